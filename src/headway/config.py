@@ -1,0 +1,209 @@
+"""Every option of the engine: the single source of Python keywords, command-line flags and reference docs.
+
+Each section is a frozen dataclass; each field has a default and, in its metadata, the help text that `--help` and
+docs/options.md print. `EngineConfig.from_options(block_size=32, ...)` builds all sections from flat keywords and refuses
+names it does not know, pointing at the nearest one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from headway.errors import ConfigError
+
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("auto", "none", "int8")
+DEVICES = ("auto", "cpu", "cuda")
+ATTENTION_BACKENDS = ("auto", "torch_reference", "torch_padded", "cpu")
+
+_T = TypeVar("_T")
+
+
+def option(default: _T, help: str, *, choices: tuple[str, ...] | None = None, metavar: str | None = None) -> _T:
+    """A dataclass field that carries its own documentation."""
+    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model, and in which number format."""
+
+    model: str | None = option(
+        None,
+        "Local folder in Hugging Face format, a .gguf file, a hub id, or with --load-format dummy a config.json or the "
+        "name of a built-in shape. Default: the embedded SmolLM2-135M-Instruct.",
+    )
+    tokenizer: str | None = option(None, "Folder or .gguf file to take the tokenizer from. Default: the model itself.")
+    load_format: str = option(
+        "auto", "How weights are stored; 'dummy' fills the model's shape with random numbers.", choices=LOAD_FORMATS
+    )
+    dtype: str = option(
+        "auto",
+        "Number format of activations and unquantised weights. auto: float32 on CPU (with int8 weights, see "
+        "--quantization), the checkpoint's own on CUDA. float32 is the exact reference everywhere.",
+        choices=DTYPES,
+    )
+    quantization: str = option(
+        "auto",
+        "Number format of the linear layers. auto: int8 on CPU when --dtype is auto and the native kernels are there, "
+        "otherwise none.",
+        choices=QUANTIZATIONS,
+    )
+    max_model_len: int | None = option(
+        None, "Longest prompt plus output, in tokens. Default: what the model was trained for."
+    )
+    seed: int = option(0, "Seed of requests that bring none of their own, and of dummy weights.")
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        _check_at_least(self, "max_model_len", 2)
+        if self.quantization == "int8" and self.dtype in ("bfloat16", "float16"):
+            raise ConfigError(
+                f"quantization 'int8' computes in float32; it cannot be combined with dtype '{self.dtype}'. "
+                "Use dtype 'auto' or 'float32'."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """How much memory the keys and values get, and how it is cut up."""
+
+    block_size: int = option(16, "Tokens per KV block, 1 to 256.")
+    gpu_memory_utilization: float = option(
+        0.9, "On CUDA: share of the device's memory for weights, activations and KV cache together, in (0, 1]."
+    )
+    kv_cache_memory: int | None = option(
+        None,
+        "Bytes for the KV cache, e.g. 2GiB or 500MB. Default: what gpu_memory_utilization leaves on CUDA; on CPU 512 MiB "
+        "or what max_num_seqs full-length requests need, whichever is less.",
+        metavar="BYTES",
+    )
+    num_kv_blocks: int | None = option(None, "Exact number of KV blocks; overrides the memory options.")
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block_size <= 256:
+            raise ConfigError(f"block_size must be between 1 and 256, not {self.block_size}.")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization}.")
+        _check_at_least(self, "kv_cache_memory", 1)
+        _check_at_least(self, "num_kv_blocks", 1)
+        if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
+            raise ConfigError("kv_cache_memory and num_kv_blocks both size the KV cache; give one of them.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """What may share a step, and who goes first."""
+
+    max_num_seqs: int = option(64, "Most requests that run at once.")
+    max_num_batched_tokens: int = option(512, "Most tokens computed in one step, over all requests.")
+    max_chunk_tokens: int | None = option(
+        None, "Most tokens of one request in one step. Default: all that the step's budget leaves."
+    )
+    scheduling_policy: str = option("fcfs", "Who goes first and who gives way: fcfs or priority.")
+    max_head_skips: int = option(
+        64,
+        "How many requests may be admitted past one that does not fit in the free KV blocks, before it blocks the queue "
+        "until there is room. 0: strict order.",
+    )
+    skip_window: int = option(8, "How many waiting requests a step looks at, past one that does not fit.")
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_chunk_tokens", "skip_window"):
+            _check_at_least(self, name, 1)
+        _check_at_least(self, "max_head_skips", 0)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running request needs a token per step."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """Where tensors live and which kernels touch them."""
+
+    device: str = option("auto", "auto takes the first CUDA device if there is one.", choices=DEVICES)
+    num_threads: int | None = option(None, "CPU threads. Default: the cores this process may use.")
+    attention_backend: str = option("auto", "Attention kernels.", choices=ATTENTION_BACKENDS)
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        _check_at_least(self, "num_threads", 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """All sections. The same flat names work in `LLM(...)`, here, and on the command line."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+
+    @classmethod
+    def from_options(cls, **options: Any) -> EngineConfig:
+        """Sort flat options into their sections. Unknown name: `ConfigError` with the nearest valid one."""
+        known = {f.name: section for section, f in iter_options()}
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"Unknown option '{name}'.{did_you_mean(name, known)}")
+        sections: dict[str, Any] = {}
+        for section_field in dataclasses.fields(cls):
+            section = section_field.default_factory
+            assert isinstance(section, type)
+            chosen = {name: value for name, value in options.items() if known[name] is section}
+            sections[section_field.name] = section(**chosen)
+        return cls(**sections)
+
+
+def iter_options() -> Iterator[tuple[type, dataclasses.Field[Any]]]:
+    """Every option with the section that owns it, in documentation order."""
+    for section in (ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig):
+        for option_field in dataclasses.fields(section):
+            yield section, option_field
+
+
+def did_you_mean(name: str, valid: Mapping[str, Any] | tuple[str, ...]) -> str:
+    """A sentence naming the nearest valid name, or the empty string when nothing is near."""
+    near = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+_BYTE_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """'2GiB' → 2147483648. Accepts a plain number of bytes and the usual decimal and binary units."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = _BYTE_UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ConfigError(f"'{text}' is not a number of bytes. Write e.g. 500MB, 2GiB or 2147483648.")
+    return int(float(match[1]) * unit)
+
+
+def _check_choices(section: Any) -> None:
+    for option_field in dataclasses.fields(section):
+        choices = option_field.metadata["choices"]
+        value = getattr(section, option_field.name)
+        if choices is not None and value not in choices:
+            raise ConfigError(
+                f"{option_field.name} must be one of {', '.join(choices)}; not {value!r}."
+                f"{did_you_mean(str(value), choices)}"
+            )
+
+
+def _check_at_least(section: Any, name: str, least: int) -> None:
+    value = getattr(section, name)
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} must be a whole number, not {value!r}.")
+    if value < least:
+        raise ConfigError(f"{name} must be at least {least}, not {value}.")

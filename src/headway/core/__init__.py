@@ -1,0 +1,38 @@
+"""Pure decisions: requests in, `SchedulerOutput` out. Standard library only: no tensors, no clock, no I/O.
+
+Whatever drives these classes (the real engine, a simulator, a test) gets the same schedule for the same calls.
+"""
+
+from headway.core.block_pool import BlockPool
+from headway.core.invariants import check_invariants
+from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.policy import POLICIES, SchedulingPolicy, create_policy
+from headway.core.request import Request, RequestStatus
+from headway.core.scheduler import RequestUpdate, Scheduler
+from headway.core.scheduler_output import (
+    ModelRunnerOutput,
+    NewRequest,
+    PromptLogprobs,
+    SampledTokens,
+    ScheduledRequest,
+    SchedulerOutput,
+)
+
+__all__ = [
+    "POLICIES",
+    "BlockPool",
+    "KVCacheManager",
+    "ModelRunnerOutput",
+    "NewRequest",
+    "PromptLogprobs",
+    "Request",
+    "RequestStatus",
+    "RequestUpdate",
+    "SampledTokens",
+    "ScheduledRequest",
+    "Scheduler",
+    "SchedulerOutput",
+    "SchedulingPolicy",
+    "check_invariants",
+    "create_policy",
+]

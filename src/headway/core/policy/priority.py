@@ -1,0 +1,16 @@
+"""By priority: the smallest number goes first, as in vLLM and in Unix; equals in order of arrival."""
+
+from __future__ import annotations
+
+from headway.core.policy.base import SchedulingPolicy
+from headway.core.request import Request
+
+
+class PriorityPolicy(SchedulingPolicy):
+    """The least important, latest arrival gives way. Waiting requests do not push running ones out."""
+
+    name = "priority"
+
+    def key(self, request: Request) -> int:
+        """The request's own number."""
+        return request.priority

@@ -1,0 +1,147 @@
+"""A request: a list of tokens, how many of them are in the KV cache, and where it stands in its life.
+
+    WAITING ──► RUNNING ──► FINISHED_*
+                │    ▲
+                ▼    │
+               PREEMPTED        (its blocks are gone, its tokens are kept; they are computed again when it comes back)
+
+A waiting or preempted request can also finish directly: aborted, or failed. Any other move raises.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands. The `FINISHED_*` states are final."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED_STOPPED = "stop"
+    FINISHED_LENGTH = "length"
+    FINISHED_ABORTED = "abort"
+    FINISHED_ERROR = "error"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether this state is final."""
+        return self in _FINISHED
+
+
+_FINISHED = frozenset(
+    (
+        RequestStatus.FINISHED_STOPPED,
+        RequestStatus.FINISHED_LENGTH,
+        RequestStatus.FINISHED_ABORTED,
+        RequestStatus.FINISHED_ERROR,
+    )
+)
+_LEGAL_MOVES = {
+    RequestStatus.WAITING: frozenset(
+        (RequestStatus.RUNNING, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
+    ),
+    RequestStatus.RUNNING: _FINISHED | {RequestStatus.PREEMPTED},
+    RequestStatus.PREEMPTED: frozenset(
+        (RequestStatus.RUNNING, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
+    ),
+}
+
+
+class Request:
+    """One sequence to be continued. The scheduler owns it; everybody else knows it by `request_id`."""
+
+    __slots__ = (
+        "arrival_index",
+        "max_total_tokens",
+        "min_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_skips",
+        "output_token_ids",
+        "priority",
+        "prompt_token_ids",
+        "request_id",
+        "sampling_params",
+        "status",
+        "stop_token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        min_tokens: int = 0,
+        stop_token_ids: frozenset[int] = frozenset(),
+        priority: int = 0,
+        sampling_params: object = None,
+    ) -> None:
+        if not prompt_token_ids:
+            raise ValueError(f"request {request_id}: the prompt is empty")
+        if max_tokens < 1:
+            raise ValueError(f"request {request_id}: max_tokens must be at least 1, not {max_tokens}")
+        self.request_id = request_id
+        self.prompt_token_ids = tuple(prompt_token_ids)
+        self.output_token_ids: list[int] = []
+        self.max_total_tokens = len(self.prompt_token_ids) + max_tokens
+        self.min_tokens = min_tokens
+        self.stop_token_ids = stop_token_ids
+        self.priority = priority
+        self.sampling_params = sampling_params  # carried to the runner, never read here
+        self.status = RequestStatus.WAITING
+        self.arrival_index = -1  # given by the scheduler: a total order over all requests it has seen
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.num_skips = 0  # how many requests were admitted past this one while it did not fit
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens the user sent."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.output_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens the request has now."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """How far computed is behind tokens: what the scheduler has to hand out."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids) - self.num_computed_tokens
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Most KV slots it can ever hold: the last token of a finished request is never fed back."""
+        return self.max_total_tokens - 1
+
+    def move_to(self, status: RequestStatus) -> None:
+        """Change status; an illegal move raises and changes nothing."""
+        if status not in _LEGAL_MOVES.get(self.status, frozenset()):
+            raise RuntimeError(f"request {self.request_id}: illegal move {self.status.name} -> {status.name}")
+        self.status = status
+
+    def append_output_token(self, token_id: int) -> RequestStatus | None:
+        """Add one generated token. Returns the final status if this token ends the request; does not move to it."""
+        self.output_token_ids.append(token_id)
+        if token_id in self.stop_token_ids and len(self.output_token_ids) >= self.min_tokens:
+            return RequestStatus.FINISHED_STOPPED
+        if self.num_tokens >= self.max_total_tokens:
+            return RequestStatus.FINISHED_LENGTH
+        return None
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.status.name}, prompt={self.num_prompt_tokens}, "
+            f"output={self.num_output_tokens}, computed={self.num_computed_tokens})"
+        )

@@ -1,0 +1,90 @@
+"""The waiting line, in policy order, at a cost per operation that does not grow with the line.
+
+A heap holds the crowd; a short sorted list, `front`, holds the first few, which is where the scheduler looks. Removal
+from the heap is lazy: the entry stays until it surfaces or until dead entries outnumber the living.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headway.core.request import Request
+
+_Entry = tuple[Any, int, Request]  # policy key, arrival index (unique, so requests are never compared), request
+
+
+class RequestQueue:
+    """Requests that wait, smallest policy key first, then in order of arrival."""
+
+    def __init__(self, key: Callable[[Request], Any], *, front_size: int) -> None:
+        self._key = key
+        self._front_size = front_size
+        self._front: list[_Entry] = []
+        self._heap: list[_Entry] = []
+        self._in_heap: dict[int, Request] = {}  # by arrival index; an entry of the heap that is not in here is dead
+
+    def __len__(self) -> int:
+        return len(self._front) + len(self._in_heap)
+
+    def __iter__(self) -> Iterator[Request]:
+        """All waiting requests, in no particular order."""
+        for entry in self._front:
+            yield entry[2]
+        yield from self._in_heap.values()
+
+    def push(self, request: Request) -> None:
+        """Put a request in its place; one that comes back from preemption gets the place it had."""
+        entry = (self._key(request), request.arrival_index, request)
+        if self._front and entry < self._front[-1]:
+            bisect.insort(self._front, entry)
+            if len(self._front) > self._front_size:
+                self._push_to_heap(self._front.pop())
+        else:
+            self._push_to_heap(entry)
+
+    def peek(self, index: int = 0) -> Request | None:
+        """The request at this place from the front, or `None`. `index` must be below `front_size`."""
+        if index >= self._front_size:
+            raise IndexError(f"only the first {self._front_size} places can be looked at, not place {index}")
+        while len(self._front) <= index:
+            entry = self._pop_from_heap()
+            if entry is None:
+                return None
+            self._front.append(entry)
+        return self._front[index][2]
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it stands."""
+        if self._in_heap.pop(request.arrival_index, None) is not None:
+            if len(self._heap) > 2 * len(self._in_heap) + 64:
+                self._heap = [entry for entry in self._heap if entry[1] in self._in_heap]
+                heapq.heapify(self._heap)
+            return
+        for place, entry in enumerate(self._front):
+            if entry[2] is request:
+                del self._front[place]
+                return
+        raise KeyError(request.request_id)
+
+    def _push_to_heap(self, entry: _Entry) -> None:
+        heapq.heappush(self._heap, entry)
+        self._in_heap[entry[1]] = entry[2]
+
+    def _pop_from_heap(self) -> _Entry | None:
+        while self._heap:
+            entry = heapq.heappop(self._heap)
+            if self._in_heap.pop(entry[1], None) is not None:
+                return entry
+        return None
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` if the order or the bookkeeping is broken."""
+        assert self._front == sorted(self._front), "the front of the queue is out of order"
+        living = [entry for entry in self._heap if entry[1] in self._in_heap]
+        assert len(living) == len(self._in_heap), "a waiting request is not in the heap, or is in it twice"
+        assert len(self._front) <= self._front_size, "the front of the queue is too long"
+        if self._front and living:
+            assert self._front[-1] < min(living), "the heap holds a request that belongs in the front"

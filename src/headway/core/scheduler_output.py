@@ -1,0 +1,75 @@
+"""The records that cross from decisions to tensors and back: one step's plan, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """All the runner has to know of a request that enters the batch: for the first time, or back from preemption."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    sampling_params: object
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of a step."""
+
+    request_id: str
+    num_tokens: int
+    """How many tokens to compute."""
+    num_computed_tokens: int
+    """How many are in the cache already; the first token to compute has this position."""
+    new_block_ids: tuple[int, ...]
+    """Blocks appended to its table for this step."""
+    samples: bool
+    """Whether this step reaches the request's last token, so that a new token comes out."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step: who enters, who computes how much, who has left since the step before."""
+
+    step_id: int
+    new_requests: tuple[NewRequest, ...]
+    scheduled: tuple[ScheduledRequest, ...]
+    preempted_request_ids: tuple[str, ...]
+    finished_request_ids: tuple[str, ...]
+    num_scheduled_tokens: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self.scheduled
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What one request got out of a step. `error` set: the request cannot go on, and why."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[object, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Logprobs of consecutive prompt tokens, the first of them at position `start`."""
+
+    start: int
+    values: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """The result of a step, keyed by request id. Only requests that sampled, or failed, have an entry."""
+
+    sampled: Mapping[str, SampledTokens]
+    prompt_logprobs: Mapping[str, PromptLogprobs]
+    """For requests that asked: the prompt tokens whose predecessors were computed in this step. A preempted request
+    gives some of them again."""

@@ -1,0 +1,82 @@
+"""Every error Headway raises on purpose, as one tree.
+
+`HeadwayError` is the root. Each class knows the HTTP status a server answers with, so no layer has to guess. Errors a
+caller can repair (a bad parameter, a bad option) are also `ValueError`s, as Python users expect.
+"""
+
+from __future__ import annotations
+
+
+class HeadwayError(Exception):
+    """Root of all errors raised by Headway itself."""
+
+    http_status = 500
+
+
+class ConfigError(HeadwayError, ValueError):
+    """An engine option is unknown, out of range, or conflicts with another one."""
+
+    http_status = 400
+
+
+class InvalidRequestError(HeadwayError, ValueError):
+    """A request is malformed. `param` names the field at fault, where there is one."""
+
+    http_status = 400
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class RequestTooLargeError(InvalidRequestError):
+    """A request is well formed but can never fit: longer than the context, or than the whole KV cache."""
+
+
+class RequestNotFoundError(HeadwayError, KeyError):
+    """No live request has this id."""
+
+    http_status = 404
+
+    def __str__(self) -> str:  # KeyError would print the repr of the message
+        return str(self.args[0])
+
+
+class ModelError(HeadwayError):
+    """Root of everything that can go wrong while a model is found, read or built."""
+
+
+class ModelNotFoundError(ModelError):
+    """The path or id does not lead to a model."""
+
+
+class UnsupportedModelError(ModelError):
+    """The model is intact but its architecture, or a feature of it, is not implemented."""
+
+
+class CorruptModelError(ModelError):
+    """A model file is truncated, damaged, or contradicts its own header."""
+
+
+class MissingTensorError(ModelError):
+    """The files lack a tensor that the architecture needs."""
+
+
+class TensorShapeError(ModelError):
+    """A tensor's shape is not the one that the configuration implies."""
+
+
+class NativeBuildError(HeadwayError):
+    """The native CPU kernels could not be compiled or loaded."""
+
+
+class OutOfMemoryError(HeadwayError):
+    """The weights or the smallest useful KV cache do not fit in the memory that was granted."""
+
+    http_status = 503
+
+
+class EngineDeadError(HeadwayError):
+    """The engine failed in a step and can serve no more requests."""
+
+    http_status = 503
