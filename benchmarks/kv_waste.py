@@ -1,8 +1,8 @@
 """How much of the allocated KV memory holds no token, on a trace of real request lengths.
 
 Replays a CSV with the columns arrival_s, input_tokens, output_tokens through the real scheduler and cache. Steps take a
-fixed virtual time; the model is left out, since only lengths matter. Waste is (allocated - used) / allocated slots, summed
-over all steps.
+fixed virtual time; the model is left out, since only lengths matter. Waste is (allocated - used) / allocated slots,
+summed over all steps.
 
     python benchmarks/kv_waste.py TRACE.csv --block-size 16
 """

@@ -1,8 +1,8 @@
 """What scheduling costs per step, against how many requests wait.
 
-The scheduler's work should depend on what changes in a step, not on how long the queue is. For each depth this fills the
-batch, puts that many requests behind it, and times `schedule()` + `update()` while requests finish and others take their
-place. Depths take turns, so that a noisy machine is noisy for all; the median over rounds is printed.
+The scheduler's work should depend on what changes in a step, not on how long the queue is. For each depth this fills
+the batch, puts that many requests behind it, and times `schedule()` + `update()` while requests finish and others take
+their place. Depths take turns, so that a noisy machine is noisy for all; the median over rounds is printed.
 
     python benchmarks/scheduler_cost.py --running 64 --waiting 1000 100000
 """

@@ -1,8 +1,8 @@
 """Every option of the engine: the single source of Python keywords, command-line flags and reference docs.
 
 Each section is a frozen dataclass; each field has a default and, in its metadata, the help text that `--help` and
-docs/options.md print. `EngineConfig.from_options(block_size=32, ...)` builds all sections from flat keywords and refuses
-names it does not know, pointing at the nearest one.
+docs/options.md print. `EngineConfig.from_options(block_size=32, ...)` builds all sections from flat keywords and
+refuses names it does not know, pointing at the nearest one.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class CacheConfig:
     )
     kv_cache_memory: int | None = option(
         None,
-        "Bytes for the KV cache, e.g. 2GiB or 500MB. Default: what gpu_memory_utilization leaves on CUDA; on CPU 512 MiB "
-        "or what max_num_seqs full-length requests need, whichever is less.",
+        "Bytes for the KV cache, e.g. 2GiB or 500MB. Default: what gpu_memory_utilization leaves on CUDA; on CPU 512 "
+        "MiB or what max_num_seqs full-length requests need, whichever is less.",
         metavar="BYTES",
     )
     num_kv_blocks: int | None = option(None, "Exact number of KV blocks; overrides the memory options.")
@@ -109,8 +109,8 @@ class SchedulerConfig:
     scheduling_policy: str = option("fcfs", "Who goes first and who gives way: fcfs or priority.")
     max_head_skips: int = option(
         64,
-        "How many requests may be admitted past one that does not fit in the free KV blocks, before it blocks the queue "
-        "until there is room. 0: strict order.",
+        "How many requests may be admitted past one that does not fit in the free KV blocks, before it blocks the "
+        "queue until there is room. 0: strict order.",
     )
     skip_window: int = option(8, "How many waiting requests a step looks at, past one that does not fit.")
 

@@ -1,8 +1,8 @@
 """The scheduler and the cache again, written to be obviously right instead of fast.
 
-`BruteForceScheduler` keeps plain lists, sorts everything every step and counts blocks by arithmetic. `SlotMemory` is the KV
-memory as a runner sees it: it writes every computed token into its slot and checks that whatever a request reads back is
-its own.
+`BruteForceScheduler` keeps plain lists, sorts everything every step and counts blocks by arithmetic. `SlotMemory` is
+the KV memory as a runner sees it: it writes every computed token into its slot and checks that whatever a request reads
+back is its own.
 """
 
 from __future__ import annotations

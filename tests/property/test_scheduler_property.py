@@ -1,4 +1,4 @@
-"""Random arrivals, lengths, aborts and preemptions: the scheduler against the brute-force model, invariants at each step."""
+"""Random arrivals, lengths, aborts, preemptions: the scheduler against a brute-force model, invariants each step."""
 
 from __future__ import annotations
 

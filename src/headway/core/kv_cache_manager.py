@@ -7,9 +7,9 @@ waste:
     table   [ 7 ][ 2 ][ 9 ]          block_size 4, 10 tokens
     slots   ████  ████  ██··
 
-Blocks are taken when tokens are about to be computed, not when a request is admitted. What keeps admission honest is the
-promise: an admitted request has been promised the blocks of all tokens it has now (its prompt, chunk by chunk), and no
-other request is admitted into them.
+Blocks are taken when tokens are about to be computed, not when a request is admitted. What keeps admission honest is
+the promise: an admitted request has been promised the blocks of all tokens it has now (its prompt, chunk by chunk), and
+no other request is admitted into them.
 """
 
 from __future__ import annotations

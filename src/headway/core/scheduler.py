@@ -1,8 +1,8 @@
 """The scheduler: which requests compute how many tokens in the next step.
 
-There is no prefill phase and no decode phase. A request has `num_tokens` tokens, of which `num_computed_tokens` are in the
-KV cache, and a step lets computed catch up with tokens, within the step's token budget. A whole prompt, a chunk of one, a
-decode token, a preempted request coming back: all are the same rule.
+There is no prefill phase and no decode phase. A request has `num_tokens` tokens, of which `num_computed_tokens` are in
+the KV cache, and a step lets computed catch up with tokens, within the step's token budget. A whole prompt, a chunk of
+one, a decode token, a preempted request coming back: all are the same rule.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Scheduler:
         if not self.kv_cache.can_ever_fit(request):
             raise RequestTooLargeError(
                 f"Request '{request.request_id}' needs up to {request.max_kv_tokens} tokens of KV cache "
-                f"({request.num_prompt_tokens} prompt + {request.max_total_tokens - request.num_prompt_tokens} output), "
-                f"but the whole cache holds {self.kv_cache.capacity_tokens}. "
+                f"({request.num_prompt_tokens} prompt + {request.max_total_tokens - request.num_prompt_tokens} output),"
+                f" but the whole cache holds {self.kv_cache.capacity_tokens}. "
                 "Shorten the prompt, lower max_tokens, or give the cache more memory."
             )
 
@@ -102,7 +102,7 @@ class Scheduler:
     # ---- one step -------------------------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
-        """Plan the next step: running requests first, decodes before chunks so that none of them stalls; then admissions."""
+        """Plan the next step: running requests first, decodes before chunks so that none stalls; then admissions."""
         plan = _StepPlan(TokenBudget(self.config.max_num_batched_tokens, self.config.max_chunk_tokens))
         self._continue_running(plan, [r for r in self.running if r.num_remaining_tokens == 1])
         self._continue_running(plan, [r for r in self.running if r.num_remaining_tokens > 1])
@@ -197,7 +197,7 @@ class Scheduler:
         self._compute_more(plan, request)
 
     def _preempt(self, plan: _StepPlan, request: Request) -> None:
-        """Take a running request's blocks; it goes back to the queue, to the place it had, and starts over from there."""
+        """Take a running request's blocks; it goes back to the place it had in the queue, and starts over."""
         request.move_to(RequestStatus.PREEMPTED)
         self.running.remove(request)
         self.kv_cache.free(request)

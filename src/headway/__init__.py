@@ -1,0 +1,42 @@
+"""Headway: an LLM serving engine with continuous batching."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headway.config import EngineConfig
+from headway.errors import HeadwayError, InvalidRequestError
+from headway.outputs import CompletionOutput, Logprob, RequestOutput
+from headway.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from headway.engine.llm_engine import LLMEngine
+    from headway.llm import LLM
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "HeadwayError",
+    "InvalidRequestError",
+    "LLMEngine",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """`LLM` and `LLMEngine` bring torch with them; whoever needs only the records does not wait for it."""
+    if name == "LLM":
+        from headway.llm import LLM
+
+        return LLM
+    if name == "LLMEngine":
+        from headway.engine.llm_engine import LLMEngine
+
+        return LLMEngine
+    raise AttributeError(f"module 'headway' has no attribute '{name}'")

@@ -1,0 +1,46 @@
+"""Attention over the paged KV cache: one small interface, several backends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from headway.attention.base import AttentionBackend, AttentionBatch, LayerKVCache
+from headway.errors import ConfigError
+
+__all__ = ["BACKEND_NAMES", "AttentionBackend", "AttentionBatch", "LayerKVCache", "create_backend"]
+
+BACKEND_NAMES = ("auto", "cpu", "torch_padded", "torch_reference")
+
+
+def create_backend(name: str, kv_caches: Sequence[LayerKVCache], num_heads: int) -> AttentionBackend:
+    """Build the named backend over `kv_caches` (one per layer) for a model with `num_heads` query heads.
+
+    `auto` takes the native CPU kernels for a float32 cache on the CPU where they can be built, and torch otherwise.
+    """
+    if name == "auto":
+        name = "cpu" if _native_fits(kv_caches, num_heads) else "torch_padded"
+    if name == "cpu":
+        from headway.attention.cpu import CpuAttention
+
+        return CpuAttention(kv_caches, num_heads)
+    if name == "torch_padded":
+        from headway.attention.torch_padded import TorchPaddedAttention
+
+        return TorchPaddedAttention(kv_caches, num_heads)
+    if name == "torch_reference":
+        from headway.attention.torch_reference import TorchReferenceAttention
+
+        return TorchReferenceAttention(kv_caches, num_heads)
+    raise ConfigError(f"unknown attention backend {name!r}; valid names are {', '.join(BACKEND_NAMES)}")
+
+
+def _native_fits(kv_caches: Sequence[LayerKVCache], num_heads: int) -> bool:
+    cache = kv_caches[0].k
+    if cache.device.type != "cpu" or cache.dtype != torch.float32:
+        return False
+    from headway import native
+    from headway.attention.cpu import CpuAttention
+
+    return native.is_available() and CpuAttention.is_supported(kv_caches, num_heads)

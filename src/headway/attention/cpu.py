@@ -1,0 +1,102 @@
+"""Attention on the CPU kernels: the whole batch of a layer in one call, float32 or float16 cache.
+
+A row's result is the same to the last bit in any batch, chunking, block size and number of threads.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headway.attention.base import AttentionBatch, LayerKVCache
+from headway.errors import ConfigError
+from headway.native.lib import NativeLibrary, check, load
+
+_DTYPES = (torch.float32, torch.float16)
+
+
+class CpuAttention:
+    """Plans work items once per step in C, and runs them for each layer."""
+
+    name = "cpu"
+    batch: AttentionBatch
+
+    def __init__(
+        self, kv_caches: Sequence[LayerKVCache], num_heads: int, library: NativeLibrary | None = None
+    ) -> None:
+        if reason := unsupported_reason(kv_caches, num_heads):
+            raise ConfigError(f"the cpu attention backend cannot be used: {reason}; use torch_padded")
+        self.kv_caches = kv_caches
+        self.num_heads = num_heads
+        cache = kv_caches[0]
+        self._head_dim = cache.head_dim
+        self._block_size = cache.block_size
+        self._num_blocks = cache.num_blocks
+        self._half = cache.k.dtype is torch.float16
+        self._pointers = [(layer.k.data_ptr(), layer.v.data_ptr()) for layer in kv_caches]
+        functions = (library or load()).released
+        self._run = functions.hw_attention_run
+        self._set_plan = functions.hw_attention_plan_set
+        self._plan = functions.hw_attention_plan_new(num_heads, cache.num_kv_heads, cache.head_dim, cache.block_size)
+        if not self._plan:
+            raise MemoryError("no memory for an attention plan")
+        weakref.finalize(self, functions.hw_attention_plan_free, self._plan)
+
+    @staticmethod
+    def is_supported(kv_caches: Sequence[LayerKVCache], num_heads: int) -> bool:
+        """Can the kernels read these caches?"""
+        return unsupported_reason(kv_caches, num_heads) is None
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Cut the step into work items. The batch's tensors are kept alive and read again by every `run`."""
+        check(batch.query_start, torch.int32, "query_start")
+        check(batch.seq_lens, torch.int32, "seq_lens")
+        table = batch.block_table
+        if table.dtype is not torch.int32 or table.device.type != "cpu" or table.stride(-1) != 1:
+            raise ValueError("block_table must be an int32 tensor on the CPU with contiguous rows")
+        needed = -(-batch.max_seq_len // self._block_size)
+        if table.shape[1] < needed or batch.query_start.numel() != batch.num_requests + 1:
+            raise ValueError(
+                f"block_table {tuple(table.shape)} and query_start {tuple(batch.query_start.shape)} do not describe "
+                f"{batch.num_requests} requests of up to {needed} blocks"
+            )
+        self.batch = batch
+        failed = self._set_plan(
+            self._plan,
+            batch.num_requests,
+            batch.query_start.data_ptr(),
+            batch.seq_lens.data_ptr(),
+            table.data_ptr(),
+            table.stride(0),
+        )
+        if failed:
+            raise MemoryError("no memory for an attention plan")
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """q [num_tokens, num_heads, head_dim] -> [num_tokens, num_heads * head_dim]"""
+        tokens = self.batch.num_tokens
+        if check(q, torch.float32, "q").shape != (tokens, self.num_heads, self._head_dim):
+            raise ValueError(f"q has shape {tuple(q.shape)} for {tokens} tokens and {self.num_heads} heads")
+        out = torch.empty(tokens, self.num_heads * self._head_dim)
+        k, v = self._pointers[layer]
+        self._run(self._plan, q.data_ptr(), k, v, self._half, out.data_ptr())
+        return out
+
+
+def unsupported_reason(kv_caches: Sequence[LayerKVCache], num_heads: int) -> str | None:
+    """Why the kernels cannot read these caches, or None if they can."""
+    first = kv_caches[0]
+    if first.k.device.type != "cpu":
+        return f"the KV cache is on {first.k.device}"
+    if first.k.dtype not in _DTYPES:
+        return f"the KV cache is {first.k.dtype}, not float32 or float16"
+    if num_heads % first.num_kv_heads:
+        return f"{num_heads} heads do not divide among {first.num_kv_heads} KV heads"
+    for cache in kv_caches:
+        for tensor in (cache.k, cache.v):
+            if tensor.dtype != first.k.dtype or not tensor.is_contiguous() or cache.k.shape != first.k.shape:
+                return "its layers differ in shape or dtype, or are not contiguous"
+    return None

@@ -1,0 +1,1 @@
+"""The command line: one module per sub-command, flags made from the dataclasses that own the options."""

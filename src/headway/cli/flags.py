@@ -1,0 +1,222 @@
+"""Command-line flags made from the dataclasses that own the options, so that no option is written down twice.
+
+An engine option is a field of a section of `headway.config`; a sampling option is a field of `SamplingParams`. The type
+hint decides how text becomes a value, the field's default is shown in the help, and a flag that is not given is left
+out of the result, so that each dataclass applies its own default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from headway.config import did_you_mean, iter_options, parse_bytes
+from headway.errors import ConfigError
+from headway.sampling_params import SamplingParams
+
+SEED_CLASH = frozenset({"seed"})
+"""Sampling fields that commands leave out: the engine's own --seed already seeds every request of a command."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FlagSpec:
+    """One option as the command line and the reference page show it."""
+
+    name: str
+    help: str
+    default: Any
+    section: str
+    metavar: str | None
+    choices: tuple[str, ...] | None
+    convert: Callable[[str], Any]
+    repeatable: bool = False
+    is_switch: bool = False
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def default_text(self) -> str:
+        """The default as help shows it; empty where the help sentence already explains what happens without one."""
+        if self.default is None or self.repeatable:
+            return ""
+        if isinstance(self.default, bool):
+            return "on" if self.default else "off"
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+
+def engine_flags(defaults: Mapping[str, Any] | None = None) -> list[FlagSpec]:
+    """Every option of the engine. `defaults` replaces what the help shows where a command sets its own."""
+    specs = []
+    for section, field in iter_options():
+        hint = typing.get_type_hints(section)[field.name]
+        metavar = field.metadata["metavar"]
+        specs.append(
+            FlagSpec(
+                name=field.name,
+                help=field.metadata["help"],
+                default=(defaults or {}).get(field.name, field.default),
+                section=_section_title(section),
+                metavar=metavar or _metavar(hint),
+                choices=field.metadata["choices"],
+                convert=_bytes if metavar == "BYTES" else _converter(hint),
+            )
+        )
+    return specs
+
+
+def sampling_flags(defaults: Mapping[str, Any] | None = None, *, without: Collection[str] = ()) -> list[FlagSpec]:
+    """Every field of `SamplingParams` but `without`. `defaults` are the command's own."""
+    hints = typing.get_type_hints(SamplingParams)
+    texts = _field_docs(SamplingParams)
+    specs = []
+    for field in dataclasses.fields(SamplingParams):
+        if not field.init or field.name in without:
+            continue
+        hint = hints[field.name]
+        pairs = "Mapping" in str(hint)
+        specs.append(
+            FlagSpec(
+                name=field.name,
+                help=texts[field.name],
+                default=(defaults or {}).get(field.name, field.default),
+                section="sampling",
+                metavar="ID=BIAS" if pairs else _metavar(hint),
+                choices=None,
+                convert=_id_and_bias if pairs else _converter(hint),
+                repeatable=pairs or "Sequence" in str(hint),
+                is_switch=hint is bool,
+            )
+        )
+    return specs
+
+
+def add_flags(parser: argparse.ArgumentParser, specs: list[FlagSpec]) -> None:
+    """Give `parser` these flags, grouped by section; those not given on the command line stay out of the namespace."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for spec in specs:
+        if spec.section not in groups:
+            groups[spec.section] = parser.add_argument_group(spec.section)
+        group = groups[spec.section]
+        details = "May be given several times." if spec.repeatable else ""
+        if spec.default_text:
+            details = f"(default: {spec.default_text})"
+        common: dict[str, Any] = {
+            "dest": spec.name,
+            "default": argparse.SUPPRESS,
+            "help": f"{spec.help} {details}".strip().replace("%", "%%"),
+        }
+        if spec.is_switch:
+            group.add_argument(spec.flag, action=argparse.BooleanOptionalAction, **common)
+        elif spec.repeatable:
+            group.add_argument(spec.flag, action="append", type=spec.convert, metavar=spec.metavar, **common)
+        elif spec.choices:
+            group.add_argument(spec.flag, choices=spec.choices, **common)
+        else:
+            group.add_argument(spec.flag, type=spec.convert, metavar=spec.metavar, **common)
+
+
+def chosen(
+    namespace: argparse.Namespace, specs: list[FlagSpec], defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The options that were given, over the command's own defaults; everything else is left to the dataclass."""
+    given = {spec.name: getattr(namespace, spec.name) for spec in specs if hasattr(namespace, spec.name)}
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"])
+    return {**(defaults or {}), **given}
+
+
+class CommandParser(argparse.ArgumentParser):
+    """argparse without abbreviations, and with the nearest valid name in the error about an unknown one."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", functools.partial(argparse.HelpFormatter, max_help_position=30))
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def parse(self, arguments: list[str]) -> argparse.Namespace:
+        """Parse, options and positionals in any order. An unknown option ends the process with code 2."""
+        namespace, unknown = self.parse_known_intermixed_args(arguments)
+        if unknown:
+            name = unknown[0].split("=", 1)[0]
+            known = tuple(self._option_string_actions)
+            kind = "unknown option" if name.startswith("-") else "unexpected argument"
+            self.error(f"{kind} '{name}'.{did_you_mean(name, known) if name.startswith('-') else ''}")
+        return namespace
+
+    def error(self, message: str) -> typing.NoReturn:
+        self.exit(2, f"headway: error: {message}\nTry '{self.prog} --help'.\n")
+
+
+def _section_title(section: type) -> str:
+    return section.__name__.removesuffix("Config").lower()
+
+
+def _unwrap_optional(hint: Any) -> tuple[Any, bool]:
+    """`int | None` → (int, True)."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        parts = [part for part in typing.get_args(hint) if part is not type(None)]
+        return (parts[0] if len(parts) == 1 else hint), len(parts) < len(typing.get_args(hint))
+    return hint, False
+
+
+def _metavar(hint: Any) -> str | None:
+    plain, _ = _unwrap_optional(hint)
+    if "Sequence" in str(plain):
+        return "ID" if "int" in str(plain) else "TEXT"
+    return {int: "N", float: "X", str: "TEXT"}.get(plain)
+
+
+def _converter(hint: Any) -> Callable[[str], Any]:
+    plain, optional = _unwrap_optional(hint)
+    kind: type = plain if plain in (int, float, str) else (int if "int" in str(plain) else str)
+    if kind is str:
+        return str
+
+    def convert(text: str) -> Any:
+        if optional and text.lower() == "none":
+            return None
+        try:
+            return kind(text)
+        except ValueError:
+            wanted = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"'{text}' is not {wanted}{' or none' if optional else ''}") from None
+
+    return convert
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _id_and_bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not ID=BIAS, e.g. 42=-100") from None
+
+
+@functools.cache
+def _field_docs(record: type) -> dict[str, str]:
+    """The string under each field of a dataclass. Python drops these, so they are read from the source."""
+    class_node = ast.parse(textwrap.dedent(inspect.getsource(record))).body[0]
+    assert isinstance(class_node, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for node, after in itertools.pairwise(class_node.body):
+        match node, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                docs[name] = " ".join(text.split())
+    return docs

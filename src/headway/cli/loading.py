@@ -1,0 +1,57 @@
+"""Start an engine with a progress bar on the terminal, then say how its memory is divided.
+
+Everything here goes to stderr, so that stdout carries answers only.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from headway.config import EngineConfig
+
+if TYPE_CHECKING:
+    from headway.engine.llm_engine import LLMEngine
+
+
+def stderr_console() -> Console:
+    """The console of everything that is not an answer."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def load_engine(config: EngineConfig, console: Console, *, quiet: bool = False) -> LLMEngine:
+    """Build the engine, showing progress on a terminal, and print the memory plan unless `quiet`."""
+    started = time.monotonic()
+    engine = _load_with_bar(config, console) if console.is_terminal else _load(config)
+    if not quiet:
+        console.print(str(engine.plan), style="dim", markup=False)
+        console.print(f"Ready in {time.monotonic() - started:.1f} s.", style="dim")
+    return engine
+
+
+def _load(config: EngineConfig) -> LLMEngine:
+    from headway.engine.llm_engine import LLMEngine
+
+    return LLMEngine.from_config(config)
+
+
+def _load_with_bar(config: EngineConfig, console: Console) -> LLMEngine:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("Starting", total=None)
+        from headway.engine.llm_engine import LLMEngine
+
+        def show(done: int, total: int) -> None:
+            size = f"{total / 2**20:.0f} MiB"
+            bar.update(task, description=f"Loading weights, {size}", completed=done, total=total)
+
+        return LLMEngine.from_config(config, progress=show)
+
+
+def stdin_is_terminal() -> bool:
+    """False also where there is no stdin at all."""
+    return sys.stdin is not None and sys.stdin.isatty()

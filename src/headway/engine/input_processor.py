@@ -1,0 +1,122 @@
+"""From what a user sends to what the scheduler queues: everything is checked here, before anything is queued."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.core import Request
+from headway.errors import InvalidRequestError, RequestTooLargeError
+from headway.sampling_params import SamplingParams
+from headway.tokenizer import Tokenizer, resolve_bad_words
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """A request that is known to be good. It has one child, a sequence of its own, per completion asked for."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    children: tuple[Request, ...]
+
+
+class InputProcessor:
+    """Tokenises and validates. Holds no state."""
+
+    def __init__(self, *, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+
+    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0) -> PreparedRequest:
+        """Check everything about a request; `InvalidRequestError` says what is wrong with it."""
+        if not isinstance(request_id, str) or not request_id:
+            raise InvalidRequestError(f"request_id must be a non-empty string, not {request_id!r}.", param="request_id")
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"sampling_params must be a SamplingParams, not {type(params).__name__}.", param="sampling_params"
+            )
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidRequestError(f"priority must be a whole number, not {priority!r}.", param="priority")
+        prompt_token_ids = self._tokenize(prompt)
+        params = self._resolve(params, num_prompt_tokens=len(prompt_token_ids))
+        return PreparedRequest(
+            request_id=request_id,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=prompt_token_ids,
+            params=params,
+            children=tuple(
+                self._child(request_id, index, prompt_token_ids, params, priority) for index in range(params.n)
+            ),
+        )
+
+    def _tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise InvalidRequestError(
+                    "This model has no tokenizer, so a prompt must be a list of token ids.", param="prompt"
+                )
+            token_ids = tuple(self.tokenizer.encode(prompt))
+        else:
+            token_ids = _as_token_ids(prompt)
+        if not token_ids:
+            raise InvalidRequestError("The prompt is empty.", param="prompt")
+        for token_id in token_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequestError(
+                    f"Token id {token_id} is outside the vocabulary (0 to {self.vocab_size - 1}).", param="prompt"
+                )
+        if len(token_ids) >= self.max_model_len:
+            raise RequestTooLargeError(
+                f"The prompt has {len(token_ids)} tokens; with at least one token of output, at most "
+                f"{self.max_model_len - 1} fit into the context of {self.max_model_len}.",
+                param="prompt",
+            )
+        return token_ids
+
+    def _resolve(self, params: SamplingParams, *, num_prompt_tokens: int) -> SamplingParams:
+        """Settle what depends on the model: the room left for output, token ids, how bad words are spelt."""
+        params.validate_for_vocabulary(self.vocab_size)
+        if self.tokenizer is None and (params.stop_strings or params.bad_words):
+            raise InvalidRequestError("stop and bad_words need a tokenizer, and this model has none.", param="stop")
+        room = self.max_model_len - num_prompt_tokens
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        params = dataclasses.replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
+        return params if self.tokenizer is None else resolve_bad_words(params, self.tokenizer)
+
+    def _child(
+        self, request_id: str, index: int, prompt_token_ids: tuple[int, ...], params: SamplingParams, priority: int
+    ) -> Request:
+        assert params.max_tokens is not None
+        return Request(
+            request_id if params.n == 1 else f"{request_id}#{index}",
+            prompt_token_ids,
+            max_tokens=params.max_tokens,
+            min_tokens=params.min_tokens,
+            stop_token_ids=self._stop_token_ids(params),
+            priority=priority,
+            sampling_params=params.for_choice(index),
+        )
+
+    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
+        eos = () if self.tokenizer is None or params.ignore_eos else self.tokenizer.eos_token_ids
+        return frozenset((*eos, *(params.stop_token_ids or ())))
+
+
+def _as_token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
+    """Accept any sequence of whole numbers (list, tuple, array); nothing that merely looks like one."""
+    if isinstance(prompt, bytes | bytearray) or not hasattr(prompt, "__iter__"):
+        raise InvalidRequestError(
+            f"A prompt is a string or a list of token ids, not {type(prompt).__name__}.", param="prompt"
+        )
+    token_ids = []
+    for token_id in prompt:
+        if isinstance(token_id, bool) or not hasattr(token_id, "__index__"):
+            raise InvalidRequestError(f"A prompt's token ids must be whole numbers, not {token_id!r}.", param="prompt")
+        token_ids.append(token_id.__index__())
+    return tuple(token_ids)

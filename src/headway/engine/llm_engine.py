@@ -1,0 +1,156 @@
+"""The engine as programs use it: text or tokens in, `RequestOutput`s out, one step at a time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from headway.config import EngineConfig
+from headway.core import KVCacheManager, RequestStatus, Scheduler
+from headway.engine.engine_core import EngineCore
+from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
+from headway.engine.output_processor import OutputProcessor
+from headway.engine.step_report import StepReport
+from headway.errors import ConfigError, InvalidRequestError
+from headway.executor import Executor
+from headway.models.config import DecoderConfig
+from headway.outputs import RequestOutput
+from headway.runner.memory_plan import MemoryPlan
+from headway.sampling_params import SamplingParams
+from headway.tokenizer import Tokenizer
+
+
+class LLMEngine:
+    """Synchronous and single-threaded: whoever calls `step()` drives it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        executor: Executor,
+        tokenizer: Tokenizer | None,
+        model_config: DecoderConfig,
+        plan: MemoryPlan,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.model_config = model_config
+        self.plan = plan
+        self.last_step: StepReport | None = None
+        self.errors: dict[str, str] = {}
+        """Why requests that finished with reason "error" did so, by request id."""
+        self._now = now
+        kv_cache = KVCacheManager(num_blocks=plan.num_blocks, block_size=plan.block_size)
+        self.core = EngineCore(Scheduler(config.scheduler, kv_cache), executor, now=now)
+        self._inputs = InputProcessor(
+            tokenizer=tokenizer, vocab_size=model_config.vocab_size, max_model_len=plan.max_model_len
+        )
+        self._outputs = OutputProcessor(tokenizer)
+
+    @classmethod
+    def from_config(
+        cls, config: EngineConfig, *, progress: Callable[[int, int], None] | None = None
+    ) -> LLMEngine:
+        """Load the model that the configuration names and make it ready."""
+        # Heavy, and not needed by whoever brings an executor of their own.
+        from headway.executor.local import LocalExecutor
+        from headway.loader import open_checkpoint
+        from headway.loader.embedded import embedded_model_path
+
+        model = config.model.model or str(embedded_model_path())
+        checkpoint = open_checkpoint(model, config.model.load_format)
+        tokenizer = _open_tokenizer(config.model.tokenizer) if config.model.tokenizer else checkpoint.tokenizer()
+        max_model_len = _resolve_max_model_len(config.model.max_model_len, checkpoint.config)
+        executor = LocalExecutor.from_config(
+            config,
+            checkpoint,
+            max_model_len=max_model_len,
+            eos_token_ids=() if tokenizer is None else tokenizer.eos_token_ids,
+            progress=progress,
+        )
+        return cls(
+            config, executor=executor, tokenizer=tokenizer, model_config=checkpoint.config, plan=executor.plan
+        )
+
+    def prepare(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0
+    ) -> PreparedRequest:
+        """Check a request without queueing it; what is returned can be given to `submit`."""
+        prepared = self._inputs.prepare(request_id, prompt, params, priority=priority)
+        self.core.scheduler.check_fits(prepared.children[0])
+        return prepared
+
+    def submit(self, request: PreparedRequest, *, stream: bool = True) -> None:
+        """Queue a prepared request."""
+        taken = [child.request_id for child in request.children if child.request_id in self.core.scheduler.requests]
+        if taken or request.request_id in self._outputs:
+            raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
+        for child in request.children:
+            self.core.add_request(child)
+        self._outputs.add(request, stream=stream, now_s=self._now())
+
+    def add_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0, stream: bool = True
+    ) -> None:
+        """Check and queue a request. With `stream`, each step that changes it gives an output, else only its last."""
+        self.submit(self.prepare(request_id, prompt, params, priority=priority), stream=stream)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step and return the outputs that changed; text and token ids are cumulative."""
+        started_s = self._now()
+        step = self.core.step()
+        self.last_step = step.report
+        self._outputs.note_scheduled(
+            [row.request_id for row in step.report.rows], step.report.preempted, now_s=started_s
+        )
+        processed = self._outputs.process(step.updates, list(step.prompt_logprobs.items()), now_s=self._now())
+        for request_id in processed.stopped_request_ids:
+            self.core.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
+        self.errors.update(processed.errors)
+        return processed.outputs
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request and free its blocks at once. Returns what it had; `None` if there is no such request."""
+        if request_id not in self._outputs:
+            return None
+        output, running = self._outputs.abort(request_id, now_s=self._now())
+        for child_id in running:
+            self.core.finish_request(child_id, RequestStatus.FINISHED_ABORTED)
+        return output
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether any request is waiting or running."""
+        return self.core.has_unfinished_requests
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` if requests, queue and blocks disagree."""
+        self.core.check_invariants()
+
+    def shutdown(self) -> None:
+        """Free the model and its cache."""
+        self.core.shutdown()
+
+
+def _resolve_max_model_len(wanted: int | None, model: DecoderConfig) -> int:
+    if wanted is None:
+        return model.max_position
+    if wanted > model.max_position:
+        raise ConfigError(
+            f"max_model_len {wanted} exceeds the {model.max_position} positions that the model was made for."
+        )
+    return wanted
+
+
+def _open_tokenizer(source: str) -> Tokenizer:
+    """A tokenizer from somewhere else than the model: a folder with tokenizer.json, or a GGUF file."""
+    from headway.loader import open_checkpoint
+    from headway.tokenizer import tokenizer_from_folder
+
+    if os.path.isdir(source):
+        return tokenizer_from_folder(source)
+    tokenizer = open_checkpoint(source).tokenizer()
+    if tokenizer is None:
+        raise ConfigError(f"'{source}' has no tokenizer.")
+    return tokenizer

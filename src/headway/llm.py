@@ -1,0 +1,166 @@
+"""The offline API: `LLM(model).generate(prompts, SamplingParams(...))`."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from headway.config import EngineConfig
+from headway.engine.input_processor import Prompt
+from headway.engine.llm_engine import LLMEngine
+from headway.errors import EngineDeadError, InvalidRequestError
+from headway.outputs import RequestOutput
+from headway.sampling_params import SamplingParams
+from headway.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model in this process. Options are those of `headway.config`, as keywords; without a model: the embedded one.
+
+    >>> llm = LLM()
+    >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text
+    """
+
+    def __init__(
+        self, model: str | None = None, *, progress: Callable[[int, int], None] | None = None, **options: Any
+    ) -> None:
+        config = EngineConfig.from_options(model=None if model is None else str(model), **options)
+        self.engine = LLMEngine.from_config(config, progress=progress)
+        self._ids = itertools.count()
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; an error if it has none."""
+        if self.engine.tokenizer is None:
+            raise InvalidRequestError("This model has no tokenizer.")
+        return self.engine.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        use_tqdm: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts (text or token ids, one or many), batched; outputs come in the order of the prompts.
+
+        Everything is checked before anything runs. `use_tqdm`: a progress bar; by default on a terminal.
+        """
+        many = _as_prompts(prompts)
+        params = _one_each(sampling_params or SamplingParams(), len(many), "sampling_params", SamplingParams)
+        priorities = _one_each(priority, len(many), "priority", int)
+        requests = [
+            self.engine.prepare(self._next_id(), prompt, own_params, priority=own_priority)
+            for prompt, own_params, own_priority in zip(many, params, priorities, strict=True)
+        ]
+        for request in requests:
+            self.engine.submit(request, stream=False)
+        return self._run([request.request_id for request in requests], use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several. `template_options` go to the model's chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        prompts = [self.chat_prompt(conversation, **template_options) for conversation in conversations]  # type: ignore[arg-type]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def chat_prompt(self, messages: Sequence[Message], **template_options: Any) -> list[int]:
+        """The token ids that the model's chat template makes of a conversation."""
+        tokenizer = self.get_tokenizer()
+        text = tokenizer.apply_chat_template(messages, **template_options)
+        return tokenizer.encode(text, add_special_tokens=False)  # the template writes the special tokens itself
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> Iterator[RequestOutput]:
+        """Yield the growing output of one request at each token. Closing the iterator early aborts the request."""
+        request_id = self._next_id() if request_id is None else request_id
+        self.engine.add_request(request_id, prompt, sampling_params or SamplingParams())
+        return self._stream(request_id)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request that is being streamed; returns what it had, or `None` if there is no such request."""
+        return self.engine.abort(request_id)
+
+    def shutdown(self) -> None:
+        """Free the model and its cache."""
+        self.engine.shutdown()
+
+    def _next_id(self) -> str:
+        return str(next(self._ids))
+
+    def _stream(self, request_id: str) -> Iterator[RequestOutput]:
+        finished = False
+        try:
+            while not finished and self.engine.has_unfinished_requests():
+                for output in self.engine.step():
+                    if output.request_id == request_id:
+                        finished = output.finished
+                        self._raise_errors([request_id])
+                        yield output
+        finally:
+            if not finished:
+                self.engine.abort(request_id)
+
+    def _run(self, request_ids: Sequence[str], use_tqdm: bool | None) -> list[RequestOutput]:
+        """Step until all of these are done. If anything is raised, Ctrl-C included, none of them stays behind."""
+        wanted = set(request_ids)
+        done: dict[str, RequestOutput] = {}
+        hide = not sys.stderr.isatty() if use_tqdm is None else not use_tqdm
+        started_s, num_tokens = time.perf_counter(), 0
+        try:
+            with tqdm(total=len(wanted), desc="Requests", unit="req", disable=hide, dynamic_ncols=True) as bar:
+                while len(done) < len(wanted):
+                    for output in self.engine.step():
+                        if output.request_id in wanted:
+                            done[output.request_id] = output
+                            bar.update()
+                    if self.engine.last_step is not None and not hide:
+                        num_tokens += self.engine.last_step.num_tokens
+                        rate = num_tokens / (time.perf_counter() - started_s)
+                        bar.set_postfix_str(f"{rate:,.0f} tok/s, {self.engine.last_step.num_running} running")
+        finally:
+            for request_id in wanted - done.keys():
+                self.engine.abort(request_id)
+        self._raise_errors(request_ids)
+        return [done[request_id] for request_id in request_ids]
+
+    def _raise_errors(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            error = self.engine.errors.pop(request_id, None)
+            if error is not None:
+                raise EngineDeadError(f"Request '{request_id}' failed: {error}")
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many: a string, or a list of token ids, is one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    many: list[Any] = list(prompts)
+    if not many:
+        raise InvalidRequestError("There is no prompt: the list of prompts or of token ids is empty.", param="prompts")
+    if any(isinstance(item, str) or hasattr(item, "__iter__") for item in many):
+        return many
+    return [many]
+
+
+def _one_each(value: Any, count: int, name: str, kind: type) -> list[Any]:
+    if isinstance(value, kind):
+        return [value] * count
+    values = list(value)
+    if len(values) != count:
+        raise InvalidRequestError(f"{len(values)} {name} for {count} prompts; give one, or one each.", param=name)
+    return values

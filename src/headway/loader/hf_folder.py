@@ -1,0 +1,117 @@
+"""A checkpoint in a Hugging Face folder: config.json beside one or several safetensors files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from headway.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
+from headway.loader.safetensors_file import SafetensorsFile, index_of
+from headway.models.assembly import LM_HEAD
+from headway.models.checkpoint import Checkpoint, TensorInfo
+from headway.models.registry import config_from_hf
+
+if TYPE_CHECKING:
+    from headway.tokenizer import Tokenizer
+
+CONFIG_NAME = "config.json"
+INDEX_NAME = "model.safetensors.index.json"
+_SINGLE_NAME = "model.safetensors"
+_TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
+
+
+class HFFolderCheckpoint(Checkpoint):
+    """Weights in `folder`; `name` is what the user asked for (the folder itself, or a hub id)."""
+
+    def __init__(self, folder: Path, name: str | None = None) -> None:
+        self.path: Path = folder
+        self.name = name or str(folder)
+        raw = read_json(require_config(folder))
+        self.config = config_from_hf(raw, str(folder / CONFIG_NAME))
+        self._file_of = index_of([SafetensorsFile(path) for path in _weight_files(folder)])
+        self.index = {
+            tensor: TensorInfo(file.entries[tensor].shape, file.entries[tensor].num_bytes)
+            for tensor, file in self._file_of.items()
+        }
+        if raw.get("tie_word_embeddings") is None and LM_HEAD not in self.index:
+            self.config = replace(self.config, tie_embeddings=True)
+
+    def read(self, name: str, *, device: torch.device | str = "cpu") -> Tensor:
+        return self._file_of[name].read(name)
+
+    def tokenizer(self) -> Tokenizer | None:
+        return folder_tokenizer(self.path)
+
+
+def require_config(folder: Path) -> Path:
+    """The folder's config.json; an error that says what the folder holds instead, if it has none."""
+    path = folder / CONFIG_NAME
+    if not path.is_file():
+        found = sorted(entry.name for entry in folder.iterdir())
+        listed = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "") if found else "nothing"
+        raise ModelNotFoundError(f"{folder} is not a model: it has no {CONFIG_NAME} (it contains {listed})")
+    return path
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CorruptModelError(f"{path} is not valid JSON: {error}") from error
+    except OSError as error:
+        raise ModelNotFoundError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise CorruptModelError(f"{path} holds {type(value).__name__}, not a JSON object")
+    return value
+
+
+def folder_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer in a folder, or None where the folder has no tokenizer file."""
+    if not any((folder / name).is_file() for name in _TOKENIZER_NAMES):
+        return None
+    from headway.tokenizer import tokenizer_from_folder
+
+    return tokenizer_from_folder(folder)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / INDEX_NAME).is_file():
+        return _sharded(folder)
+    if (folder / _SINGLE_NAME).is_file():
+        return [folder / _SINGLE_NAME]
+    # Mistral ships the same weights a second time, in another layout, as consolidated*.safetensors.
+    files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
+    if files:
+        return files
+    pickles = sorted(path.name for pattern in _PICKLE_PATTERNS for path in folder.glob(pattern))
+    if pickles:
+        raise UnsupportedModelError(
+            f"{folder} has its weights only as pickle files ({pickles[0]}), which can run code when opened; "
+            "convert them to safetensors, for instance by loading and saving the model with transformers"
+        )
+    raise ModelNotFoundError(f"{folder} has a {CONFIG_NAME} but no weights: no *.safetensors file")
+
+
+def _sharded(folder: Path) -> list[Path]:
+    weight_map = read_json(folder / INDEX_NAME).get("weight_map")
+    if not isinstance(weight_map, Mapping) or not weight_map:
+        raise CorruptModelError(f"{folder / INDEX_NAME} has no `weight_map`")
+    names = sorted({str(name) for name in weight_map.values()})
+    outside = [name for name in names if Path(name).name != name]
+    if outside:
+        raise CorruptModelError(f"{folder / INDEX_NAME} names a file outside the folder: {outside[0]}")
+    absent = [name for name in names if not (folder / name).is_file()]
+    if absent:
+        raise CorruptModelError(
+            f"{folder} is incomplete: {INDEX_NAME} lists {len(names)} files, of which {', '.join(absent[:3])}"
+            f"{' and others' if len(absent) > 3 else ''} are missing; download the model again"
+        )
+    return [folder / name for name in names]

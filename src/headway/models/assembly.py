@@ -1,0 +1,206 @@
+"""From a checkpoint to a `Decoder`: which tensors are needed, which are fused, and the order they are read in.
+
+The checkpoint's index is compared with what the architecture implies before anything is read, so a wrong file fails at
+once. Then one tensor at a time is read, put in its place and dropped; the peak is the finished model plus one layer's
+widest projection.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from headway.errors import ConfigError, MissingTensorError, OutOfMemoryError, TensorShapeError
+from headway.layers import create_ops
+from headway.layers.ops import Linear, Ops
+from headway.layers.torch_ops import TorchOps
+from headway.models.checkpoint import Checkpoint
+from headway.models.config import DecoderConfig
+from headway.models.decoder import Decoder, DecoderLayer
+from headway.models.rotary_table import build_cos_sin
+from headway.quantization import LinearFactory, linear_factory
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read so far, bytes to read)."""
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+LM_HEAD = "lm_head.weight"
+
+# Buffers that old exporters saved and that follow from the configuration.
+_HARMLESS = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$|(^|\.)attn\.(masked_)?bias$")
+_MAX_NAMES_SHOWN = 5
+
+
+def load_decoder(
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    quantization: str = "none",
+    ops: Ops | str = "auto",
+    max_model_len: int | None = None,
+    progress: Progress | None = None,
+) -> Decoder:
+    """Read a checkpoint into a model on `device` that computes in `dtype`.
+
+    `ops` is an implementation or the name of one (see `create_ops`); `max_model_len` limits the rotary table.
+    """
+    config = checkpoint.config
+    if isinstance(ops, str):
+        ops = create_ops(ops, device=device, dtype=dtype)
+    make_linear = linear_factory(quantization, device=device, dtype=dtype, native=not isinstance(ops, TorchOps))
+    num_positions = config.max_position if max_model_len is None else max_model_len
+    if not 0 < num_positions <= config.max_position:
+        raise ConfigError(f"max_model_len {num_positions} is not within the model's context of {config.max_position}")
+    check_tensors(checkpoint)
+    reader = _Reader(checkpoint, torch.device(device), dtype, make_linear, progress)
+    try:
+        return _assemble(config, reader, ops, num_positions)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"the weights of {checkpoint.name} ({checkpoint.num_bytes / 2**30:.1f} GiB on disk) "
+            f"do not fit on {device}; use a smaller model, a smaller dtype, or a device with more free memory"
+        ) from error
+
+
+def expected_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor the architecture needs."""
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), FINAL_NORM: (hidden,)}
+    if not config.tie_embeddings:
+        shapes[LM_HEAD] = (config.vocab_size, hidden)
+    projections = {
+        "self_attn.q_proj": (config.q_size, hidden, config.qkv_bias),
+        "self_attn.k_proj": (config.kv_size, hidden, config.qkv_bias),
+        "self_attn.v_proj": (config.kv_size, hidden, config.qkv_bias),
+        "self_attn.o_proj": (hidden, config.q_size, config.o_bias),
+        "mlp.gate_proj": (intermediate, hidden, config.mlp_bias),
+        "mlp.up_proj": (intermediate, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, intermediate, config.mlp_bias),
+    }
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}."
+        shapes[prefix + "input_layernorm.weight"] = (hidden,)
+        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        if config.qk_norm:
+            shapes[prefix + "self_attn.q_norm.weight"] = (config.head_dim,)
+            shapes[prefix + "self_attn.k_norm.weight"] = (config.head_dim,)
+        for name, (rows, columns, has_bias) in projections.items():
+            shapes[f"{prefix}{name}.weight"] = (rows, columns)
+            if has_bias:
+                shapes[f"{prefix}{name}.bias"] = (rows,)
+    return shapes
+
+
+def check_tensors(checkpoint: Checkpoint) -> None:
+    """Raise if a tensor is missing or has the wrong shape; warn of tensors the architecture has no place for."""
+    expected = expected_tensors(checkpoint.config)
+    index = checkpoint.index
+    missing = [name for name in expected if name not in index]
+    if missing:
+        raise MissingTensorError(
+            f"{checkpoint.name} lacks {_summary(missing)}, which {checkpoint.config.architecture} needs; "
+            "the download may be incomplete, or the configuration may belong to another model"
+        )
+    wrong = [
+        f"{name} is {list(index[name].shape)} but the configuration implies {list(shape)}"
+        for name, shape in expected.items()
+        if index[name].shape != shape
+    ]
+    if wrong:
+        raise TensorShapeError(f"{checkpoint.name}: {_summary(wrong)}")
+    tied = checkpoint.config.tie_embeddings
+    unexpected = [
+        name for name in index if name not in expected and not _HARMLESS.search(name) and not (tied and name == LM_HEAD)
+    ]
+    if unexpected:
+        logger.warning(
+            "%s has tensors that %s does not use: %s",
+            checkpoint.name,
+            checkpoint.config.architecture,
+            _summary(unexpected),
+        )
+
+
+def _summary(items: Sequence[str]) -> str:
+    shown = ", ".join(items[:_MAX_NAMES_SHOWN])
+    return shown if len(items) <= _MAX_NAMES_SHOWN else f"{shown} and {len(items) - _MAX_NAMES_SHOWN} more"
+
+
+class _Reader:
+    """Reads tensors to where and how the model wants them, and counts what was read."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        make_linear: LinearFactory,
+        progress: Progress | None,
+    ) -> None:
+        self.device = device
+        self.make_linear = make_linear
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._progress = progress
+        self._num_bytes_read = 0
+        self._num_bytes = sum(checkpoint.index[name].num_bytes for name in expected_tensors(checkpoint.config))
+
+    def tensor(self, name: str) -> Tensor:
+        read = self._checkpoint.read(name, device=self.device)
+        self._num_bytes_read += self._checkpoint.index[name].num_bytes
+        if self._progress is not None:
+            self._progress(self._num_bytes_read, self._num_bytes)
+        return read.to(device=self.device, dtype=self._dtype)
+
+    def linear(self, *names: str, bias: bool) -> Linear:
+        """One Linear from the projections `names`, their outputs side by side."""
+        weight = self._stacked([f"{name}.weight" for name in names])
+        return self.make_linear(weight, self._stacked([f"{name}.bias" for name in names]) if bias else None)
+
+    def _stacked(self, names: Sequence[str]) -> Tensor:
+        if len(names) == 1:
+            return self.tensor(names[0])
+        shapes = [self._checkpoint.index[name].shape for name in names]
+        rows = [shape[0] for shape in shapes]
+        stacked = torch.empty(sum(rows), *shapes[0][1:], dtype=self._dtype, device=self.device)
+        for name, part in zip(names, stacked.split(rows), strict=True):
+            part.copy_(self.tensor(name))
+        return stacked
+
+
+def _assemble(config: DecoderConfig, reader: _Reader, ops: Ops, num_positions: int) -> Decoder:
+    embedding = reader.tensor(EMBEDDING)
+    layers = [_assemble_layer(config, reader, f"model.layers.{index}.") for index in range(config.num_layers)]
+    norm = reader.tensor(FINAL_NORM)
+    lm_head = reader.make_linear(embedding if config.tie_embeddings else reader.tensor(LM_HEAD), None)
+    return Decoder(
+        config,
+        ops=ops,
+        embedding=embedding,
+        layers=layers,
+        norm=norm,
+        lm_head=lm_head,
+        cos_sin=build_cos_sin(config.rope, config.head_dim, num_positions, device=reader.device),
+    )
+
+
+def _assemble_layer(config: DecoderConfig, reader: _Reader, prefix: str) -> DecoderLayer:
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    return DecoderLayer(
+        input_norm=reader.tensor(prefix + "input_layernorm.weight"),
+        qkv=reader.linear(attention + "q_proj", attention + "k_proj", attention + "v_proj", bias=config.qkv_bias),
+        q_norm=reader.tensor(attention + "q_norm.weight") if config.qk_norm else None,
+        k_norm=reader.tensor(attention + "k_norm.weight") if config.qk_norm else None,
+        o=reader.linear(attention + "o_proj", bias=config.o_bias),
+        post_attention_norm=reader.tensor(prefix + "post_attention_layernorm.weight"),
+        gate_up=reader.linear(mlp + "gate_proj", mlp + "up_proj", bias=config.mlp_bias),
+        down=reader.linear(mlp + "down_proj", bias=config.mlp_bias),
+    )

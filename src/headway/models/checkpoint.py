@@ -1,0 +1,62 @@
+"""What a checkpoint is: a description, an index of tensors, and a way to read one of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from headway.models.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from headway.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What is known of a tensor without reading it."""
+
+    shape: tuple[int, ...]
+    num_bytes: int
+    """Size in the file."""
+
+
+class Checkpoint(ABC):
+    """Weights that can be read one tensor at a time. Tensor names are those of Hugging Face checkpoints.
+
+    Opening one reads headers only; everything that can be checked from them has been checked.
+    """
+
+    name: str
+    """For people: the file, folder, hub id or shape."""
+    path: Path | None
+    """File or folder the weights are in; None where there is none."""
+    config: DecoderConfig
+    index: Mapping[str, TensorInfo]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors in the file or files."""
+        return sum(info.num_bytes for info in self.index.values())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor in turn; the caller decides how long each one stays in memory."""
+        for name in self.index:
+            yield name, self.read(name)
+
+    @abstractmethod
+    def read(self, name: str, *, device: torch.device | str = "cpu") -> Tensor:
+        """One tensor, in memory of its own.
+
+        `device` says where the tensor is bound for. Files are read to the CPU whatever it says; weights that are made
+        up are made there.
+        """
+
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that came with the weights, if one did."""

@@ -1,0 +1,37 @@
+"""The CPU kernels: C sources compiled once per machine, loaded through ctypes, called with torch tensors."""
+
+from __future__ import annotations
+
+from headway.native.build import is_available
+from headway.native.lib import (
+    GGUF_BLOCKS,
+    NativeLibrary,
+    PackedFloat32,
+    PackedInt8,
+    argmax,
+    dequantize,
+    get_num_threads,
+    linear_float32,
+    linear_int8,
+    load,
+    pack_float32,
+    pack_int8,
+    set_num_threads,
+)
+
+__all__ = [
+    "GGUF_BLOCKS",
+    "NativeLibrary",
+    "PackedFloat32",
+    "PackedInt8",
+    "argmax",
+    "dequantize",
+    "get_num_threads",
+    "is_available",
+    "linear_float32",
+    "linear_int8",
+    "load",
+    "pack_float32",
+    "pack_int8",
+    "set_num_threads",
+]

@@ -1,0 +1,31 @@
+"""`python -m headway.native`: build the CPU kernels now, and say what was done."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from headway.errors import NativeBuildError
+from headway.native.build import build
+from headway.native.lib import NativeLibrary
+
+
+def main() -> int:
+    """Build (or find in the cache) and load; exit status 1 with the compiler's words if that fails."""
+    start = time.perf_counter()
+    try:
+        result = build()
+        library = NativeLibrary(result.path)
+    except NativeBuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    seconds = time.perf_counter() - start
+    print(f"{'compiled' if result.compiled else 'found in the cache'} in {seconds:.2f} s: {result.path}")
+    print(f"compiler: {' '.join(result.compiler)}")
+    print(f"flags: {' '.join(result.flags)}")
+    print(f"instruction set: {library.isa}; threads: {library.get_num_threads()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""Compiles the C sources into one shared library for this machine, once, and finds it in a cache afterwards.
+
+The file name is a hash of everything the result depends on (sources, flags, compiler, CPU), so a changed source or a
+cache directory shared between machines never yields a wrong library. Compiling happens in a private directory and ends
+with a rename: two processes at once do the work twice and both get a whole file.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.errors import NativeBuildError
+from headway.native.cpu_count import usable_cpus
+
+SOURCE_DIR = Path(__file__).parent / "csrc"
+ISA_VARIABLE = "HEADWAY_NATIVE_ISA"
+_COMMON_FLAGS = (
+    "-std=c11",
+    "-O3",
+    "-fPIC",
+    "-pthread",
+    "-ffp-contract=off",  # a fused multiply-add happens where the source says so, and nowhere else
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+)
+_ISA_FLAGS = {
+    "generic": ("-DHW_GENERIC",),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx512": ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
+}
+_REMEDY = "Install a C compiler (gcc or clang), or `pip install ziglang`, which brings one; $CC selects another."
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """Where the library is and how it came to be."""
+
+    path: Path
+    compiler: tuple[str, ...]
+    flags: tuple[str, ...]
+    compiled: bool
+    """False when it was found in the cache."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A command that compiles C, and what identifies its version without running it."""
+
+    command: tuple[str, ...]
+    identity: str
+    is_zig: bool = False
+
+
+def build(isa: str | None = None) -> BuildResult:
+    """Return the library for `isa` (default $HEADWAY_NATIVE_ISA, else the machine's own), compiling it if needed."""
+    isa = isa or os.environ.get(ISA_VARIABLE) or "native"
+    if isa != "native" and isa not in _ISA_FLAGS:
+        raise NativeBuildError(f"unknown {ISA_VARIABLE} {isa!r}; valid values are native, {', '.join(_ISA_FLAGS)}")
+    failures = []
+    for compiler in find_compilers():
+        flags = (*_COMMON_FLAGS, *_isa_flags(isa, compiler))
+        target = cache_dir() / f"headway-native-{_fingerprint(compiler, flags)}.so"
+        if target.exists():
+            return BuildResult(target, compiler.command, flags, compiled=False)
+        try:
+            _compile(compiler, flags, target)
+        except _CompilerFailedError as failure:
+            failures.append(str(failure))
+            continue
+        return BuildResult(target, compiler.command, flags, compiled=True)
+    if not failures:
+        raise NativeBuildError(f"The CPU kernels need a C compiler, and none was found. {_REMEDY}")
+    details = "\n".join(failures)
+    raise NativeBuildError(f"The CPU kernels could not be compiled. {_REMEDY}\n{details}")
+
+
+@functools.cache
+def is_available() -> bool:
+    """Can the kernels be built and loaded here? The first call may compile; the answer is kept."""
+    from headway.native.lib import load
+
+    try:
+        load()
+    except NativeBuildError:
+        return False
+    return True
+
+
+def cache_dir() -> Path:
+    """$HEADWAY_CACHE_DIR, else $XDG_CACHE_HOME/headway, else ~/.cache/headway."""
+    if explicit := os.environ.get("HEADWAY_CACHE_DIR"):
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "headway"
+
+
+def find_compilers() -> list[Compiler]:
+    """$CC, cc, gcc, clang, then the ziglang wheel: those that exist, in this order."""
+    found = []
+    explicit = shlex.split(os.environ.get("CC", ""))
+    for command in (explicit, ["cc"], ["gcc"], ["clang"]):
+        path = shutil.which(command[0]) if command else None
+        if path is None:
+            continue
+        real = os.path.realpath(path)
+        status = os.stat(real)
+        identity = f"{real} {status.st_size} {status.st_mtime_ns}"
+        if all(identity != other.identity for other in found):
+            is_zig = os.path.basename(real).startswith("zig")
+            found.append(Compiler((path, *command[1:]), identity, is_zig=is_zig))
+    if importlib.util.find_spec("ziglang") is not None:
+        version = importlib.metadata.version("ziglang")
+        found.append(Compiler((sys.executable, "-m", "ziglang", "cc"), f"ziglang {version}", is_zig=True))
+    return found
+
+
+def _isa_flags(isa: str, compiler: Compiler) -> tuple[str, ...]:
+    # zig calls everything -mcpu, and checks undefined behaviour unless told not to
+    zig_extra = ("-fno-sanitize=undefined",) if compiler.is_zig else ()
+    if isa != "native":
+        return (*_ISA_FLAGS[isa], *zig_extra)
+    if compiler.is_zig or platform.machine().lower() in ("aarch64", "arm64"):
+        return ("-mcpu=native", *zig_extra)
+    return ("-march=native",)
+
+
+def _fingerprint(compiler: Compiler, flags: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(SOURCE_DIR.iterdir()):
+        if path.suffix in (".c", ".h"):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    digest.update("\0".join((*flags, *compiler.command, compiler.identity, _cpu_identity())).encode())
+    return digest.hexdigest()[:20]
+
+
+def _cpu_identity() -> str:
+    """Architecture plus the first core's feature flags, where the system lists them."""
+    wanted = ("flags", "Features", "model name", "CPU part")
+    try:
+        first_core = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return f"{platform.system()} {platform.machine()} {platform.processor()}"
+    lines = [line for line in first_core.splitlines() if line.startswith(wanted)]
+    return platform.machine() + "\n".join(lines)
+
+
+class _CompilerFailedError(Exception):
+    """One compiler did not work; its output is the message."""
+
+
+def _compile(compiler: Compiler, flags: tuple[str, ...], target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        workplace = tempfile.TemporaryDirectory(prefix="build-", dir=target.parent)
+    except OSError as error:
+        raise NativeBuildError(
+            f"cannot write the compiled CPU kernels to {target.parent}: {error}. "
+            "Set HEADWAY_CACHE_DIR to a directory you can write to."
+        ) from error
+    with workplace as directory:
+        sources = sorted(SOURCE_DIR.glob("*.c"), key=lambda path: -path.stat().st_size)
+        objects = [f"{directory}/{source.stem}.o" for source in sources]
+        commands = [
+            [*compiler.command, *flags, "-c", str(source), "-o", output]
+            for source, output in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(usable_cpus()) as pool:
+            list(pool.map(_run, commands))
+        library = f"{directory}/{target.name}"
+        _run([*compiler.command, *flags, "-shared", *objects, "-o", library, "-lm"])
+        os.replace(library, target)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    except OSError as error:
+        raise _CompilerFailedError(f"{shlex.join(command)}: {error}") from error
+    if done.returncode != 0:
+        raise _CompilerFailedError(f"{shlex.join(command)} exited with {done.returncode}:\n{done.stderr.strip()}")

@@ -1,0 +1,70 @@
+/* Headway's native CPU kernels: what the library exports, and what its files share.
+ *
+ * Contract of every kernel: the result of a row depends on that row's inputs alone, to the last bit, whatever else is
+ * in the batch, however work is split, and with any number of threads. */
+#ifndef HEADWAY_H
+#define HEADWAY_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define HW_EXPORT __attribute__((visibility("default")))
+
+#define HW_GROUP 64 /* values along K that share one int8 scale */
+#define HW_TILE 16  /* output channels packed together */
+#define HW_GROUP_BYTES (HW_GROUP * HW_TILE + HW_TILE * 4)
+#define HW_MAX_THREADS 256
+
+typedef void (*hw_task)(void *context, int64_t item);
+
+/* Runs task(context, i) for i in [0, items) on the pool, the calling thread included; returns when all are done. */
+void hw_parallel(hw_task task, void *context, int64_t items);
+int hw_threads(void);
+
+/* Per-thread scratch memory, 64-byte aligned, valid until the thread asks for the same slot again. */
+enum hw_scratch_slot { HW_SCRATCH_LINEAR, HW_SCRATCH_ATTENTION, HW_SCRATCH_ARGMAX, HW_SCRATCH_SLOTS };
+void *hw_scratch(enum hw_scratch_slot slot, size_t bytes);
+
+/* Asks for huge pages behind a large buffer that is about to be filled. */
+void hw_advise_huge(void *data, size_t bytes);
+
+HW_EXPORT const char *hw_isa(void);
+HW_EXPORT void hw_set_num_threads(int n);
+HW_EXPORT int hw_get_num_threads(void);
+HW_EXPORT double hw_fork_join_ns(int64_t repeats, int64_t items);
+
+HW_EXPORT int64_t hw_int8_packed_bytes(int64_t n, int64_t k);
+HW_EXPORT void hw_int8_pack(const float *weight, int64_t n, int64_t k, uint8_t *packed);
+HW_EXPORT void hw_int8_linear(const float *x, int64_t m, int64_t k, const uint8_t *packed, int64_t n, const float *bias,
+                              float *y);
+HW_EXPORT int64_t hw_f32_packed_bytes(int64_t n, int64_t k);
+HW_EXPORT void hw_f32_pack(const float *weight, int64_t n, int64_t k, float *packed);
+HW_EXPORT void hw_f32_linear(const float *x, int64_t m, int64_t k, const float *packed, int64_t n, const float *bias,
+                             float *y);
+
+HW_EXPORT void hw_rms_norm(const float *x, const float *weight, float eps, int64_t rows, int64_t width, float *out);
+HW_EXPORT void hw_add_rms_norm(const float *x, float *residual, const float *weight, float eps, int64_t rows,
+                               int64_t width, float *out);
+HW_EXPORT void hw_silu_mul(const float *gate_up, int64_t rows, int64_t width, float *out);
+HW_EXPORT void hw_rope_write_kv(const float *qkv, const int64_t *positions, const float *cos_sin, const float *q_norm,
+                                const float *k_norm, float eps, void *k_cache, void *v_cache, int half,
+                                int64_t block_size, const int64_t *slots, int64_t tokens, int64_t heads,
+                                int64_t kv_heads, int64_t dim, float *q_out);
+
+typedef struct hw_attention_plan hw_attention_plan;
+HW_EXPORT hw_attention_plan *hw_attention_plan_new(int64_t heads, int64_t kv_heads, int64_t dim, int64_t block_size);
+HW_EXPORT void hw_attention_plan_free(hw_attention_plan *plan);
+HW_EXPORT int hw_attention_plan_set(hw_attention_plan *plan, int64_t requests, const int32_t *query_start,
+                                    const int32_t *seq_lens, const int32_t *block_table, int64_t table_stride);
+HW_EXPORT void hw_attention_run(hw_attention_plan *plan, const float *q, const void *k_cache, const void *v_cache,
+                                int half, float *out);
+
+HW_EXPORT void hw_argmax(const float *logits, int64_t rows, int64_t width, int64_t *out);
+/* kind: 0 = Q4_0, 1 = Q4_1, 2 = Q8_0 */
+HW_EXPORT void hw_dequantize(const uint8_t *raw, int kind, int64_t blocks, float *out);
+
+#endif

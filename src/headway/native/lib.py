@@ -1,0 +1,202 @@
+"""Thin wrappers around the compiled kernels: check the tensors, pass their addresses.
+
+Every function also exists as a raw entry of `NativeLibrary` for callers that hold checked addresses already. Short
+kernels are called with the interpreter lock held (taking it back under contention would cost more than they run); long
+ones release it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Sequence
+from ctypes import c_double, c_float, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.errors import NativeBuildError
+from headway.native.build import build
+from headway.native.cpu_count import usable_cpus
+
+GGUF_BLOCKS = {"Q4_0": (0, 18), "Q4_1": (1, 20), "Q8_0": (2, 34)}
+"""GGUF types the kernels dequantise: name -> (code, bytes per block of 32 values)."""
+
+RELEASE_LOCK_MACS = 1 << 25
+"""A linear layer of at least this many multiply-adds (about 0.3 ms on one core) releases the interpreter lock."""
+
+MAX_HEAD_DIM = 1024
+
+_P, _I, _F, _N = c_void_p, c_int64, c_float, c_int
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "hw_isa": (ctypes.c_char_p, ()),
+    "hw_set_num_threads": (None, (_N,)),
+    "hw_get_num_threads": (_N, ()),
+    "hw_fork_join_ns": (c_double, (_I, _I)),
+    "hw_int8_packed_bytes": (_I, (_I, _I)),
+    "hw_int8_pack": (None, (_P, _I, _I, _P)),
+    "hw_int8_linear": (None, (_P, _I, _I, _P, _I, _P, _P)),
+    "hw_f32_packed_bytes": (_I, (_I, _I)),
+    "hw_f32_pack": (None, (_P, _I, _I, _P)),
+    "hw_f32_linear": (None, (_P, _I, _I, _P, _I, _P, _P)),
+    "hw_rms_norm": (None, (_P, _P, _F, _I, _I, _P)),
+    "hw_add_rms_norm": (None, (_P, _P, _P, _F, _I, _I, _P)),
+    "hw_silu_mul": (None, (_P, _I, _I, _P)),
+    "hw_rope_write_kv": (None, (_P, _P, _P, _P, _P, _F, _P, _P, _N, _I, _P, _I, _I, _I, _I, _P)),
+    "hw_attention_plan_new": (_P, (_I, _I, _I, _I)),
+    "hw_attention_plan_free": (None, (_P,)),
+    "hw_attention_plan_set": (_N, (_P, _I, _P, _P, _P, _I)),
+    "hw_attention_run": (None, (_P, _P, _P, _P, _N, _P)),
+    "hw_argmax": (None, (_P, _I, _I, _P)),
+    "hw_dequantize": (None, (_P, _N, _I, _P)),
+}
+
+
+class NativeLibrary:
+    """One loaded shared library. `held` calls keep the interpreter lock, `released` calls give it up."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.held: Any = ctypes.PyDLL(str(path))
+            self.released: Any = ctypes.CDLL(str(path))
+            for library in (self.held, self.released):
+                for name, (result, arguments) in _SIGNATURES.items():
+                    function = getattr(library, name)
+                    function.restype, function.argtypes = result, arguments
+        except (OSError, AttributeError) as error:
+            raise NativeBuildError(f"the compiled CPU kernels at {path} cannot be loaded: {error}. Delete it.") from error
+        self.isa: str = self.held.hw_isa().decode()
+        self.set_num_threads(usable_cpus())
+
+    def set_num_threads(self, n: int) -> None:
+        """Threads a kernel may use, the caller included; workers start when first needed."""
+        self.released.hw_set_num_threads(n)
+
+    def get_num_threads(self) -> int:
+        return int(self.held.hw_get_num_threads())
+
+
+@functools.cache
+def load() -> NativeLibrary:
+    """The library for this process, compiled first if need be. Raises NativeBuildError."""
+    return NativeLibrary(build().path)
+
+
+def set_num_threads(n: int) -> None:
+    """Limit (or raise) the kernels' threads; the default is the number of cores the process may use."""
+    load().set_num_threads(n)
+
+
+def get_num_threads() -> int:
+    """Threads a kernel may use."""
+    return load().get_num_threads()
+
+
+def check(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Refuse what the kernels cannot read: another dtype or device, or gaps between elements."""
+    if tensor.dtype is not dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} must be a contiguous {dtype} tensor on the CPU, not {tensor.dtype} on {tensor.device} "
+            f"with strides {tuple(tensor.stride())}"
+        )
+    return tensor
+
+
+@dataclass(frozen=True)
+class PackedInt8:
+    """int8 weights in the kernels' own layout, bound to the library that packed them."""
+
+    data: Tensor
+    out_features: int
+    in_features: int
+    library: NativeLibrary
+
+
+@dataclass(frozen=True)
+class PackedFloat32:
+    """float32 weights in the kernels' own layout."""
+
+    data: Tensor
+    out_features: int
+    in_features: int
+    library: NativeLibrary
+
+
+def pack_int8(weight: Tensor, library: NativeLibrary | None = None) -> PackedInt8:
+    """Quantise and pack a float32 weight [out, in]."""
+    library = library or load()
+    n, k = check(weight, torch.float32, "weight").shape
+    data = torch.empty(library.held.hw_int8_packed_bytes(n, k), dtype=torch.uint8)
+    library.released.hw_int8_pack(weight.data_ptr(), n, k, data.data_ptr())
+    return PackedInt8(data, n, k, library)
+
+
+def pack_float32(weight: Tensor, library: NativeLibrary | None = None) -> PackedFloat32:
+    """Pack a float32 weight [out, in]; the values are kept as they are."""
+    library = library or load()
+    n, k = check(weight, torch.float32, "weight").shape
+    data = torch.empty(library.held.hw_f32_packed_bytes(n, k) // 4, dtype=torch.float32)
+    library.released.hw_f32_pack(weight.data_ptr(), n, k, data.data_ptr())
+    return PackedFloat32(data, n, k, library)
+
+
+def linear_int8(x: Tensor, packed: PackedInt8, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """x [T, in] -> x Wᵀ + bias [T, out]; x is quantised per row and group of 64 inside."""
+    return _linear("hw_int8_linear", x, packed, bias, out)
+
+
+def linear_float32(x: Tensor, packed: PackedFloat32, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """x [T, in] -> x Wᵀ + bias [T, out], each output summed in the order of `in`."""
+    return _linear("hw_f32_linear", x, packed, bias, out)
+
+
+def _linear(
+    name: str, x: Tensor, packed: PackedInt8 | PackedFloat32, bias: Tensor | None, out: Tensor | None
+) -> Tensor:
+    m, k = check(x, torch.float32, "x").shape
+    n = packed.out_features
+    if k != packed.in_features:
+        raise ValueError(f"x has {k} columns, the weight takes {packed.in_features}")
+    if bias is not None and check(bias, torch.float32, "bias").shape != (n,):
+        raise ValueError(f"bias has shape {tuple(bias.shape)}, the weight has {n} outputs")
+    if out is None:
+        out = torch.empty(m, n)
+    elif check(out, torch.float32, "out").shape != (m, n):
+        raise ValueError(f"out has shape {tuple(out.shape)}, the result is ({m}, {n})")
+    library = packed.library
+    function = getattr(library.released if m * n * k >= RELEASE_LOCK_MACS else library.held, name)
+    bias_pointer = None if bias is None else bias.data_ptr()
+    function(x.data_ptr(), m, k, packed.data.data_ptr(), n, bias_pointer, out.data_ptr())
+    return out
+
+
+def argmax(logits: Tensor, library: NativeLibrary | None = None) -> Tensor:
+    """Index of the largest value of each row of float32 [R, V]; the lowest index among equals; NaN never wins."""
+    library = library or load()
+    rows, width = check(logits, torch.float32, "logits").shape
+    if width == 0:
+        raise ValueError("argmax of rows without values")
+    out = torch.empty(rows, dtype=torch.int64)
+    library.released.hw_argmax(logits.data_ptr(), rows, width, out.data_ptr())
+    return out
+
+
+def dequantize(
+    type_name: str, raw: Tensor, shape: Sequence[int], library: NativeLibrary | None = None
+) -> Tensor:
+    """The blocks of a GGUF tensor (uint8, any shape) -> float32 of `shape`, bit for bit what gguf-py computes."""
+    library = library or load()
+    if type_name not in GGUF_BLOCKS:
+        raise ValueError(f"no kernel for GGUF type {type_name}; there are {', '.join(GGUF_BLOCKS)}")
+    code, block_bytes = GGUF_BLOCKS[type_name]
+    values = math.prod(shape)
+    if values % 32 or check(raw, torch.uint8, "raw").numel() != values // 32 * block_bytes:
+        raise ValueError(f"{raw.numel()} bytes do not hold {type_name} blocks for a tensor of shape {tuple(shape)}")
+    out = torch.empty(tuple(shape))
+    library.released.hw_dequantize(raw.data_ptr(), code, values // 32, out.data_ptr())
+    return out

@@ -1,0 +1,92 @@
+"""What a request gives back: the records that `LLM.generate` returns and streaming yields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+"""stop: end-of-sequence, a stop token or a stop string · length: max_tokens or the context is used up · abort: by the
+caller · error: this request failed; the engine goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token's log-probability under the model, before any sampling parameter changed it."""
+
+    logprob: float
+    rank: int | None = None
+    """1 is the most likely token of the vocabulary."""
+    decoded_token: str | None = None
+
+
+LogprobsOfOnePosition = dict[int, Logprob]
+"""Token id → its logprob: the chosen (or given) token first, then the most likely ones in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """When things happened to one request, on the engine's clock (seconds), and what it went through."""
+
+    arrival_time_s: float
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    num_preemptions: int = 0
+
+    @property
+    def queue_time_s(self) -> float | None:
+        """From arrival to the first step that computed one of its tokens."""
+        return None if self.first_scheduled_s is None else self.first_scheduled_s - self.arrival_time_s
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        """From arrival to the first output token."""
+        return None if self.first_token_s is None else self.first_token_s - self.arrival_time_s
+
+    @property
+    def e2e_latency_s(self) -> float | None:
+        """From arrival to the last output token."""
+        return None if self.finished_s is None else self.finished_s - self.arrival_time_s
+
+    def time_per_output_token_s(self, num_output_tokens: int) -> float | None:
+        """Mean time of each output token after the first; None while unfinished or with fewer than two tokens."""
+        if self.first_token_s is None or self.finished_s is None or num_output_tokens < 2:
+            return None
+        return (self.finished_s - self.first_token_s) / (num_output_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One of the `n` completions of a request, as far as it has come."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    """Sum of the chosen tokens' logprobs; None unless `logprobs` was asked for."""
+    logprobs: list[LogprobsOfOnePosition] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop string or stop token id that ended it; None for the model's own end-of-sequence token."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether this completion has ended."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request's prompt and its completions, as far as they have come."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[LogprobsOfOnePosition | None] | None
+    """One entry per prompt token; the first is None, nothing precedes it. None unless asked for."""
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int = 0
+    """Prompt tokens whose keys and values were found in the prefix cache."""
+    metrics: RequestMetrics | None = None

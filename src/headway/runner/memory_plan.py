@@ -1,0 +1,119 @@
+"""Where the memory goes: weights, working space, KV blocks; and how many tokens and requests that is."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from headway.config import EngineConfig
+from headway.errors import OutOfMemoryError
+from headway.models.config import DecoderConfig
+
+DEFAULT_CPU_KV_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The result of sizing, in numbers a person can check by hand: `kv_bytes = num_blocks * bytes_per_block`."""
+
+    device: str
+    dtype: str
+    weight_bytes: int
+    kv_dtype: str
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    max_model_len: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the KV cache."""
+        return self.num_blocks * self.bytes_per_block
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the KV cache holds."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def num_full_requests(self) -> float:
+        """How many requests of the maximum length fit at once."""
+        return self.num_tokens / self.max_model_len
+
+    def __str__(self) -> str:
+        return (
+            f"weights   {_mib(self.weight_bytes)} ({self.dtype}, {self.device})\n"
+            f"KV cache  {_mib(self.kv_bytes)} ({self.kv_dtype}) = "
+            f"{self.num_blocks:,} blocks of {self.block_size} tokens\n"
+            f"capacity  {self.num_tokens:,} tokens = {self.num_full_requests:.1f} requests of full length "
+            f"({self.max_model_len:,} tokens)"
+        )
+
+
+def plan_memory(
+    config: EngineConfig,
+    model: DecoderConfig,
+    *,
+    device: torch.device,
+    dtype_name: str,
+    weight_bytes: int,
+    kv_dtype: torch.dtype,
+    max_model_len: int,
+    free_bytes: int | None,
+) -> MemoryPlan:
+    """Size the KV cache. `free_bytes`: what the device has left for it; `None` where only the budget counts (CPU)."""
+    block_size = config.cache.block_size
+    bytes_per_block = block_size * model.kv_bytes_per_token(kv_dtype.itemsize)
+    # More than this many blocks could never be in use at the same time.
+    most_blocks = config.scheduler.max_num_seqs * -(-max_model_len // block_size)
+    if config.cache.num_kv_blocks is not None:
+        num_blocks = config.cache.num_kv_blocks
+    elif config.cache.kv_cache_memory is not None:
+        num_blocks = min(config.cache.kv_cache_memory // bytes_per_block, most_blocks)
+    else:
+        budget = DEFAULT_CPU_KV_BYTES if free_bytes is None else free_bytes
+        num_blocks = min(max(budget, 0) // bytes_per_block, most_blocks)
+    if num_blocks < 1:
+        raise OutOfMemoryError(
+            f"No KV block fits: one takes {_mib(bytes_per_block).strip()}. Give more memory (kv_cache_memory, "
+            "gpu_memory_utilization) or a smaller block_size."
+        )
+    num_bytes = num_blocks * bytes_per_block
+    available = _available_bytes(device) if free_bytes is None else max(free_bytes, _available_bytes(device))
+    if num_bytes > available:
+        raise OutOfMemoryError(
+            f"The KV cache would take {_mib(num_bytes).strip()}, but only {_mib(available).strip()} are free on "
+            f"{device.type}. Lower kv_cache_memory or num_kv_blocks."
+        )
+    return MemoryPlan(
+        device=str(device),
+        dtype=dtype_name,
+        weight_bytes=weight_bytes,
+        kv_dtype=str(kv_dtype).removeprefix("torch."),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        bytes_per_block=bytes_per_block,
+        max_model_len=max_model_len,
+    )
+
+
+def _available_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) + _reclaimable_bytes()
+
+
+def _reclaimable_bytes() -> int:
+    """Page cache that the kernel gives up on demand, where the system tells."""
+    try:
+        with open("/proc/meminfo") as meminfo:
+            values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in meminfo}
+        return max(0, values["MemAvailable"] - values["MemFree"])
+    except (OSError, KeyError, ValueError, IndexError):
+        return 0
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:9,.1f} MiB"

@@ -1,0 +1,218 @@
+"""The sampling side of the running batch: what each row's request asks for, and what it needs to remember.
+
+A row is a place in the batch that one request holds while it runs. Numeric parameters lie in arrays indexed by row, so
+a step picks those of its rows in one go; what only some requests need (tokens seen, biases, bad words) hangs on the row
+that needs it. `features(rows)` tells which parts of sampling the rows use at all, so that the others cost nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.errors import InvalidRequestError
+from headway.sampling_params import SamplingParams
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Feature(enum.IntFlag):
+    """Parts of sampling that a row may use. A greedy row without extras has none."""
+
+    RANDOM = enum.auto()
+    TOP_K = enum.auto()
+    TOP_P = enum.auto()
+    MIN_P = enum.auto()
+    PENALTIES = enum.auto()
+    LOGIT_BIAS = enum.auto()
+    BAD_WORDS = enum.auto()
+    MIN_TOKENS = enum.auto()
+    LOGPROBS = enum.auto()
+
+
+_CHANGED_BY_TOKENS = int(Feature.PENALTIES | Feature.BAD_WORDS | Feature.MIN_TOKENS)
+_BAD_WORDS, _MIN_TOKENS = int(Feature.BAD_WORDS), int(Feature.MIN_TOKENS)
+
+
+class SeenTokens:
+    """The distinct tokens of one request, each with how often the output has it (0: in the prompt only).
+
+    Penalties touch only tokens seen before, so this is all they need: its size is that of the request, not of the
+    vocabulary.
+    """
+
+    def __init__(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> None:
+        distinct = np.unique(np.asarray(prompt_token_ids, dtype=np.int64))
+        self._size = len(distinct)
+        self._ids = np.zeros(max(64, 2 * self._size), dtype=np.int64)
+        self._ids[: self._size] = distinct
+        self._counts = np.zeros(len(self._ids), dtype=np.float32)
+        self._place = {token: place for place, token in enumerate(distinct.tolist())}
+        for token in output_token_ids:
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        """Count one more output token."""
+        place = self._place.setdefault(token, self._size)
+        if place == self._size:
+            if self._size == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._ids[place] = token
+            self._size += 1
+        self._counts[place] += 1
+
+    @property
+    def ids(self) -> IntArray:
+        """The distinct tokens, in order of appearance."""
+        return self._ids[: self._size]
+
+    @property
+    def output_counts(self) -> npt.NDArray[np.float32]:
+        """How often the output has each of `ids`."""
+        return self._counts[: self._size]
+
+
+class SamplingBatch:
+    """Parameters and state of up to `max_num_seqs` rows.
+
+    `eos_token_ids` are the model's own end tokens, kept out of the choice until a request's `min_tokens` are reached.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, *, eos_token_ids: Sequence[int] = ()) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self.flags = np.zeros(max_num_seqs, dtype=np.int64)
+        self.temperature = np.ones(max_num_seqs, dtype=np.float32)
+        self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
+        self.top_p = np.ones(max_num_seqs, dtype=np.float64)
+        self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
+        self.repetition_penalty = np.ones(max_num_seqs, dtype=np.float32)
+        self.presence_penalty = np.zeros(max_num_seqs, dtype=np.float32)
+        self.frequency_penalty = np.zeros(max_num_seqs, dtype=np.float32)
+        self.seed = np.zeros(max_num_seqs, dtype=np.uint64)
+        self.num_output_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
+        self._arrays = tuple(value for value in vars(self).values() if isinstance(value, np.ndarray))
+        self.params: list[SamplingParams | None] = [None] * max_num_seqs
+        self.seen: list[SeenTokens | None] = [None] * max_num_seqs
+        self.output_tail: list[list[int]] = [[] for _ in range(max_num_seqs)]
+        self.blocked_ids: list[IntArray | None] = [None] * max_num_seqs
+
+    def add(
+        self,
+        row: int,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        default_seed: int,
+    ) -> None:
+        """Put a request into a free row: new, or coming back after preemption with the tokens it already has.
+
+        `default_seed` is used by a request without a seed of its own; the engine draws it once per request.
+        """
+        if self.params[row] is not None:
+            raise ValueError(f"row {row} is taken")
+        if params.bad_words and params.bad_word_token_ids is None:
+            raise InvalidRequestError("bad_words need a tokenizer to become tokens, and there is none", "bad_words")
+        params.validate_for_vocabulary(self.vocab_size)
+        self.params[row] = params
+        self.num_output_tokens[row] = len(output_token_ids)
+        self.num_logprobs[row] = params.logprobs or 0
+        flags = self._random_features(row, params, default_seed)
+        if params.logprobs is not None:
+            flags |= Feature.LOGPROBS
+        if params.is_penalised:
+            flags |= Feature.PENALTIES
+            self.repetition_penalty[row] = params.repetition_penalty
+            self.presence_penalty[row] = params.presence_penalty
+            self.frequency_penalty[row] = params.frequency_penalty
+            self.seen[row] = SeenTokens(prompt_token_ids, output_token_ids)
+        if params.logit_bias:
+            flags |= Feature.LOGIT_BIAS
+        if params.bad_word_token_ids:
+            flags |= Feature.BAD_WORDS
+            longest = max(len(word) for word in params.bad_word_token_ids)
+            self.output_tail[row] = list(output_token_ids[-(longest - 1) :]) if longest > 1 else []
+        if len(output_token_ids) < params.min_tokens:
+            own_ends = () if params.ignore_eos else self._eos_token_ids
+            blocked = np.unique(np.asarray([*own_ends, *params.extra_stop_token_ids], dtype=np.int64))
+            if len(blocked):
+                flags |= Feature.MIN_TOKENS
+                self.blocked_ids[row] = blocked
+        self.flags[row] = int(flags)
+
+    def _random_features(self, row: int, params: SamplingParams, default_seed: int) -> Feature:
+        if params.greedy:
+            return Feature(0)
+        self.temperature[row] = params.temperature
+        self.seed[row] = (default_seed if params.seed is None else params.seed) % 2**64
+        self.top_k[row] = params.top_k if 0 < params.top_k < self.vocab_size else 0
+        self.top_p[row] = params.top_p
+        self.min_p[row] = params.min_p
+        flags = Feature.RANDOM
+        if self.top_k[row]:
+            flags |= Feature.TOP_K
+        if params.top_p < 1.0:
+            flags |= Feature.TOP_P
+        if params.min_p > 0.0:
+            flags |= Feature.MIN_P
+        return flags
+
+    def append_token(self, row: int, token: int) -> None:
+        """Record that the row's request has one more output token."""
+        self.num_output_tokens[row] += 1
+        flags = int(self.flags[row])
+        if not flags & _CHANGED_BY_TOKENS:
+            return
+        seen, params = self.seen[row], self.params[row]
+        assert params is not None
+        if seen is not None:
+            seen.append(token)
+        if flags & _BAD_WORDS:
+            tail = self.output_tail[row]
+            longest = max(len(word) for word in params.bad_word_token_ids or ())
+            tail.append(token)
+            del tail[: max(0, len(tail) - (longest - 1))]
+        if flags & _MIN_TOKENS and self.num_output_tokens[row] >= params.min_tokens:
+            self.flags[row] = flags & ~_MIN_TOKENS
+
+    def remove(self, row: int) -> None:
+        """Free the row."""
+        self._check_taken(row)
+        self.params[row] = None
+        self.seen[row] = None
+        self.blocked_ids[row] = None
+        self.output_tail[row] = []
+        self.flags[row] = 0
+
+    def move(self, src: int, dst: int) -> None:
+        """Move a request to a free row; `src` becomes free."""
+        self._check_taken(src)
+        if src == dst:
+            return
+        if self.params[dst] is not None:
+            raise ValueError(f"row {dst} is taken")
+        for array in self._arrays:
+            array[dst] = array[src]
+        self.params[dst] = self.params[src]
+        self.seen[dst] = self.seen[src]
+        self.blocked_ids[dst] = self.blocked_ids[src]
+        self.output_tail[dst] = self.output_tail[src]
+        self.remove(src)
+
+    def features(self, rows: IntArray) -> Feature:
+        """All parts of sampling that any of these rows uses."""
+        return Feature(int(np.bitwise_or.reduce(self.flags[rows]))) if len(rows) else Feature(0)
+
+    def positions_with(self, rows: IntArray, feature: Feature) -> IntArray:
+        """Which places in `rows` hold a row that uses `feature`."""
+        return np.flatnonzero(self.flags[rows] & int(feature))
+
+    def _check_taken(self, row: int) -> None:
+        if self.params[row] is None:
+            raise ValueError(f"row {row} holds no request")

@@ -1,0 +1,147 @@
+"""`Tokenizer`: the one class that the rest of Headway turns text into tokens with, and tokens into text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from headway.errors import InvalidRequestError
+from headway.tokenizer.chat_template import ChatTemplate, check_messages
+
+_SPACE_MARK = "\u2581"
+
+
+class Tokenizer:
+    """Wraps a `tokenizers.Tokenizer` (`backend`) with what generation needs besides: end tokens and the chat template.
+
+    `special_tokens` are the named ones that chat templates refer to, e.g. {"bos_token": "<s>"}. `chat_templates` are
+    templates by name; "default" is used, or "tool_use" where tools are given and it exists.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        bos_token_id: int | None = None,
+        special_tokens: Mapping[str, Any] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
+        self.bos_token_id = bos_token_id
+        self._special_tokens = dict(special_tokens or {})
+        self._chat_templates = {name: ChatTemplate(text) for name, text in (chat_templates or {}).items()}
+        added = backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        base_size: int = backend.get_vocab_size(with_added_tokens=False)
+        self.vocab_size = max([base_size, *(token_id + 1 for token_id in added)])
+        decoder = _decoder_steps(backend)
+        self._is_byte_level = decoder == ["ByteLevel"]
+        self._is_sentencepiece = decoder[:3] == ["Replace", "ByteFallback", "Fuse"] and decoder[3:] in ([], ["Strip"])
+        self.has_token_bytes = self._is_byte_level or self._is_sentencepiece
+        """Whether each token stands for bytes of its own: see `token_bytes`."""
+        self.drops_leading_space = self._is_sentencepiece and decoder[3:] == ["Strip"]
+        """Whether decoding a whole text drops one space at its start."""
+        self._bytes_of: dict[int, bytes] = {}
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template, if the model has one."""
+        template = self._select_template(has_tools=False)
+        return template.source if template else None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; `add_special_tokens` adds what the model expects around it, e.g. a first token."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; bytes that are no valid UTF-8 become U+FFFD."""
+        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token as it stands inside a text; "" for an id without a token."""
+        if self.has_token_bytes:
+            return self.token_bytes(token_id).decode("utf-8", errors="replace")
+        piece = self.backend.id_to_token(token_id)
+        if piece is None:
+            return ""
+        text = self.decode([token_id], skip_special_tokens=False)
+        return " " + text if piece.startswith(_SPACE_MARK) and not text.startswith(" ") else text
+
+    def token_bytes(self, token_id: int, *, skip_special_tokens: bool = False) -> bytes:
+        """The bytes one token stands for (only where `has_token_bytes`); b"" for an id without a token."""
+        if skip_special_tokens and token_id in self._special_ids:
+            return b""
+        known = self._bytes_of.get(token_id)
+        if known is None:
+            known = self._bytes_of[token_id] = self._find_bytes(token_id)
+        return known
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        piece: str | None = self.backend.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if self._is_byte_level:
+            try:
+                return bytes(_BYTE_OF_CHARACTER[character] for character in piece)
+            except KeyError:
+                return piece.encode()
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            try:
+                return bytes([int(piece[3:5], 16)])
+            except ValueError:
+                pass
+        return piece.replace(_SPACE_MARK, " ").encode()
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
+    ) -> str:
+        """The prompt text of a conversation. `extra` reaches the template, e.g. `tools` or `enable_thinking`."""
+        template = self._select_template(has_tools=bool(extra.get("tools")))
+        if template is None:
+            raise InvalidRequestError(
+                "this model has no chat template: send a plain prompt instead of messages", param="messages"
+            )
+        variables = {**self._special_tokens, **extra, "add_generation_prompt": add_generation_prompt}
+        return template.render(messages=check_messages(messages), **variables)
+
+    def _select_template(self, *, has_tools: bool) -> ChatTemplate | None:
+        templates = self._chat_templates
+        if has_tools and "tool_use" in templates:
+            return templates["tool_use"]
+        return templates.get("default") or next(iter(templates.values()), None)
+
+
+def _decoder_steps(backend: tokenizers.Tokenizer) -> list[str]:
+    """Names of the decoder's steps; a plain space replacement is "Replace", a plain one-space strip "Strip"."""
+    if backend.decoder is None:
+        return []
+    state = json.loads(backend.decoder.__getstate__())
+    steps = state["decoders"] if state["type"] == "Sequence" else [state]
+    names: list[str] = []
+    for step in steps:
+        plain = {
+            "Replace": step.get("pattern") == {"String": _SPACE_MARK} and step.get("content") == " ",
+            "Strip": (step.get("content"), step.get("start"), step.get("stop")) == (" ", 1, 0),
+        }
+        names.append(step["type"] if plain.get(step["type"], True) else f"special {step['type']}")
+    return names
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable stand-in that byte-level vocabularies use for each byte: the byte's own character where that is
+    visible, else one of the characters from U+0100 on, in order."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(b): b for b in visible} | {chr(256 + place): b for place, b in enumerate(hidden)}
+
+
+_BYTE_OF_CHARACTER = _byte_alphabet()

@@ -1,0 +1,65 @@
+"""Greedy generation under different engine settings, and the check against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from headway import LLM, SamplingParams
+
+# Everything here changes speed only; the tokens must stay the same.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "few at a time": {"max_num_seqs": 3},
+    "chunks of 1": {"max_chunk_tokens": 1},
+    "chunks of 7": {"max_chunk_tokens": 7},
+    "chunks of 64": {"max_chunk_tokens": 64},
+    "blocks of 1": {"block_size": 1},
+    "blocks of 128": {"block_size": 128},
+    "priority": {"scheduling_policy": "priority"},
+}
+
+
+def generate(
+    model: str, prompts: Sequence[str] | Sequence[list[int]], num_tokens: int, **options: Any
+) -> list[list[int]]:
+    """The greedy tokens of each prompt; invariants are checked after every step."""
+    return generate_with(LLM(model, **{"dtype": "float32", "device": "cpu"} | options), prompts, num_tokens)
+
+
+def generate_with(llm: LLM, prompts: Sequence[str] | Sequence[list[int]], num_tokens: int) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    done: dict[str, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        llm.engine.add_request(f"p{index}", prompt, params, stream=False)
+    while llm.engine.has_unfinished_requests():
+        for output in llm.engine.step():
+            done[output.request_id] = output.outputs[0].token_ids
+        llm.engine.check_invariants()
+    assert llm.engine.core.scheduler.kv_cache.pool.num_used_blocks == 0
+    return [done[f"p{index}"] for index in range(len(prompts))]
+
+
+def num_preemptions(llm: LLM, prompts: Sequence[str] | Sequence[list[int]], num_tokens: int) -> int:
+    """Run as `generate_with` does and count how often a request gave way."""
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    outputs = llm.generate(list(prompts), params, use_tqdm=False)
+    return sum(output.metrics.num_preemptions for output in outputs if output.metrics)
+
+
+def greedy_mismatch(reference: Any, prompt: list[int], tokens: list[int]) -> str | None:
+    """None if `reference` (a transformers model) would greedily continue the prompt with exactly these tokens.
+
+    One pass over prompt and continuation shows the reference's choice after every prefix; if each is the next token,
+    generating with it token by token would give the same continuation.
+    """
+    with torch.inference_mode():
+        logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.argmax(dim=-1).tolist()
+    if chosen == tokens:
+        return None
+    place = next(i for i, (a, b) in enumerate(zip(chosen, tokens, strict=True)) if a != b)
+    gap = float(logits[place, chosen[place]] - logits[place, tokens[place]])
+    return f"token {place}: reference {chosen[place]}, ours {tokens[place]}, logits differ by {gap:.2e}"

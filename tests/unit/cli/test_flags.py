@@ -1,0 +1,99 @@
+"""Flags come from the dataclasses, one for each field, and give back exactly what was asked."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from headway.cli import reference
+from headway.cli.flags import CommandParser, add_flags, chosen, engine_flags, sampling_flags
+from headway.config import EngineConfig, iter_options
+from headway.sampling_params import SamplingParams
+
+ROOT = Path(__file__).parents[3]
+
+
+def parse_engine(*arguments: str) -> dict[str, object]:
+    parser = CommandParser(prog="test")
+    add_flags(parser, engine_flags())
+    return chosen(parser.parse(list(arguments)), engine_flags())
+
+
+def parse_sampling(*arguments: str) -> dict[str, object]:
+    parser = CommandParser(prog="test")
+    add_flags(parser, sampling_flags())
+    return chosen(parser.parse(list(arguments)), sampling_flags())
+
+
+def test_there_is_a_flag_for_every_option() -> None:
+    assert [spec.name for spec in engine_flags()] == [field.name for _, field in iter_options()]
+    fields = [field.name for field in dataclasses.fields(SamplingParams) if field.init]
+    assert [spec.name for spec in sampling_flags()] == fields
+
+
+def test_every_flag_explains_itself() -> None:
+    for spec in (*engine_flags(), *sampling_flags()):
+        assert len(spec.help) > 10, spec.name
+
+
+def test_flags_not_given_are_left_to_the_dataclasses() -> None:
+    assert parse_engine() == {}
+    assert parse_sampling() == {}
+
+
+def test_engine_values_arrive_with_their_types() -> None:
+    options = parse_engine(
+        "--model", "m.gguf", "--block-size", "32", "--gpu-memory-utilization", "0.5", "--kv-cache-memory", "2GiB",
+        "--max-model-len", "none", "--device", "cpu",
+    )  # fmt: skip
+    assert options == {
+        "model": "m.gguf",
+        "block_size": 32,
+        "gpu_memory_utilization": 0.5,
+        "kv_cache_memory": 2**31,
+        "max_model_len": None,
+        "device": "cpu",
+    }
+    assert EngineConfig.from_options(**options).cache.kv_cache_memory == 2**31
+
+
+def test_sampling_values_arrive_with_their_types() -> None:
+    options = parse_sampling(
+        "--temperature", "0.5", "--top-k", "-1", "--presence-penalty", "-0.5", "--stop", "a", "--stop", "b",
+        "--stop-token-ids", "1", "--stop-token-ids", "2", "--bad-words", "x", "--logit-bias", "7=-100",
+        "--logit-bias", "8=1.5", "--ignore-eos", "--no-skip-special-tokens", "--max-tokens", "none",
+    )  # fmt: skip
+    assert options == {
+        "temperature": 0.5,
+        "top_k": -1,
+        "presence_penalty": -0.5,
+        "stop": ["a", "b"],
+        "stop_token_ids": [1, 2],
+        "bad_words": ["x"],
+        "logit_bias": {7: -100.0, 8: 1.5},
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "max_tokens": None,
+    }
+    assert SamplingParams(**options).logit_bias == {7: -100.0, 8: 1.5}
+
+
+def test_command_defaults_yield_to_what_is_given_and_are_shown() -> None:
+    parser = CommandParser(prog="test")
+    add_flags(parser, sampling_flags({"max_tokens": 99}))
+    assert chosen(parser.parse([]), sampling_flags(), {"max_tokens": 99}) == {"max_tokens": 99}
+    assert chosen(parser.parse(["--max-tokens", "5"]), sampling_flags(), {"max_tokens": 99}) == {"max_tokens": 5}
+    assert "(default: 99)" in " ".join(parser.format_help().split())
+
+
+def test_options_page_is_current() -> None:
+    page = (ROOT / "docs" / "options.md").read_text()
+    assert page == reference.markdown(), "run 'make docs'"
+
+
+def test_plain_reference_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    text = reference.plain_text()
+    for spec in engine_flags():
+        assert f"  {spec.flag}" in text

@@ -1,0 +1,134 @@
+"""The command as a whole: help, unknown names, exit codes, errors as one line, and a fast start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import NoReturn
+
+import pytest
+
+from headway.cli import generate, main
+from headway.errors import ModelNotFoundError
+
+HEAVY = ("torch", "numpy", "rich", "tokenizers", "gguf", "jinja2")
+
+
+def run(*arguments: str) -> int:
+    """The exit code, whether it was returned or argparse left through `SystemExit`."""
+    try:
+        return main.main(arguments)
+    except SystemExit as left:
+        return int(left.code or 0)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",), ("help",)])
+def test_overview_lists_every_command(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 0
+    out = capsys.readouterr().out
+    for name, command in main.COMMANDS.items():
+        assert name in out
+        assert command.summary in out
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(name, "--help") == 0
+    assert f"usage: headway {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generat",), "unknown command 'generat'. Did you mean 'generate'?"),
+        (("--verison",), "unknown option '--verison'."),
+        (("generate", "--blok-size", "3"), "unknown option '--blok-size'. Did you mean '--block-size'?"),
+        (("generate", "--temprature=0"), "unknown option '--temprature'. Did you mean '--temperature'?"),
+        (("chat", "--logprobs", "3"), "unknown option '--logprobs'."),
+        (("demo", "--max-seqs", "3"), "unknown option '--max-seqs'. Did you mean '--max-num-seqs'?"),
+        (("version", "now"), "unexpected argument 'now'."),
+        (("generate", "--block-size", "many"), "'many' is not a whole number"),
+        (("generate", "--kv-cache-memory", "2 gigs"), "'2 gigs' is not a number of bytes"),
+        (("generate", "--dtype", "float8"), "invalid choice: 'float8'"),
+        (("generate", "--logit-bias", "x"), "'x' is not ID=BIAS"),
+        (("generate", "--block"), "unknown option '--block'"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_names_the_nearest(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("headway: error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate", "hi", "--block-size", "0"), "block_size must be between 1 and 256, not 0."),
+        (("generate", "hi", "--temperature", "-1"), "temperature must be"),
+        (("generate", "hi", "--temperature", "nan"), "temperature must be"),
+        (("generate", "hi", "--logprobs", "2"), "add --json"),
+        (("generate", "hi", "--kv-cache-memory", "1GiB", "--num-kv-blocks", "9"), "give one of them"),
+        (("generate", "   "), "The prompt is empty"),
+        (("generate", "--prompt-file", "/no/such/file"), "Cannot read the prompt file '/no/such/file'"),
+        (("chat", "--top-p", "0"), "top_p must be"),
+        (("demo", "--pace", "-1"), "--pace must be from 0 to 60 seconds"),
+    ],
+)
+def test_bad_values_are_one_line_and_exit_code_1(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("headway: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def _fail(*_: object) -> NoReturn:
+    raise ModelNotFoundError("no model\nin two lines")
+
+
+def test_errors_lose_their_traceback_and_their_line_breaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generate, "run", _fail)
+    assert run("generate", "hi") == 1
+    assert capsys.readouterr().err == "headway: error: no model in two lines\n"
+
+
+def test_debug_mode_keeps_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_DEBUG", "1")
+    monkeypatch.setattr(generate, "run", _fail)
+    with pytest.raises(ModelNotFoundError):
+        main.main(["generate", "hi"])
+
+
+def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "run", interrupt)
+    assert run("generate", "hi") == 130
+
+
+def test_nothing_heavy_is_imported_before_the_arguments_are_good() -> None:
+    code = (
+        "import sys\n"
+        "from headway.cli.main import main\n"
+        "for arguments in ([], ['generate', '--help'], ['chat', '--help'], ['demo', '--help'], ['options']):\n"
+        "    try: main(arguments)\n"
+        "    except SystemExit: pass\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_output_that_nobody_reads_is_no_crash() -> None:
+    command = f"{sys.executable} -m headway options | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stdout == "Model\n"
+    assert done.stderr == ""

@@ -1,0 +1,58 @@
+"""A scheduler with an instant model behind it, for tests that look at schedules."""
+
+from __future__ import annotations
+
+from headway.config import SchedulerConfig
+from headway.core import (
+    KVCacheManager,
+    ModelRunnerOutput,
+    Request,
+    RequestUpdate,
+    SampledTokens,
+    Scheduler,
+    SchedulerOutput,
+    check_invariants,
+)
+
+
+def make_scheduler(*, num_blocks: int = 64, block_size: int = 4, **options: object) -> Scheduler:
+    """Small limits unless the test says otherwise."""
+    options = {"max_num_seqs": 4, "max_num_batched_tokens": 16} | options
+    return Scheduler(SchedulerConfig(**options), KVCacheManager(num_blocks=num_blocks, block_size=block_size))
+
+
+def request(name: str, num_prompt_tokens: int, max_tokens: int = 8, **options: object) -> Request:
+    return Request(name, range(num_prompt_tokens), max_tokens=max_tokens, **options)
+
+
+def finish(scheduler: Scheduler, output: SchedulerOutput, token: int = 0) -> list[RequestUpdate]:
+    """Answer a planned step with the same token for everybody who samples."""
+    sampled = {s.request_id: SampledTokens((token,)) for s in output.scheduled if s.samples}
+    updates = scheduler.update(output, ModelRunnerOutput(sampled, {}))
+    check_invariants(scheduler)
+    return updates
+
+
+def step(scheduler: Scheduler, token: int = 0) -> dict[str, int]:
+    """One whole step; returns who computed how many tokens."""
+    output = scheduler.schedule()
+    check_invariants(scheduler)
+    finish(scheduler, output, token)
+    return {s.request_id: s.num_tokens for s in output.scheduled}
+
+
+def schedule_text(scheduler: Scheduler, arrivals: dict[int, list[Request]], max_steps: int = 200) -> str:
+    """The whole schedule as lines, one per step: `a:5 b:1*` computes 5 tokens of a and 1 of b, which yields a token."""
+    lines = []
+    for number in range(max_steps):
+        for arrival in arrivals.get(number, []):
+            scheduler.add_request(arrival)
+        if not scheduler.has_unfinished_requests and number > max(arrivals):
+            break
+        output = scheduler.schedule()
+        check_invariants(scheduler)
+        parts = [f"{s.request_id}:{s.num_tokens}{'*' if s.samples else ''}" for s in output.scheduled]
+        parts += [f"-{name}" for name in output.preempted_request_ids]
+        finish(scheduler, output)
+        lines.append(f"{number:3} {' '.join(parts)}".rstrip())
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,156 @@
+"""Hugging Face folders: what is found, and what every kind of broken folder is told."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from headway.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
+from headway.loader import open_checkpoint
+from headway.loader.safetensors_file import SafetensorsFile
+from tests.unit.models.tiny import hf_model, save_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_folder(hf_model("llama"), tmp_path)
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    return save_folder(hf_model("llama"), tmp_path, max_shard_size="60KB")
+
+
+def test_index_and_tensors(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    expected = hf_model("llama").state_dict()
+    streamed = dict(checkpoint.tensors())
+    assert set(streamed) == set(checkpoint.index) == set(expected)
+    assert all(torch.equal(streamed[name], tensor) for name, tensor in expected.items())
+    assert checkpoint.num_bytes == sum(tensor.nbytes for tensor in expected.values())
+    assert checkpoint.path == folder
+    assert checkpoint.tokenizer() is None
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(ModelNotFoundError, match=r"it has no config\.json \(it contains notes\.txt\)"):
+        open_checkpoint(tmp_path)
+
+
+def test_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="contains nothing"):
+        open_checkpoint(tmp_path)
+
+
+def test_folder_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelNotFoundError, match="no weights"):
+        open_checkpoint(folder)
+
+
+def test_pickle_weights_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModelError, match=r"pytorch_model\.bin.*convert them to safetensors"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2]", "\xff"])
+def test_damaged_config(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(CorruptModelError, match=r"config\.json"):
+        open_checkpoint(folder)
+
+
+def test_missing_shard_is_named(sharded: Path) -> None:
+    victim = sorted(sharded.glob("*.safetensors"))[1]
+    victim.unlink()
+    with pytest.raises(CorruptModelError, match=f"incomplete.*{victim.name}"):
+        open_checkpoint(sharded)
+
+
+def test_shards_without_an_index_are_all_read(sharded: Path) -> None:
+    names = set(open_checkpoint(sharded).index)
+    (sharded / "model.safetensors.index.json").unlink()
+    (sharded / "consolidated.safetensors").write_bytes(b"not looked at")
+    assert set(open_checkpoint(sharded).index) == names
+
+
+@pytest.mark.parametrize("content", [{}, {"weight_map": {}}, {"weight_map": {"a": "../outside.safetensors"}}])
+def test_damaged_index(sharded: Path, content: dict[str, object]) -> None:
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(content))
+    with pytest.raises(CorruptModelError, match=r"model\.safetensors\.index\.json"):
+        open_checkpoint(sharded)
+
+
+def _header(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: b"", "not a safetensors file, or is truncated"),
+        (lambda data: data[:4], "not a safetensors file, or is truncated"),
+        (lambda data: data[:200], "not a safetensors file, or is truncated"),
+        (lambda data: data[:-1], "is truncated: tensor"),
+        (lambda data: data[: len(data) // 2], "is truncated: tensor"),
+        (lambda data: b"\xff" * 8 + data[8:], "not a safetensors file"),
+        (lambda data: data[:8] + b"x" + data[9:], "damaged header"),
+        (lambda data: _header(b"[]"), "damaged header"),
+        (lambda data: _header(b'{"a": {}}'), "damaged header entry for tensor a"),
+        (lambda data: _header(b'{"a": 3}'), "damaged header entry for tensor a"),
+        (
+            lambda data: _header(b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}') + bytes(8),
+            "damaged header entry for tensor a",
+        ),
+        (
+            lambda data: _header(b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}') + bytes(8),
+            "damaged header entry for tensor a",
+        ),
+        (
+            lambda data: _header(b'{"a": {"dtype": "X9", "shape": [1], "data_offsets": [0, 4]}}') + bytes(8),
+            "damaged header entry for tensor a",
+        ),
+        (lambda data: b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    ],
+)
+def test_damaged_weights(folder: Path, damage: Callable[[bytes], bytes], message: str) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CorruptModelError, match=message) as caught:
+        open_checkpoint(folder)
+    assert str(path) in str(caught.value)
+
+
+def test_file_that_shrinks_after_opening(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:10_000])
+    with pytest.raises(CorruptModelError, match="ends inside tensor"):
+        list(checkpoint.tensors())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int32])
+def test_weights_that_are_not_floats(tmp_path: Path, dtype: torch.dtype) -> None:
+    save_file({"w": torch.zeros(4, dtype=dtype)}, tmp_path / "w.safetensors")
+    with pytest.raises(UnsupportedModelError, match="tensor w is of type"):
+        SafetensorsFile(tmp_path / "w.safetensors").read("w")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 5), (7,), (), (0, 4)])
+def test_reads_what_the_safetensors_package_writes(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensors = {"first": torch.randn(3).to(dtype), "second": torch.randn(shape).to(dtype)}
+    save_file(tensors, tmp_path / "w.safetensors", metadata={"format": "pt"})
+    file = SafetensorsFile(tmp_path / "w.safetensors")
+    assert set(file.entries) == set(tensors)
+    for name, tensor in tensors.items():
+        assert file.read(name).dtype == dtype
+        assert torch.equal(file.read(name), tensor)

@@ -1,0 +1,137 @@
+"""Which model a name leads to, and random weights for a shape."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+
+from headway.errors import ConfigError, CorruptModelError, ModelNotFoundError, UnsupportedModelError
+from headway.layers.torch_ops import TorchOps
+from headway.loader import open_checkpoint
+from headway.loader.dummy import BUILTIN_SHAPES, DummyCheckpoint
+from headway.loader.hub import looks_like_hub_id
+from headway.models import load_decoder
+from headway.models.config import Llama3Scaling
+from tests.unit.models.harness import Harness
+from tests.unit.models.tiny import hf_model, random_prompt, save_folder
+
+
+def test_unknown_load_format() -> None:
+    with pytest.raises(
+        ConfigError, match="unknown load_format 'pickle'; valid names are auto, safetensors, gguf, dummy"
+    ):
+        open_checkpoint("anything", "pickle")
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./nowhere", "a/b/c", "missing.gguf", "models/missing.gguf", ""])
+def test_path_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("went to the hub"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="no file or folder|is not a model"):
+        open_checkpoint(model)
+
+
+def test_single_file_that_is_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"12345678")
+    with pytest.raises(ModelNotFoundError, match="give the folder that holds"):
+        open_checkpoint(path)
+
+
+def test_format_that_is_not_there(tmp_path: Path) -> None:
+    folder = save_folder(hf_model("llama"), tmp_path)
+    with pytest.raises(ModelNotFoundError, match=r"no \.gguf file"):
+        open_checkpoint(folder, "gguf")
+    assert open_checkpoint(folder, "safetensors").config.architecture == "llama"
+
+
+def test_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_folder(hf_model("qwen3"), tmp_path)
+    asked: list[str] = []
+
+    def fake_download(model: str, **_: Any) -> str:
+        asked.append(model)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fake_download)
+    checkpoint = open_checkpoint("someone/some-model.v2")
+    assert (asked, checkpoint.name, checkpoint.path) == (["someone/some-model.v2"], "someone/some-model.v2", folder)
+
+
+def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise ConnectionError("name resolution failed\nmore detail")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ModelNotFoundError) as caught:
+        open_checkpoint("someone/model")
+    for part in ("'someone/model'", "Hugging Face hub", "name resolution failed", "local model folder"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(("model", "expected"), [("gpt2", True), ("Qwen/Qwen3-0.6B", True), ("a/b/c", False)])
+def test_looks_like_hub_id(model: str, expected: bool) -> None:
+    assert looks_like_hub_id(model) == expected
+
+
+def test_shape_without_dummy_format_says_so() -> None:
+    with pytest.raises(ModelNotFoundError, match="use it with load_format 'dummy'"):
+        open_checkpoint("llama31-8b")
+
+
+def test_builtin_shapes() -> None:
+    small, large = (open_checkpoint(name, "dummy") for name in ("qwen3-0.6b", "llama31-8b"))
+    assert small.config.num_parameters == pytest.approx(0.596e9, rel=0.001)
+    assert (small.config.tie_embeddings, small.config.qk_norm, small.config.rope.theta) == (True, True, 1e6)
+    assert large.config.num_parameters == pytest.approx(8.03e9, rel=0.001)
+    assert large.config.rope.scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
+    assert large.num_bytes == large.config.num_parameters * 2
+    assert (large.path, large.tokenizer()) == (None, None)
+
+
+@pytest.fixture
+def shape_file(tmp_path: Path) -> Path:
+    path = tmp_path / "shape.json"
+    small = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 96, "head_dim": 16}
+    path.write_text(json.dumps({**BUILTIN_SHAPES["qwen3-0.6b"], **small, "torch_dtype": "float32"}))
+    return path
+
+
+def test_dummy_weights_run(shape_file: Path) -> None:
+    decoder = load_decoder(open_checkpoint(shape_file, "dummy"), ops=TorchOps())
+    logits = Harness(decoder).prompt_logits(random_prompt(10))
+    assert logits.isfinite().all()
+    assert logits.std() > 0
+
+
+def test_dummy_weights_depend_on_seed_and_name_only(shape_file: Path) -> None:
+    first, again, other = DummyCheckpoint(shape_file), DummyCheckpoint(shape_file), DummyCheckpoint(shape_file, seed=1)
+    name, sibling = (f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1))
+    assert not torch.equal(first.read(sibling), first.read(name))
+    assert torch.equal(again.read(name), first.read(name))
+    assert not torch.equal(other.read(name), first.read(name))
+    assert first.read(name).std() == pytest.approx(0.02, rel=0.05)
+    assert torch.equal(first.read("model.norm.weight"), torch.ones(64))
+
+
+def test_dummy_takes_a_folder_without_weights(tmp_path: Path) -> None:
+    save_folder(hf_model("llama"), tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    assert open_checkpoint(tmp_path, "dummy").config.num_layers == 2
+
+
+def test_dummy_refusals(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"no shape 'llama9'.*qwen3-0\.6b, llama31-8b"):
+        open_checkpoint("llama9", "dummy")
+    path = tmp_path / "shape.json"
+    path.write_text("not json")
+    with pytest.raises(CorruptModelError, match="not valid JSON"):
+        open_checkpoint(path, "dummy")
+    path.write_text(json.dumps({**BUILTIN_SHAPES["llama31-8b"], "architectures": ["MixtralForCausalLM"]}))
+    with pytest.raises(UnsupportedModelError, match="MixtralForCausalLM"):
+        open_checkpoint(path, "dummy")

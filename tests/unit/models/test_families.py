@@ -1,0 +1,138 @@
+"""Every family gives the logits of transformers, however the prompt is cut and whatever shares the batch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from headway import native
+from headway.layers.torch_ops import TorchOps
+from headway.loader import open_checkpoint
+from headway.models import Decoder, load_decoder
+from tests.unit.models.harness import HandRequest, Harness
+from tests.unit.models.tiny import FAMILIES, LLAMA3_ROPE, hf_logits, hf_model, random_prompt, save_folder
+
+ATOL = 1e-5
+
+
+needs_native = pytest.mark.skipif(not native.is_available(), reason="no C compiler: the native kernels are not built")
+
+
+def load(folder: Path) -> Decoder:
+    return load_decoder(open_checkpoint(folder), ops=TorchOps())
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[object, Decoder]:
+    model = hf_model(request.param)
+    return model, load(save_folder(model, tmp_path_factory.mktemp(request.param)))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 7])
+@pytest.mark.parametrize("backend", ["torch_reference", "torch_padded"])
+def test_logits_match_transformers(family: tuple[object, Decoder], chunk_size: int | None, backend: str) -> None:
+    model, decoder = family
+    prompt = random_prompt(90)
+    logits = Harness(decoder, backend=backend).prompt_logits(prompt, chunk_size)
+    torch.testing.assert_close(logits, hf_logits(model, prompt), atol=ATOL, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["torch_reference", "torch_padded"])
+def test_requests_of_one_batch_do_not_mix(family: tuple[object, Decoder], backend: str) -> None:
+    model, decoder = family
+    harness = Harness(decoder, backend=backend, block_size=8)
+    requests = [HandRequest(random_prompt(length, seed=length)) for length in (30, 11, 1, 19)]
+    first, second, third, fourth = requests
+    harness.step([(first, 12), (second, 3)])
+    harness.step([(third, 1), (first, 1), (second, 7)])
+    harness.step([(second, 1), (fourth, 19), (first, 17)])
+    for request in requests:
+        assert request.num_computed == len(request.token_ids)
+        expected = hf_logits(model, request.token_ids)
+        torch.testing.assert_close(torch.stack(request.logits), expected, atol=ATOL, rtol=1e-5)
+
+
+@needs_native
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_native_kernels_give_the_same_logits_to_the_bit_in_any_chunking(tmp_path: Path, name: str) -> None:
+    model = hf_model(name)
+    decoder = load_decoder(open_checkpoint(save_folder(model, tmp_path)), ops="native")
+    prompt = random_prompt(60)
+    whole = Harness(decoder, backend="cpu").prompt_logits(prompt)
+    torch.testing.assert_close(whole, hf_logits(model, prompt), atol=ATOL, rtol=1e-5)
+    for chunk_size, block_size in ((1, 16), (7, 1), (32, 4)):
+        harness = Harness(decoder, backend="cpu", block_size=block_size)
+        assert torch.equal(harness.prompt_logits(prompt, chunk_size), whole)
+
+
+@needs_native
+@pytest.mark.parametrize("name", ["llama_tied", "qwen2", "qwen3"])
+def test_int8_weights_are_near_float32(tmp_path: Path, name: str) -> None:
+    model = hf_model(name)
+    decoder = load_decoder(open_checkpoint(save_folder(model, tmp_path)), quantization="int8")
+    prompt = random_prompt(40)
+    expected = hf_logits(model, prompt)
+    logits = Harness(decoder, backend="cpu").prompt_logits(prompt)
+    assert (logits - expected).norm() / expected.norm() < 0.05
+
+
+def test_greedy_tokens_match_transformers(family: tuple[object, Decoder]) -> None:
+    model, decoder = family
+    prompt = random_prompt(20, seed=3)
+    expected = list(prompt)
+    for _ in range(12):
+        expected.append(int(hf_logits(model, expected)[-1].argmax()))
+    assert Harness(decoder).greedy(prompt, 12) == expected[20:]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_old_spelling_of_rope_gives_the_same_model(tmp_path: Path, scaled: bool) -> None:
+    theta = 20000.0
+    rope = {**LLAMA3_ROPE, "rope_theta": theta} if scaled else {"rope_type": "default", "rope_theta": theta}
+    model = hf_model("llama", rope_parameters=rope)
+    folder = save_folder(model, tmp_path)
+    raw = json.loads((folder / "config.json").read_text())
+    del raw["rope_parameters"]
+    raw["rope_theta"] = theta
+    raw["rope_scaling"] = {k: v for k, v in LLAMA3_ROPE.items() if k != "rope_theta"} if scaled else None
+    (folder / "config.json").write_text(json.dumps(raw))
+    prompt = random_prompt(80)
+    logits = Harness(load(folder)).prompt_logits(prompt)
+    torch.testing.assert_close(logits, hf_logits(model, prompt), atol=ATOL, rtol=1e-5)
+
+
+def test_sharded_checkpoint_equals_single_file(tmp_path: Path) -> None:
+    model = hf_model("qwen2")
+    single = save_folder(model, tmp_path / "single")
+    sharded = save_folder(model, tmp_path / "sharded", max_shard_size="60KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    prompt = random_prompt(10)
+    one, many = (Harness(load(folder)).prompt_logits(prompt) for folder in (single, sharded))
+    assert torch.equal(one, many)
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+def test_half_precision_files_compute_in_float32(tmp_path: Path, stored: torch.dtype) -> None:
+    checkpoint = open_checkpoint(save_folder(hf_model("llama").to(stored), tmp_path))
+    widened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert checkpoint.config.torch_dtype == str(stored).removeprefix("torch.")
+    prompt = random_prompt(16)
+    logits = Harness(load_decoder(checkpoint, ops=TorchOps())).prompt_logits(prompt)
+    torch.testing.assert_close(logits, hf_logits(widened, prompt), atol=ATOL, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("backend", ["torch_reference", "torch_padded"])
+def test_bfloat16_computation_is_near_float32(tmp_path: Path, backend: str) -> None:
+    model = hf_model("qwen3")
+    checkpoint = open_checkpoint(save_folder(model, tmp_path))
+    decoder = load_decoder(checkpoint, dtype=torch.bfloat16, ops=TorchOps())
+    prompt = random_prompt(40)
+    logits = Harness(decoder, backend=backend).prompt_logits(prompt, chunk_size=9)
+    expected = hf_logits(model, prompt)
+    assert logits.dtype == torch.float32
+    assert (logits - expected).norm() / expected.norm() < 0.03

@@ -1,0 +1,161 @@
+"""Configurations: what each family's config.json means, and every refusal names its reason."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from headway.errors import CorruptModelError, UnsupportedModelError
+from headway.models.config import DecoderConfig, Llama3Scaling, RopeConfig
+from headway.models.registry import SUPPORTED_ARCHITECTURES, config_from_hf
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "torch_dtype": "bfloat16",
+}
+
+
+def parse(**changes: Any) -> DecoderConfig:
+    return config_from_hf({**LLAMA, **changes}, "config.json")
+
+
+def without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in LLAMA.items() if name != key}
+
+
+def test_llama() -> None:
+    assert parse() == DecoderConfig(
+        architecture="llama",
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=3,
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=8,
+        max_position=1024,
+        rms_norm_eps=1e-5,
+        rope=RopeConfig(theta=5000.0),
+        torch_dtype="bfloat16",
+    )
+
+
+def test_llama_3_rope_scaling() -> None:
+    scaling = {
+        "type": "llama3",
+        "factor": 8,
+        "low_freq_factor": 1,
+        "high_freq_factor": 4,
+        "original_max_position_embeddings": 512,
+    }
+    assert parse(rope_scaling=scaling).rope.scaling == Llama3Scaling(8.0, 1.0, 4.0, 512)
+
+
+def test_qwen2_has_qkv_bias_only() -> None:
+    config = parse(architectures=["Qwen2ForCausalLM"], use_sliding_window=False, sliding_window=64)
+    assert (config.qkv_bias, config.o_bias, config.qk_norm, config.max_position) == (True, False, False, 1024)
+
+
+def test_qwen3_has_head_norms_and_its_own_head_dim() -> None:
+    config = parse(architectures=["Qwen3ForCausalLM"], head_dim=32)
+    assert (config.qk_norm, config.qkv_bias, config.head_dim, config.q_size) == (True, False, 32, 256)
+
+
+def test_model_type_stands_in_for_architectures() -> None:
+    raw = without("architectures")
+    raw["model_type"] = "qwen2"
+    assert config_from_hf(raw, "config.json").architecture == "qwen2"
+
+
+@pytest.mark.parametrize(("window", "max_position"), [(None, 1024), (4096, 1024), (1024, 1024), (256, 256)])
+def test_mistral_context_stays_within_the_window(
+    window: int | None, max_position: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = parse(architectures=["MistralForCausalLM"], sliding_window=window)
+    assert config.max_position == max_position
+    assert ("256 of 1024" in caplog.text) == (max_position == 256)
+
+
+def test_key_value_heads_default_to_heads() -> None:
+    assert config_from_hf(without("num_key_value_heads"), "config.json").num_kv_heads == 8
+
+
+def test_dtype_in_the_new_spelling() -> None:
+    assert config_from_hf({**without("torch_dtype"), "dtype": "float16"}, "config.json").torch_dtype == "float16"
+
+
+def test_sizes() -> None:
+    config = parse(attention_bias=True, mlp_bias=True)
+    assert config.kv_bytes_per_token(2) == 2 * 3 * 2 * 8 * 2
+    attention = 64 * (64 + 16 + 16) + 96 + 64 * 64 + 64
+    mlp = 3 * 64 * 96 + 96 + 96 + 64
+    assert config.num_parameters == 2 * 128 * 64 + 3 * (attention + mlp + 128) + 64
+
+
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM", "GPT2LMHeadModel"])
+def test_unknown_architecture_is_named(architecture: str) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        parse(architectures=[architecture])
+    assert architecture in str(caught.value)
+    assert all(name in str(caught.value) for name in SUPPORTED_ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "rope type 'longrope'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per layer"),
+        ({"partial_rotary_factor": 0.5}, "rotating only 0.5 of each head"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "only 0.25"),
+        ({"hidden_act": "gelu"}, "activation 'gelu'"),
+        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "use_sliding_window"),
+        ({"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True}, "use_sliding_window"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised with gptq"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised with fp8"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
+    ],
+)
+def test_unsupported_features(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        parse(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": None}, "does not say 'hidden_size'"),
+        ({"num_hidden_layers": "three"}, "'num_hidden_layers' is 'three', which is not a positive integer"),
+        ({"vocab_size": 0}, "'vocab_size' is 0"),
+        ({"vocab_size": True}, "'vocab_size' is True"),
+        ({"rms_norm_eps": float("nan")}, "'rms_norm_eps' is nan"),
+        ({"tie_word_embeddings": "yes"}, "'tie_word_embeddings' is 'yes'"),
+        ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
+        ({"head_dim": 7}, "head_dim 7 is odd"),
+        ({"rope_scaling": [1]}, "'rope_scaling' is \\[1\\]"),
+        ({"rope_scaling": {"type": "linear"}}, "does not say 'factor'"),
+        ({"hidden_act": 3}, "'hidden_act' is 3"),
+    ],
+)
+def test_contradictory_configuration(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CorruptModelError, match=message):
+        parse(**changes)
+
+
+def test_neither_architecture_nor_model_type() -> None:
+    with pytest.raises(CorruptModelError, match="names neither"):
+        config_from_hf({"hidden_size": 64}, "config.json")

@@ -1,0 +1,188 @@
+"""Paged attention: against a float64 oracle on odd batches, and bit for bit against itself in other compositions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.attention.base import AttentionBatch, LayerKVCache
+from headway.attention.cpu import CpuAttention
+from headway.errors import ConfigError
+from headway.native.lib import NativeLibrary
+
+
+@dataclass
+class Sequences:
+    """Plain keys, values and queries of some requests, from which any paged batch can be made."""
+
+    q: list[Tensor]
+    k: list[Tensor]
+    v: list[Tensor]
+
+    @staticmethod
+    def random(lengths: Sequence[int], heads: int, kv_heads: int, dim: int) -> Sequences:
+        return Sequences(
+            q=[torch.randn(n, heads, dim) for n in lengths],
+            k=[torch.randn(n, kv_heads, dim) for n in lengths],
+            v=[torch.randn(n, kv_heads, dim) for n in lengths],
+        )
+
+    def oracle(self, r: int, first: int, end: int) -> Tensor:
+        """Queries first .. end of request r in float64."""
+        group = self.q[r].shape[1] // self.k[r].shape[1]
+        k = self.k[r][:end].double().repeat_interleave(group, dim=1)
+        v = self.v[r][:end].double().repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", self.q[r][first:end].double(), k) / math.sqrt(k.shape[-1])
+        future = torch.arange(end)[None] > torch.arange(first, end)[:, None]
+        return torch.einsum("hqk,khd->qhd", scores.masked_fill(future, -math.inf).softmax(-1), v).flatten(1)
+
+
+def attend(
+    sequences: Sequences,
+    spans: Sequence[tuple[int, int, int]],
+    *,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    library: NativeLibrary | None = None,
+) -> list[Tensor]:
+    """Runs one step over spans (request, first query, end); returns each span's rows. Unused slots hold NaN."""
+    heads, dim = sequences.q[0].shape[1:]
+    kv_heads = sequences.k[0].shape[1]
+    counts = [-(-end // block_size) for _, _, end in spans]
+    cache = LayerKVCache.zeros(sum(counts) + 3, kv_heads, dim, block_size, dtype=dtype)
+    cache.k.fill_(math.nan)
+    cache.v.fill_(math.nan)
+    order = torch.randperm(sum(counts) + 3, dtype=torch.int32)
+    table = torch.full((len(spans), max(counts) + 2), -1, dtype=torch.int32)
+    used = 0
+    for i, (r, _, end) in enumerate(spans):
+        table[i, : counts[i]] = order[used : used + counts[i]]
+        used += counts[i]
+        token = torch.arange(end)
+        block, offset = table[i].long()[token // block_size], token % block_size
+        cache.k[block, :, :, offset] = sequences.k[r][:end].to(dtype)
+        cache.v[block, :, offset] = sequences.v[r][:end].to(dtype)
+    lengths = [end - first for _, first, end in spans]
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    batch = AttentionBatch(
+        num_tokens=sum(lengths),
+        num_requests=len(spans),
+        max_query_len=max(lengths),
+        max_seq_len=max(end for _, _, end in spans),
+        query_start=starts,
+        seq_lens=torch.tensor([end for _, _, end in spans], dtype=torch.int32),
+        block_table=table,
+        slot_mapping=torch.zeros(sum(lengths), dtype=torch.int64),
+    )
+    backend = CpuAttention([cache], heads, library)
+    backend.plan(batch)
+    out = backend.run(0, torch.cat([sequences.q[r][first:end] for r, first, end in spans]))
+    return list(out.split(lengths))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("block_size", [1, 7, 16, 24, 128])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"),
+    [(9, 3, 64), (2, 2, 80), (4, 2, 96), (4, 1, 128), (5, 1, 256), (16, 1, 64), (14, 2, 36), (2, 1, 6)],
+)
+def test_against_the_oracle(
+    library: NativeLibrary, heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype
+) -> None:
+    sequences = Sequences.random([300, 1, 33, 16, 70], heads, kv_heads, dim)
+    if dtype is torch.float16:
+        sequences.k = [k.half().float() for k in sequences.k]
+        sequences.v = [v.half().float() for v in sequences.v]
+    spans = [(0, 299, 300), (1, 0, 1), (2, 0, 33), (3, 10, 16), (4, 65, 70), (0, 250, 280)]
+    for span, rows in zip(
+        spans, attend(sequences, spans, block_size=block_size, dtype=dtype, library=library), strict=True
+    ):
+        torch.testing.assert_close(rows.double(), sequences.oracle(*span), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_long_contexts_are_split_and_right(library: NativeLibrary, dtype: torch.dtype) -> None:
+    sequences = Sequences.random([2600], 6, 2, 64)
+    sequences.k = [k.to(dtype).float() for k in sequences.k]
+    sequences.v = [v.to(dtype).float() for v in sequences.v]
+    alone = attend(sequences, [(0, 2599, 2600)], dtype=dtype, library=library)[0]
+    torch.testing.assert_close(alone.double(), sequences.oracle(0, 2599, 2600), rtol=2e-5, atol=2e-5)
+    library.set_num_threads(1)
+    assert torch.equal(alone, attend(sequences, [(0, 2599, 2600)], dtype=dtype, library=library)[0])
+    library.set_num_threads(8)
+    assert torch.equal(alone, attend(sequences, [(0, 2599, 2600)], dtype=dtype, library=library)[0])
+    library.set_num_threads(2)
+    assert torch.equal(alone[0], attend(sequences, [(0, 2550, 2600)], dtype=dtype, library=library)[0][-1])
+    many = [(0, 2599, 2600)] * 9
+    assert torch.equal(alone, attend(sequences, many, dtype=dtype, library=library)[4])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 1, 80), (6, 6, 128)])
+def test_rows_do_not_depend_on_batch_chunks_or_blocks(
+    library: NativeLibrary, heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+) -> None:
+    length = 600
+    sequences = Sequences.random([length, 290], heads, kv_heads, dim)
+    whole = attend(sequences, [(0, 0, length)], dtype=dtype, library=library)[0]
+    torch.testing.assert_close(whole.double(), sequences.oracle(0, 0, length), rtol=2e-3, atol=2e-3)
+    for chunk in (1, 7, 64):
+        firsts = range(0, length, chunk) if chunk > 1 else (0, 1, 15, 16, 255, 256, 257, 511, 512, 599)
+        spans = [(0, first, min(length, first + chunk)) for first in firsts]
+        for block_size in (1, 16, 128):
+            parts = attend(
+                sequences, [*spans[-12:], (1, 200, 290)], block_size=block_size, dtype=dtype, library=library
+            )
+            for (_, first, end), part in zip(spans[-12:], parts[:-1], strict=True):
+                assert torch.equal(part, whole[first:end]), (chunk, block_size, first)
+
+
+def test_thread_counts_give_the_same_bits(library: NativeLibrary) -> None:
+    sequences = Sequences.random([700, 40, 1, 300], 9, 3, 64)
+    spans = [(0, 100, 700), (1, 39, 40), (2, 0, 1), (3, 0, 300)]
+    results = []
+    for threads in (1, 2, 3):
+        library.set_num_threads(threads)
+        results.append(torch.cat(attend(sequences, spans, library=library)))
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_large_scores_do_not_overflow(library: NativeLibrary) -> None:
+    sequences = Sequences.random([400], 2, 1, 64)
+    sequences.q = [q * 60 for q in sequences.q]
+    rows = attend(sequences, [(0, 300, 400)], library=library)[0]
+    torch.testing.assert_close(rows.double(), sequences.oracle(0, 300, 400), rtol=1e-3, atol=1e-3)
+
+
+def test_plan_is_reused_for_every_layer(fast: NativeLibrary) -> None:
+    caches = [LayerKVCache(k=torch.randn(2, 1, 8, 4), v=torch.randn(2, 1, 4, 8)) for _ in range(3)]
+    backend = CpuAttention(caches, 2)
+    batch = AttentionBatch(
+        num_tokens=1,
+        num_requests=1,
+        max_query_len=1,
+        max_seq_len=1,
+        query_start=torch.tensor([0, 1], dtype=torch.int32),
+        seq_lens=torch.tensor([1], dtype=torch.int32),
+        block_table=torch.tensor([[1]], dtype=torch.int32),
+        slot_mapping=torch.tensor([4]),
+    )
+    backend.plan(batch)
+    assert backend.batch is batch
+    for layer, cache in enumerate(caches):
+        expected = cache.v[1, 0, 0].repeat(2)[None]
+        torch.testing.assert_close(backend.run(layer, torch.randn(1, 2, 8)), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_what_cannot_be_read_is_refused(fast: NativeLibrary) -> None:
+    bad = [LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.bfloat16)]
+    assert not CpuAttention.is_supported(bad, 2)
+    assert CpuAttention.is_supported([LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.float16)], 2)
+    assert not CpuAttention.is_supported([LayerKVCache.zeros(1, 2, 8, 4, dtype=torch.float16)], 3)
+    with pytest.raises(ConfigError, match="bfloat16"):
+        CpuAttention(bad, 2)

@@ -1,0 +1,140 @@
+"""Finding a compiler, the cache, and what is said when it does not work."""
+
+from __future__ import annotations
+
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from headway.errors import NativeBuildError
+from headway.native import build as build_module
+from headway.native.__main__ import main
+from headway.native.build import build, cache_dir
+from headway.native.cpu_count import cgroup_quota, usable_cpus
+from headway.native.lib import NativeLibrary
+
+
+def fake_compiler(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.fixture
+def only_cc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache and no compiler but the one a test puts in $CC."""
+    monkeypatch.setenv("HEADWAY_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(build_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delenv("CC", raising=False)
+    return tmp_path
+
+
+def test_no_compiler_says_what_to_install(only_cc: Path) -> None:
+    with pytest.raises(NativeBuildError, match="pip install ziglang"):
+        build()
+
+
+def test_a_failing_compiler_is_quoted(only_cc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", fake_compiler(only_cc / "broken", "echo 'no such header' >&2; exit 3"))
+    with pytest.raises(NativeBuildError, match=r"exited with 3:\nno such header"):
+        build()
+    assert not list((only_cc / "cache").iterdir())
+
+
+def test_the_next_compiler_is_tried(only_cc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", fake_compiler(only_cc / "broken", "exit 1"))
+    write_output = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
+    fake_compiler(only_cc / "gcc", write_output)
+    result = build("generic")
+    assert result.compiled and result.compiler == (str(only_cc / "gcc"),)
+    assert result.path.read_text() == "library\n"
+    assert not build("generic").compiled
+
+
+def test_file_name_depends_on_flags_and_sources(only_cc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_output = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
+    fake_compiler(only_cc / "cc", write_output)
+    sources = only_cc / "sources"
+    sources.mkdir()
+    (sources / "a.c").write_text("int a;")
+    monkeypatch.setattr(build_module, "SOURCE_DIR", sources)
+    paths = [build("generic").path, build("avx2").path]
+    (sources / "a.c").write_text("int b;")
+    paths.append(build("generic").path)
+    assert len(set(paths)) == 3
+
+
+def test_a_file_that_is_no_library_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broken.so"
+    path.write_text("not a library")
+    with pytest.raises(NativeBuildError, match=r"broken\.so"):
+        NativeLibrary(path)
+
+
+def test_unwritable_cache_names_the_variable(only_cc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (only_cc / "file").write_text("")
+    monkeypatch.setenv("HEADWAY_CACHE_DIR", str(only_cc / "file" / "below"))
+    monkeypatch.setenv("CC", fake_compiler(only_cc / "cc1", "exit 0"))
+    with pytest.raises(NativeBuildError, match="HEADWAY_CACHE_DIR"):
+        build()
+
+
+def test_unknown_isa_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_NATIVE_ISA", "mmx")
+    with pytest.raises(NativeBuildError, match="generic"):
+        build()
+
+
+def test_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADWAY_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache_dir() == Path("/somewhere/headway")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert cache_dir() == Path("/home/someone/.cache/headway")
+
+
+def test_two_builds_at_once(only_cc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both compile into an empty cache, neither sees the other's half-written files, nothing else is left behind."""
+    started = only_cc / "started"
+    script = f'/bin/echo x >> {started}; while [ "$(/usr/bin/wc -l < {started})" -lt 2 ]; do /bin/sleep 0.01; done; '
+    script += 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
+    monkeypatch.setenv("CC", fake_compiler(only_cc / "slow", script))
+    with ThreadPoolExecutor(2) as pool:
+        results = [future.result(timeout=60) for future in [pool.submit(build, "generic") for _ in range(2)]]
+    assert [result.compiled for result in results] == [True, True]
+    assert list((only_cc / "cache").iterdir()) == [results[0].path]
+    assert results[0].path.read_text() == "library\n"
+
+
+def test_command_line_reports_what_it_did(fast: NativeLibrary, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main() == 0
+    output = capsys.readouterr().out
+    assert str(fast.path) in output and fast.isa in output
+
+
+def test_usable_cpus_is_at_least_one() -> None:
+    assert usable_cpus() >= 1
+
+
+def test_cgroup_quota(tmp_path: Path) -> None:
+    membership = tmp_path / "membership"
+    membership.write_text("0::/pod/container\n")
+    own = tmp_path / "root" / "pod" / "container"
+    own.mkdir(parents=True)
+    assert cgroup_quota(tmp_path / "root", membership) is None
+    (own / "cpu.max").write_text("max 100000\n")
+    (own.parent / "cpu.max").write_text("250000 100000\n")
+    assert cgroup_quota(tmp_path / "root", membership) == 2.5
+    (own / "cpu.max").write_text("150000 100000\n")
+    assert cgroup_quota(tmp_path / "root", membership) == 1.5
+    version1 = tmp_path / "root" / "cpu"
+    version1.mkdir()
+    (version1 / "cpu.cfs_quota_us").write_text("-1")
+    (version1 / "cpu.cfs_period_us").write_text("100000")
+    assert cgroup_quota(tmp_path / "root", membership) == 1.5
+    (version1 / "cpu.cfs_quota_us").write_text("50000")
+    assert cgroup_quota(tmp_path / "root", membership) == 0.5

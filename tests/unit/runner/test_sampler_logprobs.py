@@ -1,0 +1,86 @@
+"""Logprobs: values, ranks and most likely tokens against a brute-force reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headway.outputs import Logprob
+from headway.runner import logprobs as logprobs_module
+from headway.runner.logprobs import TokenLogprobs, prompt_logprobs
+from headway.runner.sampler import Sampler
+from headway.runner.sampling_batch import SamplingBatch
+from headway.sampling_params import SamplingParams
+
+
+def reference(line: np.ndarray, token: int, num_top: int) -> TokenLogprobs:
+    wide = line.astype(np.float64)
+    logprobs = wide - (np.log(np.exp(wide - wide.max()).sum()) + wide.max())
+    order = sorted(range(len(line)), key=lambda i: (-line[i], i))[:num_top]
+    return TokenLogprobs(
+        token, float(logprobs[token]), int((line > line[token]).sum()) + 1, order, [float(logprobs[i]) for i in order]
+    )
+
+
+def assert_same(found: TokenLogprobs | None, expected: TokenLogprobs) -> None:
+    assert found is not None
+    assert (found.token_id, found.rank, found.top_ids) == (expected.token_id, expected.rank, expected.top_ids)
+    assert found.logprob == pytest.approx(expected.logprob, abs=1e-5)
+    assert found.top_logprobs == pytest.approx(expected.top_logprobs, abs=1e-5)
+
+
+def distinct_lines(rng: np.random.Generator, rows: int, vocab: int) -> np.ndarray:
+    """Values far enough apart that a log-softmax cannot make two of them equal."""
+    return np.stack([rng.permutation(vocab) for _ in range(rows)]).astype(np.float32) / vocab * 12
+
+
+def test_prompt_logprobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprobs_module, "PROMPT_ROWS_AT_A_TIME", 7)
+    rng = np.random.default_rng(0)
+    lines, tokens = distinct_lines(rng, 30, 200), rng.integers(0, 200, 30)
+    for num_top in (0, 1, 5, 200):
+        records = prompt_logprobs(torch.from_numpy(lines), torch.from_numpy(tokens), num_top)
+        for record, line, token in zip(records, lines, tokens.tolist(), strict=True):
+            assert_same(record, reference(line, token, num_top))
+    assert prompt_logprobs(torch.zeros(0, 5), [], 3) == []
+    with pytest.raises(ValueError, match="2 rows"):
+        prompt_logprobs(torch.zeros(2, 5), [1], 3)
+
+
+def test_equally_likely_tokens_come_by_id_also_at_the_cut() -> None:
+    line = np.array([1, 3, 3, 0, 3, 3, 9], dtype=np.float32)
+    (record,) = prompt_logprobs(torch.from_numpy(line)[None], [4], 3)
+    assert record.top_ids == [6, 1, 2]
+    assert record.rank == 2
+    assert prompt_logprobs(torch.zeros(1, 500), [3], 4)[0].top_ids == [0, 1, 2, 3]
+
+
+def test_sampled_logprobs_are_those_of_the_untouched_logits() -> None:
+    rng = np.random.default_rng(1)
+    lines = distinct_lines(rng, 6, 150)
+    fields = [
+        {"temperature": 0.0, "logprobs": 3},
+        {"temperature": 0.7, "logprobs": 0, "seed": 1, "top_k": 20},
+        {"temperature": 2.0, "seed": 3},
+        {"temperature": 1.5, "logprobs": 5, "top_p": 0.9, "seed": 4, "repetition_penalty": 2.0},
+        {"temperature": 0.0, "logprobs": 150, "logit_bias": {7: 100.0}},
+        {"temperature": 0.0, "logprobs": 1, "min_tokens": 2, "stop_token_ids": [int(lines[5].argmax())]},
+    ]
+    batch = SamplingBatch(6, 150)
+    for row, each in enumerate(fields):
+        batch.add(row, SamplingParams(**each), [1, 2, 3], [4], 0)
+    result = Sampler().sample(torch.from_numpy(lines.copy()), range(6), batch)
+    assert result.logprobs[2] is None
+    for row in (0, 1, 3, 4, 5):
+        assert_same(result.logprobs[row], reference(lines[row], result.token_ids[row], fields[row]["logprobs"]))
+    assert result.token_ids[4] == 7
+    assert result.logprobs[5] is not None
+    assert result.logprobs[5].rank == 2
+
+
+def test_as_output_puts_the_token_first_and_repeats_nothing() -> None:
+    record = TokenLogprobs(5, -3.0, 9, [2, 5, 1], [-1.0, -3.0, -4.0])
+    assert record.as_output(str) == {5: Logprob(-3.0, 9, "5"), 2: Logprob(-1.0, 1, "2"), 1: Logprob(-4.0, 3, "1")}
+    assert list(record.as_output()) == [5, 2, 1]
+    assert record.as_output()[2].decoded_token is None

@@ -1,0 +1,109 @@
+"""Options: every one documented and checked, unknown names refused with the nearest valid one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.config import EngineConfig, did_you_mean, iter_options, parse_bytes
+from headway.errors import ConfigError
+
+OPTION_NAMES = [field.name for _, field in iter_options()]
+
+
+def test_option_names_are_unique_because_they_share_one_flat_namespace() -> None:
+    assert len(OPTION_NAMES) == len(set(OPTION_NAMES))
+
+
+@pytest.mark.parametrize("field", [field for _, field in iter_options()], ids=OPTION_NAMES)
+def test_every_option_documents_itself(field: dataclasses.Field[Any]) -> None:
+    assert field.metadata["help"].endswith("."), "help is a sentence"
+    assert field.default is not dataclasses.MISSING
+    choices = field.metadata["choices"]
+    assert choices is None or field.default in choices
+
+
+def test_flat_options_reach_their_sections() -> None:
+    config = EngineConfig.from_options(model="m", block_size=32, max_num_seqs=4, device="cpu")
+    assert config.model.model == "m"
+    assert config.cache.block_size == 32
+    assert config.scheduler.max_num_seqs == 4
+    assert config.device.device == "cpu"
+    assert config == EngineConfig.from_options(device="cpu", max_num_seqs=4, block_size=32, model="m")
+
+
+def test_no_options_means_all_defaults() -> None:
+    assert EngineConfig.from_options() == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("blok_size", "block_size"), ("max_seqs", "max_num_seqs"), ("gpu_memory_utilisation", "gpu_memory_utilization")],
+)
+def test_unknown_option_names_the_nearest(wrong: str, right: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'{wrong}'.*Did you mean '{right}'\?"):
+        EngineConfig.from_options(**{wrong: 1})
+
+
+def test_nothing_near_means_no_guess() -> None:
+    assert did_you_mean("zzzzzz", tuple(OPTION_NAMES)) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 0}, "block_size must be between 1 and 256"),
+        ({"block_size": 257}, "block_size must be between 1 and 256"),
+        ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization"),
+        ({"gpu_memory_utilization": 1.01}, "gpu_memory_utilization"),
+        ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization"),
+        ({"kv_cache_memory": 0}, "kv_cache_memory must be at least 1"),
+        ({"num_kv_blocks": -1}, "num_kv_blocks must be at least 1"),
+        ({"num_kv_blocks": 1.5}, "num_kv_blocks must be a whole number"),
+        ({"kv_cache_memory": 1, "num_kv_blocks": 1}, "give one of them"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        ({"max_num_seqs": True}, "max_num_seqs must be a whole number"),
+        ({"max_chunk_tokens": 0}, "max_chunk_tokens must be at least 1"),
+        ({"skip_window": 0}, "skip_window must be at least 1"),
+        ({"max_head_skips": -1}, "max_head_skips must be at least 0"),
+        ({"max_num_seqs": 65, "max_num_batched_tokens": 64}, "every running request needs a token per step"),
+        ({"max_model_len": 1}, "max_model_len must be at least 2"),
+        ({"num_threads": 0}, "num_threads must be at least 1"),
+        ({"dtype": "float8"}, "dtype must be one of"),
+        ({"dtype": "bfloat15"}, "Did you mean 'bfloat16'"),
+        ({"device": "tpu"}, "device must be one of"),
+        ({"attention_backend": "magic"}, "attention_backend must be one of"),
+        ({"load_format": "pickle"}, "load_format must be one of"),
+        ({"quantization": "int8", "dtype": "bfloat16"}, "cannot be combined"),
+    ],
+    ids=str,
+)
+def test_bad_values_are_refused_with_the_reason(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig.from_options(**options)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("2147483648", 2**31), ("2GiB", 2**31), ("500MB", 500_000_000), (" 1.5 kib ", 1536), ("0", 0), ("7b", 7)],
+)
+def test_parse_bytes(text: str, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1 2", "2 gigs", "1e9", "nan"])
+def test_parse_bytes_refuses(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a number of bytes"):
+        parse_bytes(text)
+
+
+@given(st.text())
+def test_parse_bytes_raises_nothing_else(text: str) -> None:
+    try:
+        assert parse_bytes(text) >= 0
+    except ConfigError:
+        pass
