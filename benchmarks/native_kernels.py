@@ -92,8 +92,10 @@ def attention_case(
     """(new tokens, context) per request -> backend, q, flops and cache bytes of one layer's call."""
     heads, kv_heads, dim = 9, 3, 64
     blocks = [-(-context // block_size) for _, context in lengths]
-    shape = (sum(blocks), kv_heads, dim, block_size)
-    cache = LayerKVCache(torch.randn(shape).to(dtype), torch.randn(shape).transpose(2, 3).contiguous().to(dtype))
+    cache = LayerKVCache.zeros(sum(blocks), kv_heads, dim, block_size, dtype=dtype)
+    backend = CpuAttention([cache], heads)  # before the first touch: it asks for huge pages
+    cache.k.normal_()
+    cache.v.normal_()
     order, table, at = torch.randperm(sum(blocks), dtype=torch.int32), torch.zeros(len(lengths), max(blocks), dtype=torch.int32), 0
     for i, count in enumerate(blocks):
         table[i, :count] = order[at : at + count]
@@ -109,7 +111,6 @@ def attention_case(
         block_table=table,
         slot_mapping=torch.zeros(tokens, dtype=torch.int64),
     )
-    backend = CpuAttention([cache], heads)
     backend.plan(batch)
     pairs = sum(new * (context - (new - 1) / 2) for new, context in lengths)
     bytes_read = sum(context for _, context in lengths) * 2 * kv_heads * dim * cache.k.element_size()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -115,6 +117,7 @@ def main() -> None:
         peer = start_binary(options.server, options.model, **start)
     else:
         peer = start_wheel(options.model, **start)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server never outlives this script
     try:
         measure(peer, items, start_s=time.perf_counter() - started)
     finally:

@@ -1,6 +1,6 @@
 """Writes docs/images/demo.svg: one real frame of `headway demo`, the fullest one while the long prompt is computed.
 
-    .venv/bin/python docs/images/render_demo.py
+Run it: .venv/bin/python docs/images/render_demo.py
 """
 
 from __future__ import annotations

@@ -122,7 +122,8 @@ def test_bad_stop_token_ids(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [[1], {-1: 1}, {"x": 1}, {1: 101}, {1: math.nan}, {1: "2"}, {1: True}, {True: 1}, {1.5: 1}, 3, {"1" * 20: 1}]
+    "value",
+    [[1], {-1: 1}, {"x": 1}, {1: 101}, {1: math.nan}, {1: "2"}, {1: True}, {True: 1}, {1.5: 1}, 3, {"1" * 20: 1}],
 )
 def test_bad_logit_bias(value: Any) -> None:
     assert refusal(logit_bias=value).param == "logit_bias"

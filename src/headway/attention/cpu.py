@@ -38,6 +38,9 @@ class CpuAttention:
         self._half = cache.k.dtype is torch.float16
         self._pointers = [(layer.k.data_ptr(), layer.v.data_ptr()) for layer in kv_caches]
         functions = (library or load()).released
+        for layer in kv_caches:  # blocks are read in any order: fewer, larger pages save address translations
+            functions.hw_advise_huge(layer.k.data_ptr(), layer.k.nbytes)
+            functions.hw_advise_huge(layer.v.data_ptr(), layer.v.nbytes)
         self._run = functions.hw_attention_run
         self._set_plan = functions.hw_attention_plan_set
         self._plan = functions.hw_attention_plan_new(num_heads, cache.num_kv_heads, cache.head_dim, cache.block_size)

@@ -8,7 +8,6 @@ kinds are decoded over a short window of recent tokens, and what the window's te
 from __future__ import annotations
 
 import codecs
-import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -16,9 +15,9 @@ from headway.tokenizer import Tokenizer
 
 # Bytes of one character at most, hence tokens of the prompt that may hold the first bytes of the output's first one.
 MAX_TOKENS_PER_CHARACTER = 4
-# Tokens of context that a window keeps, and the length at which it stops waiting for an unfinished character.
-WINDOW_CONTEXT_TOKENS = 5
-MAX_WINDOW_TOKENS = 24
+# Tokens of the prompt that a window starts with, and how many new ones it holds back for an unfinished character.
+PROMPT_CONTEXT_TOKENS = 5
+MAX_PENDING_TOKENS = 12
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -84,12 +83,25 @@ class _ByteDecoding:
 
 
 class _WindowDecoding:
+    """The window is what was emitted last (so that spacing and joined bytes come out right) and what is pending."""
+
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._window = list(prompt_token_ids[-WINDOW_CONTEXT_TOKENS:])
-        self._num_emitted = len(self._window)
-        self._emitted_text = self._decode(self._window)
+        self._set_context(self._end_of_prompt(prompt_token_ids))
+
+    def _end_of_prompt(self, token_ids: Sequence[int]) -> list[int]:
+        """The prompt's last tokens, a few more where that begins inside a character."""
+        for length in range(PROMPT_CONTEXT_TOKENS, PROMPT_CONTEXT_TOKENS + MAX_TOKENS_PER_CHARACTER):
+            context = list(token_ids[-length:])
+            if not self._decode(context).startswith(_REPLACEMENT):
+                return context
+        return list(token_ids[-PROMPT_CONTEXT_TOKENS:])
+
+    def _set_context(self, token_ids: list[int]) -> None:
+        self._window = token_ids
+        self._num_context = len(token_ids)
+        self._context_text = self._decode(token_ids)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
@@ -97,19 +109,20 @@ class _WindowDecoding:
     def append(self, token_id: int) -> str:
         self._window.append(token_id)
         text = self._decode(self._window)
-        if text.endswith(_REPLACEMENT) and len(self._window) < MAX_WINDOW_TOKENS:
+        if text.endswith(_REPLACEMENT) and len(self._window) - self._num_context < MAX_PENDING_TOKENS:
             return ""
         return self._emit(text)
 
     def finish(self) -> str:
-        if self._num_emitted == len(self._window):
-            return ""
-        return self._emit(self._decode(self._window))
+        return "" if len(self._window) == self._num_context else self._emit(self._decode(self._window))
 
     def _emit(self, text: str) -> str:
         # The context's last character may have been unfinished (U+FFFD) and is whole now.
-        new = text[len(os.path.commonprefix([self._emitted_text, text])) :]
-        self._window = self._window[-WINDOW_CONTEXT_TOKENS:]
-        self._num_emitted = len(self._window)
-        self._emitted_text = self._decode(self._window)
+        pairs = enumerate(zip(self._context_text, text))
+        shared = next((place for place, (old, now) in pairs if old != now), len(self._context_text))
+        new = text[shared:]
+        if new:
+            self._set_context(self._window[self._num_context :])
+        elif len(self._window) - self._num_context >= MAX_PENDING_TOKENS:  # all without text: no context for others
+            del self._window[self._num_context :]
         return new

@@ -37,6 +37,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hw_set_num_threads": (None, (_N,)),
     "hw_get_num_threads": (_N, ()),
     "hw_fork_join_ns": (c_double, (_I, _I)),
+    "hw_advise_huge": (None, (_P, ctypes.c_size_t)),
     "hw_int8_packed_bytes": (_I, (_I, _I)),
     "hw_int8_pack": (None, (_P, _I, _I, _P)),
     "hw_int8_linear": (None, (_P, _I, _I, _P, _I, _P, _P)),
@@ -99,7 +100,7 @@ def get_num_threads() -> int:
 
 def check(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     """Refuse what the kernels cannot read: another dtype or device, or gaps between elements."""
-    if tensor.dtype is not dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
+    if tensor.dtype is not dtype or not tensor.is_cpu or not tensor.is_contiguous():
         raise ValueError(
             f"{name} must be a contiguous {dtype} tensor on the CPU, not {tensor.dtype} on {tensor.device} "
             f"with strides {tuple(tensor.stride())}"

@@ -58,7 +58,11 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; `add_special_tokens` adds what the model expects around it, e.g. a first token."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:
+            what = "has half of a surrogate pair" if isinstance(text, str) else f"is a {type(text).__name__}"
+            raise InvalidRequestError(f"text to encode must be a string of whole characters; this {what}") from None
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

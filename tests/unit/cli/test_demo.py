@@ -46,7 +46,7 @@ def make_engine(**options: int) -> FakeEngine:
     return FakeEngine(config, lambda prompt: "x" * (30 + len(prompt) % 70), max_model_len=8192)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def film() -> tuple[Camera, BatchWatch]:
     camera = Camera(width=80)
     return camera, demo.run_demo(make_engine(max_num_batched_tokens=512), camera)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -159,3 +162,10 @@ def test_contradictory_configuration(changes: dict[str, Any], message: str) -> N
 def test_neither_architecture_nor_model_type() -> None:
     with pytest.raises(CorruptModelError, match="names neither"):
         config_from_hf({"hidden_size": 64}, "config.json")
+
+
+def test_describing_a_model_needs_no_torch() -> None:
+    code = "import sys, headway.models.registry; sys.exit('torch' in sys.modules)"
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )

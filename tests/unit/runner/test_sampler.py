@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,14 +26,14 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=["as chosen", "on whole lines", "never compact"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The ways the draw can be computed must not differ in what they draw."""
     if request.param == "on whole lines":
         monkeypatch.setattr(sampler_module, "LINE_BY_LINE_DEVICES", frozenset())
     if request.param == "never compact":
         monkeypatch.setattr(sampler_module, "MAX_COMPACT_TOP_K", 0)
         monkeypatch.setattr(sampler_module, "ELEMENTS_AT_A_TIME", 1000)
-    yield request.param
+    return str(request.param)
 
 
 def sample(logits: np.ndarray, requests: list[dict[str, Any]], device: str = "cpu") -> sampler_module.SamplerOutput:

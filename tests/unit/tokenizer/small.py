@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog. It's 1234567 times 89, isn't it?\n\nWe'll see; they've gone.",
-    "def area(radius):\n    return 3.14159 * radius ** 2\n\n\nprint(area(10))  # 314.159\r\n\tTabs  and   runs    of spaces",
+    "def area(radius):\n    return 3.14159 * radius ** 2\n\n\nprint(area(10))  # 314.159\r\n\tTabs  and   runs    of",
     "Ünïcödé ñandú naïve café — “quotes” … 日本語のテキスト 中文字符 한국어 текст на русском ελληνικά",
     "emoji 👩‍👩‍👧‍👦🎉🎉 flags 🇫🇷 math ∑∫√ ½ ² ① Ⅷ ٣٤٥ ४५ combining e\u0301 nbsp\u00a0em\u2003end",
     "   leading and trailing   \n \n\t\n",
@@ -20,6 +20,10 @@ TEXTS = [
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 USER_DEFINED = ["<tool_call>", "héllo wörld"]
+PIECES = [
+    *("▁t", "▁th", "▁the", "er", "▁a", "in", "▁in", "on", "an", "▁an", "▁and", "re", "▁re", "es", "s▁", "he", "▁he"),
+    *("▁▁", "▁▁▁▁", "qu", "▁qu", "ui", "ick", "ck", "uick", "▁quick", "12", "3."),
+]
 
 
 @functools.cache
@@ -66,11 +70,13 @@ def byte_level_metadata(*, pre: str, digits_apart: bool = False, **overrides: An
 
 def sentencepiece_metadata(**overrides: Any) -> dict[str, Any]:
     """GGUF metadata of a sentencepiece-like vocabulary: three specials, 256 bytes, characters, then merged pieces."""
-    characters = sorted({c for text in TEXTS[:2] for c in text if c.isascii() and c.isprintable()} - {" "}) + ["▁", "é"]
-    pieces = "▁t ▁th ▁the er ▁a in ▁in on an ▁an ▁and re ▁re es s▁ he ▁he ▁▁ ▁▁▁▁ qu ▁qu ui ick ck uick ▁quick 12 3.".split()
-    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)] + pieces + characters
-    scores = [0.0] * 259 + [-float(place) for place in range(len(pieces))] + [-1000.0 - i for i in range(len(characters))]
-    types = [2, 3, 3] + [6] * 256 + [1] * (len(pieces) + len(characters))
+    printable = {c for text in TEXTS[:2] for c in text if c.isascii() and c.isprintable()}
+    characters = [*sorted(printable - {" "}), "▁", "é"]
+    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)] + PIECES + characters
+    scores = (
+        [0.0] * 259 + [-float(place) for place in range(len(PIECES))] + [-1000.0 - i for i in range(len(characters))]
+    )
+    types = [2, 3, 3] + [6] * 256 + [1] * (len(PIECES) + len(characters))
     fields: dict[str, Any] = {
         "model": "llama",
         "tokens": tokens,

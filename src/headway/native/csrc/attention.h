@@ -20,7 +20,7 @@ typedef struct {
     int64_t kv_head;
     int64_t first_limit; /* keys visible to the first query; each next query sees one more */
     int64_t keys;        /* keys visible to the last query */
-    float *queries;      /* packed [row block][dim][rows in block], scaled by 1 / sqrt(dim) */
+    float *queries;      /* packed [row block][dim][4 rows], scaled by 1 / sqrt(dim) */
     float *scores;       /* [rows][HW_SEGMENT] */
     float *gathered;     /* staging for keys [dim][16 * n] or values [n][dim] */
 } hw_attention_tile;

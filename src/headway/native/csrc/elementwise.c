@@ -83,9 +83,17 @@ void hw_add_rms_norm(const float *x, float *residual, const float *weight, float
     run_rows(add_rms_norm_task, &job, width);
 }
 
-HW_INLINE vf silu_times(vf gate, vf up) {
-    vf denominator = vf_add(vf_set1(1.0f), vf_exp(vf_sub(vf_set1(0.0f), gate)));
-    return vf_mul(vf_div(gate, denominator), up);
+/* out = gate / (1 + exp(-gate)) * up for `count` vectors. */
+HW_INLINE void silu_times(const float *gate, const float *up, float *out, const int count) {
+    vf e[4];
+    HW_UNROLL
+    for (int i = 0; i < count; i++) e[i] = vf_min(vf_sub(vf_set1(0.0f), vf_load(gate + i * HW_VL)), vf_set1(88.0f));
+    vf_exp_many(e, count);
+    HW_UNROLL
+    for (int i = 0; i < count; i++) {
+        vf share = vf_div(vf_load(gate + i * HW_VL), vf_add(vf_set1(1.0f), e[i]));
+        vf_store(out + i * HW_VL, vf_mul(share, vf_load(up + i * HW_VL)));
+    }
 }
 
 static void silu_mul_task(void *context, int64_t item) {
@@ -94,12 +102,13 @@ static void silu_mul_task(void *context, int64_t item) {
         const float *gate = job->x + r * 2 * job->width, *up = gate + job->width;
         float *out = job->out + r * job->width;
         int64_t i = 0;
-        for (; i + HW_VL <= job->width; i += HW_VL) vf_store(out + i, silu_times(vf_load(gate + i), vf_load(up + i)));
+        for (; i + 4 * HW_VL <= job->width; i += 4 * HW_VL) silu_times(gate + i, up + i, out + i, 4);
+        for (; i + HW_VL <= job->width; i += HW_VL) silu_times(gate + i, up + i, out + i, 1);
         if (i < job->width) {
             float g[HW_VL] = {0}, u[HW_VL] = {0}, o[HW_VL];
             memcpy(g, gate + i, (size_t)(job->width - i) * sizeof(float));
             memcpy(u, up + i, (size_t)(job->width - i) * sizeof(float));
-            vf_store(o, silu_times(vf_load(g), vf_load(u)));
+            silu_times(g, u, o, 1);
             memcpy(out + i, o, (size_t)(job->width - i) * sizeof(float));
         }
     }

@@ -26,11 +26,11 @@ void hw_parallel(hw_task task, void *context, int64_t items);
 int hw_threads(void);
 
 /* Per-thread scratch memory, 64-byte aligned, valid until the thread asks for the same slot again. */
-enum hw_scratch_slot { HW_SCRATCH_LINEAR, HW_SCRATCH_ATTENTION, HW_SCRATCH_ARGMAX, HW_SCRATCH_SLOTS };
+enum hw_scratch_slot { HW_SCRATCH_LINEAR, HW_SCRATCH_PACK, HW_SCRATCH_ATTENTION, HW_SCRATCH_ARGMAX, HW_SCRATCH_SLOTS };
 void *hw_scratch(enum hw_scratch_slot slot, size_t bytes);
 
 /* Asks for huge pages behind a large buffer that is about to be filled. */
-void hw_advise_huge(void *data, size_t bytes);
+HW_EXPORT void hw_advise_huge(void *data, size_t bytes);
 
 HW_EXPORT const char *hw_isa(void);
 HW_EXPORT void hw_set_num_threads(int n);

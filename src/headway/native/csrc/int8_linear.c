@@ -21,13 +21,8 @@ typedef struct {
 static void quantise_rows(const linear_job *job, int64_t first, int64_t last) {
     int64_t groups = job->q.groups;
     for (int64_t r = first; r < last; r++)
-        for (int64_t g = 0; g < groups; g++) {
-            int64_t valid = job->k - g * HW_GROUP < HW_GROUP ? job->k - g * HW_GROUP : HW_GROUP;
-            int32_t sum;
-            hw_quantise_group(job->x + r * job->k + g * HW_GROUP, valid, job->q.values + (r * groups + g) * HW_GROUP,
-                              job->q.scale + r * groups + g, &sum);
-            job->q.start[r * groups + g] = -128 * sum;
-        }
+        hw_quantise_row(job->x + r * job->k, job->k, job->q.values + r * groups * HW_GROUP, job->q.scale + r * groups,
+                        job->q.start + r * groups);
 }
 
 static void quantise_task(void *context, int64_t item) {

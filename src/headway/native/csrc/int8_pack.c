@@ -23,23 +23,20 @@ typedef struct {
 static void pack_tile(void *context, int64_t tile) {
     const pack_job *job = context;
     int64_t groups = (job->k + HW_GROUP - 1) / HW_GROUP;
-    for (int64_t g = 0; g < groups; g++) {
-        uint8_t *record = job->packed + (tile * groups + g) * HW_GROUP_BYTES;
-        float *scales = (float *)(record + HW_GROUP * HW_TILE);
-        int64_t valid = job->k - g * HW_GROUP < HW_GROUP ? job->k - g * HW_GROUP : HW_GROUP;
-        for (int c = 0; c < HW_TILE; c++) {
-            int64_t channel = tile * HW_TILE + c;
-            int8_t quantised[HW_GROUP];
-            float scale = 0.0f;
-            int32_t sum;
-            if (channel < job->n)
-                hw_quantise_group(job->weight + channel * job->k + g * HW_GROUP, valid, quantised, &scale, &sum);
-            else
-                memset(quantised, 0, sizeof quantised);
-            scales[c] = scale;
+    int8_t *values = hw_scratch(HW_SCRATCH_PACK, (size_t)groups * (HW_GROUP + sizeof(float)));
+    float *scale = (float *)(values + groups * HW_GROUP);
+    for (int c = 0; c < HW_TILE; c++) {
+        int64_t channel = tile * HW_TILE + c;
+        if (channel < job->n)
+            hw_quantise_row(job->weight + channel * job->k, job->k, values, scale, NULL);
+        else
+            memset(values, 0, (size_t)groups * (HW_GROUP + sizeof(float)));
+        for (int64_t g = 0; g < groups; g++) {
+            uint8_t *record = job->packed + (tile * groups + g) * HW_GROUP_BYTES;
+            ((float *)(record + HW_GROUP * HW_TILE))[c] = scale[g];
             for (int quad = 0; quad < HW_GROUP / 4; quad++) {
                 uint32_t four;
-                memcpy(&four, quantised + quad * 4, 4);
+                memcpy(&four, values + g * HW_GROUP + quad * 4, 4);
                 four ^= HW_WEIGHT_XOR;
                 memcpy(record + quad * 64 + c * 4, &four, 4);
             }

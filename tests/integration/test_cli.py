@@ -1,0 +1,65 @@
+"""The `headway` command as a person runs it: a process of its own, the embedded model, real text."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headway.cli.demo_prompts import REQUESTS
+
+
+def headway(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "HEADWAY_DEBUG"}
+    command = [sys.executable, "-m", "headway", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, timeout=240)
+
+
+def test_generate_knows_the_capital_of_france() -> None:
+    done = headway("generate", "The capital of France is", "--max-tokens", "8", "--dtype", "float32", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert "Paris" in result["outputs"][0]["text"]
+    assert len(result["outputs"][0]["token_ids"]) == 8
+    assert result["outputs"][0]["finish_reason"] == "length"
+    assert "weights" in done.stderr
+    assert "KV cache" in done.stderr
+    assert "5 tokens in, 8 out" in done.stderr
+
+
+def test_chat_remembers_what_was_said() -> None:
+    done = headway("chat", "--temperature", "0", "-q", stdin="My name is Anna.\nWhat is my name?\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "Anna" in done.stdout.splitlines()[-1]
+
+
+def test_demo_without_a_terminal_prints_plain_lines() -> None:
+    done = headway("demo")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    for request in REQUESTS:
+        assert f"{request.name} leaves after" in done.stdout
+    for name in ("output tokens/s", "mean batch size", "mean KV waste", "TTFT p50"):
+        assert name in done.stdout
+    assert "Lisbon" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"GGUF" + bytes(64), b"no model at all"],
+    ids=["missing", "empty", "damaged", "something else"],
+)
+def test_bad_model_file_is_one_clean_line(tmp_path: Path, content: bytes | None) -> None:
+    model = tmp_path / "model.gguf"
+    if content is not None:
+        model.write_bytes(content)
+    done = headway("generate", "hi", "--model", str(model))
+    assert done.returncode == 1
+    assert done.stderr.startswith("headway: error: ")
+    assert done.stderr.count("\n") == 1
+    assert "model.gguf" in done.stderr
