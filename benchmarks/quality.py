@@ -1,7 +1,7 @@
 """What the fast number format costs in quality: the same text scored by the float32 reference and by the fast mode.
 
-Reads token ids (a JSON list of {"prompt_ids": [...]}) or plain text, and prints for each mode the perplexity, how often its
-most likely next token is the reference's, and the mean distance of log-probabilities of the true next tokens.
+Reads token ids (a JSON list of {"prompt_ids": [...]}) or plain text, and prints for each mode the perplexity, how often
+its most likely next token is the reference's, and the mean distance of log-probabilities of the true next tokens.
 
     python benchmarks/quality.py TEXT_OR_WORKLOAD [--model PATH] [--max-tokens 10000]
 """

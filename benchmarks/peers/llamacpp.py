@@ -11,7 +11,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -43,6 +42,12 @@ class LlamaCpp:
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         match = re.search(r"VmHWM:\s+(\d+) kB", status)
         return int(match[1]) * 1024 if match else 0
+
+    def stop(self) -> None:
+        """End the server's process; requests that wait for it fail."""
+        if self._process is not None:
+            self._process.kill()  # asked politely, it first finishes what its slots are doing
+            self._process.wait()
 
     def _complete(self, item: WorkItem) -> int:
         body = {
@@ -117,13 +122,11 @@ def main() -> None:
         peer = start_binary(options.server, options.model, **start)
     else:
         peer = start_wheel(options.model, **start)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server never outlives this script
+    signal.signal(signal.SIGTERM, lambda *_: peer.stop())
     try:
         measure(peer, items, start_s=time.perf_counter() - started)
     finally:
-        if peer._process is not None:
-            peer._process.terminate()
-            peer._process.wait()
+        peer.stop()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One schedule per policy, written out. A change here is a change of what the engine does: look at it, then accept it."""
+"""One schedule per policy, written out. A change here is a change of what the engine does: look, then accept it."""
 
 from __future__ import annotations
 

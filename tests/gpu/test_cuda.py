@@ -7,10 +7,10 @@ import torch
 
 from headway import LLM
 from headway.loader.embedded import embedded_model_path
-from tests.integration.greedy import generate, generate_with, num_preemptions
+from tests.integration.greedy import generate, run
 from tests.integration.prompts import PROMPTS
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 NUM_TOKENS = 64
 
 
@@ -31,8 +31,9 @@ def test_float32_tokens_equal_the_cpus(model: str, cpu_tokens: list[list[int]], 
 
 def test_float32_tokens_equal_the_cpus_with_a_cache_that_is_too_small(model: str, cpu_tokens: list[list[int]]) -> None:
     llm = LLM(model, dtype="float32", device="cuda", num_kv_blocks=40, max_num_seqs=16, max_chunk_tokens=64)
-    assert generate_with(llm, PROMPTS, NUM_TOKENS) == cpu_tokens
-    assert num_preemptions(llm, PROMPTS, NUM_TOKENS) >= 10
+    result = run(llm, PROMPTS, NUM_TOKENS)
+    assert result.tokens == cpu_tokens
+    assert result.num_preemptions >= 10
 
 
 def test_bfloat16_tokens_mostly_agree_with_float32(model: str, cpu_tokens: list[list[int]]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from headway import LLM, SamplingParams
+from headway import LLM, RequestOutput, SamplingParams
 
 # Everything here changes speed only; the tokens must stay the same.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -22,31 +23,36 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def generate(
-    model: str, prompts: Sequence[str] | Sequence[list[int]], num_tokens: int, **options: Any
-) -> list[list[int]]:
-    """The greedy tokens of each prompt; invariants are checked after every step."""
-    return generate_with(LLM(model, **{"dtype": "float32", "device": "cpu"} | options), prompts, num_tokens)
+@dataclass(frozen=True)
+class Run:
+    """Greedy tokens of each prompt, and how often a request had to give way."""
+
+    tokens: list[list[int]]
+    num_preemptions: int
 
 
-def generate_with(llm: LLM, prompts: Sequence[str] | Sequence[list[int]], num_tokens: int) -> list[list[int]]:
+def run(llm: LLM, prompts: Sequence[str] | Sequence[list[int]], num_tokens: int) -> Run:
+    """All prompts in one batch; invariants are checked after every step."""
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-    done: dict[str, list[int]] = {}
+    done: dict[str, RequestOutput] = {}
     for index, prompt in enumerate(prompts):
         llm.engine.add_request(f"p{index}", prompt, params, stream=False)
     while llm.engine.has_unfinished_requests():
-        for output in llm.engine.step():
-            done[output.request_id] = output.outputs[0].token_ids
+        done |= {output.request_id: output for output in llm.engine.step()}
         llm.engine.check_invariants()
     assert llm.engine.core.scheduler.kv_cache.pool.num_used_blocks == 0
-    return [done[f"p{index}"] for index in range(len(prompts))]
+    outputs = [done[f"p{index}"] for index in range(len(prompts))]
+    return Run(
+        tokens=[output.outputs[0].token_ids for output in outputs],
+        num_preemptions=sum(output.metrics.num_preemptions for output in outputs if output.metrics),
+    )
 
 
-def num_preemptions(llm: LLM, prompts: Sequence[str] | Sequence[list[int]], num_tokens: int) -> int:
-    """Run as `generate_with` does and count how often a request gave way."""
-    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-    outputs = llm.generate(list(prompts), params, use_tqdm=False)
-    return sum(output.metrics.num_preemptions for output in outputs if output.metrics)
+def generate(
+    model: str, prompts: Sequence[str] | Sequence[list[int]], num_tokens: int, **options: Any
+) -> list[list[int]]:
+    """The greedy tokens of each prompt on a new engine: exact mode on the CPU unless the options say otherwise."""
+    return run(LLM(model, **{"dtype": "float32", "device": "cpu"} | options), prompts, num_tokens).tokens
 
 
 def greedy_mismatch(reference: Any, prompt: list[int], tokens: list[int]) -> str | None:

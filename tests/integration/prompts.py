@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 PASSAGE = (
-    "The tram line was laid in 1896, when the town had nine thousand people and one hotel. It ran from the harbour to the "
-    "brickworks, a little under four kilometres, and the fare was a penny in either direction. For the first winter the "
-    "cars were drawn by horses, because the power station had not been finished; the drivers complained of the hill by "
-    "the church, and the council answered that the hill had been there before them. When the current came at last the "
-    "horses were sold at auction, all but one, a grey mare who would not leave the depot and was kept there until she "
-    "died. The line made money in every year but two. In 1931 the brickworks closed, and with them went a third of the "
-    "passengers; the company bought buses on credit, ran them beside the trams for a year and a half, and found that "
-    "people who had complained of the noise of the one now complained of the smell of the other. The last car ran on a "
-    "wet Sunday in March. So many wanted to be on it that it made the journey four times."
+    "The tram line was laid in 1896, when the town had nine thousand people and one hotel. It ran from the harbour "
+    "to the brickworks, a little under four kilometres, and the fare was a penny in either direction. For the first"
+    " winter the cars were drawn by horses, because the power station had not been finished; the drivers complained"
+    " of the hill by the church, and the council answered that the hill had been there before them. When the "
+    "current came at last the horses were sold at auction, all but one, a grey mare who would not leave the depot "
+    "and was kept there until she died. The line made money in every year but two. In 1931 the brickworks closed, "
+    "and with them went a third of the passengers; the company bought buses on credit, ran them beside the trams "
+    "for a year and a half, and found that people who had complained of the noise of the one now complained of the "
+    "smell of the other. The last car ran on a wet Sunday in March. So many wanted to be on it that it made the "
+    "journey four times."
 )
 
 PROMPTS: tuple[str, ...] = (
@@ -44,7 +45,7 @@ PROMPTS: tuple[str, ...] = (
     "    \n\n  indented and lonely",
     "If a train leaves at 9:40 and arrives at 11:05, the journey takes",
     "The patient reported a mild headache and was advised to",
-    "{\"name\": \"Ada\", \"born\": 1815, \"known_for\": ",
+    '{"name": "Ada", "born": 1815, "known_for": ',
     "He opened the letter, read it twice, and then",
     "Newton's second law says that force equals",
     "Three reasons to write tests before code:\n",

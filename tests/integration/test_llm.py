@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -151,7 +152,7 @@ def test_prompt_logprobs_are_the_same_in_one_chunk_and_in_many(llm: LLM) -> None
 def test_streaming_grows_to_the_same_text(llm: LLM) -> None:
     texts = [output.outputs[0].text for output in llm.stream(PROMPTS[4], GREEDY)]
     assert len(texts) == 12
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
     assert texts[-1] == one(llm, PROMPTS[4], GREEDY).outputs[0].text
 
 

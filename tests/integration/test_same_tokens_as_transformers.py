@@ -12,12 +12,13 @@ import transformers
 
 from headway import LLM
 from headway.loader.embedded import embedded_model_path
-from tests.integration.greedy import VARIANTS, generate, generate_with, greedy_mismatch, num_preemptions
+from tests.integration.greedy import VARIANTS, generate, greedy_mismatch, run
 from tests.integration.prompts import PROMPTS
 from tests.unit.models.tiny import VOCAB_SIZE, hf_model
 
 FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3")
 NUM_TOKENS = 64
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
@@ -46,21 +47,29 @@ def test_embedded_model_batched(embedded: str, embedded_tokens: list[list[int]])
     assert not wrong
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "batched"])
-def test_embedded_model_variants(embedded: str, embedded_tokens: list[list[int]], variant: str) -> None:
-    assert generate(embedded, PROMPTS, NUM_TOKENS, **VARIANTS[variant]) == embedded_tokens
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_chunk_tokens": 1, "block_size": 128},
+        {"max_chunk_tokens": 7, "block_size": 1},
+        {"max_chunk_tokens": 64, "max_num_seqs": 5, "scheduling_policy": "priority"},
+    ],
+    ids=str,
+)
+def test_embedded_model_variants(embedded: str, embedded_tokens: list[list[int]], options: dict[str, Any]) -> None:
+    assert generate(embedded, PROMPTS, NUM_TOKENS, **options) == embedded_tokens
 
 
 def test_embedded_model_alone(embedded: str, embedded_tokens: list[list[int]]) -> None:
     llm = LLM(embedded, dtype="float32", device="cpu")
-    alone = [generate_with(llm, [prompt], NUM_TOKENS)[0] for prompt in PROMPTS]
-    assert alone == embedded_tokens
+    assert [run(llm, [prompt], NUM_TOKENS).tokens[0] for prompt in PROMPTS] == embedded_tokens
 
 
 def test_embedded_model_with_a_cache_that_is_too_small(embedded: str, embedded_tokens: list[list[int]]) -> None:
     llm = LLM(embedded, dtype="float32", device="cpu", num_kv_blocks=40, max_num_seqs=16)
-    assert generate_with(llm, PROMPTS, NUM_TOKENS) == embedded_tokens
-    assert num_preemptions(llm, PROMPTS, NUM_TOKENS) >= 10
+    result = run(llm, PROMPTS, NUM_TOKENS)
+    assert result.tokens == embedded_tokens
+    assert result.num_preemptions >= 10
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -84,15 +93,14 @@ def test_random_models_in_all_variants(tiny: tuple[Any, str, list[list[int]]]) -
     for backend in ("torch_padded", "torch_reference"):
         assert generate(folder, prompts, NUM_TOKENS, attention_backend=backend) == batched, backend
     llm = LLM(folder, dtype="float32", device="cpu")
-    assert [generate_with(llm, [prompt], NUM_TOKENS)[0] for prompt in prompts] == batched
+    assert [run(llm, [prompt], NUM_TOKENS).tokens[0] for prompt in prompts] == batched
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_random_models_with_a_cache_that_is_too_small(
-    tiny: tuple[Any, str, list[list[int]]], block_size: int
-) -> None:
+def test_random_models_with_a_cache_that_is_too_small(tiny: tuple[Any, str, list[list[int]]], block_size: int) -> None:
     _, folder, prompts = tiny
     expected = generate(folder, prompts, NUM_TOKENS)
     llm = LLM(folder, dtype="float32", device="cpu", block_size=block_size, num_kv_blocks=-(-200 // block_size))
-    assert generate_with(llm, prompts, NUM_TOKENS) == expected
-    assert num_preemptions(llm, prompts, NUM_TOKENS) >= 3
+    result = run(llm, prompts, NUM_TOKENS)
+    assert result.tokens == expected
+    assert result.num_preemptions >= 3

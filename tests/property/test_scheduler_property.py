@@ -112,9 +112,7 @@ class Run:
         self.finish_step(output)
 
     def finish_step(self, output) -> None:
-        tokens = {
-            s.request_id: STOP_TOKEN if self.rng.random() < 0.03 else 0 for s in output.scheduled if s.samples
-        }
+        tokens = {s.request_id: STOP_TOKEN if self.rng.random() < 0.03 else 0 for s in output.scheduled if s.samples}
         result = ModelRunnerOutput({name: SampledTokens((token,)) for name, token in tokens.items()}, {})
         ended = {u.request_id for u in self.scheduler.update(output, result) if u.finish_status is not None}
         live = {entry.name for entry in self.model.entries}

@@ -24,9 +24,7 @@ class CpuAttention:
     name = "cpu"
     batch: AttentionBatch
 
-    def __init__(
-        self, kv_caches: Sequence[LayerKVCache], num_heads: int, library: NativeLibrary | None = None
-    ) -> None:
+    def __init__(self, kv_caches: Sequence[LayerKVCache], num_heads: int, library: NativeLibrary | None = None) -> None:
         if reason := unsupported_reason(kv_caches, num_heads):
             raise ConfigError(f"the cpu attention backend cannot be used: {reason}; use torch_padded")
         self.kv_caches = kv_caches
@@ -96,6 +94,8 @@ def unsupported_reason(kv_caches: Sequence[LayerKVCache], num_heads: int) -> str
         return f"the KV cache is on {first.k.device}"
     if first.k.dtype not in _DTYPES:
         return f"the KV cache is {first.k.dtype}, not float32 or float16"
+    if first.head_dim % 2:
+        return f"the head size {first.head_dim} is odd"
     if num_heads % first.num_kv_heads:
         return f"{num_heads} heads do not divide among {first.num_kv_heads} KV heads"
     for cache in kv_caches:

@@ -50,9 +50,7 @@ class LLMEngine:
         self._outputs = OutputProcessor(tokenizer)
 
     @classmethod
-    def from_config(
-        cls, config: EngineConfig, *, progress: Callable[[int, int], None] | None = None
-    ) -> LLMEngine:
+    def from_config(cls, config: EngineConfig, *, progress: Callable[[int, int], None] | None = None) -> LLMEngine:
         """Load the model that the configuration names and make it ready."""
         # Heavy, and not needed by whoever brings an executor of their own.
         from headway.executor.local import LocalExecutor
@@ -60,7 +58,7 @@ class LLMEngine:
         from headway.loader.embedded import embedded_model_path
 
         model = config.model.model or str(embedded_model_path())
-        checkpoint = open_checkpoint(model, config.model.load_format)
+        checkpoint = open_checkpoint(model, config.model.load_format, seed=config.model.seed)
         tokenizer = _open_tokenizer(config.model.tokenizer) if config.model.tokenizer else checkpoint.tokenizer()
         max_model_len = _resolve_max_model_len(config.model.max_model_len, checkpoint.config)
         executor = LocalExecutor.from_config(
@@ -70,13 +68,9 @@ class LLMEngine:
             eos_token_ids=() if tokenizer is None else tokenizer.eos_token_ids,
             progress=progress,
         )
-        return cls(
-            config, executor=executor, tokenizer=tokenizer, model_config=checkpoint.config, plan=executor.plan
-        )
+        return cls(config, executor=executor, tokenizer=tokenizer, model_config=checkpoint.config, plan=executor.plan)
 
-    def prepare(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0
-    ) -> PreparedRequest:
+    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0) -> PreparedRequest:
         """Check a request without queueing it; what is returned can be given to `submit`."""
         prepared = self._inputs.prepare(request_id, prompt, params, priority=priority)
         self.core.scheduler.check_fits(prepared.children[0])

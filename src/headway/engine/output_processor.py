@@ -37,9 +37,7 @@ class _Completion:
         self._stops = StopChecker(params.stop_strings, include_in_output=params.include_stop_str_in_output)
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = IncrementalDetokenizer(
-                tokenizer, request.prompt_token_ids, params.skip_special_tokens
-            )
+            self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
 
     def take(self, update: RequestUpdate) -> bool:
         """Take in a step's result. Returns whether a stop string has just ended what the scheduler thinks goes on."""
@@ -55,9 +53,7 @@ class _Completion:
         if update.finish_status is not None:
             self.error = update.error
             last = update.new_token_ids[-1] if stopped_by_token else None
-            self._end(
-                cast(FinishReason, update.finish_status.value), None if last in self._eos_token_ids else last
-            )
+            self._end(cast(FinishReason, update.finish_status.value), None if last in self._eos_token_ids else last)
         return False
 
     def abort(self) -> None:

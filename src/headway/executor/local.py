@@ -24,8 +24,9 @@ Progress = Callable[[int, int], None]
 class LocalExecutor:
     """One model on one device."""
 
-    def __init__(self, runner: ModelRunner, plan: MemoryPlan) -> None:
+    def __init__(self, runner: ModelRunner, plan: MemoryPlan, *, torch_threads: int | None = None) -> None:
         self._runner: ModelRunner | None = runner
+        self._torch_threads = torch_threads
         self.plan = plan
 
     @classmethod
@@ -41,14 +42,14 @@ class LocalExecutor:
         """Load the weights, then give the KV cache what the budget leaves."""
         device = _choose_device(config.device.device)
         formats = _choose_formats(config, checkpoint.config.torch_dtype, device)
-        if device.type == "cpu":
-            _set_num_threads(config.device.num_threads, uses_native=formats.native)
+        torch_threads = _torch_threads(config.device.num_threads, device, uses_native=formats.native)
         decoder = load_decoder(
             checkpoint,
             device=device,
             dtype=formats.dtype,
             quantization=formats.quantization,
             ops=create_ops("native" if formats.native else "torch", device=device, dtype=formats.dtype),
+            max_model_len=max_model_len,
             progress=progress,
         )
         plan = plan_memory(
@@ -76,13 +77,21 @@ class LocalExecutor:
             eos_token_ids=eos_token_ids,
             seed=config.model.seed,
         )
-        return cls(runner, plan)
+        return cls(runner, plan, torch_threads=torch_threads)
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run a step."""
         if self._runner is None:
             raise RuntimeError("the executor is shut down")
-        return self._runner.execute(output)
+        if self._torch_threads is None:
+            return self._runner.execute(output)
+        # The rest of the process may want torch's threads for itself, so they are only borrowed.
+        callers_threads = torch.get_num_threads()
+        torch.set_num_threads(self._torch_threads)
+        try:
+            return self._runner.execute(output)
+        finally:
+            torch.set_num_threads(callers_threads)
 
     def shutdown(self) -> None:
         """Drop the model and its cache."""
@@ -131,19 +140,18 @@ def _choose_formats(config: EngineConfig, checkpoint_dtype: str, device: torch.d
     return _Formats(getattr(torch, name), "int8" if quantize else "none", native=has_native)
 
 
-def _set_num_threads(num_threads: int | None, *, uses_native: bool) -> None:
-    """The native kernels have their own threads; torch's would only fight them for the same cores."""
+def _torch_threads(num_threads: int | None, device: torch.device, *, uses_native: bool) -> int | None:
+    """How many threads torch gets during a step; `None`: as many as it has."""
+    if device.type != "cpu":
+        return None
     if uses_native:
         if num_threads is not None:
             native.set_num_threads(num_threads)
-        torch.set_num_threads(1)
-    elif num_threads is not None:
-        torch.set_num_threads(num_threads)
+        return 1  # the native kernels have their own threads; torch's would only fight them for the same cores
+    return num_threads
 
 
-def _allocate(
-    plan: MemoryPlan, decoder: Decoder, kv_dtype: torch.dtype, device: torch.device
-) -> list[LayerKVCache]:
+def _allocate(plan: MemoryPlan, decoder: Decoder, kv_dtype: torch.dtype, device: torch.device) -> list[LayerKVCache]:
     model = decoder.config
     return [
         LayerKVCache.zeros(

@@ -37,9 +37,7 @@ class NativeOps:
             raise ValueError(f"residual has shape {tuple(residual.shape)}, x {tuple(x.shape)}")
         _check_norm(weight, width)
         out = torch.empty_like(x)
-        self._add_rms_norm(
-            x.data_ptr(), residual.data_ptr(), weight.data_ptr(), eps, rows, width, out.data_ptr()
-        )
+        self._add_rms_norm(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), eps, rows, width, out.data_ptr())
         return out
 
     def rope_write_kv(

@@ -12,18 +12,18 @@ __all__ = ["LOAD_FORMATS", "Checkpoint", "open_checkpoint"]
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
-def open_checkpoint(model: str | Path, load_format: str = "auto") -> Checkpoint:
+def open_checkpoint(model: str | Path, load_format: str = "auto", *, seed: int = 0) -> Checkpoint:
     """Open `model`: a folder, a .gguf file, or a hub id (fetched if it is not in the hub cache).
 
     `auto` looks at what is there; `safetensors` and `gguf` insist on that format; `dummy` takes only the shape (a
-    built-in name, a folder with a config.json, or a JSON file in that form) and makes up the weights.
+    built-in name, a folder with a config.json, or a JSON file in that form) and makes up the weights, from `seed`.
     """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"unknown load_format {load_format!r}; valid names are {', '.join(LOAD_FORMATS)}")
     if load_format == "dummy":
         from headway.loader.dummy import DummyCheckpoint
 
-        return DummyCheckpoint(model)
+        return DummyCheckpoint(model, seed)
     path = Path(model).expanduser()
     try:
         if path.is_file():

@@ -110,7 +110,7 @@ def cache_dir() -> Path:
 
 def find_compilers() -> list[Compiler]:
     """$CC, cc, gcc, clang, then the ziglang wheel: those that exist, in this order."""
-    found = []
+    found: list[Compiler] = []
     explicit = shlex.split(os.environ.get("CC", ""))
     for command in (explicit, ["cc"], ["gcc"], ["clang"]):
         path = shutil.which(command[0]) if command else None
@@ -120,7 +120,7 @@ def find_compilers() -> list[Compiler]:
         status = os.stat(real)
         identity = f"{real} {status.st_size} {status.st_mtime_ns}"
         if all(identity != other.identity for other in found):
-            is_zig = os.path.basename(real).startswith("zig")
+            is_zig = any("zig" in os.path.basename(part) for part in (real, *command))
             found.append(Compiler((path, *command[1:]), identity, is_zig=is_zig))
     if importlib.util.find_spec("ziglang") is not None:
         version = importlib.metadata.version("ziglang")

@@ -36,7 +36,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hw_isa": (ctypes.c_char_p, ()),
     "hw_set_num_threads": (None, (_N,)),
     "hw_get_num_threads": (_N, ()),
-    "hw_fork_join_ns": (c_double, (_I, _I)),
+    "hw_fork_join_ns": (c_double, (_I,)),
     "hw_advise_huge": (None, (_P, ctypes.c_size_t)),
     "hw_int8_packed_bytes": (_I, (_I, _I)),
     "hw_int8_pack": (None, (_P, _I, _I, _P)),
@@ -70,7 +70,9 @@ class NativeLibrary:
                     function = getattr(library, name)
                     function.restype, function.argtypes = result, arguments
         except (OSError, AttributeError) as error:
-            raise NativeBuildError(f"the compiled CPU kernels at {path} cannot be loaded: {error}. Delete it.") from error
+            raise NativeBuildError(
+                f"the compiled CPU kernels at {path} cannot be loaded: {error}. Delete it."
+            ) from error
         self.isa: str = self.held.hw_isa().decode()
         self.set_num_threads(usable_cpus())
 
@@ -187,9 +189,7 @@ def argmax(logits: Tensor, library: NativeLibrary | None = None) -> Tensor:
     return out
 
 
-def dequantize(
-    type_name: str, raw: Tensor, shape: Sequence[int], library: NativeLibrary | None = None
-) -> Tensor:
+def dequantize(type_name: str, raw: Tensor, shape: Sequence[int], library: NativeLibrary | None = None) -> Tensor:
     """The blocks of a GGUF tensor (uint8, any shape) -> float32 of `shape`, bit for bit what gguf-py computes."""
     library = library or load()
     if type_name not in GGUF_BLOCKS:

@@ -10,6 +10,7 @@ import torch
 from headway import native
 from headway.errors import NativeBuildError
 from headway.native.build import build
+from headway.native.cpu_count import usable_cpus
 from headway.native.lib import NativeLibrary
 
 
@@ -41,3 +42,5 @@ def seeded_and_two_threads(fast: NativeLibrary, generic: NativeLibrary) -> Itera
     for library in (fast, generic):
         library.set_num_threads(2)
     yield
+    for library in (fast, generic):
+        library.set_num_threads(usable_cpus())

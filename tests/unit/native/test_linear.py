@@ -67,7 +67,7 @@ def test_int8_linear_is_close_to_float(fast: NativeLibrary) -> None:
 
 
 def test_int8_extremes_do_not_saturate(library: NativeLibrary) -> None:
-    """All products at their largest, with both signs: a 16-bit partial sum would overflow if it were not planned for."""
+    """All products at their largest, with both signs: careless 16-bit partial sums would overflow."""
     weight = torch.ones(32, 128)
     weight[::2] = -1
     weight[1, ::2] = -1
@@ -139,9 +139,10 @@ def test_large_batches_and_thread_counts_give_the_same_bits(library: NativeLibra
 
 def test_portable_build_agrees(fast: NativeLibrary, generic: NativeLibrary) -> None:
     x, weight = torch.randn(9, 576), torch.randn(96, 576)
-    for pack, linear in ((native.pack_int8, native.linear_int8), (native.pack_float32, native.linear_float32)):
-        one, other = (linear(x, pack(weight, library)) for library in (fast, generic))  # type: ignore[operator]
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    int8 = [native.linear_int8(x, native.pack_int8(weight, library)) for library in (fast, generic)]
+    exact = [native.linear_float32(x, native.pack_float32(weight, library)) for library in (fast, generic)]
+    torch.testing.assert_close(*int8, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*exact, rtol=1e-4, atol=1e-4)
 
 
 def test_layers_wrap_the_kernels(fast: NativeLibrary) -> None:

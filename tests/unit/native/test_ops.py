@@ -91,12 +91,12 @@ def test_rope_write_kv(
     q_in, k_in, v_in = qkv.view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
     if q_norm is not None and k_norm is not None:
         q_in, k_in = norm_reference(q_in, q_norm, 1e-6).float(), norm_reference(k_in, k_norm, 1e-6).float()
-    tolerance = {"rtol": 2e-3, "atol": 2e-3} if dtype is torch.float16 else {"rtol": 1e-5, "atol": 1e-5}
+    tolerance = 2e-3 if dtype is torch.float16 else 1e-5
     torch.testing.assert_close(q, rotated(q_in, cos_sin[positions]), rtol=1e-5, atol=1e-5)
     k_expected, v_expected = torch.zeros_like(cache.k), torch.zeros_like(cache.v)
     k_expected[slots // block_size, :, :, slots % block_size] = rotated(k_in, cos_sin[positions]).to(dtype)
     v_expected[slots // block_size, :, slots % block_size] = v_in.to(dtype)
-    torch.testing.assert_close(cache.k, k_expected, **tolerance)
+    torch.testing.assert_close(cache.k, k_expected, rtol=tolerance, atol=tolerance)
     assert torch.equal(cache.v, v_expected)
 
 

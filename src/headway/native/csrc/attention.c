@@ -1,6 +1,6 @@
 /* Causal paged attention for a flat batch of any mixture of prompts, chunks and single tokens: plan and work items.
  *
- * A work item is (request, KV head, tile of queries, range of segments). A row (one query of one head) walks its keys
+ * A work item is (request, KV heads, tile of queries, range of segments). A row (one query of one head) walks its keys
  * in segments of HW_SEGMENT: scores, maximum, exponentials, weighted sum of V; segments are then folded in order. Both
  * the arithmetic inside a segment and the fold depend only on the row's own keys, so results are the same to the last
  * bit for any batch, chunking, block size, split of items and number of threads. */
@@ -13,7 +13,8 @@
 #define SPLIT_SEGMENTS 2 /* smallest number of segments worth an item of its own */
 
 typedef struct {
-    int32_t request, kv_head, first_query, queries;
+    int32_t request, kv_head, heads; /* heads: KV heads, from kv_head on */
+    int32_t first_query, queries;
     int32_t first_segment, last_segment;
     int32_t split; /* index into splits, or -1: this item sees all of its rows' keys */
     int64_t cost;
@@ -75,7 +76,7 @@ static int64_t tile_keys(const hw_attention_plan *plan, const work_item *item) {
 
 /* Reading a key costs about as much as computing two rows with it. */
 static int64_t cost_of(const hw_attention_plan *plan, const work_item *item, int64_t keys) {
-    return keys * (item->queries * plan->shape.group + 2);
+    return keys * item->heads * (item->queries * plan->shape.group + 2);
 }
 
 static int add_tile(hw_attention_plan *plan, work_item tile, int64_t largest_item) {
@@ -91,7 +92,7 @@ static int add_tile(hw_attention_plan *plan, work_item tile, int64_t largest_ite
         split->segments = (int32_t)segments;
         split->parts = (int32_t)parts;
         split->offset = plan->partial_floats;
-        plan->partial_floats += segments * tile.queries * plan->shape.group * (plan->shape.dim + 2);
+        plan->partial_floats += segments * tile.heads * tile.queries * plan->shape.group * (plan->shape.dim + 2);
         tile.split = (int32_t)plan->num_splits++;
     }
     for (int64_t p = 0; p < parts; p++) {
@@ -114,18 +115,19 @@ int hw_attention_plan_set(hw_attention_plan *plan, int64_t requests, const int32
     int32_t tile_queries = (int32_t)(TILE_ROWS / plan->shape.group);
     if (tile_queries < 1) tile_queries = 1;
 
+    /* A single query reads K and V faster than it computes: with requests enough for all threads, it takes all KV heads
+     * at once, which are neighbours in memory. */
+    int32_t kv_heads = (int32_t)plan->shape.kv_heads;
+    int32_t together = plan->shape.group <= 4 && requests >= 4 * hw_threads() ? kv_heads : 1;
     int64_t total = 0, largest = INT64_MAX;
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t r = 0; r < requests; r++) {
             int32_t queries = query_start[r + 1] - query_start[r];
             for (int32_t q = 0; q < queries; q += tile_queries) {
-                work_item tile = {.request = r, .first_query = q};
+                work_item tile = {.request = r, .heads = queries == 1 ? together : 1, .first_query = q};
                 tile.queries = queries - q < tile_queries ? queries - q : tile_queries;
-                if (pass == 0) {
-                    total += cost_of(plan, &tile, tile_keys(plan, &tile)) * plan->shape.kv_heads;
-                    continue;
-                }
-                for (tile.kv_head = 0; tile.kv_head < plan->shape.kv_heads; tile.kv_head++)
+                if (pass == 0) total += cost_of(plan, &tile, tile_keys(plan, &tile)) * kv_heads / tile.heads;
+                for (tile.kv_head = 0; pass == 1 && tile.kv_head < kv_heads; tile.kv_head += tile.heads)
                     if (add_tile(plan, tile, largest)) return -1;
             }
         }
@@ -160,16 +162,16 @@ static void fold(float *top, float *sum, float *acc, float seg_top, float seg_su
 
 static void write_rows(const run_job *job, const work_item *item, const float *acc, const float *sum) {
     const hw_attention_shape *shape = &job->plan->shape;
-    int64_t token = job->plan->query_start[item->request] + item->first_query;
-    for (int64_t i = 0; i < item->queries; i++)
-        for (int64_t g = 0; g < shape->group; g++) {
-            int64_t row = i * shape->group + g, d = 0;
-            float *out = job->out + ((token + i) * shape->heads + item->kv_head * shape->group + g) * shape->dim;
-            float inverse = 1.0f / sum[row];
-            const float *in = acc + row * shape->dim;
-            for (; d + HW_VL <= shape->dim; d += HW_VL) vf_store(out + d, vf_mul(vf_load(in + d), vf_set1(inverse)));
-            for (; d < shape->dim; d++) out[d] = in[d] * inverse;
-        }
+    int64_t token = job->plan->query_start[item->request] + item->first_query, rows = item->queries * shape->group;
+    for (int64_t row = 0; row < item->heads * rows; row++) {
+        int64_t query = row % rows / shape->group, d = 0;
+        int64_t head = (item->kv_head + row / rows) * shape->group + row % shape->group;
+        float *out = job->out + ((token + query) * shape->heads + head) * shape->dim;
+        float inverse = 1.0f / sum[row];
+        const float *in = acc + row * shape->dim;
+        for (; d + HW_VL <= shape->dim; d += HW_VL) vf_store(out + d, vf_mul(vf_load(in + d), vf_set1(inverse)));
+        for (; d < shape->dim; d++) out[d] = in[d] * inverse;
+    }
 }
 
 /* Partial results of a split tile: per segment [rows] maxima, [rows] sums, [rows][dim] weighted V. */
@@ -177,7 +179,7 @@ static void finish_split(const run_job *job, const work_item *item, float *works
     hw_attention_plan *plan = job->plan;
     split_tile *split = &plan->splits[item->split];
     if (atomic_fetch_sub_explicit(&split->remaining, 1, memory_order_acq_rel) != 1) return;
-    int64_t rows = item->queries * plan->shape.group, dim = plan->shape.dim, stride = rows * (dim + 2);
+    int64_t rows = item->heads * item->queries * plan->shape.group, dim = plan->shape.dim, stride = rows * (dim + 2);
     float *base = plan->partials + split->offset;
     memcpy(workspace, base, (size_t)stride * sizeof(float));
     for (int64_t s = 1; s < split->segments; s++) {
@@ -194,15 +196,16 @@ static void attention_task(void *context, int64_t index) {
     hw_attention_plan *plan = job->plan;
     const hw_attention_shape *shape = &plan->shape;
     const work_item *item = &plan->items[index];
-    int64_t rows = item->queries * shape->group, dim = shape->dim, stride = rows * (dim + 2);
-    int64_t keys = tile_keys(plan, item);
+    int64_t head_rows = item->queries * shape->group, rows = head_rows * item->heads;
+    int64_t dim = shape->dim, stride = rows * (dim + 2), keys = tile_keys(plan, item);
     hw_attention_tile tile;
-    float *running = hw_attention_tile_init(&tile, shape, rows, 2 * stride), *segment = running + stride;
+    float *running = hw_attention_tile_init(&tile, shape, head_rows, item->heads, 2 * stride);
+    float *segment = running + stride;
     tile.k_cache = job->k_cache;
     tile.v_cache = job->v_cache;
     tile.half = job->half;
     tile.blocks = plan->block_table + item->request * plan->table_stride;
-    tile.kv_head = item->kv_head;
+    tile.first_head = item->kv_head;
     tile.first_limit = keys - item->queries + 1;
     tile.keys = keys;
     int64_t token = plan->query_start[item->request] + item->first_query;

@@ -79,7 +79,8 @@ static void add_rms_norm_task(void *context, int64_t item) {
 
 void hw_add_rms_norm(const float *x, float *residual, const float *weight, float eps, int64_t rows, int64_t width,
                      float *out) {
-    row_job job = {.x = x, .residual = residual, .weight = weight, .out = out, .eps = eps, .rows = rows, .width = width};
+    row_job job = {
+        .x = x, .residual = residual, .weight = weight, .out = out, .eps = eps, .rows = rows, .width = width};
     run_rows(add_rms_norm_task, &job, width);
 }
 
@@ -142,7 +143,8 @@ HW_INLINE void rotate(const float *x, const float *cos_sin, int64_t dim, float *
     }
 }
 
-HW_INLINE void norm_and_rotate(const float *x, const float *norm, const rope_job *job, const float *cos_sin, float *out) {
+HW_INLINE void norm_and_rotate(const float *x, const float *norm, const rope_job *job, const float *cos_sin,
+                               float *out) {
     float normed[1024];
     if (norm) {
         scale_row(x, inverse_rms(x, job->dim, job->rows.eps), norm, job->dim, normed);
@@ -207,7 +209,8 @@ static void rope_task(void *context, int64_t item) {
 
 void hw_rope_write_kv(const float *qkv, const int64_t *positions, const float *cos_sin, const float *q_norm,
                       const float *k_norm, float eps, void *k_cache, void *v_cache, int half, int64_t block_size,
-                      const int64_t *slots, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, float *q_out) {
+                      const int64_t *slots, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
+                      float *q_out) {
     rope_job job = {
         .rows = {.x = qkv, .out = q_out, .eps = eps, .rows = tokens},
         .positions = positions,

@@ -4,7 +4,7 @@
 #include "simd.h"
 
 #define ROW_BLOCK 64
-#define K_BLOCK 512 /* a tile's K_BLOCK x 16 weights stay in cache while rows pass by */
+#define K_BLOCK 640 /* a tile's K_BLOCK x 16 weights stay in cache while rows pass by */
 #define ITEM_MACS (1 << 17)
 #define TILE_VECTORS (HW_TILE / HW_VL)
 
@@ -46,7 +46,7 @@ void hw_f32_pack(const float *weight, int64_t n, int64_t k, float *packed) {
 typedef struct {
     const float *x, *packed, *bias;
     float *y;
-    int64_t m, k, n, tiles, tiles_per_item, row_blocks, row_block;
+    int64_t m, k, n, tiles, tiles_per_item, row_blocks, row_block, k_block;
 } linear_job;
 
 typedef struct {
@@ -131,27 +131,41 @@ HW_INLINE void multiply_block(const block_args *a, const int rows, const int til
     }
 }
 
-HW_INLINE void multiply(const block_args *a, int rows, int tiles) {
-#define CASE(r, t)                                                                                                     \
-    case r: multiply_block(a, r, t); break;
-#if F32_TILES == 2
-    if (tiles == 2) {
-        switch (rows) { CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2) CASE(7, 2) CASE(8, 2) }
-        return;
-    }
-#endif
-    (void)tiles;
-    switch (rows) {
-        CASE(1, 1) CASE(2, 1) CASE(3, 1) CASE(4, 1)
+#define INSTANCE(rows, tiles)                                                                                          \
+    HW_KERNEL void multiply_##rows##x##tiles(const block_args *a) { multiply_block(a, rows, tiles); }
+INSTANCE(1, 1)
+INSTANCE(2, 1)
+INSTANCE(3, 1)
+INSTANCE(4, 1)
 #if F32_ROWS > 4
-        CASE(5, 1) CASE(6, 1)
+INSTANCE(5, 1)
+INSTANCE(6, 1)
 #endif
-#if F32_ROWS > 6
-        CASE(7, 1) CASE(8, 1)
+#if F32_TILES > 1
+INSTANCE(7, 1)
+INSTANCE(8, 1)
+INSTANCE(1, 2)
+INSTANCE(2, 2)
+INSTANCE(3, 2)
+INSTANCE(4, 2)
+INSTANCE(5, 2)
+INSTANCE(6, 2)
+INSTANCE(7, 2)
+INSTANCE(8, 2)
 #endif
-    }
-#undef CASE
-}
+#undef INSTANCE
+
+/* [tiles - 1][rows - 1] */
+static void (*const multiply[F32_TILES][F32_ROWS])(const block_args *) = {
+#if defined(HW_AVX512)
+    {multiply_1x1, multiply_2x1, multiply_3x1, multiply_4x1, multiply_5x1, multiply_6x1, multiply_7x1, multiply_8x1},
+    {multiply_1x2, multiply_2x2, multiply_3x2, multiply_4x2, multiply_5x2, multiply_6x2, multiply_7x2, multiply_8x2},
+#elif defined(HW_AVX2)
+    {multiply_1x1, multiply_2x1, multiply_3x1, multiply_4x1, multiply_5x1, multiply_6x1},
+#else
+    {multiply_1x1, multiply_2x1, multiply_3x1, multiply_4x1},
+#endif
+};
 
 static void linear_task(void *context, int64_t item) {
     const linear_job *job = context;
@@ -162,22 +176,22 @@ static void linear_task(void *context, int64_t item) {
     while (tile < last) {
         int tiles = tile + F32_TILES <= last ? F32_TILES : 1;
         int64_t channel = tile * HW_TILE;
-        for (int64_t k = 0; k < job->k; k += K_BLOCK) {
+        for (int64_t k = 0; k < job->k; k += job->k_block) {
             for (int64_t r = row0; r < row1; r += F32_ROWS) {
                 block_args args = {
                     .weights = job->packed + (tile * job->k + k) * HW_TILE,
                     .tile_floats = job->k * HW_TILE,
                     .x = job->x + r * job->k + k,
                     .x_stride = job->k,
-                    .count = job->k - k < K_BLOCK ? job->k - k : K_BLOCK,
+                    .count = job->k - k < job->k_block ? job->k - k : job->k_block,
                     .y = job->y + r * job->n + channel,
                     .y_stride = job->n,
                     .channels = job->n - channel,
                     .bias = job->bias ? job->bias + channel : NULL,
                     .first = k == 0,
-                    .last = k + K_BLOCK >= job->k,
+                    .last = k + job->k_block >= job->k,
                 };
-                multiply(&args, row1 - r < F32_ROWS ? (int)(row1 - r) : F32_ROWS, tiles);
+                multiply[tiles - 1][row1 - r < F32_ROWS ? row1 - r - 1 : F32_ROWS - 1](&args);
             }
         }
         tile += tiles;
@@ -187,6 +201,8 @@ static void linear_task(void *context, int64_t item) {
 void hw_f32_linear(const float *x, int64_t m, int64_t k, const float *packed, int64_t n, const float *bias, float *y) {
     linear_job job = {.x = x, .packed = packed, .bias = bias, .y = y, .m = m, .k = k, .n = n};
     if (m == 0 || n == 0) return;
+    int64_t k_blocks = (k + K_BLOCK - 1) / K_BLOCK;
+    job.k_block = ((k + k_blocks - 1) / k_blocks + 3) / 4 * 4;
     job.tiles = (n + HW_TILE - 1) / HW_TILE;
     job.row_blocks = (m + ROW_BLOCK - 1) / ROW_BLOCK;
     job.row_block = (m + job.row_blocks - 1) / job.row_blocks;

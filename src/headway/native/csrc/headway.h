@@ -35,7 +35,8 @@ HW_EXPORT void hw_advise_huge(void *data, size_t bytes);
 HW_EXPORT const char *hw_isa(void);
 HW_EXPORT void hw_set_num_threads(int n);
 HW_EXPORT int hw_get_num_threads(void);
-HW_EXPORT double hw_fork_join_ns(int64_t repeats, int64_t items);
+/* Cost of one parallel section beyond its work: one item of 3 us per thread, averaged. */
+HW_EXPORT double hw_fork_join_ns(int64_t repeats);
 
 HW_EXPORT int64_t hw_int8_packed_bytes(int64_t n, int64_t k);
 HW_EXPORT void hw_int8_pack(const float *weight, int64_t n, int64_t k, uint8_t *packed);

@@ -232,7 +232,8 @@ HW_INLINE void hw_int8_block_4x8(const hw_int8_args *a, const int first) {
             float sx = a->x_scale[r * a->groups + g];
             HW_UNROLL
             for (int v = 0; v < 2; v++)
-                y[r][v] = vfmaq_f32(y[r][v], vsubq_f32(vreinterpretq_f32_s32(sum[r][v]), offset), vmulq_n_f32(sw[v], sx));
+                y[r][v] = vfmaq_f32(y[r][v], vsubq_f32(vreinterpretq_f32_s32(sum[r][v]), offset),
+                                    vmulq_n_f32(sw[v], sx));
         }
     }
     HW_UNROLL
@@ -245,7 +246,7 @@ HW_INLINE void hw_int8_block_4x8(const hw_int8_args *a, const int first) {
 #define hw_int8_block_4x8(a, first) hw_int8_block(a, 4, 2, first)
 #endif
 
-HW_INLINE void hw_int8_tile(const hw_int8_args *a, int rows, int tiles) {
+HW_KERNEL void hw_int8_tile(const hw_int8_args *a, int rows, int tiles) {
     (void)tiles;
     switch (rows) {
     case 1: hw_int8_block(a, 1, 4, 0); break;
@@ -316,7 +317,7 @@ HW_INLINE void hw_int8_block(const hw_int8_args *a, const int rows, const int ti
     }
 }
 
-HW_INLINE void hw_int8_tile(const hw_int8_args *a, int rows, int tiles) {
+HW_KERNEL void hw_int8_tile(const hw_int8_args *a, int rows, int tiles) {
     if (tiles == 2) {
         switch (rows) {
         case 1: hw_int8_block(a, 1, 2, 4); break;
@@ -390,7 +391,7 @@ HW_INLINE void hw_int8_block(const hw_int8_args *a, const int rows, const int fi
     }
 }
 
-HW_INLINE void hw_int8_tile(const hw_int8_args *a, int rows, int tiles) {
+HW_KERNEL void hw_int8_tile(const hw_int8_args *a, int rows, int tiles) {
     (void)tiles;
     switch (rows) {
     case 1: hw_int8_block(a, 1, 0), hw_int8_block(a, 1, 8); break;
@@ -404,7 +405,7 @@ HW_INLINE void hw_int8_tile(const hw_int8_args *a, int rows, int tiles) {
 #define HW_INT8_ROWS 1
 #define HW_INT8_TILES 1
 
-HW_INLINE void hw_int8_tile(const hw_int8_args *a, int rows, int tiles) {
+HW_KERNEL void hw_int8_tile(const hw_int8_args *a, int rows, int tiles) {
     (void)rows, (void)tiles;
     float y[HW_TILE] = {0};
     for (int64_t g = 0; g < a->groups; g++) {

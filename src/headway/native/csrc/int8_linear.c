@@ -1,7 +1,6 @@
 /* y = x Wᵀ + bias with int8 weights and activations quantised per (row, group of 64) inside the call.
  *
- * Work items are (block of rows) x (run of tiles): a tile's weights stay in the L1 cache while the block's rows pass by.
- */
+ * Work items are (block of rows) x (run of tiles): a tile's weights stay in the L1 cache while the rows pass by. */
 #include "headway.h"
 #include "int8_kernels.h"
 
@@ -60,13 +59,14 @@ static void linear_task(void *context, int64_t item) {
     }
 }
 
-void hw_int8_linear(const float *x, int64_t m, int64_t k, const uint8_t *packed, int64_t n, const float *bias, float *y) {
+void hw_int8_linear(const float *x, int64_t m, int64_t k, const uint8_t *packed, int64_t n, const float *bias,
+                    float *y) {
     int64_t groups = (k + HW_GROUP - 1) / HW_GROUP, cells = m * groups;
     linear_job job = {.x = x, .bias = bias, .packed = packed, .y = y, .m = m, .k = k, .n = n};
     if (m == 0 || n == 0) return;
     int8_t *scratch = hw_scratch(HW_SCRATCH_LINEAR, (size_t)cells * (HW_GROUP + 8));
-    job.q = (hw_quantised){scratch, (float *)(scratch + cells * HW_GROUP), (int32_t *)(scratch + cells * HW_GROUP) + cells,
-                           groups};
+    float *scale = (float *)(scratch + cells * HW_GROUP);
+    job.q = (hw_quantised){scratch, scale, (int32_t *)(scale + cells), groups};
     if (m * k < PARALLEL_QUANTISE)
         quantise_rows(&job, 0, m);
     else

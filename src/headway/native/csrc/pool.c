@@ -222,11 +222,17 @@ void hw_set_num_threads(int n) {
 
 int hw_get_num_threads(void) { return hw_threads(); }
 
-static void empty_task(void *context, int64_t item) { (void)context, (void)item; }
+#define BUSY_NS 3000
 
-double hw_fork_join_ns(int64_t repeats, int64_t items) {
-    for (int i = 0; i < 1000; i++) hw_parallel(empty_task, NULL, items);
+static void busy_task(void *context, int64_t item) {
+    (void)context, (void)item;
+    for (int64_t end = now_ns() + BUSY_NS; now_ns() < end;) relax();
+}
+
+double hw_fork_join_ns(int64_t repeats) {
+    int64_t items = hw_threads();
+    for (int i = 0; i < 20; i++) hw_parallel(busy_task, NULL, items);
     int64_t start = now_ns();
-    for (int64_t i = 0; i < repeats; i++) hw_parallel(empty_task, NULL, items);
-    return (double)(now_ns() - start) / (double)repeats;
+    for (int64_t i = 0; i < repeats; i++) hw_parallel(busy_task, NULL, items);
+    return (double)(now_ns() - start) / (double)repeats - BUSY_NS;
 }

@@ -6,8 +6,8 @@
 #ifndef HEADWAY_SIMD_H
 #define HEADWAY_SIMD_H
 
-/* The kernels are written in the order they should run; gcc's first scheduling pass (on by default on ARM) moves loads up
- * until registers run out. */
+/* The kernels are written in the order they should run; gcc's first scheduling pass (on by default on ARM) moves loads
+ * up until registers run out. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("no-schedule-insns")
 #endif
@@ -17,6 +17,8 @@
 #include <string.h>
 
 #define HW_INLINE static inline __attribute__((always_inline, unused))
+/* For each instance of a register-blocked kernel: compilers allocate registers per function. */
+#define HW_KERNEL static __attribute__((noinline, unused))
 
 #if defined(__clang__)
 #define HW_UNROLL _Pragma("clang loop unroll(full)")
@@ -194,11 +196,11 @@ HW_INLINE float vf_reduce_max(vf a) {
 }
 #endif
 
-/* 1.5 * 2^23: added to a float of magnitude below 2^22, it leaves that float, rounded to an integer, in the low bits. */
+/* 1.5 * 2^23: added to a float of magnitude below 2^22, it leaves that float, rounded, as an integer in the low bits. */
 #define HW_ROUNDER 12582912.0f
 
-/* exp(x) in place for `count` vectors side by side, x <= 88: about 1 ulp; exp(0) is exactly 1; below -87.3 the result is
- * exactly 0. */
+/* exp(x) in place for `count` vectors side by side, x <= 88: about 1 ulp; exp(0) is exactly 1; below -87.3 the result
+ * is exactly 0. */
 HW_INLINE void vf_exp_many(vf *x, const int count) {
     const float rounder = HW_ROUNDER + 127.0f; /* the low bits become the exponent field of 2^n */
     vf biased[4], r[4], p[4];
@@ -238,13 +240,15 @@ HW_INLINE float hw_exp(float x) {
 /* 16 floats times a factor, rounded to nearest even, to int8; results are known to lie in [-127, 127]. */
 HW_INLINE void hw_quant16(const float *x, float factor, int8_t *out) {
 #if defined(HW_AVX512)
-    _mm_storeu_si128((__m128i *)out, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(factor)))));
+    __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(factor)));
+    _mm_storeu_si128((__m128i *)out, _mm512_cvtsepi32_epi8(rounded));
 #elif defined(HW_AVX2)
     __m256 f = _mm256_set1_ps(factor);
     __m256i lo = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), f));
     __m256i hi = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8), f));
     __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), 0xd8);
-    _mm_storeu_si128((__m128i *)out, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+    __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
+    _mm_storeu_si128((__m128i *)out, _mm_packs_epi16(low, high));
 #elif defined(HW_NEON)
     float32x4_t rounder = vdupq_n_f32(HW_ROUNDER);
     int16x8_t a = vreinterpretq_s16_f32(vaddq_f32(vmulq_n_f32(vld1q_f32(x), factor), rounder));
