@@ -20,6 +20,7 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("auto", "none", "int8")
 DEVICES = ("auto", "cpu", "cuda")
+SCHEDULING_POLICIES = ("fcfs", "priority")
 ATTENTION_BACKENDS = ("auto", "torch_reference", "torch_padded", "cpu")
 
 _T = TypeVar("_T")
@@ -106,7 +107,11 @@ class SchedulerConfig:
     max_chunk_tokens: int | None = option(
         None, "Most tokens of one request in one step. Default: all that the step's budget leaves."
     )
-    scheduling_policy: str = option("fcfs", "Who goes first and who gives way: fcfs or priority.")
+    scheduling_policy: str = option(
+        "fcfs",
+        "Who goes first and who gives way. fcfs: order of arrival. priority: the smallest priority number first.",
+        choices=SCHEDULING_POLICIES,
+    )
     max_head_skips: int = option(
         64,
         "How many requests may be admitted past one that does not fit in the free KV blocks, before it blocks the "
@@ -115,6 +120,7 @@ class SchedulerConfig:
     skip_window: int = option(8, "How many waiting requests a step looks at, past one that does not fit.")
 
     def __post_init__(self) -> None:
+        _check_choices(self)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_chunk_tokens", "skip_window"):
             _check_at_least(self, name, 1)
         _check_at_least(self, "max_head_skips", 0)

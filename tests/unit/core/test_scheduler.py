@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core import ModelRunnerOutput, RequestStatus, SampledTokens, check_invariants, create_policy
+from headway.config import SCHEDULING_POLICIES
+from headway.core import POLICIES, ModelRunnerOutput, RequestStatus, SampledTokens, check_invariants, create_policy
 from headway.errors import ConfigError, InvalidRequestError, RequestNotFoundError, RequestTooLargeError
 from tests.unit.core.driver import finish, make_scheduler, request, step
 
@@ -159,6 +160,10 @@ def test_priority_goes_before_arrival() -> None:
     scheduler.add_request(request("soon", 2, max_tokens=1, priority=1))
     scheduler.add_request(request("soon too", 2, max_tokens=1, priority=1))
     assert [list(step(scheduler)) for _ in range(3)] == [["soon"], ["soon too"], ["later"]]
+
+
+def test_the_options_name_every_policy_there_is() -> None:
+    assert set(SCHEDULING_POLICIES) == set(POLICIES)
 
 
 def test_an_unknown_policy_is_refused_with_the_nearest_name() -> None:

@@ -1,4 +1,4 @@
-/* One tile of query rows against one segment of paged keys and values: queries packed, scores, softmax, weighted sum. */
+/* One tile of query rows against one segment of paged keys and values: pack the queries, scores, softmax, sum. */
 #include "attention_blocks.h"
 
 float *hw_attention_tile_init(hw_attention_tile *tile, const hw_attention_shape *shape, int64_t rows, int64_t heads,

@@ -105,12 +105,14 @@ static float weigh_scalar(const float *weights, const value_run *run, int64_t d,
     return sum;
 }
 
-HW_INLINE void weigh_row_block_inline(const float *weights, const value_run *run, int64_t dim, float *acc, const int rows,
-                               const int half, const int prefetch) {
+HW_INLINE void weigh_all_dims(const float *weights, const value_run *run, int64_t dim, float *acc, const int rows,
+                              const int half, const int prefetch) {
     const int vectors = !half && rows * MOST_VECTORS <= MOST_SUMS ? MOST_VECTORS : 4;
     int64_t d = 0;
     for (; d + vectors * HW_VL <= dim; d += vectors * HW_VL)
         weigh_block(weights, run, d, dim, acc + d, rows, vectors, half, prefetch);
+    for (; vectors > 4 && d + 4 * HW_VL <= dim; d += 4 * HW_VL)
+        weigh_block(weights, run, d, dim, acc + d, rows, 4, half, 0);
     for (; d + HW_VL <= dim; d += HW_VL) weigh_block(weights, run, d, dim, acc + d, rows, 1, half, 0);
     for (; d < dim; d++)
         for (int r = 0; r < rows; r++)
@@ -119,7 +121,7 @@ HW_INLINE void weigh_row_block_inline(const float *weights, const value_run *run
 
 #define INSTANCE(rows, half)                                                                                           \
     HW_KERNEL void weigh_##rows##_##half(const float *weights, const value_run *run, int64_t dim, float *acc) {        \
-        weigh_row_block_inline(weights, run, dim, acc, rows, half, rows < ROW_BLOCK);                                  \
+        weigh_all_dims(weights, run, dim, acc, rows, half, rows < ROW_BLOCK);                                  \
     }
 INSTANCE(1, 0)
 INSTANCE(2, 0)

@@ -196,7 +196,7 @@ HW_INLINE float vf_reduce_max(vf a) {
 }
 #endif
 
-/* 1.5 * 2^23: added to a float of magnitude below 2^22, it leaves that float, rounded, as an integer in the low bits. */
+/* 1.5 * 2^23: added to a float below 2^22, it leaves that float, rounded, as an integer in the low bits. */
 #define HW_ROUNDER 12582912.0f
 
 /* exp(x) in place for `count` vectors side by side, x <= 88: about 1 ulp; exp(0) is exactly 1; below -87.3 the result
