@@ -40,6 +40,7 @@ def main() -> None:
     llm = LLM(
         options.model,
         dtype=options.dtype,
+        device="cpu",
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import time
@@ -31,8 +32,10 @@ class LLM:
     def __init__(
         self, model: str | None = None, *, progress: Callable[[int, int], None] | None = None, **options: Any
     ) -> None:
+        """`progress(done_bytes, total_bytes)` is called while weights are read; by default a bar on a terminal."""
         config = EngineConfig.from_options(model=None if model is None else str(model), **options)
-        self.engine = LLMEngine.from_config(config, progress=progress)
+        with tqdm(desc="Loading", unit="B", unit_scale=True, leave=False, disable=not sys.stderr.isatty()) as bar:
+            self.engine = LLMEngine.from_config(config, progress=progress or functools.partial(_draw, bar))
         self._ids = itertools.count()
 
     def get_tokenizer(self) -> Tokenizer:
@@ -143,6 +146,11 @@ class LLM:
             error = self.engine.errors.pop(request_id, None)
             if error is not None:
                 raise EngineDeadError(f"Request '{request_id}' failed: {error}")
+
+
+def _draw(bar: Any, done_bytes: int, total_bytes: int) -> None:
+    bar.total = total_bytes
+    bar.update(done_bytes - bar.n)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

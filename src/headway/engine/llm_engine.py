@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from headway.outputs import RequestOutput
 from headway.runner.memory_plan import MemoryPlan
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class LLMEngine:
@@ -68,6 +71,7 @@ class LLMEngine:
             eos_token_ids=() if tokenizer is None else tokenizer.eos_token_ids,
             progress=progress,
         )
+        logger.info("memory plan\n%s", executor.plan)
         return cls(config, executor=executor, tokenizer=tokenizer, model_config=checkpoint.config, plan=executor.plan)
 
     def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0) -> PreparedRequest:
