@@ -13,12 +13,16 @@ block_table[r, i // block_size] at offset i % block_size. `Ops.rope_write_kv` fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+
+_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,10 @@ class LayerKVCache:
         device: torch.device | str = "cpu",
     ) -> LayerKVCache:
         """An empty cache of `num_blocks` blocks."""
+        zeros = _untouched_zeros if torch.device(device).type == "cpu" else torch.zeros
         return LayerKVCache(
-            k=torch.zeros(num_blocks, num_kv_heads, head_dim, block_size, dtype=dtype, device=device),
-            v=torch.zeros(num_blocks, num_kv_heads, block_size, head_dim, dtype=dtype, device=device),
+            k=zeros((num_blocks, num_kv_heads, head_dim, block_size), dtype=dtype, device=device),
+            v=zeros((num_blocks, num_kv_heads, block_size, head_dim), dtype=dtype, device=device),
         )
 
     @property
@@ -59,6 +64,14 @@ class LayerKVCache:
     @property
     def block_size(self) -> int:
         return self.k.shape[3]
+
+
+def _untouched_zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Zeros on the CPU that take memory only where they are written: the operating system's own zero pages."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(num_bytes + _PAGE_BYTES, dtype=np.uint8)  # torch.zeros would write every page
+    start = -memory.ctypes.data % _PAGE_BYTES
+    return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(shape).to(device)
 
 
 @dataclass(frozen=True)
