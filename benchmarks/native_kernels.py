@@ -16,8 +16,7 @@ from headway import native
 from headway.attention.base import AttentionBatch, LayerKVCache
 from headway.attention.cpu import CpuAttention
 from headway.layers.native_ops import NativeOps
-from headway.quantization.float32_linear import Float32Linear
-from headway.quantization.int8_linear import Int8Linear
+from headway.quantization.packed_linear import Float32Linear, Int8Linear
 
 LINEAR_SHAPES = {
     "qkv": (960, 576),
@@ -154,14 +153,13 @@ def bench_rowwise() -> None:
     cache = LayerKVCache.zeros(200, 3, 64, 16, dtype=torch.float16)
     for rows in (1, 32, 512):
         x, residual, gate_up = torch.randn(rows, 576), torch.randn(rows, 576), torch.randn(rows, 3072)
-        qkv, at, logits = torch.randn(rows, 960), torch.arange(rows), torch.randn(min(rows, 64), 49152)
+        qkv, at = torch.randn(rows, 960), torch.arange(rows)
         calls: dict[str, Callable[[], object]] = {
             "add_rms_norm": lambda x=x, residual=residual: ops.add_rms_norm(x, residual, weight, 1e-5),  # type: ignore[misc]
             "silu_mul": lambda gate_up=gate_up: ops.silu_mul(gate_up),  # type: ignore[misc]
             "rope_write_kv": lambda qkv=qkv, at=at: ops.rope_write_kv(  # type: ignore[misc]
                 qkv, at, cos_sin, None, None, 1e-5, cache, at, 9, 3, 64
             ),
-            f"argmax {len(logits)}": lambda logits=logits: native.argmax(logits),  # type: ignore[misc]
         }
         print(
             f"T={rows:4}: "

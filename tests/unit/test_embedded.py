@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.cache_dir import cache_dir
 from headway.errors import CorruptModelError, ModelNotFoundError
 from headway.loader import embedded
 
@@ -122,4 +123,4 @@ def test_cache_dir_precedence(monkeypatch: pytest.MonkeyPatch, environment: dict
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert str(embedded.cache_dir()) == expected
+    assert str(cache_dir()) == expected

@@ -235,7 +235,7 @@ def _remember_history() -> None:
         import readline
     except ImportError:  # not on every platform; line editing is a comfort, not a need
         return
-    from headway.loader.embedded import cache_dir
+    from headway.cache_dir import cache_dir
 
     file = cache_dir() / "chat_history"
     with contextlib.suppress(OSError):

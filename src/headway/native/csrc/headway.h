@@ -26,7 +26,7 @@ void hw_parallel(hw_task task, void *context, int64_t items);
 int hw_threads(void);
 
 /* Per-thread scratch memory, 64-byte aligned, valid until the thread asks for the same slot again. */
-enum hw_scratch_slot { HW_SCRATCH_LINEAR, HW_SCRATCH_PACK, HW_SCRATCH_ATTENTION, HW_SCRATCH_ARGMAX, HW_SCRATCH_SLOTS };
+enum hw_scratch_slot { HW_SCRATCH_LINEAR, HW_SCRATCH_PACK, HW_SCRATCH_ATTENTION, HW_SCRATCH_SLOTS };
 void *hw_scratch(enum hw_scratch_slot slot, size_t bytes);
 
 /* Asks for huge pages behind a large buffer that is about to be filled. */
@@ -64,7 +64,6 @@ HW_EXPORT int hw_attention_plan_set(hw_attention_plan *plan, int64_t requests, c
 HW_EXPORT void hw_attention_run(hw_attention_plan *plan, const float *q, const void *k_cache, const void *v_cache,
                                 int half, float *out);
 
-HW_EXPORT void hw_argmax(const float *logits, int64_t rows, int64_t width, int64_t *out);
 /* kind: 0 = Q4_0, 1 = Q4_1, 2 = Q8_0 */
 HW_EXPORT void hw_dequantize(const uint8_t *raw, int kind, int64_t blocks, float *out);
 

@@ -1,4 +1,4 @@
-/* Argmax over logits, GGUF block dequantisation, and what the library says about itself. */
+/* GGUF block dequantisation, and what the library says about itself. */
 #include "headway.h"
 #include "int8_kernels.h"
 #include "simd.h"
@@ -19,58 +19,6 @@ const char *hw_isa(void) {
 #else
     return "generic";
 #endif
-}
-
-#define ARGMAX_CHUNK 8192
-
-typedef struct {
-    const float *logits;
-    int64_t rows, width, chunks;
-    int64_t *best; /* [rows][chunks] */
-} argmax_job;
-
-/* First index of the largest value; NaN never wins. */
-static int64_t argmax_range(const float *x, int64_t first, int64_t last) {
-    int64_t i = first;
-    float top = -INFINITY;
-    if (last - first >= 4 * HW_VL) {
-        vf m[4] = {vf_set1(top), vf_set1(top), vf_set1(top), vf_set1(top)};
-        for (; i + 4 * HW_VL <= last; i += 4 * HW_VL) {
-            HW_UNROLL
-            for (int j = 0; j < 4; j++) m[j] = vf_max(vf_load(x + i + j * HW_VL), m[j]);
-        }
-        top = vf_reduce_max(vf_max(vf_max(m[0], m[1]), vf_max(m[2], m[3])));
-    }
-    for (; i < last; i++)
-        if (x[i] > top) top = x[i];
-    for (i = first; i < last; i++)
-        if (x[i] == top) return i;
-    int64_t best = first; /* a NaN spoilt the vector maximum: look value by value */
-    for (i = first, top = -INFINITY; i < last; i++)
-        if (x[i] > top) top = x[i], best = i;
-    return best;
-}
-
-static void argmax_task(void *context, int64_t item) {
-    const argmax_job *job = context;
-    int64_t row = item / job->chunks, first = item % job->chunks * ARGMAX_CHUNK;
-    int64_t last = first + ARGMAX_CHUNK < job->width ? first + ARGMAX_CHUNK : job->width;
-    job->best[item] = argmax_range(job->logits + row * job->width, first, last);
-}
-
-void hw_argmax(const float *logits, int64_t rows, int64_t width, int64_t *out) {
-    argmax_job job = {logits, rows, width, (width + ARGMAX_CHUNK - 1) / ARGMAX_CHUNK, NULL};
-    job.best = hw_scratch(HW_SCRATCH_ARGMAX, (size_t)(rows * job.chunks) * sizeof(int64_t));
-    hw_parallel(argmax_task, &job, rows * job.chunks);
-    for (int64_t r = 0; r < rows; r++) {
-        const float *x = logits + r * width;
-        int64_t best = job.best[r * job.chunks];
-        for (int64_t c = 1; c < job.chunks; c++) {
-            int64_t candidate = job.best[r * job.chunks + c];
-            if (x[candidate] > x[best] || x[best] != x[best]) best = candidate;
-        }
-        out[r] = x[best] == x[best] ? best : 0;
-    }
 }
 
 #define BLOCKS_PER_ITEM 2048
