@@ -1,8 +1,8 @@
 """Linear layers whose weight is packed for the CPU kernels. A row's result does not depend on the other rows.
 
 `Int8Linear`: symmetric int8 with one scale per output channel and group of 64 inputs; activations are quantised the
-same way inside each call. `Float32Linear`: the exact reference; each output is one chain of fused multiply-adds in input
-order. Activations go in and come out as float32.
+same way inside each call. `Float32Linear`: the exact reference; each output is one chain of fused multiply-adds in
+input order. Activations go in and come out as float32.
 """
 
 from __future__ import annotations
