@@ -57,7 +57,9 @@ class ModelConfig:
         choices=QUANTIZATIONS,
     )
     max_model_len: int | None = option(
-        None, "Longest prompt plus output, in tokens. Default: what the model was trained for."
+        None,
+        "Longest prompt plus output, in tokens. Default: what the model was made for, or what the KV cache can hold if "
+        "that is less.",
     )
     seed: int = option(0, "Seed of requests that bring none of their own, and of dummy weights.")
 

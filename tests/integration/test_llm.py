@@ -242,6 +242,13 @@ def test_a_request_that_can_never_fit_into_the_cache_is_refused() -> None:
         small.generate([1] * 60, SamplingParams(max_tokens=10), use_tqdm=False)
 
 
+def test_without_a_limit_the_output_goes_on_until_the_context_is_full() -> None:
+    small = LLM(num_kv_blocks=8)
+    (output,) = small.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 8 * 16 - 3
+    assert output.outputs[0].finish_reason == "length"
+
+
 def test_unknown_options_are_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'max_model_len'"):
         LLM(max_modellen=12)

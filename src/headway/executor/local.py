@@ -72,7 +72,7 @@ class LocalExecutor:
             attention,
             device=device,
             max_num_seqs=config.scheduler.max_num_seqs,
-            max_model_len=max_model_len,
+            max_model_len=plan.max_model_len,
             block_size=config.cache.block_size,
             eos_token_ids=eos_token_ids,
             seed=config.model.seed,

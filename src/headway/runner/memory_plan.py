@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ import torch
 from headway.config import EngineConfig
 from headway.errors import OutOfMemoryError
 from headway.models.config import DecoderConfig
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_CPU_KV_BYTES = 512 * 2**20
 
@@ -63,7 +66,11 @@ def plan_memory(
     max_model_len: int,
     free_bytes: int | None,
 ) -> MemoryPlan:
-    """Size the KV cache. `free_bytes`: what the device has left for it; `None` where only the budget counts (CPU)."""
+    """Size the KV cache. `free_bytes`: what the device has left for it; `None` where only the budget counts (CPU).
+
+    Unless the user has fixed the context, it shrinks to what the cache can hold: then every prompt that is accepted can
+    also be answered up to the end of the context.
+    """
     block_size = config.cache.block_size
     bytes_per_block = block_size * model.kv_bytes_per_token(kv_dtype.itemsize)
     # More than this many blocks could never be in use at the same time.
@@ -87,6 +94,14 @@ def plan_memory(
             f"The KV cache would take {_mib(num_bytes).strip()}, but only {_mib(available).strip()} are free on "
             f"{device.type}. Lower kv_cache_memory or num_kv_blocks."
         )
+    if config.model.max_model_len is None and num_blocks * block_size < max_model_len:
+        logger.warning(
+            "the KV cache holds %d tokens, fewer than the model's context of %d; max_model_len is set to that. "
+            "More memory for the cache (kv_cache_memory) lifts it.",
+            num_blocks * block_size,
+            max_model_len,
+        )
+        max_model_len = num_blocks * block_size
     return MemoryPlan(
         device=str(device),
         dtype=dtype_name,

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from headway.config import EngineConfig
+from headway.errors import OutOfMemoryError
+from headway.models.config import DecoderConfig
+from headway.runner.memory_plan import DEFAULT_CPU_KV_BYTES, MemoryPlan, plan_memory
+
+# 2 (k and v) x 2 layers x 2 heads x 32 numbers x 2 bytes = 512 bytes a token, 8 KiB a block of 16
+MODEL = DecoderConfig(
+    architecture="llama",
+    vocab_size=100,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    max_position=8192,
+)
+
+
+def plan(*, free_bytes: int | None = None, max_model_len: int = 8192, **options: Any) -> MemoryPlan:
+    """For a model with that context; the user has said nothing about it."""
+    return plan_from(EngineConfig.from_options(**options), free_bytes=free_bytes, max_model_len=max_model_len)
+
+
+def plan_from(config: EngineConfig, *, max_model_len: int, free_bytes: int | None = None) -> MemoryPlan:
+    return plan_memory(
+        config,
+        MODEL,
+        device=torch.device("cpu"),
+        dtype_name="float32",
+        weight_bytes=1000,
+        kv_dtype=torch.float16,
+        max_model_len=max_model_len,
+        free_bytes=free_bytes,
+    )
+
+
+def test_a_byte_budget_becomes_blocks_by_a_formula_one_can_check_by_hand() -> None:
+    result = plan(kv_cache_memory=1_000_000, max_model_len=1024)
+    assert result.bytes_per_block == 8192
+    assert result.num_blocks == 1_000_000 // 8192
+    assert result.num_tokens == result.num_blocks * 16
+    assert result.kv_bytes <= 1_000_000
+
+
+def test_no_more_blocks_are_made_than_could_ever_be_in_use() -> None:
+    assert plan(max_num_seqs=2, max_model_len=100).num_blocks == 2 * 7
+    assert plan(free_bytes=10**8, max_num_seqs=2, max_model_len=100).num_blocks == 2 * 7
+
+
+def test_the_default_budget_on_a_cpu() -> None:
+    assert plan(max_num_seqs=64).kv_bytes <= DEFAULT_CPU_KV_BYTES
+
+
+def test_an_exact_number_of_blocks_is_taken_as_it_is() -> None:
+    assert plan(num_kv_blocks=7, max_model_len=50).num_blocks == 7
+
+
+def test_the_context_shrinks_to_the_cache_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert plan(num_kv_blocks=10).max_model_len == 160
+    assert "max_model_len" in caplog.text
+
+
+def test_a_context_that_the_user_has_fixed_does_not_shrink() -> None:
+    config = EngineConfig.from_options(num_kv_blocks=10, max_model_len=1024)
+    assert plan_from(config, max_model_len=1024).max_model_len == 1024
+
+
+@pytest.mark.parametrize("options", [{"kv_cache_memory": 100}, {"free_bytes": -5}])
+def test_a_budget_below_one_block_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OutOfMemoryError, match="No KV block fits"):
+        plan(**options)
+
+
+def test_more_than_the_machine_has_is_refused_before_anything_is_allocated() -> None:
+    with pytest.raises(OutOfMemoryError, match="are free"):
+        plan(num_kv_blocks=2**40)
+
+
+def test_the_plan_can_be_read_by_people() -> None:
+    text = str(plan(num_kv_blocks=64, max_model_len=512))
+    assert "64 blocks of 16 tokens" in text
+    assert "1,024 tokens = 2.0 requests of full length (512 tokens)" in text
