@@ -73,27 +73,8 @@ def plan_memory(
     """
     block_size = config.cache.block_size
     bytes_per_block = block_size * model.kv_bytes_per_token(kv_dtype.itemsize)
-    # More than this many blocks could never be in use at the same time.
-    most_blocks = config.scheduler.max_num_seqs * -(-max_model_len // block_size)
-    if config.cache.num_kv_blocks is not None:
-        num_blocks = config.cache.num_kv_blocks
-    elif config.cache.kv_cache_memory is not None:
-        num_blocks = min(config.cache.kv_cache_memory // bytes_per_block, most_blocks)
-    else:
-        budget = DEFAULT_CPU_KV_BYTES if free_bytes is None else free_bytes
-        num_blocks = min(max(budget, 0) // bytes_per_block, most_blocks)
-    if num_blocks < 1:
-        raise OutOfMemoryError(
-            f"No KV block fits: one takes {_mib(bytes_per_block).strip()}. Give more memory (kv_cache_memory, "
-            "gpu_memory_utilization) or a smaller block_size."
-        )
-    num_bytes = num_blocks * bytes_per_block
-    available = _available_bytes(device) if free_bytes is None else max(free_bytes, _available_bytes(device))
-    if num_bytes > available:
-        raise OutOfMemoryError(
-            f"The KV cache would take {_mib(num_bytes).strip()}, but only {_mib(available).strip()} are free on "
-            f"{device.type}. Lower kv_cache_memory or num_kv_blocks."
-        )
+    num_blocks = _num_blocks(config, bytes_per_block, max_model_len=max_model_len, free_bytes=free_bytes)
+    _check_room(num_blocks, bytes_per_block, device, free_bytes)
     if config.model.max_model_len is None and num_blocks * block_size < max_model_len:
         logger.warning(
             "the KV cache holds %d tokens, fewer than the model's context of %d; max_model_len is set to that. "
@@ -114,10 +95,43 @@ def plan_memory(
     )
 
 
-def _available_bytes(device: torch.device) -> int:
+def _num_blocks(config: EngineConfig, bytes_per_block: int, *, max_model_len: int, free_bytes: int | None) -> int:
+    """What the options ask for, but never more blocks than could be in use at the same time."""
+    if config.cache.num_kv_blocks is not None:
+        return config.cache.num_kv_blocks
+    budget = config.cache.kv_cache_memory
+    if budget is None:
+        budget = DEFAULT_CPU_KV_BYTES if free_bytes is None else free_bytes
+    most_blocks = config.scheduler.max_num_seqs * -(-max_model_len // config.cache.block_size)
+    return min(max(budget, 0) // bytes_per_block, most_blocks)
+
+
+def _check_room(num_blocks: int, bytes_per_block: int, device: torch.device, free_bytes: int | None) -> None:
+    """Refuse a cache of no blocks, and one that the device cannot hold."""
+    if num_blocks < 1:
+        raise OutOfMemoryError(
+            f"No KV block fits: one takes {_mib(bytes_per_block).strip()}. Give more memory (kv_cache_memory, "
+            "gpu_memory_utilization) or a smaller block_size."
+        )
+    available = _available_bytes(device)
+    if available is None:
+        return
+    available = max(available, free_bytes or 0)
+    if num_blocks * bytes_per_block > available:
+        raise OutOfMemoryError(
+            f"The KV cache would take {_mib(num_blocks * bytes_per_block).strip()}, but only "
+            f"{_mib(available).strip()} are free on {device.type}. Lower kv_cache_memory or num_kv_blocks."
+        )
+
+
+def _available_bytes(device: torch.device) -> int | None:
+    """Free memory of the device, or `None` where the system does not tell (macOS has no count of free pages)."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) + _reclaimable_bytes()
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") + _reclaimable_bytes()
+    except (ValueError, OSError):
+        return None
 
 
 def _reclaimable_bytes() -> int:

@@ -86,6 +86,14 @@ def test_more_than_the_machine_has_is_refused_before_anything_is_allocated() -> 
         plan(num_kv_blocks=2**40)
 
 
+def test_a_system_that_does_not_count_free_pages_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_such_name(name: str) -> int:
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr("os.sysconf", no_such_name)
+    assert plan(num_kv_blocks=10).num_blocks == 10
+
+
 def test_the_plan_can_be_read_by_people() -> None:
     text = str(plan(num_kv_blocks=64, max_model_len=512))
     assert "64 blocks of 16 tokens" in text
