@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("auto", "none", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 SCHEDULING_POLICIES = ("fcfs", "priority")
-ATTENTION_BACKENDS = ("auto", "torch_reference", "torch_padded", "cpu")
+ATTENTION_BACKENDS = ("auto", "triton", "cpu", "torch_padded", "torch_reference")
+OVERLAPS = ("auto", "on", "off")
 
 _T = TypeVar("_T")
 
@@ -77,7 +79,7 @@ class ModelConfig:
 class CacheConfig:
     """How much memory the keys and values get, and how it is cut up."""
 
-    block_size: int = option(16, "Tokens per KV block, 1 to 256.")
+    block_size: int | None = option(None, "Tokens per KV block, 1 to 256. Default: 16 on CPU, 64 on CUDA.")
     gpu_memory_utilization: float = option(
         0.9, "On CUDA: share of the device's memory for weights, activations and KV cache together, in (0, 1]."
     )
@@ -90,7 +92,7 @@ class CacheConfig:
     num_kv_blocks: int | None = option(None, "Exact number of KV blocks; overrides the memory options.")
 
     def __post_init__(self) -> None:
-        if not 1 <= self.block_size <= 256:
+        if self.block_size is not None and not 1 <= self.block_size <= 256:
             raise ConfigError(f"block_size must be between 1 and 256, not {self.block_size}.")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization}.")
@@ -99,13 +101,42 @@ class CacheConfig:
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise ConfigError("kv_cache_memory and num_kv_blocks both size the KV cache; give one of them.")
 
+    def block_size_on(self, device: str) -> int:
+        """Tokens per block on this kind of device. The memory unit of a GPU copies 64 tokens as one piece."""
+        return self.block_size or (64 if device == "cuda" else 16)
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """How large a step may get, with nothing left open."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    target_itl_ms: float
+    """0: time does not limit a step."""
+
+
+_DEFAULT_LIMITS = {
+    "cpu": StepLimits(max_num_seqs=64, max_num_batched_tokens=512, target_itl_ms=0.0),
+    "cuda": StepLimits(max_num_seqs=256, max_num_batched_tokens=8192, target_itl_ms=20.0),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """What may share a step, and who goes first."""
 
-    max_num_seqs: int = option(64, "Most requests that run at once.")
-    max_num_batched_tokens: int = option(512, "Most tokens computed in one step, over all requests.")
+    max_num_seqs: int | None = option(None, "Most requests that run at once. Default: 64 on CPU, 256 on CUDA.")
+    max_num_batched_tokens: int | None = option(
+        None, "Most tokens computed in one step, over all requests. Default: 512 on CPU, 8192 on CUDA."
+    )
+    target_itl_ms: float | None = option(
+        None,
+        "Time between two tokens of a request, in milliseconds, that 99 of 100 tokens should keep: prompts are "
+        "computed beside requests that generate in chunks that fit, as far as earlier steps tell. 0: no limit but the "
+        "token budget. Default: 20 on CUDA, no limit on CPU.",
+        metavar="MS",
+    )
     max_chunk_tokens: int | None = option(
         None, "Most tokens of one request in one step. Default: all that the step's budget leaves."
     )
@@ -126,11 +157,29 @@ class SchedulerConfig:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_chunk_tokens", "skip_window"):
             _check_at_least(self, name, 1)
         _check_at_least(self, "max_head_skips", 0)
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        _check_not_negative(self, "target_itl_ms")
+        self.limits_on("cpu")  # raises if the two limits contradict each other
+
+    @property
+    def limits(self) -> StepLimits:
+        """The limits of a step, as on a CPU where an option has been left open."""
+        return self.limits_on("cpu")
+
+    def limits_on(self, device: str) -> StepLimits:
+        """The limits of a step on this kind of device. An option left open gives way to one that was set."""
+        default = _DEFAULT_LIMITS[device]
+        num_seqs, num_tokens = self.max_num_seqs, self.max_num_batched_tokens
+        if num_seqs is None:
+            num_seqs = default.max_num_seqs if num_tokens is None else min(default.max_num_seqs, num_tokens)
+        if num_tokens is None:
+            num_tokens = max(default.max_num_batched_tokens, num_seqs)
+        if num_tokens < num_seqs:
             raise ConfigError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({self.max_num_seqs}): every running request needs a token per step."
+                f"max_num_batched_tokens ({num_tokens}) must be at least max_num_seqs ({num_seqs}): every running "
+                "request needs a token per step."
             )
+        target_itl_ms = default.target_itl_ms if self.target_itl_ms is None else self.target_itl_ms
+        return StepLimits(num_seqs, num_tokens, target_itl_ms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +188,21 @@ class DeviceConfig:
 
     device: str = option("auto", "auto takes the first CUDA device if there is one.", choices=DEVICES)
     num_threads: int | None = option(None, "CPU threads. Default: the cores this process may use.")
-    attention_backend: str = option("auto", "Attention kernels.", choices=ATTENTION_BACKENDS)
+    attention_backend: str = option(
+        "auto",
+        "Attention kernels. auto: triton on CUDA, cpu on the CPU where the kernels can be compiled, else torch_padded.",
+        choices=ATTENTION_BACKENDS,
+    )
+    cuda_graphs: str = option(
+        "on",
+        "On CUDA: replay steps of single tokens as graphs, captured when a batch size comes up for the second time.",
+        choices=("on", "off"),
+    )
+    overlap: str = option(
+        "auto",
+        "Plan and launch a step while the one before it still runs. Changes speed only. auto: on for CUDA, off on CPU.",
+        choices=OVERLAPS,
+    )
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -169,6 +232,16 @@ class EngineConfig:
             chosen = {name: value for name, value in options.items() if known[name] is section}
             sections[section_field.name] = section(**chosen)
         return cls(**sections)
+
+    def for_device(self, device: str) -> EngineConfig:
+        """Settle what depends on the kind of device, "cpu" or "cuda". What is settled already stays as it is."""
+        overlap = self.device.overlap if self.device.overlap != "auto" else ("on" if device == "cuda" else "off")
+        return dataclasses.replace(
+            self,
+            cache=dataclasses.replace(self.cache, block_size=self.cache.block_size_on(device)),
+            scheduler=dataclasses.replace(self.scheduler, **dataclasses.asdict(self.scheduler.limits_on(device))),
+            device=dataclasses.replace(self.device, overlap=overlap),
+        )
 
 
 def iter_options() -> Iterator[tuple[type, dataclasses.Field[Any]]]:
@@ -205,6 +278,14 @@ def _check_choices(section: Any) -> None:
                 f"{option_field.name} must be one of {', '.join(choices)}; not {value!r}."
                 f"{did_you_mean(str(value), choices)}"
             )
+
+
+def _check_not_negative(section: Any, name: str) -> None:
+    value = getattr(section, name)
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ConfigError(f"{name} must be a number that is not negative, not {value!r}.")
 
 
 def _check_at_least(section: Any, name: str, least: int) -> None:

@@ -20,6 +20,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "blocks of 1": {"block_size": 1},
     "blocks of 128": {"block_size": 128},
     "priority": {"scheduling_policy": "priority"},
+    "overlap": {"overlap": "on"},
+    "overlap in a cache that is too small": {"overlap": "on", "num_kv_blocks": 13, "max_chunk_tokens": 20},
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from headway import LLM, InvalidRequestError, SamplingParams
 from headway.errors import ConfigError, RequestTooLargeError
+from tests.integration.greedy import run
 from tests.integration.prompts import PASSAGE, PROMPTS
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -66,6 +67,35 @@ def test_the_fast_mode_gives_the_same_tokens_in_any_batch_and_chunking(llm: LLM)
     other = LLM(max_model_len=1024, max_chunk_tokens=5, block_size=32, num_kv_blocks=24, max_num_seqs=5)
     outputs = other.generate(list(PROMPTS[:16]), params, use_tqdm=False)
     assert [o.outputs[0].token_ids for o in outputs] == together
+
+
+def test_overlapping_steps_give_the_same_tokens_also_when_requests_have_to_give_way(llm: LLM) -> None:
+    texts = [one(llm, prompt, GREEDY).outputs[0].text for prompt in PROMPTS[:12]]
+    expected = run(llm, PROMPTS[:12], num_tokens=24)
+    overlapped = LLM(max_model_len=1024, overlap="on", block_size=4, num_kv_blocks=40, max_num_seqs=8)
+    result = run(overlapped, PROMPTS[:12], num_tokens=24)
+    assert result.tokens == expected.tokens
+    assert result.num_preemptions >= 2
+    assert [one(overlapped, prompt, GREEDY).outputs[0].text for prompt in PROMPTS[:12]] == texts
+
+
+def test_stop_strings_stop_tokens_and_aborts_while_steps_overlap(llm: LLM) -> None:
+    overlapped = LLM(max_model_len=1024, overlap="on")
+    free = one(llm, PROMPTS[4], SamplingParams(temperature=0, max_tokens=30)).outputs[0]
+    stop = free.text[len(free.text) // 2 :][:9]
+    for params in (
+        SamplingParams(temperature=0, max_tokens=30, stop=[stop]),
+        SamplingParams(temperature=0, max_tokens=30, stop_token_ids=[free.token_ids[5]]),
+        SamplingParams(temperature=1.0, seed=3, max_tokens=30, logprobs=2, prompt_logprobs=1),
+        SamplingParams(temperature=0, max_tokens=1),
+    ):
+        assert one(overlapped, PROMPTS[4], params).outputs == one(llm, PROMPTS[4], params).outputs
+    stream = overlapped.stream(PROMPTS[4], SamplingParams(max_tokens=500), request_id="mine")
+    next(stream)
+    stream.close()
+    again = list(overlapped.stream(PROMPTS[4], GREEDY, request_id="mine"))  # the step of the first one is still out
+    assert again[-1].outputs == one(llm, PROMPTS[4], GREEDY).outputs
+    overlapped.engine.check_invariants()
 
 
 def test_a_seeded_request_gives_the_same_tokens_alone_and_in_any_batch(llm: LLM) -> None:
@@ -266,7 +296,7 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(llm: LLM, monke
         raise RuntimeError("the kernel caught fire")
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalExecutor, "execute", broken)
+        patch.setattr(LocalExecutor, "submit", broken)
         with pytest.raises(EngineDeadError, match="caught fire"):
             llm.generate(list(PROMPTS[:3]), GREEDY, use_tqdm=False)
     assert "Paris" in one(llm, PROMPTS[0], GREEDY).outputs[0].text

@@ -40,6 +40,34 @@ def test_no_options_means_all_defaults() -> None:
     assert EngineConfig.from_options() == EngineConfig()
 
 
+def test_what_is_left_open_is_settled_for_the_device() -> None:
+    cpu, cuda = EngineConfig().for_device("cpu"), EngineConfig().for_device("cuda")
+    assert (cpu.scheduler.max_num_seqs, cpu.scheduler.max_num_batched_tokens, cpu.scheduler.target_itl_ms) == (
+        64,
+        512,
+        0,
+    )
+    assert (cuda.scheduler.max_num_seqs, cuda.scheduler.max_num_batched_tokens) == (256, 8192)
+    assert cuda.scheduler.target_itl_ms == 20
+    assert (cpu.device.overlap, cuda.device.overlap) == ("off", "on")
+    assert cpu.for_device("cuda") == cpu, "settled once is settled"
+    assert EngineConfig().scheduler.limits == cpu.scheduler.limits
+
+
+def test_what_was_set_is_kept_on_any_device() -> None:
+    options = {"max_num_seqs": 3, "max_num_batched_tokens": 7, "target_itl_ms": 0, "overlap": "on", "block_size": 2}
+    config = EngineConfig.from_options(**options)
+    for device in ("cpu", "cuda"):
+        settled = config.for_device(device)
+        assert settled.scheduler == config.scheduler
+        assert (settled.device.overlap, settled.cache.block_size) == ("on", 2)
+
+
+def test_a_limit_that_was_left_open_gives_way_to_one_that_was_set() -> None:
+    assert EngineConfig.from_options(max_num_seqs=700).scheduler.limits.max_num_batched_tokens == 700
+    assert EngineConfig.from_options(max_num_batched_tokens=32).scheduler.limits.max_num_seqs == 32
+
+
 @pytest.mark.parametrize(
     ("wrong", "right"),
     [("blok_size", "block_size"), ("max_seqs", "max_num_seqs"), ("gpu_memory_utilisation", "gpu_memory_utilization")],
@@ -71,6 +99,10 @@ def test_nothing_near_means_no_guess() -> None:
         ({"skip_window": 0}, "skip_window must be at least 1"),
         ({"max_head_skips": -1}, "max_head_skips must be at least 0"),
         ({"max_num_seqs": 65, "max_num_batched_tokens": 64}, "every running request needs a token per step"),
+        ({"target_itl_ms": -1}, "target_itl_ms must be a number that is not negative"),
+        ({"target_itl_ms": float("nan")}, "target_itl_ms must be a number that is not negative"),
+        ({"target_itl_ms": "20"}, "target_itl_ms must be a number that is not negative"),
+        ({"overlap": "yes"}, "overlap must be one of"),
         ({"max_model_len": 1}, "max_model_len must be at least 2"),
         ({"num_threads": 0}, "num_threads must be at least 1"),
         ({"dtype": "float8"}, "dtype must be one of"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 
 import torch
@@ -11,16 +12,23 @@ from headway.errors import ConfigError
 
 __all__ = ["BACKEND_NAMES", "AttentionBackend", "AttentionBatch", "LayerKVCache", "create_backend"]
 
-BACKEND_NAMES = ("auto", "cpu", "torch_padded", "torch_reference")
+BACKEND_NAMES = ("auto", "triton", "cpu", "torch_padded", "torch_reference")
 
 
 def create_backend(name: str, kv_caches: Sequence[LayerKVCache], num_heads: int) -> AttentionBackend:
     """Build the named backend over `kv_caches` (one per layer) for a model with `num_heads` query heads.
 
-    `auto` takes the native CPU kernels for a float32 cache on the CPU where they can be built, and torch otherwise.
+    `auto` takes the Triton kernels on CUDA, the native CPU kernels for a float32 cache on the CPU where they can be
+    built, and torch otherwise.
     """
     if name == "auto":
-        name = "cpu" if _native_fits(kv_caches, num_heads) else "torch_padded"
+        name = _best_backend(kv_caches, num_heads)
+    if name == "triton":
+        if importlib.util.find_spec("triton") is None:
+            raise ConfigError("attention backend 'triton' needs the package triton; use 'torch_padded'")
+        from headway.attention.triton_paged import TritonPagedAttention
+
+        return TritonPagedAttention(kv_caches, num_heads)
     if name == "cpu":
         from headway.attention.cpu import CpuAttention
 
@@ -34,6 +42,12 @@ def create_backend(name: str, kv_caches: Sequence[LayerKVCache], num_heads: int)
 
         return TorchReferenceAttention(kv_caches, num_heads)
     raise ConfigError(f"unknown attention backend {name!r}; valid names are {', '.join(BACKEND_NAMES)}")
+
+
+def _best_backend(kv_caches: Sequence[LayerKVCache], num_heads: int) -> str:
+    if kv_caches[0].v.device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        return "triton"
+    return "cpu" if _native_fits(kv_caches, num_heads) else "torch_padded"
 
 
 def _native_fits(kv_caches: Sequence[LayerKVCache], num_heads: int) -> bool:

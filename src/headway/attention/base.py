@@ -1,11 +1,14 @@
 """What an attention backend is: the paged KV cache it reads, the step it is given, the two calls it answers.
 
-One layer's cache is a pair of tensors cut into fixed-size blocks. Inside a block the keys are transposed, so that the
-scores of one query against a block's tokens are read contiguously over tokens; the values are not, so that the weighted
-sum is read contiguously over the head:
+One layer's cache is a pair of tensors cut into fixed-size blocks:
 
     k [num_blocks, num_kv_heads, head_dim, block_size]
     v [num_blocks, num_kv_heads, block_size, head_dim]
+
+That is how they are indexed, everywhere. The keys are stored in one of two ways. On the CPU as written: the scores of
+one query against a block's tokens are read contiguously over tokens. On CUDA token by token (`token_major`), like the
+values, as a transposed view: a token's key is contiguous, which a matrix unit reads and a thread block writes in whole
+lines. Code that goes by indices or strides need not know.
 
 A token lives in slot = block_id * block_size + offset. The i-th token of request r is in block
 block_table[r, i // block_size] at offset i % block_size. `Ops.rope_write_kv` fills the cache; backends only read it.
@@ -41,12 +44,18 @@ class LayerKVCache:
         *,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        token_major: bool | None = None,
     ) -> LayerKVCache:
-        """An empty cache of `num_blocks` blocks."""
+        """An empty cache of `num_blocks` blocks. `token_major`: see above; `None` is what the device reads best."""
         zeros = _untouched_zeros if torch.device(device).type == "cpu" else torch.zeros
+        if token_major is None:
+            token_major = torch.device(device).type == "cuda"
+        by_token = (num_blocks, num_kv_heads, block_size, head_dim)
+        transposed = (num_blocks, num_kv_heads, head_dim, block_size)
+        k = zeros(by_token if token_major else transposed, dtype=dtype, device=device)
         return LayerKVCache(
-            k=zeros((num_blocks, num_kv_heads, head_dim, block_size), dtype=dtype, device=device),
-            v=zeros((num_blocks, num_kv_heads, block_size, head_dim), dtype=dtype, device=device),
+            k=k.transpose(2, 3) if token_major else k,
+            v=zeros(by_token, dtype=dtype, device=device),
         )
 
     @property
@@ -93,7 +102,21 @@ class AttentionBatch:
     block_table: Tensor
     """int32 [num_requests, >= blocks of the longest request]"""
     slot_mapping: Tensor
-    """int64 [num_tokens]: where each of the step's tokens goes."""
+    """int64 or int32 [num_tokens]: where each of the step's tokens goes; negative: nowhere, a token of padding."""
+    rows: Tensor | None = None
+    """int32 [num_requests]: the line of `block_table` that belongs to each request. `None`: the i-th to the i-th."""
+    num_single: int = 0
+    """So many requests at the front of the step have one new token each, and `tiles` covers the others."""
+    tiles: Tensor | None = None
+    """int32 [num_tiles, 2]: a request and the first of its new tokens in the tile, for backends that work by tiles."""
+    counts: Tensor | None = None
+    """int32 [2]: the true `num_single` and number of tiles, where those above are only limits (in a CUDA graph)."""
+
+    def own_block_table(self) -> Tensor:
+        """int32 [num_requests, blocks]: the table with one line per request, in the order of the step."""
+        if self.rows is None:
+            return self.block_table
+        return self.block_table[self.rows[: self.num_requests].long()]
 
 
 class AttentionBackend(Protocol):

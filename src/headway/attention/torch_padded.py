@@ -61,7 +61,7 @@ class TorchPaddedAttention:
         self.batch = batch
         starts = batch.query_start.tolist()
         seq_lens = batch.seq_lens.tolist()
-        table = batch.block_table.long()
+        table = batch.own_block_table().long()
         decodes = [r for r in range(batch.num_requests) if starts[r + 1] - starts[r] == 1]
         decodes.sort(key=lambda r: seq_lens[r], reverse=True)
         self._prefills = [

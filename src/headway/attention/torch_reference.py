@@ -28,6 +28,7 @@ class TorchReferenceAttention:
         self.batch = batch
         self._query_start = batch.query_start.tolist()
         self._seq_lens = batch.seq_lens.tolist()
+        self._block_table = batch.own_block_table().long()
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         out = torch.empty_like(q)
@@ -40,7 +41,7 @@ class TorchReferenceAttention:
     def _gather(self, cache: LayerKVCache, r: int, seq_len: int) -> tuple[Tensor, Tensor]:
         """Keys and values of request r, each [seq_len, num_kv_heads, head_dim]."""
         token = torch.arange(seq_len, device=cache.k.device)
-        block = self.batch.block_table[r].long()[token // cache.block_size]
+        block = self._block_table[r, token // cache.block_size]
         offset = token % cache.block_size
         return cache.k[block, :, :, offset], cache.v[block, :, offset]
 

@@ -10,13 +10,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headway.bench.step_profiler import LATEST_FIRST_STEP, first_step_of
 from headway.cli.chat import encode_chat
 from headway.cli.flags import SEED_CLASH, add_flags, chosen, engine_flags, sampling_flags
+from headway.cli.profile import add_profile_flags, profile_steps
 from headway.config import EngineConfig
 from headway.errors import InvalidRequestError
 from headway.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from headway.bench.rounds import Step
     from headway.engine.llm_engine import LLMEngine
     from headway.outputs import RequestOutput
 
@@ -29,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="Wrap each prompt in the model's chat template.")
     parser.add_argument("--json", action="store_true", help="Print one JSON object per prompt.")
     parser.add_argument("--quiet", "-q", action="store_true", help="No memory plan and no statistics on stderr.")
+    add_profile_flags(parser, "of the run")
     add_flags(parser, sampling_flags(DEFAULTS, without=SEED_CLASH))
     add_flags(parser, engine_flags())
 
@@ -46,7 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
     engine = load_engine(config, console, quiet=arguments.quiet)
     started = time.monotonic()
     order = _queue(engine, prompts, params, chat=arguments.chat)
-    finished = _run_to_end(engine, order, _JsonPrinter() if arguments.json else _TextPrinter(len(prompts), params))
+    printer = _JsonPrinter() if arguments.json else _TextPrinter(len(prompts), params)
+    if arguments.profile is None:
+        finished = _run_to_end(engine, order, printer, engine.step)
+    else:
+        finished = _run_profiled(engine, order, printer, params, arguments, console)
     if not arguments.quiet:
         console.print(_statistics(finished, time.monotonic() - started), style="dim")
     for request_id, reason in engine.errors.items():
@@ -89,12 +99,35 @@ def _queue(engine: LLMEngine, prompts: list[str], params: SamplingParams, *, cha
     return order
 
 
-def _run_to_end(engine: LLMEngine, order: list[str], printer: _TextPrinter | _JsonPrinter) -> list[RequestOutput]:
+def _run_profiled(
+    engine: LLMEngine,
+    order: list[str],
+    printer: _TextPrinter | _JsonPrinter,
+    params: SamplingParams,
+    arguments: argparse.Namespace,
+    console: Console,
+) -> list[RequestOutput]:
+    """The same as `_run_to_end`, with a trace of some steps. An answer may end early, so the window begins early."""
+    finished: list[RequestOutput] = []
+    profile_steps(
+        engine.step,
+        lambda step: finished.extend(_run_to_end(engine, order, printer, step)),
+        path=arguments.profile,
+        first_step=min(LATEST_FIRST_STEP, first_step_of(params.max_tokens or engine.plan.max_model_len)),
+        num_steps=arguments.profile_steps,
+        console=console,
+    )
+    return finished
+
+
+def _run_to_end(
+    engine: LLMEngine, order: list[str], printer: _TextPrinter | _JsonPrinter, step: Step
+) -> list[RequestOutput]:
     """Step until nothing is left; results are printed in the order of the prompts, each as early as that allows."""
     finished: dict[str, RequestOutput] = {}
     num_printed = 0
     while engine.has_unfinished_requests():
-        for output in engine.step():
+        for output in step():
             printer.progress(output)
             if output.finished:
                 finished[output.request_id] = output

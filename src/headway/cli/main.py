@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headway.cli.flags import CommandParser
@@ -27,10 +27,25 @@ class Command:
     summary: str
 
 
-COMMANDS = {
+@dataclass(frozen=True)
+class CommandGroup:
+    """A sub-command that has sub-commands of its own."""
+
+    summary: str
+    commands: Mapping[str, Command]
+
+
+COMMANDS: Mapping[str, Command | CommandGroup] = {
     "generate": Command("headway.cli.generate", "Complete one or many prompts and print the answers."),
     "chat": Command("headway.cli.chat", "Talk with the model in the terminal."),
     "demo": Command("headway.cli.demo", "Watch a dozen requests of very different lengths share one batch."),
+    "bench": CommandGroup(
+        "Measure speed, beside the least time that the machine allows.",
+        {
+            "latency": Command("headway.cli.bench_latency", "One batch of equal requests, again and again."),
+            "throughput": Command("headway.cli.bench_throughput", "Many requests, all at once or as in a trace."),
+        },
+    ),
     "options": Command("headway.cli.reference", "List every option of the engine and of sampling."),
     "version": Command("headway.cli.version", "Print the version and what this machine offers."),
 }
@@ -55,30 +70,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
 
 
-def _dispatch(arguments: list[str]) -> int:
+def _dispatch(
+    arguments: list[str],
+    commands: Mapping[str, Command | CommandGroup] = COMMANDS,
+    prog: str = "headway",
+    summary: str = "An LLM engine with continuous batching.",
+) -> int:
     first = arguments[0] if arguments else "--help"
     if first in ("-h", "--help", "help"):
-        print(_overview())
+        print(_overview(commands, prog, summary))
         return 0
-    if first in ("-V", "--version"):
+    if first in ("-V", "--version") and commands is COMMANDS:
         first = "version"
-    if first not in COMMANDS:
+    if first not in commands:
         kind = "option" if first.startswith("-") else "command"
-        hint = did_you_mean(first, tuple(COMMANDS)) or f" The commands are: {', '.join(COMMANDS)}."
+        hint = did_you_mean(first, tuple(commands)) or f" The commands are: {', '.join(commands)}."
         print(f"headway: error: unknown {kind} '{first}'.{hint}", file=sys.stderr)
         return 2
-    command = COMMANDS[first]
+    command = commands[first]
+    if isinstance(command, CommandGroup):
+        return _dispatch(arguments[1:], command.commands, f"{prog} {first}", command.summary)
     module = importlib.import_module(command.module)
-    parser = CommandParser(prog=f"headway {first}", description=command.summary)
+    parser = CommandParser(prog=f"{prog} {first}", description=command.summary)
     module.add_arguments(parser)
     return int(module.run(parser.parse(arguments[1:])))
 
 
-def _overview() -> str:
-    lines = ["usage: headway COMMAND [options]", "", "An LLM engine with continuous batching.", "", "commands:"]
-    lines += [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
+def _overview(commands: Mapping[str, Command | CommandGroup], prog: str, summary: str) -> str:
+    lines = [f"usage: {prog} COMMAND [options]", "", summary, "", "commands:"]
+    lines += [f"  {name:<10} {command.summary}" for name, command in commands.items()]
     lines += [
         "",
-        "'headway COMMAND --help' lists a command's options. Without --model, the embedded SmolLM2-135M answers.",
+        f"'{prog} COMMAND --help' lists a command's options. Without --model, the embedded SmolLM2-135M answers.",
     ]
     return "\n".join(lines)

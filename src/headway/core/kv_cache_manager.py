@@ -93,7 +93,8 @@ class KVCacheManager:
         if new_blocks is None:
             return None
         table.extend(new_blocks)
-        self._keep_promise(request.request_id, num_new_blocks)
+        if self._promised[request.request_id]:
+            self._keep_promise(request.request_id, num_new_blocks)
         return new_blocks
 
     def num_tokens_that_fit(self, request: Request) -> int:

@@ -5,7 +5,16 @@
                 ▼    │
                PREEMPTED        (its blocks are gone, its tokens are kept; they are computed again when it comes back)
 
-A waiting or preempted request can also finish directly: aborted, or failed. Any other move raises.
+A waiting request can also finish directly: aborted, or failed. So can a preempted one, which may also be ended by a
+token that was on its way when it was preempted. Any other move raises.
+
+Steps may be launched before the result of the step before is known. The token that a launched step is going to sample
+counts as one of the request's tokens, only its value is not known here yet: it is pending.
+
+    prompt    P P P P                    num_tokens 7: 4 prompt + 2 output + 1 pending
+    output            A B
+    pending               ?              the runner has it, or will have it when it is needed
+    computed  ■ ■ ■ ■ ■ ■                num_computed_tokens 6, num_remaining_tokens 1: it can be planned again
 """
 
 from __future__ import annotations
@@ -44,9 +53,7 @@ _LEGAL_MOVES = {
         (RequestStatus.RUNNING, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
     ),
     RequestStatus.RUNNING: _FINISHED | {RequestStatus.PREEMPTED},
-    RequestStatus.PREEMPTED: frozenset(
-        (RequestStatus.RUNNING, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
-    ),
+    RequestStatus.PREEMPTED: _FINISHED | {RequestStatus.RUNNING},
 }
 
 
@@ -55,12 +62,16 @@ class Request:
 
     __slots__ = (
         "arrival_index",
+        "max_kv_tokens",
         "max_total_tokens",
         "min_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_pending_tokens",
         "num_preemptions",
+        "num_prompt_tokens",
         "num_skips",
+        "num_tokens",
         "output_token_ids",
         "priority",
         "prompt_token_ids",
@@ -88,22 +99,21 @@ class Request:
         self.request_id = request_id
         self.prompt_token_ids = tuple(prompt_token_ids)
         self.output_token_ids: list[int] = []
-        self.max_total_tokens = len(self.prompt_token_ids) + max_tokens
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.max_total_tokens = self.num_prompt_tokens + max_tokens
+        self.max_kv_tokens = self.max_total_tokens - 1  # the last token of a finished request is never fed back
         self.min_tokens = min_tokens
         self.stop_token_ids = stop_token_ids
         self.priority = priority
         self.sampling_params = sampling_params  # carried to the runner, never read here
         self.status = RequestStatus.WAITING
         self.arrival_index = -1  # given by the scheduler: a total order over all requests it has seen
+        self.num_tokens = self.num_prompt_tokens  # all it has now: prompt, output, and pending
+        self.num_pending_tokens = 0  # of these, what launched steps will sample
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_skips = 0  # how many requests were admitted past this one while it did not fit
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens the user sent."""
-        return len(self.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -111,19 +121,11 @@ class Request:
         return len(self.output_token_ids)
 
     @property
-    def num_tokens(self) -> int:
-        """All tokens the request has now."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
-
-    @property
     def num_remaining_tokens(self) -> int:
-        """How far computed is behind tokens: what the scheduler has to hand out."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids) - self.num_computed_tokens
-
-    @property
-    def max_kv_tokens(self) -> int:
-        """Most KV slots it can ever hold: the last token of a finished request is never fed back."""
-        return self.max_total_tokens - 1
+        """How far computed is behind tokens: what the scheduler has to hand out. The last token is never computed, so
+        that a request whose last token is pending has nothing left to do but wait for it."""
+        num_tokens = self.num_tokens if self.num_tokens <= self.max_kv_tokens else self.max_kv_tokens
+        return num_tokens - self.num_computed_tokens
 
     def move_to(self, status: RequestStatus) -> None:
         """Change status; an illegal move raises and changes nothing."""
@@ -131,17 +133,29 @@ class Request:
             raise RuntimeError(f"request {self.request_id}: illegal move {self.status.name} -> {status.name}")
         self.status = status
 
+    def advance(self, num_tokens: int, *, samples: bool) -> None:
+        """A step has been launched that computes `num_tokens` of its tokens and, if it `samples`, brings a new one."""
+        self.num_computed_tokens += num_tokens
+        if samples:
+            self.num_pending_tokens += 1
+            self.num_tokens += 1
+
     def append_output_token(self, token_id: int) -> RequestStatus | None:
-        """Add one generated token. Returns the final status if this token ends the request; does not move to it."""
+        """Add one generated token; one that is pending becomes known. Returns the final status if this token ends the
+        request; does not move to it."""
         self.output_token_ids.append(token_id)
+        if self.num_pending_tokens:
+            self.num_pending_tokens -= 1
+        else:
+            self.num_tokens += 1
         if token_id in self.stop_token_ids and len(self.output_token_ids) >= self.min_tokens:
             return RequestStatus.FINISHED_STOPPED
-        if self.num_tokens >= self.max_total_tokens:
+        if self.num_tokens - self.num_pending_tokens >= self.max_total_tokens:
             return RequestStatus.FINISHED_LENGTH
         return None
 
     def __repr__(self) -> str:
         return (
             f"Request({self.request_id!r}, {self.status.name}, prompt={self.num_prompt_tokens}, "
-            f"output={self.num_output_tokens}, computed={self.num_computed_tokens})"
+            f"output={self.num_output_tokens}, pending={self.num_pending_tokens}, computed={self.num_computed_tokens})"
         )

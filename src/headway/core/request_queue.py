@@ -25,6 +25,7 @@ class RequestQueue:
         self._front: list[_Entry] = []
         self._heap: list[_Entry] = []
         self._in_heap: dict[int, Request] = {}  # by arrival index; an entry of the heap that is not in here is dead
+        self.num_tokens = 0  # of all waiting requests; does not change for one that waits
 
     def __len__(self) -> int:
         return len(self._front) + len(self._in_heap)
@@ -37,6 +38,7 @@ class RequestQueue:
 
     def push(self, request: Request) -> None:
         """Put a request in its place; one that comes back from preemption gets the place it had."""
+        self.num_tokens += request.num_tokens
         entry = (self._key(request), request.arrival_index, request)
         if self._front and entry < self._front[-1]:
             bisect.insort(self._front, entry)
@@ -62,7 +64,11 @@ class RequestQueue:
             if len(self._heap) > 2 * len(self._in_heap) + 64:
                 self._heap = [entry for entry in self._heap if entry[1] in self._in_heap]
                 heapq.heapify(self._heap)
-            return
+        else:
+            self._remove_from_front(request)
+        self.num_tokens -= request.num_tokens
+
+    def _remove_from_front(self, request: Request) -> None:
         for place, entry in enumerate(self._front):
             if entry[2] is request:
                 del self._front[place]
@@ -86,5 +92,6 @@ class RequestQueue:
         living = [entry for entry in self._heap if entry[1] in self._in_heap]
         assert len(living) == len(self._in_heap), "a waiting request is not in the heap, or is in it twice"
         assert len(self._front) <= self._front_size, "the front of the queue is too long"
+        assert self.num_tokens == sum(request.num_tokens for request in self), "the sum of waiting tokens is wrong"
         if self._front and living:
             assert self._front[-1] < min(living), "the heap holds a request that belongs in the front"

@@ -3,33 +3,61 @@
 There is no prefill phase and no decode phase. A request has `num_tokens` tokens, of which `num_computed_tokens` are in
 the KV cache, and a step lets computed catch up with tokens, within the step's token budget. A whole prompt, a chunk of
 one, a decode token, a preempted request coming back: all are the same rule.
+
+A step may be planned while earlier ones are still under way: planning advances the requests as if the step had run, and
+the tokens it is going to sample count as theirs (see `Request`). The result, when it comes, only says which they are.
+
+The schedule is a function of what was called: arrivals, aborts, results, and how long steps took. There is no clock and
+no chance in here.
 """
 
 from __future__ import annotations
 
 import bisect
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headway.config import SchedulerConfig
+from headway.core.decode_pace import DecodePace
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.policy import SchedulingPolicy, create_policy
 from headway.core.request import Request, RequestStatus
 from headway.core.request_queue import RequestQueue
-from headway.core.scheduler_output import ModelRunnerOutput, NewRequest, ScheduledRequest, SchedulerOutput
+from headway.core.scheduler_output import (
+    ModelRunnerOutput,
+    NewRequest,
+    PromptLogprobs,
+    SampledTokens,
+    ScheduledRequest,
+    SchedulerOutput,
+    make_tuple,
+)
 from headway.core.token_budget import TokenBudget
 from headway.errors import InvalidRequestError, RequestNotFoundError, RequestTooLargeError
 
+_RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED  # an enum's own attributes are slow to look up
+_NO_TOKEN = SampledTokens((), error="the executor returned no token for it")
 
-@dataclass(frozen=True, slots=True)
-class RequestUpdate:
-    """What a step changed for one request."""
+
+class RequestUpdate(NamedTuple):
+    """What a step changed for one request: new tokens and perhaps its end, or what was found about its prompt."""
 
     request_id: str
     new_token_ids: tuple[int, ...]
     logprobs: tuple[object, ...]
     finish_status: RequestStatus | None
     error: str | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class LaunchedStep(NamedTuple):
+    """A step whose result has not come. It holds requests, not ids: an id may belong to somebody else by then."""
+
+    output: SchedulerOutput
+    requests: tuple[Request, ...]
+    """One for each of `output.scheduled`, in the same order."""
 
 
 @dataclass(slots=True)
@@ -37,22 +65,27 @@ class _StepPlan:
     """A step while it is being put together."""
 
     budget: TokenBudget
-    scheduled: dict[str, ScheduledRequest] = field(default_factory=dict)
+    scheduled: dict[Request, ScheduledRequest] = field(default_factory=dict)
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
 
 
 class Scheduler:
-    """Owns all live requests. `schedule()` plans a step, `update()` takes its result, in turn."""
+    """Owns all live requests. `schedule()` plans a step, `update()` takes a result, in the order of the steps."""
 
     def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
         self.config = config
+        self.limits = config.limits
         self.kv_cache = kv_cache
+        self.pace = DecodePace(target_s=self.limits.target_itl_ms / 1e3, max_tokens=self.limits.max_num_batched_tokens)
         self.policy: SchedulingPolicy = create_policy(config.scheduling_policy)
         self.requests: dict[str, Request] = {}
         self.waiting = RequestQueue(self.policy.key, front_size=config.skip_window + 1)
         self.running: list[Request] = []  # in policy order
-        self._finished_request_ids: list[str] = []  # since the last step, for the runner to forget
+        self.in_flight: deque[LaunchedStep] = deque()
+        self.num_used_slots = 0  # KV slots that hold a token: the sum of what running requests have computed
+        self._preempted_request_ids: list[str] = []  # since the last step, for the runner to forget
+        self._finished_request_ids: list[str] = []  # likewise
         self._num_arrivals = 0
         self._num_steps = 0
 
@@ -79,7 +112,10 @@ class Scheduler:
             )
 
     def finish_request(self, request_id: str, status: RequestStatus) -> Request:
-        """End a request from outside (abort, stop string, error) in any state; its blocks are free at once."""
+        """End a request from outside (abort, stop string, error) in any state; its blocks are free at once.
+
+        If a step with this request is under way, what comes of it is dropped.
+        """
         request = self.requests.get(request_id)
         if request is None:
             raise RequestNotFoundError(f"No live request has the id '{request_id}'.")
@@ -87,8 +123,7 @@ class Scheduler:
         request.move_to(status)
         del self.requests[request_id]
         if was_running:
-            self.running.remove(request)
-            self.kv_cache.free(request)
+            self._stop_running(request)
             self._finished_request_ids.append(request_id)
         else:
             self.waiting.remove(request)
@@ -102,80 +137,122 @@ class Scheduler:
     # ---- one step -------------------------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
-        """Plan the next step: running requests first, decodes before chunks so that none stalls; then admissions."""
-        plan = _StepPlan(TokenBudget(self.config.max_num_batched_tokens, self.config.max_chunk_tokens))
-        self._continue_running(plan, [r for r in self.running if r.num_remaining_tokens == 1])
-        self._continue_running(plan, [r for r in self.running if r.num_remaining_tokens > 1])
+        """Plan the next step: running requests first, decodes before chunks so that none stalls; then admissions.
+
+        An empty plan is not a step: it needs no result, and what it would have told the runner comes with the next. If
+        no step is in flight and there are live requests, the plan is never empty.
+        """
+        plan = _StepPlan(TokenBudget(self.limits.max_num_batched_tokens, self.config.max_chunk_tokens))
+        longer = self._continue_decodes(plan)
+        self._spare_decodes(plan, longer)
+        self._continue_chunks(plan, longer)
         if not plan.preempted:
             self._admit_waiting(plan)
         return self._commit(plan)
 
-    def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[RequestUpdate]:
-        """Append the sampled tokens and finish the requests they end. Requests aborted meanwhile are passed over."""
-        updates = []
-        for scheduled in output.scheduled:
-            request = self.requests.get(scheduled.request_id)
-            sampled = result.sampled.get(scheduled.request_id)
-            if request is None or sampled is None:
-                continue
-            finish_status = RequestStatus.FINISHED_ERROR if sampled.error is not None else None
-            new_token_ids: list[int] = []
-            for token_id in sampled.token_ids:
-                if finish_status is not None:
-                    break
-                new_token_ids.append(token_id)
-                finish_status = request.append_output_token(token_id)
-            if finish_status is not None:
-                self.finish_request(request.request_id, finish_status)
-            updates.append(
-                RequestUpdate(
-                    request.request_id,
-                    tuple(new_token_ids),
-                    sampled.logprobs[: len(new_token_ids)],
-                    finish_status,
-                    sampled.error,
-                )
-            )
+    def update(
+        self, output: SchedulerOutput, result: ModelRunnerOutput, *, duration_s: float | None = None
+    ) -> list[RequestUpdate]:
+        """Append the sampled tokens and finish the requests they end. Requests that ended meanwhile are passed over.
+
+        `duration_s`, where it is known, teaches how large later steps may be.
+        """
+        if output.is_empty:
+            return []
+        requests = self._landed(output).requests
+        if duration_s is not None:
+            # Each request takes part with one token at least; what tells a step with prompts are the others.
+            num_chunk_tokens = output.num_scheduled_tokens - len(output.scheduled)
+            self.pace.observe(num_chunk_tokens=num_chunk_tokens, duration_s=duration_s)
+        updates = _prompt_logprobs(requests, result) if result.prompt_logprobs else []
+        for request, share in zip(requests, output.scheduled):
+            sampled = result.sampled.get(share.request_id)
+            if sampled is None:
+                if not share.samples:
+                    continue
+                sampled = _NO_TOKEN
+            if request.status is _RUNNING or request.status is _PREEMPTED:
+                updates.append(self._append(request, sampled))
         return updates
 
     # ---- the parts of schedule() ----------------------------------------------------------------------------------
 
-    def _continue_running(self, plan: _StepPlan, requests: Iterable[Request]) -> None:
+    def _continue_decodes(self, plan: _StepPlan) -> list[Request]:
+        """One token for each running request that is one behind. Returns those that are further behind.
+
+        The budget always has room for them (max_num_batched_tokens is at least max_num_seqs), and nearly always the
+        last block has too: then there is nothing to decide.
+        """
+        longer = []
+        scheduled, preempted, block_size = plan.scheduled, plan.preempted, self.kv_cache.block_size
+        num_taken = 0
+        for request in self.running.copy():
+            if preempted and request.status is not _RUNNING:  # it had to give way to one before it
+                continue
+            num_computed = request.num_computed_tokens
+            num_behind = request.num_tokens - num_computed
+            if num_behind != 1:
+                longer.append(request)
+            elif num_computed == request.max_kv_tokens:  # its last token is on the way
+                continue
+            elif num_computed % block_size:
+                scheduled[request] = make_tuple(ScheduledRequest, (request.request_id, 1, num_computed, (), True))
+                num_taken += 1
+            else:
+                self._compute_more(plan, request)
+        plan.budget.take(num_taken)
+        return longer
+
+    def _spare_decodes(self, plan: _StepPlan, longer: Iterable[Request]) -> None:
+        """Leave prompts no more of the step than what keeps the requests that generate at their pace."""
+        in_the_batch = [request.num_remaining_tokens for request in longer if request.status is _RUNNING]
+        num_backlog_tokens = self.waiting.num_tokens + sum(in_the_batch)
+        plan.budget.cap(self.pace.chunk_tokens(num_decodes=len(plan.scheduled), num_backlog_tokens=num_backlog_tokens))
+
+    def _continue_chunks(self, plan: _StepPlan, requests: Iterable[Request]) -> None:
         for request in requests:
             if plan.budget.left == 0:
                 return
-            if request.status is RequestStatus.RUNNING:  # it may have been preempted for one before it
+            if request.status is _RUNNING:
                 self._compute_more(plan, request)
 
     def _compute_more(self, plan: _StepPlan, request: Request) -> None:
         """Give a running request its share of the step; take blocks back from others, or from itself, if it must be."""
-        num_tokens = self.policy.chunk_size(request, plan.budget.offer(request.num_remaining_tokens))
+        num_remaining = request.num_remaining_tokens
+        num_tokens = self.policy.chunk_size(request, plan.budget.offer(num_remaining))
+        new_block_ids = self.kv_cache.allocate(request, num_tokens)
+        if new_block_ids is None:
+            num_tokens = min(num_tokens, self._make_room(plan, request))
+            if num_tokens == 0:
+                return
+            new_block_ids = self.kv_cache.allocate(request, num_tokens)
+            assert new_block_ids is not None
+        plan.budget.take(num_tokens)
+        plan.scheduled[request] = ScheduledRequest(
+            request.request_id,
+            num_tokens,
+            request.num_computed_tokens,
+            tuple(new_block_ids),
+            samples=num_tokens == num_remaining,
+        )
+
+    def _make_room(self, plan: _StepPlan, request: Request) -> int:
+        """How many more tokens fit. Others give way until one does; 0 if the request had to give way itself."""
         while (num_fitting := self.kv_cache.num_tokens_that_fit(request)) <= 0:
             victim = self.policy.choose_victim(self.running)
             self._preempt(plan, victim)
             if victim is request:
-                return
-        num_tokens = min(num_tokens, num_fitting)
-        new_block_ids = self.kv_cache.allocate(request, num_tokens)
-        assert new_block_ids is not None
-        plan.budget.take(num_tokens)
-        plan.scheduled[request.request_id] = ScheduledRequest(
-            request_id=request.request_id,
-            num_tokens=num_tokens,
-            num_computed_tokens=request.num_computed_tokens,
-            new_block_ids=tuple(new_block_ids),
-            samples=num_tokens == request.num_remaining_tokens,
-        )
+                return 0
+        return num_fitting
 
     def _admit_waiting(self, plan: _StepPlan) -> None:
         """Let waiting requests in, in policy order; past one that does not fit, but only so far and so often."""
         place = 0
-        while plan.budget.left and len(self.running) < self.config.max_num_seqs and place <= self.config.skip_window:
+        while plan.budget.left and len(self.running) < self.limits.max_num_seqs and place <= self.config.skip_window:
             request = self.waiting.peek(place)
             if request is None:
                 return
-            # One spare block per running request: enough for each to grow a while before anyone must be preempted.
-            if self.kv_cache.can_admit(request, num_spare_blocks=len(self.running)):
+            if self._can_admit(request):
                 for passed_place in range(place):
                     passed = self.waiting.peek(passed_place)
                     assert passed is not None
@@ -186,6 +263,14 @@ class Scheduler:
                 return
             else:
                 place += 1
+
+    def _can_admit(self, request: Request) -> bool:
+        """Whether there is room, and the runner can be told all of the request's tokens: one that was preempted while
+        a step sampled for it has to wait for that result."""
+        if request.num_pending_tokens:
+            return False
+        # One spare block per running request: enough for each to grow a while before anyone must be preempted.
+        return self.kv_cache.can_admit(request, num_spare_blocks=len(self.running))
 
     def _admit(self, plan: _StepPlan, request: Request) -> None:
         self.waiting.remove(request)
@@ -199,39 +284,83 @@ class Scheduler:
     def _preempt(self, plan: _StepPlan, request: Request) -> None:
         """Take a running request's blocks; it goes back to the place it had in the queue, and starts over."""
         request.move_to(RequestStatus.PREEMPTED)
-        self.running.remove(request)
-        self.kv_cache.free(request)
+        self._stop_running(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
-        already_scheduled = plan.scheduled.pop(request.request_id, None)
+        already_scheduled = plan.scheduled.pop(request, None)
         if already_scheduled is not None:
             plan.budget.refund(already_scheduled.num_tokens)
         plan.preempted.append(request)
+        self._preempted_request_ids.append(request.request_id)
         self.waiting.push(request)
 
+    def _stop_running(self, request: Request) -> None:
+        self.running.remove(request)
+        self.kv_cache.free(request)
+        self.num_used_slots -= request.num_computed_tokens
+
     def _commit(self, plan: _StepPlan) -> SchedulerOutput:
-        """Advance the requests as planned, so that the next step could be planned before this one has run."""
-        for scheduled in plan.scheduled.values():
-            self.requests[scheduled.request_id].num_computed_tokens += scheduled.num_tokens
+        """Advance the requests as planned, so that the next step can be planned before this one has run."""
+        num_scheduled_tokens = 0
+        for request, share in plan.scheduled.items():
+            num_scheduled_tokens += share.num_tokens
+            request.advance(share.num_tokens, samples=share.samples)
+        if not plan.scheduled:
+            return SchedulerOutput.empty(self._num_steps)
+        self.num_used_slots += num_scheduled_tokens
         output = SchedulerOutput(
             step_id=self._num_steps,
-            new_requests=tuple(
-                NewRequest(
-                    request_id=request.request_id,
-                    prompt_token_ids=request.prompt_token_ids,
-                    output_token_ids=tuple(request.output_token_ids),
-                    sampling_params=request.sampling_params,
-                )
-                for request in plan.admitted
-            ),
+            new_requests=tuple(map(_as_new, plan.admitted)),
             scheduled=tuple(plan.scheduled.values()),
-            preempted_request_ids=tuple(request.request_id for request in plan.preempted),
+            preempted_request_ids=tuple(self._preempted_request_ids),
             finished_request_ids=tuple(self._finished_request_ids),
-            num_scheduled_tokens=plan.budget.limit - plan.budget.left,
+            num_scheduled_tokens=num_scheduled_tokens,
         )
+        self._preempted_request_ids.clear()
         self._finished_request_ids.clear()
         self._num_steps += 1
+        self.in_flight.append(LaunchedStep(output, tuple(plan.scheduled)))
         return output
 
     def _running_key(self, request: Request) -> tuple[object, int]:
         return (self.policy.key(request), request.arrival_index)
+
+    # ---- the parts of update() ------------------------------------------------------------------------------------
+
+    def _landed(self, output: SchedulerOutput) -> LaunchedStep:
+        """The oldest step in flight, which must be the one whose result has come."""
+        if not self.in_flight or self.in_flight[0].output.step_id != output.step_id:
+            raise RuntimeError(f"the result of step {output.step_id} came out of order or twice")
+        return self.in_flight.popleft()
+
+    def _append(self, request: Request, sampled: SampledTokens) -> RequestUpdate:
+        """Give a live request its new tokens, up to one that ends it."""
+        token_ids, logprobs, error = sampled
+        finish_status = None if error is None else RequestStatus.FINISHED_ERROR
+        for num_taken, token_id in enumerate(token_ids):
+            if finish_status is not None:
+                token_ids, logprobs = token_ids[:num_taken], logprobs[:num_taken]
+                break
+            finish_status = request.append_output_token(token_id)
+        if finish_status is not None:
+            self.finish_request(request.request_id, finish_status)
+        return make_tuple(RequestUpdate, (request.request_id, token_ids, logprobs, finish_status, error, None))
+
+
+def _prompt_logprobs(requests: Iterable[Request], result: ModelRunnerOutput) -> list[RequestUpdate]:
+    """What the step found about the prompts of live requests; their tokens, if they got any, are another update."""
+    return [
+        RequestUpdate(request.request_id, (), (), None, prompt_logprobs=result.prompt_logprobs[request.request_id])
+        for request in requests
+        if request.request_id in result.prompt_logprobs and not request.status.is_finished
+    ]
+
+
+def _as_new(request: Request) -> NewRequest:
+    """A request as the runner has to know it when it enters the batch. All its tokens until now are known."""
+    return NewRequest(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=tuple(request.output_token_ids),
+        sampling_params=request.sampling_params,
+    )

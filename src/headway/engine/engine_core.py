@@ -1,14 +1,22 @@
-"""The loop everything turns around: plan a step, run it, take in its result. Read this file first."""
+"""The loop everything turns around: plan steps, launch them, take in their results. Read this file first.
+
+Planning does not need the result of the step before (see `headway.core.request`), so where the executor allows it the
+next step is planned and launched while the one before still runs, and the device never waits for the host:
+
+    host      plan 0   plan 1   result 0, plan 2   result 1, plan 3   ...
+    device             step 0 ─────────── step 1 ──────────── step 2 ─────────── ...
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headway.core import (
     ModelRunnerOutput,
-    PromptLogprobs,
     Request,
     RequestStatus,
     RequestUpdate,
@@ -17,31 +25,46 @@ from headway.core import (
     SchedulerOutput,
     check_invariants,
 )
-from headway.engine.step_report import StepReport, take_snapshot
+from headway.engine.step_report import BatchSnapshot, StepReport, take_snapshot
 from headway.executor import Executor
+from headway.executor.base import PendingStep
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """What came out of one step."""
+    """What one call of `step()` brought."""
 
+    launched: list[SchedulerOutput]
+    """Plans that this call has handed to the executor; their results come with later calls, or came with this one."""
     updates: list[RequestUpdate]
-    prompt_logprobs: Mapping[str, PromptLogprobs]
+    """The result of the oldest step that was in flight."""
     report: StepReport
+    """Of that same step."""
+
+
+class _InFlight(NamedTuple):
+    output: SchedulerOutput
+    snapshot: BatchSnapshot
+    pending: PendingStep
+    submitted_s: float
 
 
 class EngineCore:
-    """A scheduler and an executor, in turn. Knows tokens only; text is the business of `LLMEngine`."""
+    """A scheduler and an executor. Knows tokens only; text is the business of `LLMEngine`."""
 
     def __init__(self, scheduler: Scheduler, executor: Executor, *, now: Callable[[], float]) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self._now = now
+        self._in_flight: deque[_InFlight] = deque()
+        self._last_result_s = float("-inf")
 
     def add_request(self, request: Request) -> None:
         """Queue a request, or refuse it with the reason."""
+        if not self.scheduler.has_unfinished_requests:
+            self.drain()  # nobody waited for these results, so the time until now is not theirs
         self.scheduler.add_request(request)
 
     def finish_request(self, request_id: str, status: RequestStatus) -> None:
@@ -50,44 +73,97 @@ class EngineCore:
 
     @property
     def has_unfinished_requests(self) -> bool:
-        """Whether there is anything to step for."""
+        """Whether there is anything to step for. Steps may be in flight although nobody waits for them any more."""
         return self.scheduler.has_unfinished_requests
 
     def step(self) -> EngineStep:
-        """schedule → execute → update."""
-        started_s = self._now()
-        output = self.scheduler.schedule()
-        snapshot = take_snapshot(self.scheduler, output)
-        result = self._execute(output)
-        updates = self.scheduler.update(output, result)
-        report = StepReport(
-            step_id=output.step_id,
-            duration_s=self._now() - started_s,
-            rows=snapshot.rows,
-            num_running=snapshot.num_running,
-            num_waiting=snapshot.num_waiting,
-            num_blocks=self.scheduler.kv_cache.num_blocks,
-            num_used_blocks=snapshot.num_used_blocks,
-            num_used_slots=snapshot.num_used_slots,
-            block_size=self.scheduler.kv_cache.block_size,
-            preempted=output.preempted_request_ids,
-            finished=tuple(update.request_id for update in updates if update.finish_status is not None),
-        )
-        return EngineStep(updates=updates, prompt_logprobs=result.prompt_logprobs, report=report)
+        """schedule → submit, while there is room in the pipeline; then the oldest result → update."""
+        launched = self._fill_pipeline()
+        if self._in_flight:
+            return self._take_result(launched)
+        if self.has_unfinished_requests:
+            raise RuntimeError("requests are waiting, nothing is in flight, and yet nothing can be planned")
+        return self._idle_step()
+
+    def drain(self) -> list[EngineStep]:
+        """Take in the results of all steps in flight, and launch no other."""
+        steps = []
+        while self._in_flight:
+            steps.append(self._take_result(launched=[]))
+        return steps
 
     def check_invariants(self) -> None:
         """Raise `AssertionError` if requests, queue and blocks disagree."""
         check_invariants(self.scheduler)
 
     def shutdown(self) -> None:
-        """Free the executor. The engine cannot be used afterwards."""
+        """Wait for what is in flight, then free the executor. The engine cannot be used afterwards."""
+        self.drain()
         self.executor.shutdown()
 
-    def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run a step. If it fails, the requests in it fail with the reason; those that wait are not touched."""
+    # ---- the parts of step() --------------------------------------------------------------------------------------
+
+    def _fill_pipeline(self) -> list[SchedulerOutput]:
+        """Plan and launch until the pipeline is full, or nothing can be planned before a result has come."""
+        launched = []
+        while self._has_room():
+            output = self.scheduler.schedule()
+            if output.is_empty:
+                break
+            snapshot = take_snapshot(self.scheduler, output)
+            submitted_s = self._now()
+            self._in_flight.append(_InFlight(output, snapshot, self._submit(output), submitted_s))
+            launched.append(output)
+        return launched
+
+    def _has_room(self) -> bool:
+        """Behind a step that could not be submitted nothing is launched: its requests are going to end."""
+        if self._in_flight and isinstance(self._in_flight[-1].pending, _FailedStep):
+            return False
+        return len(self._in_flight) < self.executor.max_in_flight
+
+    def _submit(self, output: SchedulerOutput) -> PendingStep:
         try:
-            return self.executor.execute(output)
+            return self.executor.submit(output)
         except Exception as error:
-            logger.exception("step %d failed; its %d requests are ended", output.step_id, len(output.scheduled))
-            failed = SampledTokens((), error=f"{type(error).__name__}: {error}")
-            return ModelRunnerOutput({s.request_id: failed for s in output.scheduled}, prompt_logprobs={})
+            return _FailedStep(error)
+
+    def _take_result(self, launched: list[SchedulerOutput]) -> EngineStep:
+        """Wait for the oldest step and take in what came of it."""
+        step = self._in_flight.popleft()
+        is_awaited = self.has_unfinished_requests
+        try:
+            result, has_run = step.pending.result(), True
+        except Exception as error:
+            result, has_run = _failed(step.output, error), False
+        previous_s, self._last_result_s = self._last_result_s, self._now()
+        duration_s = self._last_result_s - max(previous_s, step.submitted_s)
+        # A failed step has no time of its own, and one that nobody waited for may have ended long ago.
+        observed_s = duration_s if has_run and is_awaited else None
+        updates = self.scheduler.update(step.output, result, duration_s=observed_s)
+        return EngineStep(launched, updates, self._report(step.snapshot, updates, duration_s))
+
+    def _idle_step(self) -> EngineStep:
+        snapshot = take_snapshot(self.scheduler, self.scheduler.schedule())
+        return EngineStep([], [], self._report(snapshot, [], 0.0))
+
+    def _report(self, snapshot: BatchSnapshot, updates: list[RequestUpdate], duration_s: float) -> StepReport:
+        kv_cache = self.scheduler.kv_cache
+        return StepReport(snapshot, updates, duration_s, kv_cache.num_blocks, kv_cache.block_size)
+
+
+class _FailedStep:
+    """Takes the place of a step that could not be submitted, until it is its turn to fail."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def result(self) -> ModelRunnerOutput:
+        raise self._error
+
+
+def _failed(output: SchedulerOutput, error: Exception) -> ModelRunnerOutput:
+    """If a step fails, the requests in it fail with the reason; others are not touched."""
+    logger.error("step %d failed; its %d requests are ended", output.step_id, len(output.scheduled), exc_info=error)
+    failed = SampledTokens((), error=f"{type(error).__name__}: {error}")
+    return ModelRunnerOutput({share.request_id: failed for share in output.scheduled}, prompt_logprobs={})

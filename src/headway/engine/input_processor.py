@@ -66,11 +66,11 @@ class InputProcessor:
             token_ids = _as_token_ids(prompt)
         if not token_ids:
             raise InvalidRequestError("The prompt is empty.", param="prompt")
-        for token_id in token_ids:
-            if not 0 <= token_id < self.vocab_size:
-                raise InvalidRequestError(
-                    f"Token id {token_id} is outside the vocabulary (0 to {self.vocab_size - 1}).", param="prompt"
-                )
+        if min(token_ids) < 0 or max(token_ids) >= self.vocab_size:
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
+            raise InvalidRequestError(
+                f"Token id {wrong} is outside the vocabulary (0 to {self.vocab_size - 1}).", param="prompt"
+            )
         if len(token_ids) >= self.max_model_len:
             raise RequestTooLargeError(
                 f"The prompt has {len(token_ids)} tokens; with at least one token of output, at most "
@@ -114,6 +114,8 @@ def _as_token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
         raise InvalidRequestError(
             f"A prompt is a string or a list of token ids, not {type(prompt).__name__}.", param="prompt"
         )
+    if isinstance(prompt, list | tuple) and set(map(type, prompt)) == {int}:
+        return tuple(prompt)
     token_ids = []
     for token_id in prompt:
         if isinstance(token_id, bool) or not hasattr(token_id, "__index__"):

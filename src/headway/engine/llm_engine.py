@@ -56,10 +56,11 @@ class LLMEngine:
     def from_config(cls, config: EngineConfig, *, progress: Callable[[int, int], None] | None = None) -> LLMEngine:
         """Load the model that the configuration names and make it ready."""
         # Heavy, and not needed by whoever brings an executor of their own.
-        from headway.executor.local import LocalExecutor
+        from headway.executor.local import LocalExecutor, choose_device
         from headway.loader import open_checkpoint
         from headway.loader.embedded import embedded_model_path
 
+        config = config.for_device(choose_device(config.device.device).type)
         model = config.model.model or str(embedded_model_path())
         checkpoint = open_checkpoint(model, config.model.load_format, seed=config.model.seed)
         tokenizer = _open_tokenizer(config.model.tokenizer) if config.model.tokenizer else checkpoint.tokenizer()
@@ -96,14 +97,16 @@ class LLMEngine:
         self.submit(self.prepare(request_id, prompt, params, priority=priority), stream=stream)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step and return the outputs that changed; text and token ids are cumulative."""
+        """Take in the result of one step and return the outputs that changed; text and token ids are cumulative.
+
+        Where steps overlap, others have been launched by then; see `EngineCore.step`.
+        """
         started_s = self._now()
         step = self.core.step()
         self.last_step = step.report
-        self._outputs.note_scheduled(
-            [row.request_id for row in step.report.rows], step.report.preempted, now_s=started_s
-        )
-        processed = self._outputs.process(step.updates, list(step.prompt_logprobs.items()), now_s=self._now())
+        for launched in step.launched:
+            self._outputs.note_launched(launched, now_s=started_s)
+        processed = self._outputs.process(step.updates, now_s=self._now())
         for request_id in processed.stopped_request_ids:
             self.core.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
         self.errors.update(processed.errors)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from headway.core import PromptLogprobs, RequestStatus, RequestUpdate
+from headway.core import PromptLogprobs, RequestStatus, RequestUpdate, SchedulerOutput
 from headway.engine.detokenizer import IncrementalDetokenizer
 from headway.engine.input_processor import PreparedRequest
 from headway.engine.stop_strings import StopChecker
@@ -40,20 +41,19 @@ class _Completion:
             self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
 
     def take(self, update: RequestUpdate) -> bool:
-        """Take in a step's result. Returns whether a stop string has just ended what the scheduler thinks goes on."""
-        self._take_logprobs(update)
-        stopped_by_token = update.finish_status is RequestStatus.FINISHED_STOPPED
-        for place, token_id in enumerate(update.new_token_ids):
-            self.token_ids.append(token_id)
-            is_stop_token = stopped_by_token and place == len(update.new_token_ids) - 1
-            self._take_text(token_id, is_stop_token=is_stop_token)
-            if self._stops.matched is not None:
-                self._end("stop", self._stops.matched)
-                return update.finish_status is None
-        if update.finish_status is not None:
+        """Take in new tokens. Returns whether a stop string has just ended what the scheduler thinks goes on."""
+        finish_status = update.finish_status
+        if self.logprobs is not None:
+            self._take_logprobs(update)
+        if self._detokenizer is None:
+            self.token_ids += update.new_token_ids
+        elif self._take_text(update):
+            self._end("stop", self._stops.matched)
+            return finish_status is None
+        if finish_status is not None:
             self.error = update.error
-            last = update.new_token_ids[-1] if stopped_by_token else None
-            self._end(cast(FinishReason, update.finish_status.value), None if last in self._eos_token_ids else last)
+            last = update.new_token_ids[-1] if finish_status is RequestStatus.FINISHED_STOPPED else None
+            self._end(cast(FinishReason, finish_status.value), None if last in self._eos_token_ids else last)
         return False
 
     def abort(self) -> None:
@@ -61,27 +61,35 @@ class _Completion:
         self._end("abort", None)
 
     def output(self) -> CompletionOutput:
-        """A record of the present state that later steps do not change."""
+        """A record of the present state that later steps do not change. By position: made for every streamed token."""
         return CompletionOutput(
-            index=self.index,
-            text=self._joined_text(),
-            token_ids=self.token_ids.copy(),
-            cumulative_logprob=self.cumulative_logprob,
-            logprobs=None if self.logprobs is None else self.logprobs.copy(),
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
+            self.index,
+            self._joined_text() if self._text else "",
+            self.token_ids.copy(),
+            self.cumulative_logprob,
+            None if self.logprobs is None else self.logprobs.copy(),
+            self.finish_reason,
+            self.stop_reason,
         )
 
-    def _take_text(self, token_id: int, *, is_stop_token: bool) -> None:
-        """A stop token ends the text and is not part of it, unless the request wants it to be."""
-        if self._detokenizer is None or (is_stop_token and not self.params.include_stop_str_in_output):
-            return
-        text = self._detokenizer.append([token_id])
-        self._text.append(self._stops.append(text, search=len(self.token_ids) >= self.params.min_tokens))
+    def _take_text(self, update: RequestUpdate) -> bool:
+        """Tokens and their text, up to a stop string; returns whether there was one. A stop token ends the text and is
+        not part of it, unless the request wants it to be."""
+        assert self._detokenizer is not None
+        num_shown = len(update.new_token_ids)
+        if update.finish_status is RequestStatus.FINISHED_STOPPED and not self.params.include_stop_str_in_output:
+            num_shown -= 1
+        for place, token_id in enumerate(update.new_token_ids):
+            self.token_ids.append(token_id)
+            if place < num_shown:
+                text = self._detokenizer.append((token_id,))
+                self._text.append(self._stops.append(text, search=len(self.token_ids) >= self.params.min_tokens))
+                if self._stops.matched is not None:
+                    return True
+        return False
 
     def _take_logprobs(self, update: RequestUpdate) -> None:
-        if self.logprobs is None or self.cumulative_logprob is None:
-            return
+        assert self.logprobs is not None and self.cumulative_logprob is not None
         for record in cast("Sequence[TokenLogprobs]", update.logprobs):
             self.logprobs.append(record.as_output(self._token_text))
             self.cumulative_logprob += record.logprob
@@ -96,7 +104,7 @@ class _Completion:
     def _joined_text(self) -> str:
         if len(self._text) > 1:
             self._text = ["".join(self._text)]
-        return self._text[0] if self._text else ""
+        return self._text[0]
 
 
 class _LiveRequest:
@@ -107,18 +115,29 @@ class _LiveRequest:
     ) -> None:
         self.request = request
         self.stream = stream
-        self.arrival_time_s = arrival_time_s
-        self.first_scheduled_s: float | None = None
-        self.first_token_s: float | None = None
-        self.num_preemptions = 0
         self.completions = [_Completion(index, request, tokenizer) for index in range(request.params.n)]
         self.prompt_logprobs: list[LogprobsOfOnePosition | None] | None = (
             None if request.params.prompt_logprobs is None else [None]
         )
+        self._metrics = RequestMetrics(arrival_time_s)
+        self._prompt_token_ids = list(request.prompt_token_ids)  # shared by all outputs
 
     @property
     def is_finished(self) -> bool:
-        return all(completion.finish_reason is not None for completion in self.completions)
+        return None not in [completion.finish_reason for completion in self.completions]
+
+    @property
+    def has_tokens(self) -> bool:
+        return self._metrics.first_token_s is not None
+
+    def note_scheduled(self, now_s: float) -> None:
+        """One of its sequences enters the batch; only the first time counts."""
+        if self._metrics.first_scheduled_s is None:
+            self._metrics = dataclasses.replace(self._metrics, first_scheduled_s=now_s)
+
+    def note_first_token(self, now_s: float) -> None:
+        """Its first token has come."""
+        self._metrics = dataclasses.replace(self._metrics, first_token_s=now_s)
 
     def take_prompt_logprobs(self, found: PromptLogprobs, token_text: Callable[[int], str] | None) -> None:
         """After a preemption, or from a second completion, known positions come again and are passed over."""
@@ -127,22 +146,26 @@ class _LiveRequest:
         self.prompt_logprobs.extend(record.as_output(token_text) for record in new)
 
     def output(self, now_s: float) -> RequestOutput:
+        """A record of the present state that later steps do not change. By position: made for every streamed token."""
         finished = self.is_finished
         return RequestOutput(
-            request_id=self.request.request_id,
-            prompt=self.request.prompt,
-            prompt_token_ids=list(self.request.prompt_token_ids),
-            prompt_logprobs=None if self.prompt_logprobs is None else self.prompt_logprobs.copy(),
-            outputs=[completion.output() for completion in self.completions],
-            finished=finished,
-            metrics=RequestMetrics(
-                arrival_time_s=self.arrival_time_s,
-                first_scheduled_s=self.first_scheduled_s,
-                first_token_s=self.first_token_s,
-                finished_s=now_s if finished else None,
-                num_preemptions=self.num_preemptions,
-            ),
+            self.request.request_id,
+            self.request.prompt,
+            self._prompt_token_ids,
+            None if self.prompt_logprobs is None else self.prompt_logprobs.copy(),
+            [completion.output() for completion in self.completions],
+            finished,
+            metrics=self._present_metrics(now_s if finished else None),
         )
+
+    def _present_metrics(self, finished_s: float | None) -> RequestMetrics:
+        """Made anew only when there is news, which most tokens do not bring."""
+        num_preemptions = 0
+        for child in self.request.children:
+            num_preemptions += child.num_preemptions
+        if finished_s is not None or num_preemptions != self._metrics.num_preemptions:
+            self._metrics = dataclasses.replace(self._metrics, finished_s=finished_s, num_preemptions=num_preemptions)
+        return self._metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,41 +210,36 @@ class OutputProcessor:
         self._forget(live)
         return live.output(now_s), [completion.request_id for completion in running]
 
-    def note_scheduled(self, request_ids: Sequence[str], preempted: Sequence[str], *, now_s: float) -> None:
-        """Remember when requests were first scheduled and how often they were preempted."""
-        for request_id in request_ids:
-            live = self._owner[request_id][0]
-            if live.first_scheduled_s is None:
-                live.first_scheduled_s = now_s
-        for request_id in preempted:
-            self._owner[request_id][0].num_preemptions += 1
+    def note_launched(self, output: SchedulerOutput, *, now_s: float) -> None:
+        """A step has been launched. To be called before any later result is taken in: its requests are alive."""
+        for new in output.new_requests:
+            self._owner[new.request_id][0].note_scheduled(now_s)
 
-    def process(
-        self, updates: Sequence[RequestUpdate], prompt_logprobs: Sequence[tuple[str, PromptLogprobs]], *, now_s: float
-    ) -> ProcessedStep:
+    def process(self, updates: Sequence[RequestUpdate], *, now_s: float) -> ProcessedStep:
         """Take in a step's result and say what changed for users."""
-        for request_id, found in prompt_logprobs:
-            self._owner[request_id][0].take_prompt_logprobs(found, self._token_text)
         stopped: list[str] = []
         errors: dict[str, str] = {}
-        changed: dict[str, _LiveRequest] = {}
+        changed: dict[_LiveRequest, None] = {}
         for update in updates:
             live, completion = self._owner[update.request_id]
-            if live.first_token_s is None and update.new_token_ids:
-                live.first_token_s = now_s
+            if update.prompt_logprobs is not None:
+                live.take_prompt_logprobs(update.prompt_logprobs, self._token_text)
+                continue
+            if not completion.token_ids and update.new_token_ids and not live.has_tokens:
+                live.note_first_token(now_s)
             if completion.take(update):
                 stopped.append(update.request_id)
             if completion.error is not None:
                 errors[live.request.request_id] = completion.error
             if live.stream or completion.finish_reason is not None:
-                changed[live.request.request_id] = live
+                changed[live] = None
         outputs = []
-        for live in changed.values():
-            if live.is_finished:
-                self._forget(live)
-            elif not live.stream:
-                continue
-            outputs.append(live.output(now_s))
+        for live in changed:
+            if live.stream or live.is_finished:
+                output = live.output(now_s)
+                outputs.append(output)
+                if output.finished:
+                    self._forget(live)
         return ProcessedStep(outputs, stopped, errors)
 
     def _forget(self, live: _LiveRequest) -> None:

@@ -1,14 +1,19 @@
-"""What one step did, for people and programs that watch: demo, live page, benchmarks, logs."""
+"""What one step did, for people and programs that watch: demo, live page, benchmarks, logs.
+
+Most steps are watched by nobody, so a step only keeps what is gone later; rows are made when they are asked for.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
-from headway.core import Scheduler, SchedulerOutput
+from headway.core import Request, RequestUpdate, Scheduler, SchedulerOutput
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
+class StepRow(NamedTuple):
     """One request's part in a step."""
 
     request_id: str
@@ -18,7 +23,7 @@ class StepRow:
     """Tokens it had in the cache before the step."""
     num_prompt_tokens: int
     num_output_tokens: int
-    """Tokens it had generated before the step."""
+    """Tokens it had generated before the step; one that the step before was still sampling is counted."""
     num_blocks: int
     """KV blocks it holds during the step."""
 
@@ -29,64 +34,105 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchSnapshot:
+    """The state of the scheduler right after it has planned a step: all of a report but the outcome."""
+
+    output: SchedulerOutput
+    requests: tuple[Request, ...]
+    """One for each of `output.scheduled`; later steps change them."""
+    num_tokens: tuple[int, ...]
+    """How many tokens each has, with the one that the step samples."""
+    num_running: int
+    num_waiting: int
+    num_used_blocks: int
+    num_used_slots: int
+
+
+@dataclass(frozen=True, eq=False)
 class StepReport:
     """The batch during one step. Blocks and slots are as they were while it ran, before anybody left."""
 
-    step_id: int
+    snapshot: BatchSnapshot
+    updates: Sequence[RequestUpdate]
     duration_s: float
-    rows: tuple[StepRow, ...]
-    num_running: int
-    num_waiting: int
+    """From the result before this one, or from the step's own start if that came later, to its result: the device's
+    time for the step, also when steps overlap."""
     num_blocks: int
-    num_used_blocks: int
-    num_used_slots: int
-    """KV slots that hold a token; the rest of the used blocks is waste."""
     block_size: int
-    preempted: tuple[str, ...]
-    finished: tuple[str, ...]
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens computed in the step."""
-        return sum(row.num_tokens for row in self.rows)
+    def step_id(self) -> int:
+        """Steps are numbered from 0."""
+        return self.snapshot.output.step_id
+
+    @cached_property
+    def rows(self) -> tuple[StepRow, ...]:
+        """What each scheduled request did."""
+        snapshot = self.snapshot
+        return tuple(
+            StepRow(
+                request_id=share.request_id,
+                num_tokens=share.num_tokens,
+                num_computed_tokens=share.num_computed_tokens,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_output_tokens=num_tokens - share.samples - request.num_prompt_tokens,
+                num_blocks=-(-(share.num_computed_tokens + share.num_tokens) // self.block_size),
+            )
+            for share, request, num_tokens in zip(
+                snapshot.output.scheduled, snapshot.requests, snapshot.num_tokens, strict=True
+            )
+        )
+
+    @property
+    def num_running(self) -> int:
+        """Requests in the batch, whether or not the step had a share for them."""
+        return self.snapshot.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return self.snapshot.num_waiting
+
+    @property
+    def num_used_blocks(self) -> int:
+        """KV blocks that a request held."""
+        return self.snapshot.num_used_blocks
+
+    @property
+    def num_used_slots(self) -> int:
+        """KV slots that hold a token; the rest of the used blocks is waste."""
+        return self.snapshot.num_used_slots
 
     @property
     def num_allocated_slots(self) -> int:
         """Room for tokens in the used blocks."""
-        return self.num_used_blocks * self.block_size
+        return self.snapshot.num_used_blocks * self.block_size
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in the step."""
+        return self.snapshot.output.num_scheduled_tokens
 
-@dataclass(frozen=True, slots=True)
-class BatchSnapshot:
-    """The state of the scheduler right after it has planned a step: all of a report but the outcome."""
+    @property
+    def preempted(self) -> tuple[str, ...]:
+        """Requests that had to leave the batch for this step."""
+        return self.snapshot.output.preempted_request_ids
 
-    rows: tuple[StepRow, ...]
-    num_running: int
-    num_waiting: int
-    num_used_blocks: int
-    num_used_slots: int
+    @cached_property
+    def finished(self) -> tuple[str, ...]:
+        """Requests that this step's tokens ended."""
+        return tuple(update.request_id for update in self.updates if update.finish_status is not None)
 
 
 def take_snapshot(scheduler: Scheduler, output: SchedulerOutput) -> BatchSnapshot:
-    """Cost: proportional to the running requests."""
-    kv_cache = scheduler.kv_cache
-    rows = []
-    for scheduled in output.scheduled:
-        request = scheduler.requests[scheduled.request_id]
-        rows.append(
-            StepRow(
-                request_id=scheduled.request_id,
-                num_tokens=scheduled.num_tokens,
-                num_computed_tokens=scheduled.num_computed_tokens,
-                num_prompt_tokens=request.num_prompt_tokens,
-                num_output_tokens=request.num_output_tokens,
-                num_blocks=kv_cache.num_blocks_of(scheduled.request_id),
-            )
-        )
+    """To be taken before anything else happens to the scheduler. An empty plan has no requests."""
+    requests = () if output.is_empty else scheduler.in_flight[-1].requests
     return BatchSnapshot(
-        rows=tuple(rows),
+        output=output,
+        requests=requests,
+        num_tokens=tuple([request.num_tokens for request in requests]),
         num_running=len(scheduler.running),
         num_waiting=len(scheduler.waiting),
-        num_used_blocks=kv_cache.pool.num_used_blocks,
-        num_used_slots=sum(request.num_computed_tokens for request in scheduler.running),
+        num_used_blocks=scheduler.kv_cache.pool.num_used_blocks,
+        num_used_slots=scheduler.num_used_slots,
     )

@@ -1,4 +1,9 @@
-"""The boundary between decisions and their execution."""
+"""The boundary between decisions and their execution.
+
+Steps run in the order of submission; a block freed after step n was submitted may be given to another request in
+step n+1. An executor that runs steps on a device queues them there one behind the other, so that whatever step n reads
+has been read before step n+1 writes over it; nobody has to wait for a result before memory changes hands.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,43 @@ from typing import Protocol
 from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 
 
+class PendingStep(Protocol):
+    """A step that has been submitted."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait until the step has run. Called once per step, in order of submission; raises if the step failed."""
+        ...
+
+
 class Executor(Protocol):
     """Runs planned steps in order. It keeps its own copy of every request in the batch; only changes reach it.
 
-    If `execute` raises, the state of the step's requests is undefined and the engine fails them.
+    A plan never names the token that the step before it samples: the executor appends each sampled token to its own
+    copy, and the next plan only says how many tokens to compute. If `submit` or `result` raises, the state of the
+    step's requests is undefined and the engine fails them.
     """
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute the scheduled tokens and sample where the plan says so."""
+    max_in_flight: int
+    """Submitted steps whose results have not been taken. 1: a step is planned when the one before has answered;
+    2: it is planned while the one before runs."""
+
+    def submit(self, output: SchedulerOutput) -> PendingStep:
+        """Start to compute the scheduled tokens and to sample where the plan says so. The plan is not empty."""
         ...
 
     def shutdown(self) -> None:
-        """Free what the executor holds. Nothing may be executed afterwards."""
+        """Free what the executor holds. Nothing may be submitted afterwards."""
         ...
+
+
+class FinishedStep:
+    """What an executor returns that runs a step at once."""
+
+    __slots__ = ("_output",)
+
+    def __init__(self, output: ModelRunnerOutput) -> None:
+        self._output = output
+
+    def result(self) -> ModelRunnerOutput:
+        """No wait."""
+        return self._output

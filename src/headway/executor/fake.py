@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
@@ -11,32 +12,59 @@ NextToken = Callable[[str, int], int]
 
 
 class FakeExecutor:
-    """Checks that each plan continues where the last one left off, as a real runner would need it to."""
+    """Checks what a real runner relies on: each plan continues where the last one left off, results are taken in order.
 
-    def __init__(self, next_token: NextToken = lambda request_id, num_tokens: 0) -> None:
+    Tokens are made when a result is asked for, not before.
+    """
+
+    def __init__(self, next_token: NextToken = lambda request_id, num_tokens: 0, *, max_in_flight: int = 1) -> None:
+        self.max_in_flight = max_in_flight
+        self.num_steps = 0
         self._next_token = next_token
         self._num_computed: dict[str, int] = {}
-        self.num_steps = 0
+        self._in_flight: deque[FakeStep] = deque()
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Answer at once."""
+    def submit(self, output: SchedulerOutput) -> FakeStep:
+        """Take note of the plan."""
+        if len(self._in_flight) >= self.max_in_flight:
+            raise RuntimeError(f"{len(self._in_flight) + 1} steps in flight, of at most {self.max_in_flight}")
         self.num_steps += 1
         for request_id in (*output.preempted_request_ids, *output.finished_request_ids):
             self._num_computed.pop(request_id, None)
         for new in output.new_requests:
             self._num_computed[new.request_id] = 0
-        sampled = {}
         for scheduled in output.scheduled:
             expected = self._num_computed[scheduled.request_id]
             if scheduled.num_computed_tokens != expected:
                 raise RuntimeError(
                     f"{scheduled.request_id}: planned from {scheduled.num_computed_tokens}, computed to {expected}"
                 )
-            num_computed = expected + scheduled.num_tokens
-            self._num_computed[scheduled.request_id] = num_computed
-            if scheduled.samples:
-                sampled[scheduled.request_id] = SampledTokens((self._next_token(scheduled.request_id, num_computed),))
-        return ModelRunnerOutput(sampled=sampled, prompt_logprobs={})
+            self._num_computed[scheduled.request_id] = expected + scheduled.num_tokens
+        step = FakeStep(self, output)
+        self._in_flight.append(step)
+        return step
 
     def shutdown(self) -> None:
         """Nothing to free."""
+
+    def _answer(self, step: FakeStep, output: SchedulerOutput) -> ModelRunnerOutput:
+        if not self._in_flight or self._in_flight.popleft() is not step:
+            raise RuntimeError(f"the result of step {output.step_id} is taken twice, or before that of an earlier one")
+        sampled = {
+            s.request_id: SampledTokens((self._next_token(s.request_id, s.num_computed_tokens + s.num_tokens),))
+            for s in output.scheduled
+            if s.samples
+        }
+        return ModelRunnerOutput(sampled=sampled, prompt_logprobs={})
+
+
+class FakeStep:
+    """A step that runs when its result is asked for."""
+
+    def __init__(self, executor: FakeExecutor, output: SchedulerOutput) -> None:
+        self._executor = executor
+        self._output = output
+
+    def result(self) -> ModelRunnerOutput:
+        """The tokens; an error if it is not this step's turn."""
+        return self._executor._answer(self, self._output)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Callable
 
 import torch
 
 from headway import native
-from headway.attention import LayerKVCache, create_backend
+from headway.attention import AttentionBackend, LayerKVCache, create_backend
 from headway.config import EngineConfig
-from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from headway.core.scheduler_output import SchedulerOutput
 from headway.errors import ConfigError
+from headway.executor.base import FinishedStep, PendingStep
 from headway.layers import create_ops
 from headway.loader import Checkpoint
 from headway.models import load_decoder
@@ -19,15 +22,16 @@ from headway.runner.memory_plan import MemoryPlan, plan_memory
 from headway.runner.model_runner import ModelRunner
 
 Progress = Callable[[int, int], None]
+Submit = Callable[[SchedulerOutput], PendingStep]
 
 
 class LocalExecutor:
     """One model on one device."""
 
-    def __init__(self, runner: ModelRunner, plan: MemoryPlan, *, torch_threads: int | None = None) -> None:
-        self._runner: ModelRunner | None = runner
-        self._torch_threads = torch_threads
+    def __init__(self, submit: Submit, plan: MemoryPlan, *, max_in_flight: int = 1) -> None:
+        self._submit: Submit | None = submit
         self.plan = plan
+        self.max_in_flight = max_in_flight
 
     @classmethod
     def from_config(
@@ -40,15 +44,15 @@ class LocalExecutor:
         progress: Progress | None = None,
     ) -> LocalExecutor:
         """Load the weights, then give the KV cache what the budget leaves."""
-        device = _choose_device(config.device.device)
+        device = choose_device(config.device.device)
+        config = config.for_device(device.type)
         formats = _choose_formats(config, checkpoint.config.torch_dtype, device)
-        torch_threads = _torch_threads(config.device.num_threads, device, uses_native=formats.native)
         decoder = load_decoder(
             checkpoint,
             device=device,
             dtype=formats.dtype,
             quantization=formats.quantization,
-            ops=create_ops("native" if formats.native else "torch", device=device, dtype=formats.dtype),
+            ops=create_ops(formats.kernels, device=device, dtype=formats.dtype),
             max_model_len=max_model_len,
             progress=progress,
         )
@@ -63,58 +67,105 @@ class LocalExecutor:
             free_bytes=_free_cuda_bytes(config, decoder, device) if device.type == "cuda" else None,
         )
         attention = create_backend(
-            config.device.attention_backend if config.device.attention_backend != "auto" else formats.attention_backend,
-            _allocate(plan, decoder, formats.kv_dtype, device),
-            decoder.config.num_heads,
+            formats.attention_backend, _allocate(plan, decoder, formats, device), decoder.config.num_heads
         )
-        runner = ModelRunner(
-            decoder,
-            attention,
-            device=device,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_model_len=plan.max_model_len,
-            block_size=config.cache.block_size,
-            eos_token_ids=eos_token_ids,
-            seed=config.model.seed,
-        )
-        return cls(runner, plan, torch_threads=torch_threads)
+        make_submit = _gpu_submit if formats.kernels == "triton" else _cpu_submit
+        submit = make_submit(config, decoder, attention, plan, device=device, eos_token_ids=eos_token_ids)
+        return cls(submit, plan, max_in_flight=2 if config.device.overlap == "on" else 1)
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run a step."""
-        if self._runner is None:
+    def submit(self, output: SchedulerOutput) -> PendingStep:
+        """Run a step, or start it."""
+        if self._submit is None:
             raise RuntimeError("the executor is shut down")
-        if self._torch_threads is None:
-            return self._runner.execute(output)
-        # The rest of the process may want torch's threads for itself, so they are only borrowed.
-        callers_threads = torch.get_num_threads()
-        torch.set_num_threads(self._torch_threads)
-        try:
-            return self._runner.execute(output)
-        finally:
-            torch.set_num_threads(callers_threads)
+        return self._submit(output)
 
     def shutdown(self) -> None:
         """Drop the model and its cache."""
-        self._runner = None
+        self._submit = None
+
+
+def _gpu_submit(
+    config: EngineConfig,
+    decoder: Decoder,
+    attention: AttentionBackend,
+    plan: MemoryPlan,
+    *,
+    device: torch.device,
+    eos_token_ids: tuple[int, ...],
+) -> Submit:
+    from headway.runner.gpu_runner import GpuModelRunner
+
+    limits = config.scheduler.limits
+    runner = GpuModelRunner(
+        decoder,
+        attention,
+        device=device,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        block_size=plan.block_size,
+        eos_token_ids=eos_token_ids,
+        seed=config.model.seed,
+        use_graphs=config.device.cuda_graphs == "on",
+    )
+    return runner.submit
+
+
+def _cpu_submit(
+    config: EngineConfig,
+    decoder: Decoder,
+    attention: AttentionBackend,
+    plan: MemoryPlan,
+    *,
+    device: torch.device,
+    eos_token_ids: tuple[int, ...],
+) -> Submit:
+    """Steps run when they are submitted. The rest of the process may want torch's threads: they are only borrowed."""
+    runner = ModelRunner(
+        decoder,
+        attention,
+        device=device,
+        max_num_seqs=config.scheduler.limits.max_num_seqs,
+        max_model_len=plan.max_model_len,
+        block_size=plan.block_size,
+        eos_token_ids=eos_token_ids,
+        seed=config.model.seed,
+    )
+    num_threads = _torch_threads(config.device.num_threads, device, uses_native=decoder.ops.name == "native")
+
+    def submit(output: SchedulerOutput) -> PendingStep:
+        if num_threads is None:
+            return FinishedStep(runner.execute(output))
+        callers_threads = torch.get_num_threads()
+        torch.set_num_threads(num_threads)
+        try:
+            return FinishedStep(runner.execute(output))
+        finally:
+            torch.set_num_threads(callers_threads)
+
+    return submit
 
 
 class _Formats:
     """Which number formats and kernels a model runs with."""
 
-    def __init__(self, dtype: torch.dtype, quantization: str, *, native: bool) -> None:
+    def __init__(self, dtype: torch.dtype, quantization: str, kernels: str, attention_backend: str) -> None:
         self.dtype = dtype
         self.quantization = quantization
-        self.native = native
+        self.kernels = kernels
         # With quantised weights the exact reference is given up anyway; half the KV bytes then cost next to nothing.
         self.kv_dtype = torch.float16 if quantization == "int8" else dtype
-        self.attention_backend = "cpu" if native else "torch_padded"
+        if attention_backend == "auto":
+            attention_backend = {"native": "cpu", "triton": "triton", "torch": "torch_padded"}[kernels]
+        self.attention_backend = attention_backend
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
         return name if self.quantization == "none" else f"{self.quantization} weights, {name} activations"
 
 
-def _choose_device(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
+    """The device that the option names; `ConfigError` if torch does not see it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
@@ -123,21 +174,30 @@ def _choose_device(name: str) -> torch.device:
 
 
 def _choose_formats(config: EngineConfig, checkpoint_dtype: str, device: torch.device) -> _Formats:
-    """Settle `auto` dtype and quantization for this device."""
+    """Settle `auto` dtype and quantization for this device, and whose kernels run."""
     wanted = config.model
+    backend = config.device.attention_backend
     if device.type == "cuda":
         if wanted.quantization == "int8":
             raise ConfigError("quantization 'int8' runs on the CPU only; use quantization 'none' on CUDA.")
+        if backend == "cpu":
+            raise ConfigError("attention backend 'cpu' does not run on CUDA; use 'triton', or 'auto'.")
         name = checkpoint_dtype if wanted.dtype == "auto" else wanted.dtype
-        return _Formats(getattr(torch, name), "none", native=False)
+        has_triton = importlib.util.find_spec("triton") is not None
+        return _Formats(getattr(torch, name), "none", "triton" if has_triton else "torch", backend)
     name = "float32" if wanted.dtype == "auto" else wanted.dtype
+    if backend == "triton":
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            raise ConfigError("attention backend 'triton' needs a CUDA device (or, for tests, TRITON_INTERPRET=1).")
+        return _Formats(getattr(torch, name), "none", "triton", backend)
     has_native = name == "float32" and native.is_available()
     if wanted.quantization == "int8" and not has_native:
         native.load()  # raises with the compiler's own words
     quantize = wanted.quantization == "int8" or (
         wanted.quantization == "auto" and wanted.dtype == "auto" and has_native
     )
-    return _Formats(getattr(torch, name), "int8" if quantize else "none", native=has_native)
+    kernels = "native" if has_native else "torch"
+    return _Formats(getattr(torch, name), "int8" if quantize else "none", kernels, backend)
 
 
 def _torch_threads(num_threads: int | None, device: torch.device, *, uses_native: bool) -> int | None:
@@ -151,11 +211,17 @@ def _torch_threads(num_threads: int | None, device: torch.device, *, uses_native
     return num_threads
 
 
-def _allocate(plan: MemoryPlan, decoder: Decoder, kv_dtype: torch.dtype, device: torch.device) -> list[LayerKVCache]:
+def _allocate(plan: MemoryPlan, decoder: Decoder, formats: _Formats, device: torch.device) -> list[LayerKVCache]:
     model = decoder.config
     return [
         LayerKVCache.zeros(
-            plan.num_blocks, model.num_kv_heads, model.head_dim, plan.block_size, dtype=kv_dtype, device=device
+            plan.num_blocks,
+            model.num_kv_heads,
+            model.head_dim,
+            plan.block_size,
+            dtype=formats.kv_dtype,
+            device=device,
+            token_major=formats.kernels == "triton",
         )
         for _ in range(model.num_layers)
     ]
@@ -163,15 +229,17 @@ def _allocate(plan: MemoryPlan, decoder: Decoder, kv_dtype: torch.dtype, device:
 
 def _free_cuda_bytes(config: EngineConfig, decoder: Decoder, device: torch.device) -> int:
     """What `gpu_memory_utilization` leaves for the KV cache after weights and the working space of the largest step."""
-    num_tokens, num_rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    limits = config.scheduler.limits
+    num_tokens, num_rows = limits.max_num_batched_tokens, limits.max_num_seqs
     model = decoder.config
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     with torch.inference_mode():
         hidden = torch.zeros(num_tokens, model.hidden_size, dtype=decoder.embedding.dtype, device=device)
-        decoder.layers[0].down(decoder.ops.silu_mul(decoder.layers[0].gate_up(hidden)))
-        logits = decoder.logits(hidden[: min(num_rows, num_tokens)])
+        layer = decoder.layers[0]
+        layer.down(decoder.ops.norm_swiglu(hidden, None, layer.input_norm, model.rms_norm_eps, layer.gate_up))
+        logits = decoder.logits(hidden[: min(num_rows, num_tokens)]).float()
         # The sampler keeps a few float32 and float64 copies of the logits when requests filter by top_p.
         scratch = torch.empty(4 * logits.numel(), dtype=torch.float64, device=device)
         del hidden, logits, scratch

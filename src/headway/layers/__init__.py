@@ -2,33 +2,76 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+
 import torch
 
 from headway.errors import ConfigError
+from headway.layers.heads import HeadNorms, Heads
 from headway.layers.ops import Linear, Ops
 
-__all__ = ["OPS_NAMES", "Linear", "Ops", "create_ops"]
+__all__ = ["OPS_NAMES", "HeadNorms", "Heads", "Linear", "Ops", "create_ops"]
 
-OPS_NAMES = ("auto", "native", "torch")
+OPS_NAMES = ("auto", "native", "torch", "triton")
+
+_TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def create_ops(name: str, *, device: torch.device | str, dtype: torch.dtype) -> Ops:
-    """Build the named implementation; `auto` is native for float32 on the CPU where that can be built, else torch."""
+    """Build the named implementation.
+
+    `auto` is native for float32 on the CPU where that can be built, triton on CUDA where the package is there, and
+    torch otherwise.
+    """
+    device = torch.device(device)
     if name not in OPS_NAMES:
         raise ConfigError(f"unknown ops {name!r}; valid names are {', '.join(OPS_NAMES)}")
-    native_fits = torch.device(device).type == "cpu" and dtype == torch.float32
-    if name == "native" and not native_fits:
-        raise ConfigError(f"native ops run in float32 on the CPU, not in {dtype} on {device}; use ops 'torch'")
-    if name == "native" or (name == "auto" and native_fits and _native_available()):
-        from headway.layers.native_ops import NativeOps
-
-        return NativeOps()
+    if name == "auto":
+        name = _best_ops(device, dtype)
+    if name == "native":
+        return _native_ops(device, dtype)
+    if name == "triton":
+        return _triton_ops(device, dtype)
     from headway.layers.torch_ops import TorchOps
 
     return TorchOps()
+
+
+def _best_ops(device: torch.device, dtype: torch.dtype) -> str:
+    if device.type == "cpu" and dtype == torch.float32 and _native_available():
+        return "native"
+    if device.type == "cuda" and dtype in _TRITON_DTYPES and _triton_available():
+        return "triton"
+    return "torch"
+
+
+def _native_ops(device: torch.device, dtype: torch.dtype) -> Ops:
+    if device.type != "cpu" or dtype != torch.float32:
+        raise ConfigError(f"native ops run in float32 on the CPU, not in {dtype} on {device}; use ops 'torch'")
+    from headway.layers.native_ops import NativeOps
+
+    return NativeOps()
+
+
+def _triton_ops(device: torch.device, dtype: torch.dtype) -> Ops:
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if dtype not in _TRITON_DTYPES or (device.type != "cuda" and not interpreted):
+        raise ConfigError(
+            f"triton ops run in float32, float16 or bfloat16 on CUDA, not in {dtype} on {device}; use ops 'torch'"
+        )
+    if not _triton_available():
+        raise ConfigError("triton ops need the package triton, which is not installed; use ops 'torch'")
+    from headway.layers.triton_ops import TritonOps
+
+    return TritonOps()
 
 
 def _native_available() -> bool:
     from headway import native
 
     return native.is_available()
+
+
+def _triton_available() -> bool:
+    return importlib.util.find_spec("triton") is not None

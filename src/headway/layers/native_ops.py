@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from headway.attention.base import LayerKVCache
+from headway.layers.heads import HeadNorms, Heads
+from headway.layers.ops import Delta, Linear
 from headway.native.lib import MAX_HEAD_DIM, NativeLibrary, check, load
 
 
@@ -24,60 +26,68 @@ class NativeOps:
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return torch.index_select(table, 0, token_ids)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        rows, width = check(x, torch.float32, "x").shape
+    def norm(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float) -> Tensor:
+        rows, width = check(residual, torch.float32, "residual").shape
         _check_norm(weight, width)
-        out = torch.empty_like(x)
-        self._rms_norm(x.data_ptr(), weight.data_ptr(), eps, rows, width, out.data_ptr())
+        out = torch.empty_like(residual)
+        if not isinstance(delta, Tensor):
+            self._rms_norm(residual.data_ptr(), weight.data_ptr(), eps, rows, width, out.data_ptr())
+            return out
+        if check(delta, torch.float32, "delta").shape != residual.shape:
+            raise ValueError(f"delta has shape {tuple(delta.shape)}, residual {tuple(residual.shape)}")
+        self._add_rms_norm(delta.data_ptr(), residual.data_ptr(), weight.data_ptr(), eps, rows, width, out.data_ptr())
         return out
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        rows, width = check(x, torch.float32, "x").shape
-        if check(residual, torch.float32, "residual").shape != x.shape:
-            raise ValueError(f"residual has shape {tuple(residual.shape)}, x {tuple(x.shape)}")
-        _check_norm(weight, width)
-        out = torch.empty_like(x)
-        self._add_rms_norm(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), eps, rows, width, out.data_ptr())
+    def norm_linear(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float, linear: Linear) -> Tensor:
+        return linear(self.norm(residual, delta, weight, eps))
+
+    def norm_swiglu(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float, gate_up: Linear) -> Tensor:
+        gates = gate_up(self.norm(residual, delta, weight, eps))
+        rows, width = check(gates, torch.float32, "gate_up").shape
+        out = torch.empty(rows, width // 2)
+        self._silu_mul(gates.data_ptr(), rows, width // 2, out.data_ptr())
         return out
+
+    def linear(self, x: Tensor, linear: Linear, out: Tensor | None = None) -> Tensor:
+        return linear(x) if out is None else out.copy_(linear(x))
+
+    def linear_add(self, x: Tensor, linear: Linear, residual: Tensor, next_norm: Tensor) -> Tensor:
+        return linear(x)
 
     def rope_write_kv(
         self,
         qkv: Tensor,
         positions: Tensor,
-        cos_sin: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        kv: LayerKVCache,
         slot_mapping: Tensor,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
+        heads: Heads,
+        norms: HeadNorms | None,
+        kv: LayerKVCache,
     ) -> Tensor:
         k_cache, v_cache = kv.k, kv.v
+        num_heads, num_kv_heads, head_dim = heads.num_heads, heads.num_kv_heads, heads.head_dim
         tokens, width = check(qkv, torch.float32, "qkv").shape
-        if width != (num_heads + 2 * num_kv_heads) * head_dim or head_dim % 2 or head_dim > MAX_HEAD_DIM:
+        if width != heads.qkv_size or head_dim % 2 or head_dim > MAX_HEAD_DIM:
             raise ValueError(f"qkv has {width} columns for {num_heads} + 2 * {num_kv_heads} heads of {head_dim}")
         half = k_cache.dtype is torch.float16
         cache_dtype = torch.float16 if half else torch.float32
-        check(k_cache, cache_dtype, "the key cache")
+        check(k_cache, cache_dtype, "the key cache (within a block transposed, not token_major)")
         check(v_cache, cache_dtype, "the value cache")
-        check(cos_sin, torch.float32, "cos_sin")
+        check(heads.cos_sin, torch.float32, "cos_sin")
         if check(positions, torch.int64, "positions").numel() != tokens:
             raise ValueError(f"{positions.numel()} positions for {tokens} tokens")
         if check(slot_mapping, torch.int64, "slot_mapping").numel() != tokens:
             raise ValueError(f"{slot_mapping.numel()} slots for {tokens} tokens")
-        for norm in (q_norm, k_norm):
-            if norm is not None:
-                _check_norm(norm, head_dim)
+        if norms is not None:
+            _check_norm(norms.q, head_dim)
+            _check_norm(norms.k, head_dim)
         q = torch.empty(tokens, num_heads, head_dim)
         self._rope_write_kv(
             qkv.data_ptr(),
             positions.data_ptr(),
-            cos_sin.data_ptr(),
-            None if q_norm is None else q_norm.data_ptr(),
-            None if k_norm is None else k_norm.data_ptr(),
-            eps,
+            heads.cos_sin.data_ptr(),
+            None if norms is None else norms.q.data_ptr(),
+            None if norms is None else norms.k.data_ptr(),
+            heads.eps,
             k_cache.data_ptr(),
             v_cache.data_ptr(),
             half,
@@ -90,12 +100,6 @@ class NativeOps:
             q.data_ptr(),
         )
         return q
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        rows, width = check(gate_up, torch.float32, "gate_up").shape
-        out = torch.empty(rows, width // 2)
-        self._silu_mul(gate_up.data_ptr(), rows, width // 2, out.data_ptr())
-        return out
 
 
 def _check_norm(weight: Tensor, width: int) -> None:

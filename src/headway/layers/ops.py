@@ -1,16 +1,23 @@
 """The vocabulary a decoder is written in. An implementation decides where and how; the model never asks.
 
-`TorchOps` runs on any device and float dtype; `NativeOps` runs on the CPU in float32. All tensors of one call live on
-one device. A row's result never depends on the other rows.
+`TorchOps` runs on any device and float dtype, `NativeOps` on the CPU in float32, `TritonOps` on CUDA. The words are as
+large as the largest step that one of them fuses: a norm with the projection behind it, a projection with the sum behind
+it. All tensors of one call live on one device. A row's result never depends on the values of other rows.
+
+`residual` [T, hidden] is the running sum of the decoder and is changed in place. `delta` is what `linear_add`, which
+projects back to it, leaves for the norm that follows: the product, for the norm to add; or, where it was added at once,
+nothing, or the first half of the norm's own work (`ScaledRows`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from headway.attention.base import LayerKVCache
+from headway.layers.heads import HeadNorms, Heads
 
 
 class Linear(Protocol):
@@ -26,43 +33,60 @@ class Linear(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ScaledRows:
+    """Rows of the residual on their way through a norm: what is left is to divide each by its root mean square."""
+
+    values: Tensor
+    """[T, hidden]: the residual times the norm's weight."""
+    squares: Tensor
+    """float32 [parts, T or more]: parts of the sum of squares of each row of the residual."""
+
+
+Delta = Tensor | ScaledRows | None
+
+
 class Ops(Protocol):
-    """Everything in a decoder layer that is neither a Linear nor attention."""
+    """Everything in a decoder but attention."""
+
+    name: str
 
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        """token_ids int64 [T], table [vocab, hidden] -> [T, hidden]"""
+        """token_ids int64 [T], table [vocab, hidden] -> [T, hidden], a new tensor."""
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [T, hidden] scaled to unit root mean square, times weight; a new tensor."""
+    def norm(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float) -> Tensor:
+        """residual += delta IN PLACE; returns it scaled to unit root mean square, times weight, as a new tensor."""
         ...
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """residual += x IN PLACE; returns rms_norm(residual) as a new tensor. x may be destroyed."""
+    def norm_linear(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float, linear: Linear) -> Tensor:
+        """linear(norm(residual, delta, weight, eps)); residual += delta IN PLACE."""
+        ...
+
+    def norm_swiglu(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float, gate_up: Linear) -> Tensor:
+        """norm_linear with `gate_up`, then silu(first half) * second half: [T, gate_up.out_features / 2]."""
+        ...
+
+    def linear(self, x: Tensor, linear: Linear, out: Tensor | None = None) -> Tensor:
+        """linear(x), with nothing before or after it; written to `out` where that is given."""
+        ...
+
+    def linear_add(self, x: Tensor, linear: Linear, residual: Tensor, next_norm: Tensor) -> Delta:
+        """residual += linear(x), IN PLACE or left to the next norm, whose weight is `next_norm`. Its `delta`."""
         ...
 
     def rope_write_kv(
         self,
         qkv: Tensor,
         positions: Tensor,
-        cos_sin: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        kv: LayerKVCache,
         slot_mapping: Tensor,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
+        heads: Heads,
+        norms: HeadNorms | None,
+        kv: LayerKVCache,
     ) -> Tensor:
-        """Normalise (if weights are given) and rotate q and k, write k and v to the cache, return q [T, Hq, D].
+        """Normalise (where there are norms) and rotate q and k, write k and v to the cache, return q [T, Hq, D].
 
-        qkv [T, (Hq + 2 Hkv) * D]; positions int64 [T]; cos_sin float32 [max_position, D], the first half of a row
-        cosines and the second half sines. The rotation pairs element i with element i + D/2 (the "neox" order).
-        q_norm and k_norm [D] are RMS norms over each head. slot_mapping int64 [T]; qkv may be destroyed.
+        qkv [T, heads.qkv_size], may be destroyed; positions and slot_mapping int64 [T]. The rotation pairs element i
+        with element i + D/2 (the "neox" order). Only implementations that say so take slots below zero (padding).
         """
-        ...
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """gate_up [T, 2 I] -> silu(first half) * second half, [T, I]"""
         ...

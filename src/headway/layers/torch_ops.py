@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headway.attention.base import LayerKVCache
+from headway.layers.heads import HeadNorms, Heads
+from headway.layers.ops import Delta, Linear
 
 
 class TorchOps:
@@ -17,37 +19,40 @@ class TorchOps:
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(token_ids, table)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        # The order of operations (round to the dtype, then scale) is the one models were trained with.
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-        return weight * wide.to(x.dtype)
+    def norm(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float) -> Tensor:
+        if isinstance(delta, Tensor):
+            residual.add_(delta)
+        return _rms_norm(residual, weight, eps)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        residual.add_(x)
-        return self.rms_norm(residual, weight, eps)
+    def norm_linear(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float, linear: Linear) -> Tensor:
+        return linear(self.norm(residual, delta, weight, eps))
+
+    def norm_swiglu(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float, gate_up: Linear) -> Tensor:
+        gate, up = gate_up(self.norm(residual, delta, weight, eps)).chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def linear(self, x: Tensor, linear: Linear, out: Tensor | None = None) -> Tensor:
+        return linear(x) if out is None else out.copy_(linear(x))
+
+    def linear_add(self, x: Tensor, linear: Linear, residual: Tensor, next_norm: Tensor) -> Tensor:
+        return linear(x)
 
     def rope_write_kv(
         self,
         qkv: Tensor,
         positions: Tensor,
-        cos_sin: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        kv: LayerKVCache,
         slot_mapping: Tensor,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
+        heads: Heads,
+        norms: HeadNorms | None,
+        kv: LayerKVCache,
     ) -> Tensor:
-        heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
-        q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-        if q_norm is not None:
-            q = self.rms_norm(q, q_norm, eps)
-        if k_norm is not None:
-            k = self.rms_norm(k, k_norm, eps)
-        cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+        num_heads, num_kv_heads = heads.num_heads, heads.num_kv_heads
+        split = qkv.view(-1, num_heads + 2 * num_kv_heads, heads.head_dim)
+        q, k, v = split.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        if norms is not None:
+            q = _rms_norm(q, norms.q, heads.eps)
+            k = _rms_norm(k, norms.k, heads.eps)
+        cos, sin = heads.cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
         q = _rotate(q, cos, sin)
         k = _rotate(k, cos, sin)
         block = slot_mapping // kv.block_size
@@ -56,9 +61,12 @@ class TorchOps:
         kv.v[block, :, offset] = v.to(kv.v.dtype)
         return q
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    # The order of operations (round to the dtype, then scale) is the one models were trained with.
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

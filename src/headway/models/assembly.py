@@ -16,8 +16,9 @@ from torch import Tensor
 
 from headway.errors import ConfigError, MissingTensorError, OutOfMemoryError, TensorShapeError
 from headway.layers import create_ops
+from headway.layers.heads import HeadNorms
+from headway.layers.native_ops import NativeOps
 from headway.layers.ops import Linear, Ops
-from headway.layers.torch_ops import TorchOps
 from headway.models.checkpoint import Checkpoint
 from headway.models.config import DecoderConfig
 from headway.models.decoder import Decoder, DecoderLayer
@@ -55,7 +56,7 @@ def load_decoder(
     config = checkpoint.config
     if isinstance(ops, str):
         ops = create_ops(ops, device=device, dtype=dtype)
-    make_linear = linear_factory(quantization, device=device, dtype=dtype, native=not isinstance(ops, TorchOps))
+    make_linear = linear_factory(quantization, device=device, dtype=dtype, native=isinstance(ops, NativeOps))
     num_positions = config.max_position if max_model_len is None else max_model_len
     if not 0 < num_positions <= config.max_position:
         raise ConfigError(f"max_model_len {num_positions} is not within the model's context of {config.max_position}")
@@ -197,10 +198,13 @@ def _assemble_layer(config: DecoderConfig, reader: _Reader, prefix: str) -> Deco
     return DecoderLayer(
         input_norm=reader.tensor(prefix + "input_layernorm.weight"),
         qkv=reader.linear(attention + "q_proj", attention + "k_proj", attention + "v_proj", bias=config.qkv_bias),
-        q_norm=reader.tensor(attention + "q_norm.weight") if config.qk_norm else None,
-        k_norm=reader.tensor(attention + "k_norm.weight") if config.qk_norm else None,
+        head_norms=_head_norms(reader, attention) if config.qk_norm else None,
         o=reader.linear(attention + "o_proj", bias=config.o_bias),
         post_attention_norm=reader.tensor(prefix + "post_attention_layernorm.weight"),
         gate_up=reader.linear(mlp + "gate_proj", mlp + "up_proj", bias=config.mlp_bias),
         down=reader.linear(mlp + "down_proj", bias=config.mlp_bias),
     )
+
+
+def _head_norms(reader: _Reader, prefix: str) -> HeadNorms:
+    return HeadNorms(q=reader.tensor(prefix + "q_norm.weight"), k=reader.tensor(prefix + "k_norm.weight"))

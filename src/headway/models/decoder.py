@@ -2,11 +2,11 @@
 
     residual = embedding(tokens)
     for each layer:
-        residual += attention(norm(residual))
-        residual += mlp(norm(residual))
+        residual += o(attention(rotate(qkv(norm(residual)))))
+        residual += down(swiglu(gate_up(norm(residual))))
     hidden = norm(residual)
 
-The addition and the norm that follows it are one operation, so each layer ends with the norm of the next one.
+What a projection adds to the residual may still be on its way as `delta` (see `layers/ops.py`); the next norm takes it.
 Families differ only in what is present (biases, head norms) and in numbers, all of which `DecoderConfig` says.
 """
 
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headway.attention.base import AttentionBackend
-from headway.layers.ops import Linear, Ops
+from headway.layers.heads import HeadNorms, Heads
+from headway.layers.ops import Delta, Linear, Ops
 from headway.models.config import DecoderConfig
 
 
@@ -28,8 +29,7 @@ class DecoderLayer:
 
     input_norm: Tensor
     qkv: Linear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    head_norms: HeadNorms | None
     o: Linear
     post_attention_norm: Tensor
     gate_up: Linear
@@ -57,26 +57,45 @@ class Decoder:
         self.norm = norm
         self.lm_head = lm_head
         self.cos_sin = cos_sin
+        self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, cos_sin, config.rms_norm_eps)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
-        """Hidden states [T, hidden] of the step that `attention` has planned; writes the step's keys and values.
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend, wanted_rows: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states of the step that `attention` has planned; writes the step's keys and values.
 
-        token_ids and positions are int64 [T], in the order of the planned batch.
+        token_ids and positions are int64 [T], in the order of the planned batch. `wanted_rows`, int64 indices into
+        them, names the tokens whose hidden state is needed, in the order of the result; what follows the last layer's
+        attention is computed for these alone. `None`: all. Returns [T or len(wanted_rows), hidden].
         """
-        ops, eps = self.ops, self.config.rms_norm_eps
+        ops, eps, slot_mapping = self.ops, self.config.rms_norm_eps, attention.batch.slot_mapping
+        last_layer = len(self.layers) - 1
+        next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         residual = ops.embedding(token_ids, self.embedding)
-        norms = [layer.input_norm for layer in self.layers] + [self.norm]
-        hidden = ops.rms_norm(residual, norms[0], eps)
+        delta: Delta = None
         for index, layer in enumerate(self.layers):
-            attended = self._attend(index, layer, hidden, positions, attention)
-            hidden = ops.add_rms_norm(attended, residual, layer.post_attention_norm, eps)
-            fed_forward = layer.down(ops.silu_mul(layer.gate_up(hidden)))
-            hidden = ops.add_rms_norm(fed_forward, residual, norms[index + 1], eps)
-        return hidden
+            qkv = ops.norm_linear(residual, delta, layer.input_norm, eps, layer.qkv)
+            q = ops.rope_write_kv(
+                qkv, positions, slot_mapping, self._heads, layer.head_norms, attention.kv_caches[index]
+            )
+            attended = attention.run(index, q)
+            if index == last_layer and wanted_rows is not None:
+                if not len(wanted_rows):
+                    return residual[:0]
+                # The norm before qkv has taken delta, so the residual is whole.
+                attended, residual = attended.index_select(0, wanted_rows), residual.index_select(0, wanted_rows)
+            delta = ops.linear_add(attended, layer.o, residual, layer.post_attention_norm)
+            activated = ops.norm_swiglu(residual, delta, layer.post_attention_norm, eps, layer.gate_up)
+            delta = ops.linear_add(activated, layer.down, residual, next_norms[index])
+        return ops.norm(residual, delta, self.norm, eps)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Rows of `forward`'s result [R, hidden] -> float32 [R, vocab]."""
-        return self.lm_head(hidden).float()
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Rows of `forward`'s result [R, hidden] -> [R, vocab], in the dtype the model computes in.
+
+        Nothing is widened here: a sampler may read them as they are. Who sums or compares probabilities wants float32.
+        `out` [R, vocab] is where they are written, if given.
+        """
+        return self.ops.linear(hidden, self.lm_head, out)
 
     @property
     def num_bytes(self) -> int:
@@ -85,26 +104,8 @@ class Decoder:
         linears: list[Linear] = [self.lm_head]
         for layer in self.layers:
             tensors += [layer.input_norm, layer.post_attention_norm]
-            tensors += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
+            if layer.head_norms is not None:
+                tensors += [layer.head_norms.q, layer.head_norms.k]
             linears += [layer.qkv, layer.o, layer.gate_up, layer.down]
         shared = self.embedding.nbytes if getattr(self.lm_head, "weight", None) is self.embedding else 0
         return sum(t.nbytes for t in tensors) + sum(linear.num_bytes for linear in linears) - shared
-
-    def _attend(
-        self, index: int, layer: DecoderLayer, hidden: Tensor, positions: Tensor, attention: AttentionBackend
-    ) -> Tensor:
-        config = self.config
-        q = self.ops.rope_write_kv(
-            layer.qkv(hidden),
-            positions,
-            self.cos_sin,
-            layer.q_norm,
-            layer.k_norm,
-            config.rms_norm_eps,
-            attention.kv_caches[index],
-            attention.batch.slot_mapping,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-        )
-        return layer.o(attention.run(index, q))

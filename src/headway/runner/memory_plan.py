@@ -71,9 +71,9 @@ def plan_memory(
     Unless the user has fixed the context, it shrinks to what the cache can hold: then every prompt that is accepted can
     also be answered up to the end of the context.
     """
-    block_size = config.cache.block_size
+    block_size = config.cache.block_size_on(device.type)
     bytes_per_block = block_size * model.kv_bytes_per_token(kv_dtype.itemsize)
-    num_blocks = _num_blocks(config, bytes_per_block, max_model_len=max_model_len, free_bytes=free_bytes)
+    num_blocks = _num_blocks(config, block_size, bytes_per_block, max_model_len=max_model_len, free_bytes=free_bytes)
     _check_room(num_blocks, bytes_per_block, device, free_bytes)
     if config.model.max_model_len is None and num_blocks * block_size < max_model_len:
         logger.warning(
@@ -95,14 +95,16 @@ def plan_memory(
     )
 
 
-def _num_blocks(config: EngineConfig, bytes_per_block: int, *, max_model_len: int, free_bytes: int | None) -> int:
+def _num_blocks(
+    config: EngineConfig, block_size: int, bytes_per_block: int, *, max_model_len: int, free_bytes: int | None
+) -> int:
     """What the options ask for, but never more blocks than could be in use at the same time."""
     if config.cache.num_kv_blocks is not None:
         return config.cache.num_kv_blocks
     budget = config.cache.kv_cache_memory
     if budget is None:
         budget = DEFAULT_CPU_KV_BYTES if free_bytes is None else free_bytes
-    most_blocks = config.scheduler.max_num_seqs * -(-max_model_len // config.cache.block_size)
+    most_blocks = config.scheduler.limits.max_num_seqs * -(-max_model_len // block_size)
     return min(max(budget, 0) // bytes_per_block, most_blocks)
 
 

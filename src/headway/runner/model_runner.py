@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 
 from headway.attention import AttentionBackend
@@ -20,6 +18,7 @@ from headway.runner.input_batch import InputBatch, StepInputs
 from headway.runner.logprobs import prompt_logprobs
 from headway.runner.sampler import Sampler
 from headway.runner.sampling_batch import SamplingBatch
+from headway.runner.seeds import seed_of
 from headway.sampling_params import SamplingParams
 
 # Rows of hidden states that become logits at one time, where a whole prompt's logits are asked for.
@@ -86,7 +85,7 @@ class ModelRunner:
             params,
             new.prompt_token_ids,
             new.output_token_ids,
-            default_seed=_seed_of(self._seed, new.request_id),
+            default_seed=seed_of(self._seed, new.request_id),
         )
         if params.prompt_logprobs is not None:
             self._wants_prompt_logprobs[new.request_id] = _PromptLogprobsRequest(
@@ -101,7 +100,7 @@ class ModelRunner:
         if len(last_tokens) < len(hidden):
             hidden = hidden[torch.from_numpy(last_tokens).to(self.device)]
         rows = [self._rows.row_of[scheduled.request_id] for _, scheduled in sampling]
-        chosen = self._sampler.sample(self.decoder.logits(hidden), rows, self._sampling)
+        chosen = self._sampler.sample(self.decoder.logits(hidden).float(), rows, self._sampling)
         sampled = {}
         for place, (_, scheduled) in enumerate(sampling):
             error = chosen.errors.get(place)
@@ -142,7 +141,7 @@ class ModelRunner:
         for offset in range(0, end - start, _PROMPT_ROWS_AT_A_TIME):
             tokens = next_tokens[offset : offset + _PROMPT_ROWS_AT_A_TIME]
             rows = hidden[first_row + offset : first_row + offset + len(tokens)]
-            values += prompt_logprobs(self.decoder.logits(rows), tokens, wanted.num_top)
+            values += prompt_logprobs(self.decoder.logits(rows).float(), tokens, wanted.num_top)
         return PromptLogprobs(start + 1, tuple(values))
 
 
@@ -154,9 +153,3 @@ class _PromptLogprobsRequest:
     def __init__(self, num_prompt_tokens: int, num_top: int) -> None:
         self.num_prompt_tokens = num_prompt_tokens
         self.num_top = num_top
-
-
-def _seed_of(engine_seed: int, request_id: str) -> int:
-    """A seed for a request without one: the same for the same engine seed and id, whatever else runs."""
-    digest = hashlib.blake2b(f"{engine_seed}:{request_id}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")

@@ -37,6 +37,41 @@ _CHANGED_BY_TOKENS = int(Feature.PENALTIES | Feature.BAD_WORDS | Feature.MIN_TOK
 _BAD_WORDS, _MIN_TOKENS = int(Feature.BAD_WORDS), int(Feature.MIN_TOKENS)
 
 
+def check_params(params: SamplingParams, vocab_size: int) -> None:
+    """Raise if a request asks for tokens that do not exist, or for bad words nobody has turned into tokens."""
+    if params.bad_words and params.bad_word_token_ids is None:
+        raise InvalidRequestError("bad_words need a tokenizer to become tokens, and there is none", "bad_words")
+    params.validate_for_vocabulary(vocab_size)
+
+
+def features_of(params: SamplingParams, vocab_size: int) -> Feature:
+    """What a request uses at every step: all but MIN_TOKENS, which depends on how many tokens it has."""
+    flags = Feature(0)
+    if not params.greedy:
+        flags |= Feature.RANDOM
+        if 0 < params.top_k < vocab_size:
+            flags |= Feature.TOP_K
+        if params.top_p < 1.0:
+            flags |= Feature.TOP_P
+        if params.min_p > 0.0:
+            flags |= Feature.MIN_P
+    if params.is_penalised:
+        flags |= Feature.PENALTIES
+    if params.logit_bias:
+        flags |= Feature.LOGIT_BIAS
+    if params.bad_word_token_ids:
+        flags |= Feature.BAD_WORDS
+    if params.logprobs is not None:
+        flags |= Feature.LOGPROBS
+    return flags
+
+
+def end_token_ids(params: SamplingParams, eos_token_ids: Sequence[int]) -> IntArray:
+    """The tokens that may not be chosen before `min_tokens`: those that end the output."""
+    own_ends = () if params.ignore_eos else eos_token_ids
+    return np.unique(np.asarray([*own_ends, *params.extra_stop_token_ids], dtype=np.int64))
+
+
 class SeenTokens:
     """The distinct tokens of one request, each with how often the output has it (0: in the prompt only).
 
@@ -117,51 +152,31 @@ class SamplingBatch:
         """
         if self.params[row] is not None:
             raise ValueError(f"row {row} is taken")
-        if params.bad_words and params.bad_word_token_ids is None:
-            raise InvalidRequestError("bad_words need a tokenizer to become tokens, and there is none", "bad_words")
-        params.validate_for_vocabulary(self.vocab_size)
+        check_params(params, self.vocab_size)
+        flags = features_of(params, self.vocab_size)
         self.params[row] = params
         self.num_output_tokens[row] = len(output_token_ids)
         self.num_logprobs[row] = params.logprobs or 0
-        flags = self._random_features(row, params, default_seed)
-        if params.logprobs is not None:
-            flags |= Feature.LOGPROBS
-        if params.is_penalised:
-            flags |= Feature.PENALTIES
+        if flags & Feature.RANDOM:
+            self.temperature[row] = params.temperature
+            self.seed[row] = (default_seed if params.seed is None else params.seed) % 2**64
+            self.top_k[row] = params.top_k if flags & Feature.TOP_K else 0
+            self.top_p[row] = params.top_p
+            self.min_p[row] = params.min_p
+        if flags & Feature.PENALTIES:
             self.repetition_penalty[row] = params.repetition_penalty
             self.presence_penalty[row] = params.presence_penalty
             self.frequency_penalty[row] = params.frequency_penalty
             self.seen[row] = SeenTokens(prompt_token_ids, output_token_ids)
-        if params.logit_bias:
-            flags |= Feature.LOGIT_BIAS
-        if params.bad_word_token_ids:
-            flags |= Feature.BAD_WORDS
-            longest = max(len(word) for word in params.bad_word_token_ids)
+        if flags & Feature.BAD_WORDS:
+            longest = max(len(word) for word in params.bad_word_token_ids or ())
             self.output_tail[row] = list(output_token_ids[-(longest - 1) :]) if longest > 1 else []
         if len(output_token_ids) < params.min_tokens:
-            own_ends = () if params.ignore_eos else self._eos_token_ids
-            blocked = np.unique(np.asarray([*own_ends, *params.extra_stop_token_ids], dtype=np.int64))
+            blocked = end_token_ids(params, self._eos_token_ids)
             if len(blocked):
                 flags |= Feature.MIN_TOKENS
                 self.blocked_ids[row] = blocked
         self.flags[row] = int(flags)
-
-    def _random_features(self, row: int, params: SamplingParams, default_seed: int) -> Feature:
-        if params.greedy:
-            return Feature(0)
-        self.temperature[row] = params.temperature
-        self.seed[row] = (default_seed if params.seed is None else params.seed) % 2**64
-        self.top_k[row] = params.top_k if 0 < params.top_k < self.vocab_size else 0
-        self.top_p[row] = params.top_p
-        self.min_p[row] = params.min_p
-        flags = Feature.RANDOM
-        if self.top_k[row]:
-            flags |= Feature.TOP_K
-        if params.top_p < 1.0:
-            flags |= Feature.TOP_P
-        if params.min_p > 0.0:
-            flags |= Feature.MIN_P
-        return flags
 
     def append_token(self, row: int, token: int) -> None:
         """Record that the row's request has one more output token."""

@@ -34,6 +34,7 @@ class Case:
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        token_major: bool = False,
         seed: int = 0,
     ) -> None:
         torch.manual_seed(seed)
@@ -41,10 +42,11 @@ class Case:
         num_blocks = sum(-(-seq_len // block_size) for _, seq_len in lengths) + 3
         free = list(range(num_blocks))
         random.Random(seed).shuffle(free)
-        self.cache = LayerKVCache(
-            torch.full((num_blocks, num_kv_heads, head_dim, block_size), math.nan, dtype=dtype),
-            torch.full((num_blocks, num_kv_heads, block_size, head_dim), math.nan, dtype=dtype),
+        self.cache = LayerKVCache.zeros(
+            num_blocks, num_kv_heads, head_dim, block_size, dtype=dtype, token_major=token_major
         )
+        self.cache.k.fill_(math.nan)
+        self.cache.v.fill_(math.nan)
         width = max(-(-seq_len // block_size) for _, seq_len in lengths) + 1
         table = torch.full((len(lengths), width), 10**9, dtype=torch.int32)
         self.keys, self.values = [], []
@@ -121,6 +123,14 @@ def test_grouped_heads(heads: tuple[int, int]) -> None:
     torch.testing.assert_close(case.padded(), case.exact(), atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize("lengths", [DECODES, PREFILLS, MIXED])
+def test_keys_stored_token_by_token(lengths: list[tuple[int, int]], block_size: int) -> None:
+    transposed, by_token = (Case(lengths, block_size=block_size, token_major=major) for major in (False, True))
+    assert torch.equal(by_token.exact(), transposed.exact())
+    torch.testing.assert_close(by_token.padded(), by_token.exact(), atol=2e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
     case = Case(MIXED, dtype=dtype)
@@ -134,8 +144,17 @@ def test_half_precision(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
 @pytest.mark.parametrize("block_size", [1, 16])
-def test_cuda(dtype: torch.dtype, head_dim: int, block_size: int) -> None:
-    case = Case(MIXED + PREFILLS, heads=(9, 3), head_dim=head_dim, block_size=block_size, dtype=dtype, device="cuda")
+@pytest.mark.parametrize("token_major", [False, True])
+def test_cuda(dtype: torch.dtype, head_dim: int, block_size: int, token_major: bool) -> None:
+    case = Case(
+        MIXED + PREFILLS,
+        heads=(9, 3),
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+        device="cuda",
+        token_major=token_major,
+    )
     atol = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(case.padded(), case.exact(), atol=atol, rtol=atol)
 
@@ -193,3 +212,26 @@ def test_cache_shape() -> None:
     cache = LayerKVCache.zeros(5, 2, 8, 4, dtype=torch.float16)
     assert (cache.k.shape, cache.v.shape) == ((5, 2, 8, 4), (5, 2, 4, 8))
     assert (cache.num_blocks, cache.num_kv_heads, cache.head_dim, cache.block_size) == (5, 2, 8, 4)
+
+
+@pytest.mark.parametrize("token_major", [False, True])
+def test_cache_is_stored_as_asked(token_major: bool) -> None:
+    cache = LayerKVCache.zeros(5, 2, 8, 4, dtype=torch.float16, token_major=token_major)
+    assert (cache.k.shape, cache.v.shape) == ((5, 2, 8, 4), (5, 2, 4, 8))
+    assert cache.k.stride() == ((64, 32, 1, 8) if token_major else (64, 32, 4, 1))
+    assert cache.v.is_contiguous()
+    assert not cache.k.any() and not cache.v.any()
+
+
+def test_the_device_decides_how_keys_are_stored() -> None:
+    assert LayerKVCache.zeros(5, 2, 8, 4, dtype=torch.float16).k.is_contiguous()
+    if torch.cuda.is_available():
+        assert LayerKVCache.zeros(5, 2, 8, 4, dtype=torch.float16, device="cuda").k.stride(2) == 1
+
+
+@pytest.mark.skipif(not native.is_available(), reason="no C compiler: the native kernels are not built")
+def test_the_cpu_kernels_refuse_keys_stored_token_by_token() -> None:
+    caches = [LayerKVCache.zeros(5, 2, 8, 4, dtype=torch.float32, token_major=True)]
+    with pytest.raises(ConfigError, match="not contiguous"):
+        create_backend("cpu", caches, 2)
+    assert create_backend("auto", caches, 2).name == "torch_padded"

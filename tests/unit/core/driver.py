@@ -25,10 +25,12 @@ def request(name: str, num_prompt_tokens: int, max_tokens: int = 8, **options: o
     return Request(name, range(num_prompt_tokens), max_tokens=max_tokens, **options)
 
 
-def finish(scheduler: Scheduler, output: SchedulerOutput, token: int = 0) -> list[RequestUpdate]:
+def finish(
+    scheduler: Scheduler, output: SchedulerOutput, token: int = 0, duration_s: float | None = None
+) -> list[RequestUpdate]:
     """Answer a planned step with the same token for everybody who samples."""
     sampled = {s.request_id: SampledTokens((token,)) for s in output.scheduled if s.samples}
-    updates = scheduler.update(output, ModelRunnerOutput(sampled, {}))
+    updates = scheduler.update(output, ModelRunnerOutput(sampled, {}), duration_s=duration_s)
     check_invariants(scheduler)
     return updates
 
@@ -41,8 +43,14 @@ def step(scheduler: Scheduler, token: int = 0) -> dict[str, int]:
     return {s.request_id: s.num_tokens for s in output.scheduled}
 
 
-def schedule_text(scheduler: Scheduler, arrivals: dict[int, list[Request]], max_steps: int = 200) -> str:
-    """The whole schedule as lines, one per step: `a:5 b:1*` computes 5 tokens of a and 1 of b, which yields a token."""
+def schedule_text(
+    scheduler: Scheduler, arrivals: dict[int, list[Request]], max_in_flight: int = 1, max_steps: int = 200
+) -> str:
+    """The whole schedule as lines, one per step: `a:5 b:1*` computes 5 tokens of a and 1 of b, which yields a token.
+
+    A step is planned while up to `max_in_flight - 1` others are under way. A line that only has a number: nothing could
+    be planned before the next result.
+    """
     lines = []
     for number in range(max_steps):
         for arrival in arrivals.get(number, []):
@@ -53,6 +61,7 @@ def schedule_text(scheduler: Scheduler, arrivals: dict[int, list[Request]], max_
         check_invariants(scheduler)
         parts = [f"{s.request_id}:{s.num_tokens}{'*' if s.samples else ''}" for s in output.scheduled]
         parts += [f"-{name}" for name in output.preempted_request_ids]
-        finish(scheduler, output)
+        if scheduler.in_flight and (output.is_empty or len(scheduler.in_flight) == max_in_flight):
+            finish(scheduler, scheduler.in_flight[0].output)
         lines.append(f"{number:3} {' '.join(parts)}".rstrip())
     return "\n".join(lines) + "\n"

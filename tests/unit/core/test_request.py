@@ -15,8 +15,7 @@ LEGAL = {
     (S.RUNNING, S.PREEMPTED),
     *((S.RUNNING, final) for final in FINAL),
     (S.PREEMPTED, S.RUNNING),
-    (S.PREEMPTED, S.FINISHED_ABORTED),
-    (S.PREEMPTED, S.FINISHED_ERROR),
+    *((S.PREEMPTED, final) for final in FINAL),
 }
 
 
@@ -49,6 +48,25 @@ def test_the_last_token_ends_a_request_by_length_unless_it_is_a_stop_token() -> 
 
 def test_the_last_token_needs_no_kv_slot() -> None:
     assert Request("r", [1, 2, 3], max_tokens=4).max_kv_tokens == 6
+
+
+def test_a_pending_token_counts_as_one_of_the_requests_tokens() -> None:
+    request = Request("r", [1, 2], max_tokens=3)
+    request.advance(1, samples=False)
+    assert (request.num_tokens, request.num_remaining_tokens) == (2, 1)
+    request.advance(1, samples=True)
+    assert (request.num_tokens, request.num_remaining_tokens) == (3, 1)
+    request.advance(1, samples=True)
+    assert (request.num_tokens, request.num_pending_tokens, request.num_output_tokens) == (4, 2, 0)
+    assert request.append_output_token(7) is None
+    assert (request.num_tokens, request.num_pending_tokens, request.num_output_tokens) == (4, 1, 1)
+
+
+def test_a_request_whose_last_token_is_pending_has_nothing_left_to_compute() -> None:
+    request = Request("r", [1, 2], max_tokens=1)
+    request.advance(2, samples=True)
+    assert request.num_remaining_tokens == 0
+    assert request.append_output_token(7) is S.FINISHED_LENGTH
 
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [([], 1), ([1], 0), ([1], -3)])

@@ -136,7 +136,9 @@ def test_an_aborted_request_frees_its_blocks_at_once_in_any_state() -> None:
     check_invariants(scheduler)
     assert scheduler.kv_cache.pool.num_used_blocks == 0
     assert finish(scheduler, output) == []
-    assert scheduler.schedule().finished_request_ids == ("running",)
+    assert scheduler.schedule().is_empty
+    scheduler.add_request(request("next", 1))
+    assert scheduler.schedule().finished_request_ids == ("running",), "an empty plan does not use the news up"
     with pytest.raises(RequestNotFoundError, match="running"):
         scheduler.finish_request("running", RequestStatus.FINISHED_ABORTED)
 
@@ -160,6 +162,20 @@ def test_priority_goes_before_arrival() -> None:
     scheduler.add_request(request("soon", 2, max_tokens=1, priority=1))
     scheduler.add_request(request("soon too", 2, max_tokens=1, priority=1))
     assert [list(step(scheduler)) for _ in range(3)] == [["soon"], ["soon too"], ["later"]]
+
+
+def test_beside_decodes_prompts_get_what_keeps_the_target_and_alone_they_get_all() -> None:
+    scheduler = make_scheduler(num_blocks=1000, max_num_batched_tokens=2000, target_itl_ms=10)
+    scheduler.add_request(request("long", 1900, max_tokens=50))
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == 1900, "nobody has to wait for it"
+    finish(scheduler, output, duration_s=0.020)
+    for _ in range(5):
+        finish(scheduler, scheduler.schedule(), duration_s=0.002)
+    scheduler.add_request(request("other", 1900))
+    tokens = step(scheduler)
+    assert tokens["long"] == 1
+    assert tokens["other"] == pytest.approx(1900 * (10 - 2) / (20 - 2), rel=0.01)
 
 
 def test_the_options_name_every_policy_there_is() -> None:

@@ -34,11 +34,13 @@ class Harness:
         block_size: int = 16,
         num_blocks: int = 64,
         seed: int = 0,
+        token_major: bool | None = None,
     ) -> None:
         config = decoder.config
         dtype, device = decoder.embedding.dtype, decoder.embedding.device
+        shape = (num_blocks, config.num_kv_heads, config.head_dim, block_size)
         caches = [
-            LayerKVCache.zeros(num_blocks, config.num_kv_heads, config.head_dim, block_size, dtype=dtype, device=device)
+            LayerKVCache.zeros(*shape, dtype=dtype, device=device, token_major=token_major)
             for _ in range(config.num_layers)
         ]
         self.decoder = decoder
@@ -49,7 +51,17 @@ class Harness:
         random.Random(seed).shuffle(self._free)
 
     def step(self, work: Sequence[tuple[HandRequest, int]]) -> Tensor:
-        """Compute the next `count` tokens of each request in one flat batch; returns logits [T, vocab]."""
+        """Compute the next `count` tokens of each request in one flat batch; returns float32 logits [T, vocab]."""
+        hidden = self.hidden(work)
+        logits = self.decoder.logits(hidden).float()
+        start = 0
+        for request, count in work:
+            request.logits.extend(logits[start : start + count])
+            start += count
+        return logits
+
+    def hidden(self, work: Sequence[tuple[HandRequest, int]], wanted_rows: list[int] | None = None) -> Tensor:
+        """Like `step`, but the hidden states, and only those of `wanted_rows` where they are given."""
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -64,12 +76,14 @@ class Harness:
                 slots.append(request.blocks[position // self.block_size] * self.block_size + position % self.block_size)
             query_start.append(len(token_ids))
         self.attention.plan(self._batch(work, query_start, slots))
-        hidden = self.decoder.forward(self._long(token_ids), self._long(positions), self.attention)
-        logits = self.decoder.logits(hidden)
-        for (request, count), start in zip(work, query_start[:-1], strict=True):
+        for request, count in work:
             request.num_computed += count
-            request.logits.extend(logits[start : start + count])
-        return logits
+        return self.decoder.forward(
+            self._long(token_ids),
+            self._long(positions),
+            self.attention,
+            None if wanted_rows is None else self._long(wanted_rows),
+        )
 
     def prompt_logits(self, prompt: Sequence[int], chunk_size: int | None = None) -> Tensor:
         """Logits of every position of one prompt, computed in chunks."""

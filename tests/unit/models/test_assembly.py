@@ -115,7 +115,7 @@ def test_max_model_len_out_of_range(folder: Path, max_model_len: int) -> None:
 def test_unknown_quantization_and_ops_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="unknown quantization 'int5'; valid names are none, int8"):
         load(folder, quantization="int5")
-    with pytest.raises(ConfigError, match="unknown ops 'cuda'; valid names are auto, native, torch"):
+    with pytest.raises(ConfigError, match="unknown ops 'cuda'; valid names are auto, native, torch, triton"):
         load_decoder(open_checkpoint(folder), ops="cuda")
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headway.attention.base import LayerKVCache
+from headway.layers import HeadNorms, Heads
 from headway.layers.native_ops import NativeOps
 from headway.native.lib import NativeLibrary
 
@@ -20,29 +21,34 @@ def norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @pytest.mark.parametrize("rows", [1, 5, 100])
 def test_norms(library: NativeLibrary, rows: int, width: int) -> None:
     ops = NativeOps(library)
-    x, residual, weight = torch.randn(rows, width), torch.randn(rows, width), torch.randn(width)
-    result = ops.rms_norm(x, weight, 1e-5)
-    torch.testing.assert_close(result.double(), norm_reference(x, weight, 1e-5), rtol=2e-6, atol=2e-6)
+    delta, residual, weight = torch.randn(rows, width), torch.randn(rows, width), torch.randn(width)
+    result = ops.norm(residual, None, weight, 1e-5)
+    torch.testing.assert_close(result.double(), norm_reference(residual, weight, 1e-5), rtol=2e-6, atol=2e-6)
 
-    total = residual + x
-    result = ops.add_rms_norm(x, residual, weight, 1e-5)
+    total = residual + delta
+    result = ops.norm(residual, delta, weight, 1e-5)
     assert torch.equal(residual, total)
-    assert torch.equal(result, ops.rms_norm(total, weight, 1e-5))
+    assert torch.equal(result, ops.norm(total, None, weight, 1e-5))
+
+
+def swiglu(ops: NativeOps, gate_up: Tensor) -> Tensor:
+    """The gate alone: norm_swiglu whose projection gives `gate_up` whatever goes in."""
+    return ops.norm_swiglu(torch.ones(gate_up.shape[0], 4), None, torch.ones(4), 1e-5, lambda _: gate_up)
 
 
 @pytest.mark.parametrize("width", [1, 3, 16, 50, 1536])
-def test_silu_mul(library: NativeLibrary, width: int) -> None:
+def test_swiglu(library: NativeLibrary, width: int) -> None:
     gate_up = torch.randn(7, 2 * width) * 8
     gate_up[0, 0], gate_up[1, 0], gate_up[2, 0] = -200.0, 200.0, 0.0
     gate, up = gate_up.double().chunk(2, dim=-1)
-    result = NativeOps(library).silu_mul(gate_up)
+    result = swiglu(NativeOps(library), gate_up)
     torch.testing.assert_close(result.double(), gate * torch.sigmoid(gate) * up, rtol=1e-6, atol=1e-7)
 
 
 def test_rows_do_not_depend_on_the_batch(library: NativeLibrary) -> None:
     ops = NativeOps(library)
     x, weight = torch.randn(90, 576), torch.randn(576)
-    for function in (lambda rows: ops.rms_norm(rows, weight, 1e-6), ops.silu_mul):
+    for function in (lambda rows: ops.norm(rows, None, weight, 1e-6), lambda rows: swiglu(ops, rows)):
         single = torch.cat([function(row[None]) for row in x])
         for m in (1, 2, 31, 90):
             assert torch.equal(function(x[:m]), single[:m])
@@ -81,16 +87,15 @@ def test_rope_write_kv(
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim)
     positions, cos_sin = torch.randint(0, 50, (tokens,)), torch.randn(50, dim)
     slots = torch.randperm(blocks * block_size)[:tokens]
-    q_norm, k_norm = (torch.randn(dim), torch.randn(dim)) if with_norm else (None, None)
+    norms = HeadNorms(q=torch.randn(dim), k=torch.randn(dim)) if with_norm else None
     cache = LayerKVCache.zeros(blocks, kv_heads, dim, block_size, dtype=dtype)
 
-    q = NativeOps(library).rope_write_kv(
-        qkv, positions, cos_sin, q_norm, k_norm, 1e-6, cache, slots, heads, kv_heads, dim
-    )
+    shape = Heads(heads, kv_heads, dim, cos_sin, 1e-6)
+    q = NativeOps(library).rope_write_kv(qkv, positions, slots, shape, norms, cache)
 
     q_in, k_in, v_in = qkv.view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
-    if q_norm is not None and k_norm is not None:
-        q_in, k_in = norm_reference(q_in, q_norm, 1e-6).float(), norm_reference(k_in, k_norm, 1e-6).float()
+    if norms is not None:
+        q_in, k_in = norm_reference(q_in, norms.q, 1e-6).float(), norm_reference(k_in, norms.k, 1e-6).float()
     tolerance = 2e-3 if dtype is torch.float16 else 1e-5
     torch.testing.assert_close(q, rotated(q_in, cos_sin[positions]), rtol=1e-5, atol=1e-5)
     k_expected, v_expected = torch.zeros_like(cache.k), torch.zeros_like(cache.v)
@@ -109,16 +114,22 @@ def test_float16_rounding_is_ieee(library: NativeLibrary) -> None:
     cache = LayerKVCache.zeros(1, 1, dim, 1, dtype=torch.float16)
     qkv = torch.cat((torch.zeros(2 * dim), values))[None]
     at = torch.zeros(1, dtype=torch.int64)
-    NativeOps(library).rope_write_kv(qkv, at, torch.zeros(1, dim), None, None, 0.0, cache, at, 1, 1, dim)
+    NativeOps(library).rope_write_kv(qkv, at, at, Heads(1, 1, dim, torch.zeros(1, dim), 0.0), None, cache)
     assert torch.equal(cache.v.flatten(), values.half())
 
 
 def test_wrong_inputs_are_refused(fast: NativeLibrary) -> None:
     ops, at = NativeOps(), torch.zeros(2, dtype=torch.int64)
-    cache = LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.bfloat16)
+    heads = Heads(1, 1, 8, torch.zeros(9, 8), 0.0)
+    half = LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.bfloat16)
+    by_token = LayerKVCache.zeros(1, 1, 8, 4, dtype=torch.float32, token_major=True)
     with pytest.raises(ValueError, match="key cache"):
-        ops.rope_write_kv(torch.zeros(2, 24), at, torch.zeros(9, 8), None, None, 0.0, cache, at, 1, 1, 8)
+        ops.rope_write_kv(torch.zeros(2, 24), at, at, heads, None, half)
+    with pytest.raises(ValueError, match="key cache .*not token_major"):
+        ops.rope_write_kv(torch.zeros(2, 24), at, at, heads, None, by_token)
     with pytest.raises(ValueError, match="norm weight"):
-        ops.rms_norm(torch.zeros(2, 8), torch.zeros(7), 1e-5)
-    with pytest.raises(ValueError, match="x must be"):
-        ops.rms_norm(torch.zeros(2, 8).double(), torch.zeros(8), 1e-5)
+        ops.norm(torch.zeros(2, 8), None, torch.zeros(7), 1e-5)
+    with pytest.raises(ValueError, match="residual must be"):
+        ops.norm(torch.zeros(2, 8).double(), None, torch.zeros(8), 1e-5)
+    with pytest.raises(ValueError, match="delta has shape"):
+        ops.norm(torch.zeros(2, 8), torch.zeros(3, 8), torch.zeros(8), 1e-5)

@@ -1,0 +1,313 @@
+"""Paged attention in Triton: one kernel for requests with a single new token, one for requests with several.
+
+Both read keys and values where they lie, block by block, through the request's block table, and keep a running maximum
+and sum so that no score is ever written to memory (online softmax). All query heads that share a key head are computed
+together, so a key is read once for all of them.
+
+Decoding one token is a matter of bandwidth: each program streams a part of one request's context for one key head.
+When there are fewer (request, head) pairs than the device has room for, the context is split over several programs;
+the last of them to finish combines the partial results, which saves a second kernel.
+
+Several tokens (a prompt, or a chunk of one) are a matter of arithmetic: a program owns a tile of query rows, a row
+being one token and one head, and walks over the keys up to the tile's last token. Only the tiles at the diagonal need
+a mask.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _load_block_ids(block_table, tokens, mask, BLOCK_SIZE: tl.constexpr):
+    return tl.load(block_table + tokens // BLOCK_SIZE, mask=mask, other=0).to(tl.int64)
+
+
+@triton.jit(do_not_specialize_on_alignment=["rows", "seq_lens", "counts"])
+def decode_kernel(
+    out,
+    q,
+    k_cache,
+    v_cache,
+    block_table,
+    rows,
+    seq_lens,
+    counts,
+    partial_acc,
+    partial_max,
+    partial_sum,
+    num_arrived,
+    scale_log2,
+    table_stride,
+    k_stride_block,
+    k_stride_head,
+    k_stride_token,
+    k_stride_dim,
+    v_stride_block,
+    v_stride_head,
+    v_stride_token,
+    v_stride_dim,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_COLUMNS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Request i < counts[0] has one new token, row i of q and out; rows[i] is its line of the block table.
+
+    There is a program for each split of each pair of request and key head; programs past the last have nothing to do.
+    A pair is split as often as it takes to have about NUM_PROGRAMS of them.
+    """
+    num_pairs = tl.load(counts) * NUM_KV_HEADS
+    num_splits = tl.minimum(tl.maximum((NUM_PROGRAMS + num_pairs // 2) // tl.maximum(num_pairs, 1), 1), MAX_SPLITS)
+    if tl.program_id(0) >= num_pairs * num_splits:
+        return
+    pair = tl.program_id(0) % num_pairs
+    split = tl.program_id(0) // num_pairs
+    request = pair // NUM_KV_HEADS
+    head = pair % NUM_KV_HEADS
+    seq_len = tl.load(seq_lens + request)
+    tiles_per_split = tl.cdiv(tl.cdiv(seq_len, TILE), num_splits)
+    start = split * tiles_per_split * TILE
+    end = tl.minimum(start + tiles_per_split * TILE, seq_len)
+    if start >= end:
+        return
+
+    group = tl.arange(0, GROUP_ROWS)
+    dim = tl.arange(0, HEAD_COLUMNS)
+    in_group = group < GROUP
+    in_head = dim < HEAD_DIM
+    q_rows = (request * NUM_KV_HEADS + head) * GROUP + group
+    q_offsets = q_rows[:, None] * HEAD_DIM + dim[None, :]
+    query = tl.load(q + q_offsets, mask=in_group[:, None] & in_head[None, :], other=0.0)
+
+    table = block_table + tl.load(rows + request).to(tl.int64) * table_stride
+    k_head = k_cache + head * k_stride_head
+    v_head = v_cache + head * v_stride_head
+    largest = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_ROWS], tl.float32)
+    acc = tl.zeros([GROUP_ROWS, HEAD_COLUMNS], tl.float32)
+    for first in range(start, end, TILE):
+        tokens = first + tl.arange(0, TILE)
+        present = tokens < end
+        blocks = _load_block_ids(table, tokens, present, BLOCK_SIZE)
+        offset = tokens % BLOCK_SIZE
+        k_rows = blocks * k_stride_block + offset * k_stride_token
+        keys = tl.load(
+            k_head + k_rows[:, None] + dim[None, :] * k_stride_dim,
+            mask=present[:, None] & in_head[None, :],
+            other=0.0,
+        )
+        v_rows = blocks * v_stride_block + offset * v_stride_token
+        values = tl.load(
+            v_head + v_rows[:, None] + dim[None, :] * v_stride_dim,
+            mask=present[:, None] & in_head[None, :],
+            other=0.0,
+        )
+        scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2
+        scores = tl.where(present[None, :], scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        shrink = tl.exp2(largest - new_largest)
+        weights = tl.exp2(scores - new_largest[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+        largest = new_largest
+
+    out_mask = in_group[:, None] & in_head[None, :]
+    num_active = tl.cdiv(seq_len, tiles_per_split * TILE)
+    if num_active == 1:
+        tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=out_mask)
+        return
+
+    part = (pair * num_splits + split).to(tl.int64) * GROUP_ROWS + group
+    tl.store(partial_acc + part[:, None] * HEAD_COLUMNS + dim[None, :], acc)
+    tl.store(partial_max + part, largest)
+    tl.store(partial_sum + part, total)
+    tl.debug_barrier()  # every thread's part is written before the program counts itself as arrived
+    if tl.atomic_add(num_arrived + pair, 1, sem="acq_rel") == num_active - 1:
+        tl.store(num_arrived + pair, 0)
+        largest = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([GROUP_ROWS], tl.float32)
+        acc = tl.zeros([GROUP_ROWS, HEAD_COLUMNS], tl.float32)
+        for other in range(num_active):
+            part = (pair * num_splits + other).to(tl.int64) * GROUP_ROWS + group
+            part_max = tl.load(partial_max + part, cache_modifier=".cg")
+            new_largest = tl.maximum(largest, part_max)
+            shrink = tl.exp2(largest - new_largest)
+            share = tl.exp2(part_max - new_largest)
+            total = total * shrink + tl.load(partial_sum + part, cache_modifier=".cg") * share
+            part_acc = tl.load(partial_acc + part[:, None] * HEAD_COLUMNS + dim[None, :], cache_modifier=".cg")
+            acc = acc * shrink[:, None] + part_acc * share[:, None]
+            largest = new_largest
+        tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=out_mask)
+
+
+@triton.jit
+def _take_tile(
+    acc, largest, total, query, keys, values, visible, scale_log2, MASKED: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Add a tile of keys [D, TILE] and values [TILE, D] to the running result."""
+    scores = tl.dot(query, keys, input_precision=PRECISION)
+    if MASKED:
+        scores = tl.where(visible, scores, float("-inf"))
+    new_largest = tl.maximum(largest, tl.max(scores, 1) * scale_log2)
+    shrink = tl.exp2(largest - new_largest)
+    weights = tl.exp2(scores * scale_log2 - new_largest[:, None])
+    total = total * shrink + tl.sum(weights, 1)
+    acc = acc * shrink[:, None]
+    acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
+    return acc, new_largest, total
+
+
+@triton.jit
+def _load_tile(
+    table,
+    first,
+    end,
+    head,
+    k_cache,
+    v_cache,
+    k_stride_block,
+    k_stride_head,
+    k_stride_token,
+    k_stride_dim,
+    v_stride_block,
+    v_stride_head,
+    v_stride_token,
+    v_stride_dim,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_COLUMNS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+    DESCRIBED: tl.constexpr,
+):
+    """Keys [D, TILE] and values [TILE, D] of the tokens `first .. first + TILE - 1`; MASKED: some may lie past `end`.
+
+    DESCRIBED: the caches are tensor descriptors over [blocks * heads * block size, D] and a tile lies in one block, so
+    it is one copy by the memory unit.
+    """
+    if DESCRIBED:
+        block = tl.load(table + first // BLOCK_SIZE)
+        row = (block * NUM_KV_HEADS + head) * BLOCK_SIZE + first % BLOCK_SIZE
+        keys = k_cache.load([row, 0]).T
+        values = v_cache.load([row, 0])
+        if MASKED:  # a weight of 0 does not undo a NaN
+            values = tl.where((first + tl.arange(0, TILE) < end)[:, None], values, 0.0)
+    else:  # and no early return: what follows one is compiled all the same, and a descriptor has no address
+        dim = tl.arange(0, HEAD_COLUMNS)
+        in_head = dim < HEAD_DIM
+        tokens = first + tl.arange(0, TILE)
+        present = tokens < end
+        if MASKED:
+            blocks = _load_block_ids(table, tokens, present, BLOCK_SIZE)
+        else:
+            blocks = tl.load(table + tokens // BLOCK_SIZE).to(tl.int64)
+        offset = tokens % BLOCK_SIZE
+        k_tokens = k_cache + head * k_stride_head + blocks * k_stride_block + offset * k_stride_token
+        v_tokens = v_cache + head * v_stride_head + blocks * v_stride_block + offset * v_stride_token
+        k_pointers = k_tokens[None, :] + dim[:, None] * k_stride_dim
+        v_pointers = v_tokens[:, None] + dim[None, :] * v_stride_dim
+        if MASKED:
+            keys = tl.load(k_pointers, mask=present[None, :] & in_head[:, None], other=0.0)
+            values = tl.load(v_pointers, mask=present[:, None] & in_head[None, :], other=0.0)
+        elif HEAD_DIM == HEAD_COLUMNS:
+            keys = tl.load(k_pointers)
+            values = tl.load(v_pointers)
+        else:
+            keys = tl.load(k_pointers, mask=in_head[:, None], other=0.0)
+            values = tl.load(v_pointers, mask=in_head[None, :], other=0.0)
+    return keys, values
+
+
+@triton.jit(do_not_specialize_on_alignment=["rows", "query_start", "seq_lens", "tiles", "counts"])
+def prefill_kernel(
+    out,
+    q,
+    k_cache,
+    v_cache,
+    block_table,
+    rows,
+    query_start,
+    seq_lens,
+    tiles,
+    counts,
+    scale_log2,
+    table_stride,
+    k_stride_block,
+    k_stride_head,
+    k_stride_token,
+    k_stride_dim,
+    v_stride_block,
+    v_stride_head,
+    v_stride_token,
+    v_stride_dim,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_COLUMNS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    QUERY_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    DESCRIBED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Program (key head, tile), counts[1] tiles. tiles[2 i] is a request, tiles[2 i + 1] its first new token in there.
+
+    Row r of a tile is token r // GROUP and head r % GROUP of the group; a tile has QUERY_ROWS // GROUP tokens.
+    """
+    head = tl.program_id(0)
+    tile = tl.program_id(1)
+    if tile >= tl.load(counts + 1):
+        return
+    request = tl.load(tiles + 2 * tile)
+    first_token = tl.load(tiles + 2 * tile + 1)
+    first_row = tl.load(query_start + request)
+    num_new = tl.load(query_start + request + 1) - first_row
+    seq_len = tl.load(seq_lens + request)
+    tokens_per_tile: tl.constexpr = QUERY_ROWS // GROUP
+
+    query_row = tl.arange(0, QUERY_ROWS)
+    dim = tl.arange(0, HEAD_COLUMNS)
+    token = first_token + query_row // GROUP
+    wanted = (query_row < tokens_per_tile * GROUP) & (token < num_new)
+    positions = seq_len - num_new + token
+    q_rows = ((first_row + token) * NUM_KV_HEADS + head).to(tl.int64) * GROUP + query_row % GROUP
+    q_offsets = q_rows[:, None] * HEAD_DIM + dim[None, :]
+    q_mask = wanted[:, None] & (dim < HEAD_DIM)[None, :]
+    query = tl.load(q + q_offsets, mask=q_mask, other=0.0)
+
+    table = block_table + tl.load(rows + request).to(tl.int64) * table_stride
+    largest = tl.full([QUERY_ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([QUERY_ROWS], tl.float32)
+    acc = tl.zeros([QUERY_ROWS, HEAD_COLUMNS], tl.float32)
+    first_position = seq_len - num_new + first_token
+    end = tl.minimum(first_position + tokens_per_tile, seq_len)
+    num_seen_by_all = (first_position + 1) // TILE * TILE
+    for first in tl.range(0, num_seen_by_all, TILE, num_stages=STAGES):
+        keys, values = _load_tile(
+            table, first, end, head, k_cache, v_cache,
+            k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
+            v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, DESCRIBED,
+        )  # fmt: skip
+        acc, largest, total = _take_tile(acc, largest, total, query, keys, values, None, scale_log2, False, PRECISION)
+    for first in tl.range(num_seen_by_all, end, TILE, num_stages=1):
+        keys, values = _load_tile(
+            table, first, end, head, k_cache, v_cache,
+            k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
+            v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, DESCRIBED,
+        )  # fmt: skip
+        tokens = first + tl.arange(0, TILE)
+        visible = tokens[None, :] <= positions[:, None]
+        acc, largest, total = _take_tile(acc, largest, total, query, keys, values, visible, scale_log2, True, PRECISION)
+    tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=q_mask)

@@ -1,0 +1,190 @@
+"""Attention in our own Triton kernels: the default on CUDA.
+
+Requests with one new token go to the decode kernel, the others to the prefill kernel, both in the same step. Nothing
+here waits for the device or reads a length on the host, so a step can be captured in a CUDA graph: how many requests
+and tiles there really are stands in device memory (`counts`), and programs that are too many return at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from headway.attention.base import AttentionBatch, LayerKVCache
+from headway.attention.triton_kernels import decode_kernel, prefill_kernel
+from headway.errors import ConfigError
+
+_LOG2_E = math.log2(math.e)
+_MAX_SPLITS = 32
+# Tokens that are copied as one piece; a block must hold whole tiles.
+_DESCRIBED_TILE = 64
+# With fewer programs than this many per multiprocessor, contexts are split.
+_PROGRAMS_PER_PROCESSOR = 4
+# What the interpreter, which has no device, is to believe in.
+_PRETENDED_PROCESSORS = 4
+
+
+class TritonPagedAttention:
+    """`plan` keeps the batch; `run` launches one or two kernels."""
+
+    name = "triton"
+
+    def __init__(self, kv_caches: Sequence[LayerKVCache], num_heads: int) -> None:
+        cache = kv_caches[0]
+        if num_heads % cache.num_kv_heads:
+            raise ConfigError(f"{num_heads} query heads cannot share {cache.num_kv_heads} key heads evenly")
+        self.kv_caches = kv_caches
+        self._num_heads = num_heads
+        self._num_kv_heads = cache.num_kv_heads
+        self._head_dim = cache.head_dim
+        self._group = num_heads // cache.num_kv_heads
+        self._scale = _LOG2_E / math.sqrt(cache.head_dim)
+        exact = cache.v.dtype == torch.float32
+        self._precision = "ieee" if exact else "tf32"
+        self._group_rows = max(16, triton.next_power_of_2(self._group))
+        self._columns = max(16, triton.next_power_of_2(cache.head_dim))
+        # Tiles must fit in shared memory: float32 and wide heads take smaller ones.
+        self._wide = exact or self._columns > 128
+        self._query_rows = max(self._group_rows, 32 if self._wide else 128)
+        self._descriptors = _describe(kv_caches) if not self._wide else None
+        self._num_programs = _PROGRAMS_PER_PROCESSOR * _num_processors(cache.v.device)
+        # The number of splits is rounded: at worst from one and a half to two.
+        max_parts = self._max_parts = self._num_programs * 4 // 3 + 1
+        rows = max_parts * self._group_rows
+        self._partial_acc = torch.empty(rows * self._columns, dtype=torch.float32, device=cache.v.device)
+        self._partial_max = torch.empty(rows, dtype=torch.float32, device=cache.v.device)
+        self._partial_sum = torch.empty(rows, dtype=torch.float32, device=cache.v.device)
+        self._num_arrived = torch.zeros(max_parts, dtype=torch.int32, device=cache.v.device)
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Nothing to prepare: the kernels read lengths and tables on the device."""
+        if batch.rows is None or (batch.num_single < batch.num_requests and batch.tiles is None):
+            raise ValueError(
+                "the Triton backend needs the rows of the batch, and tiles where a request has many tokens"
+            )
+        self.batch = batch
+        if batch.counts is not None:
+            self._counts = batch.counts
+        else:
+            num_tiles = 0 if batch.tiles is None else len(batch.tiles)
+            self._counts = torch.tensor([batch.num_single, num_tiles], dtype=torch.int32).to(batch.rows.device)
+
+    def query_tiles(self, query_lens: NDArray[np.int64], first_request: int) -> NDArray[np.int32]:
+        """[num_tiles, 2]: the tiles of the requests from `first_request` on. Long contexts first: they take longest."""
+        lens = query_lens[first_request:]
+        per_tile = self._query_rows // self._group
+        num_tiles = -(-lens // per_tile)
+        requests = np.repeat(np.arange(first_request, len(query_lens)), num_tiles)
+        place = np.arange(len(requests)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
+        order = np.argsort(-place, kind="stable")
+        return np.stack([requests, place * per_tile], axis=1)[order].astype(np.int32)
+
+    def max_tiles(self, num_tokens: int, max_num_requests: int) -> int:
+        """Most tiles that a step of so many tokens can have: each request with several may leave one partly empty."""
+        return num_tokens // (self._query_rows // self._group) + min(max_num_requests, num_tokens // 2) + 1
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """q [num_tokens, num_heads, head_dim] -> [num_tokens, num_heads * head_dim]"""
+        out = torch.empty_like(q)
+        if self.batch.num_single:
+            self._decode(self.kv_caches[layer], q, out)
+        if self.batch.num_single < self.batch.num_requests:
+            self._prefill(layer, q, out)
+        return out.view(len(q), -1)
+
+    def _decode(self, cache: LayerKVCache, q: Tensor, out: Tensor) -> None:
+        batch = self.batch
+        k, v = cache.k, cache.v
+        decode_kernel[(max(batch.num_single * self._num_kv_heads, self._max_parts),)](
+            out,
+            q,
+            k,
+            v,
+            batch.block_table,
+            batch.rows,
+            batch.seq_lens,
+            self._counts,
+            self._partial_acc,
+            self._partial_max,
+            self._partial_sum,
+            self._num_arrived,
+            self._scale,
+            batch.block_table.stride(0),
+            *(k.stride(0), k.stride(1), k.stride(3), k.stride(2)),
+            *v.stride(),
+            NUM_KV_HEADS=self._num_kv_heads,
+            GROUP=self._group,
+            GROUP_ROWS=self._group_rows,
+            HEAD_DIM=self._head_dim,
+            HEAD_COLUMNS=self._columns,
+            BLOCK_SIZE=cache.block_size,
+            TILE=32 if self._wide else 64,
+            NUM_PROGRAMS=self._num_programs,
+            MAX_SPLITS=_MAX_SPLITS,
+            PRECISION=self._precision,
+            num_warps=4,
+            num_stages=2 if self._wide else 3,
+        )
+
+    def _prefill(self, layer: int, q: Tensor, out: Tensor) -> None:
+        batch, cache = self.batch, self.kv_caches[layer]
+        assert batch.tiles is not None
+        k, v = cache.k, cache.v
+        described = self._descriptors is not None
+        k_source, v_source = (k, v) if self._descriptors is None else self._descriptors[layer]
+        prefill_kernel[(self._num_kv_heads, len(batch.tiles))](
+            out,
+            q,
+            k_source,
+            v_source,
+            batch.block_table,
+            batch.rows,
+            batch.query_start,
+            batch.seq_lens,
+            batch.tiles,
+            self._counts,
+            self._scale,
+            batch.block_table.stride(0),
+            *(k.stride(0), k.stride(1), k.stride(3), k.stride(2)),
+            *v.stride(),
+            NUM_KV_HEADS=self._num_kv_heads,
+            GROUP=self._group,
+            HEAD_DIM=self._head_dim,
+            HEAD_COLUMNS=self._columns,
+            BLOCK_SIZE=cache.block_size,
+            QUERY_ROWS=self._query_rows,
+            TILE=_DESCRIBED_TILE if described else 32,
+            DESCRIBED=described,
+            PRECISION=self._precision,
+            STAGES=2 if self._wide else (3 if described else 4),
+            num_warps=4,
+        )
+
+
+def _describe(kv_caches: Sequence[LayerKVCache]) -> list[tuple[TensorDescriptor, TensorDescriptor]] | None:
+    """Per layer, keys and values as the memory unit can copy them, by tiles; `None` where a tile is not one piece."""
+    cache = kv_caches[0]
+    by_token = cache.k.transpose(2, 3)
+    width = cache.head_dim
+    if not by_token.is_contiguous() or cache.block_size % _DESCRIBED_TILE or width not in (64, 128):
+        return None
+
+    def described(tensor: Tensor) -> TensorDescriptor:
+        return TensorDescriptor(tensor, [tensor.numel() // width, width], [width, 1], [_DESCRIBED_TILE, width])
+
+    return [(described(layer.k.transpose(2, 3)), described(layer.v)) for layer in kv_caches]
+
+
+@functools.cache
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _PRETENDED_PROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,256 @@
+"""What `headway bench latency` and `headway bench throughput` share: flags, the engine, rounds, profile, results."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.bench.measures import Measure, ratios_json, values_json
+from headway.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS, Scenario
+from headway.bench.times import RoundTimes
+from headway.bench.workload import HIGHEST_TOKEN_ID, BenchRequest, Work, describe, highest_token_id
+from headway.cli.flags import add_flags, chosen, engine_flags
+from headway.cli.profile import add_profile_flags, profile_steps
+from headway.config import EngineConfig
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from headway.bench.ceilings import Ceilings
+    from headway.bench.online import OnlineMetrics
+    from headway.bench.report import Setting
+    from headway.bench.rounds import Progress, Round
+    from headway.engine.llm_engine import LLMEngine
+
+PLAIN_TEMPERATURE = 1.0
+"""Of runs without a scenario, as vLLM's."""
+
+ResultOf = Callable[[Sequence[RoundTimes]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A benchmark as the command line asks for it."""
+
+    title: str
+    draw: Callable[[int, int], list[BenchRequest]]
+    """(seed, size of the vocabulary) → the work."""
+    scenario: Scenario | None
+    num_rounds: int
+    num_warmup_rounds: int
+    measures: Sequence[Measure]
+    result: ResultOf
+    """The keys that vLLM's command writes, from the measured rounds."""
+
+    @property
+    def temperature(self) -> float:
+        return PLAIN_TEMPERATURE if self.scenario is None else SCENARIO_TEMPERATURE
+
+
+def add_common_flags(parser: argparse.ArgumentParser, scenarios: Sequence[str]) -> None:
+    """Flags of every benchmark, and those of the engine."""
+    summaries = "; ".join(f"{name}: {SCENARIOS[name].summary}" for name in scenarios)
+    parser.add_argument("--scenario", choices=scenarios, help=f"A fixed measurement. {summaries}.")
+    parser.add_argument("--output-json", metavar="FILE", help="Write the result here.")
+    parser.add_argument(
+        "--start-up", action="store_true", help="Only measure the time from process start to a first token."
+    )
+    add_profile_flags(parser, "of one more round")
+    add_flags(parser, engine_flags())
+
+
+def chosen_scenario(arguments: argparse.Namespace, fixed: Sequence[str]) -> Scenario | None:
+    """The scenario, if one was named. It fixes the work: flags that describe work cannot be given beside it."""
+    if arguments.scenario is None:
+        return None
+    for name in fixed:
+        if getattr(arguments, name) is not None:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} is fixed by the scenario '{arguments.scenario}'; give one of the two.")
+    return SCENARIOS[arguments.scenario]
+
+
+def either(value: Any, default: Any) -> Any:
+    """`value` unless the flag was not given."""
+    return default if value is None else value
+
+
+def run_job(arguments: argparse.Namespace, job: Job) -> int:
+    """Load, measure, print, write."""
+    config = _engine_config(arguments, job.scenario)
+
+    from rich.console import Console
+
+    from headway.bench.ceilings import measure_ceilings
+    from headway.bench.report import describe_setting, print_setting
+    from headway.bench.rounds import check_room
+    from headway.bench.start_up import measure_start_up
+    from headway.cli.demo import title
+    from headway.cli.loading import load_engine, stderr_console
+
+    engine = load_engine(config, stderr_console(), quiet=True)
+    start_up = measure_start_up(engine)
+    console = Console(highlight=False)
+    if arguments.start_up:
+        console.print(str(start_up))
+        _write_json(arguments.output_json, {"ready_s": start_up.ready_s, "first_token_s": start_up.first_token_s})
+        return 0
+    work = job.draw(config.model.seed, engine.model_config.vocab_size)
+    check_room(work, engine.plan.max_model_len)
+    ceilings = measure_ceilings(engine.plan.device, engine.plan.dtype)
+    setting = describe_setting(
+        engine,
+        model=title(config),
+        work=describe(work),
+        notes=_notes(engine),
+        start_up=start_up,
+        ceilings=ceilings,
+    )
+    print_setting(console, job.title, setting)
+    run = _Run(arguments, job, engine, work, ceilings, setting, console)
+    return run.online() if job.scenario is not None and job.scenario.is_online else run.batch()
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A benchmark whose engine is ready and whose work is drawn."""
+
+    arguments: argparse.Namespace
+    job: Job
+    engine: LLMEngine
+    work: Work
+    ceilings: Ceilings
+    setting: Setting
+    console: Console
+
+    def batch(self) -> int:
+        """Rounds in which everything is there at once."""
+        from headway.bench.floors import planned_costs, work_floor
+        from headway.bench.report import print_rounds
+        from headway.bench.rounds import run_round
+
+        run_one = functools.partial(run_round, self.engine, self.work, temperature=self.job.temperature)
+        measured: list[Round] = self._rounds(run_one)
+        rounds = [one.times for one in measured]
+        floor = work_floor(
+            self.work,
+            planned_costs(self.engine.model_config, self.engine.plan),
+            self.ceilings,
+            max_num_seqs=self.engine.config.scheduler.limits.max_num_seqs,
+        )
+        print_rounds(self.console, self.job.measures, rounds, floor.times)
+        best = min(measured, key=lambda one: one.times.elapsed_s)
+        result = self.job.result(rounds) | {
+            "rounds": [values_json(self.job.measures, times) for times in rounds],
+            "floor": values_json(self.job.measures, floor.times),
+            "ratio": ratios_json(self.job.measures, best.times, floor.times),
+            "num_steps": best.num_steps,
+            "num_preemptions": best.num_preemptions,
+        }
+        self._finish(result, run_one, best.num_steps)
+        return 0
+
+    def online(self) -> int:
+        """Rounds in which requests arrive as in a trace."""
+        from headway.bench.floors import planned_costs, timeline_alone
+        from headway.bench.online import OnlineMetrics, replay
+        from headway.bench.report import print_online
+
+        run_one = functools.partial(replay, self.engine, self.work, temperature=self.job.temperature)
+        replays = self._rounds(run_one)
+        rounds = [OnlineMetrics.of(one.timelines, one.duration_s) for one in replays]
+        costs = planned_costs(self.engine.model_config, self.engine.plan)
+        alone = [timeline_alone(request, costs, self.ceilings) for request in self.work]
+        floor = OnlineMetrics.of(alone, max(timeline.token_times_s[-1] for timeline in alone))
+        for number, metrics in enumerate(rounds, start=1):
+            print_online(self.console, metrics, floor, title=f"round {number}")
+        best = min(rounds, key=_unevenness)
+        result = best.as_json() | {
+            "rounds": [metrics.as_json() for metrics in rounds],
+            "floor": floor.as_json(),
+        }
+        self._finish(result, run_one, min(one.num_steps for one in replays))
+        num_lost = sum(metrics.num_lost for metrics in rounds)
+        if num_lost:
+            print(f"headway: error: {num_lost} requests did not get exactly their tokens.", file=sys.stderr)
+        return 1 if num_lost else 0
+
+    def _rounds(self, run_one: Callable[..., Any]) -> list[Any]:
+        """The measured rounds, after those that only warm the engine."""
+        num_warmup, num_measured = self.job.num_warmup_rounds, self.job.num_rounds
+        with _progress(len(self.work) * (num_warmup + num_measured)) as progress:
+            for _ in range(num_warmup):
+                run_one(progress=progress)
+            return [run_one(progress=progress) for _ in range(num_measured)]
+
+    def _finish(self, result: dict[str, Any], run_one: Callable[..., Any], num_steps: int) -> None:
+        """Write the result first: a profile that fails must not take it along."""
+        _write_json(self.arguments.output_json, result | {"setting": self.setting.as_json()})
+        if self.arguments.profile is not None:
+            from headway.bench.step_profiler import first_step_of
+
+            profile_steps(
+                self.engine.step,
+                lambda step: run_one(step=step),
+                path=self.arguments.profile,
+                first_step=first_step_of(num_steps),
+                num_steps=self.arguments.profile_steps,
+                console=self.console,
+            )
+
+
+def _engine_config(arguments: argparse.Namespace, scenario: Scenario | None) -> EngineConfig:
+    """The engine's options: those given, over the scenario's, over what a shape without weights needs."""
+    given = chosen(arguments, engine_flags())
+    defaults: dict[str, Any] = {} if scenario is None else {"max_model_len": scenario.max_model_len}
+    if "model" in given:
+        from headway.loader.dummy import BUILTIN_SHAPES
+
+        if given["model"] in BUILTIN_SHAPES:
+            defaults |= {"load_format": "dummy", "dtype": "bfloat16"}
+    return EngineConfig.from_options(**{**defaults, **given})
+
+
+def _notes(engine: LLMEngine) -> list[str]:
+    """What sets this measurement apart from others of its name."""
+    notes = []
+    highest = highest_token_id(engine.model_config.vocab_size)
+    if highest < HIGHEST_TOKEN_ID:
+        notes.append(f"prompt ids are drawn from 0 to {highest:,}: the vocabulary has no more")
+    if engine.plan.dtype.startswith("int8"):
+        notes.append("int8 can be faster than the float32 matmul of the ceilings: the floor of prompts is no bound")
+    return notes
+
+
+def _unevenness(metrics: OnlineMetrics) -> float:
+    """What the best replay has least of."""
+    return metrics.itl.percentiles[99]
+
+
+@contextlib.contextmanager
+def _progress(num_requests: int) -> Iterator[Progress | None]:
+    """A bar on a terminal. It moves when a request ends, and draws seldom: drawing takes time from the steps."""
+    from tqdm import tqdm
+
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with tqdm(total=num_requests, unit="req", leave=False, mininterval=0.5, dynamic_ncols=True) as bar:
+        yield bar.update
+
+
+def _write_json(path: str | None, result: dict[str, Any]) -> None:
+    if path is None:
+        return
+    try:
+        Path(path).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"Cannot write the result '{path}': {error.strerror}.") from error

@@ -1,0 +1,156 @@
+"""The decoder's row-wise kernels in Triton: RMS norm, rotation with the KV write, SwiGLU.
+
+All are bound by memory: each value is read once and written once. Arithmetic is float32; where `TorchOps` rounds to the
+tensors' dtype in between, so do these. Nothing here depends on the number of rows but the grid, so that a step of
+another size compiles nothing anew and a row's result is the same to the bit in any step.
+
+Rows are contiguous. Widths need not be powers of two: BLOCK is the next one, and columns beyond the width are masked.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rounded(x: tl.tensor, like: tl.tensor) -> tl.tensor:
+    """float32 x with what the elements behind the pointer `like` cannot hold rounded off."""
+    return x.to(like.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def rms_norm_kernel(
+    residual: tl.tensor,
+    delta: tl.tensor | None,
+    weight: tl.tensor,
+    out: tl.tensor,
+    eps: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """A program is a row. With a delta: residual += delta first, in place."""
+    row = tl.program_id(0).to(tl.int64) * WIDTH
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    x = tl.load(residual + row + column, mask=inside, other=0.0).to(tl.float32)
+    if delta is not None:
+        x = _rounded(x + tl.load(delta + row + column, mask=inside, other=0.0).to(tl.float32), residual)
+        tl.store(residual + row + column, x.to(residual.dtype.element_ty), mask=inside)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
+    normed = _rounded(x * scale, out) * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row + column, normed.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def silu_mul_kernel(gate_up: tl.tensor, out: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """A program is BLOCK columns of one row of `out` [rows, WIDTH]; gate_up is [rows, 2 * WIDTH]."""
+    row = tl.program_id(0).to(tl.int64) * WIDTH
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    gate = tl.load(gate_up + 2 * row + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + 2 * row + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    activated = _rounded(gate * tl.sigmoid(gate), out) * up
+    tl.store(out + row + column, activated.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _load_halves(
+    row: tl.tensor, head: tl.tensor, pair: tl.tensor, inside: tl.tensor, HEAD_DIM: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The heads `head` of a row of qkv in float32, cut in the middle: two tiles [heads, pairs]."""
+    at = row + head[:, None] * HEAD_DIM + pair[None, :]
+    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(at + HEAD_DIM // 2, mask=inside, other=0.0).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def _normed_and_rotated(
+    row: tl.tensor,
+    head: tl.tensor,
+    pair: tl.tensor,
+    inside: tl.tensor,
+    norm: tl.tensor | None,
+    eps: tl.tensor,
+    cos_sin_row: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The heads `head` of a row of qkv after norm (where there is one) and rotation."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    first, second = _load_halves(row, head, pair, inside, HEAD_DIM)
+    if norm is not None:
+        scale = tl.rsqrt(tl.sum(first * first + second * second, 1) / HEAD_DIM + eps)[:, None]
+        first_weight = tl.load(norm + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+        second_weight = tl.load(norm + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+        first = _rounded(_rounded(first * scale, row) * first_weight[None, :], row)
+        second = _rounded(_rounded(second * scale, row) * second_weight[None, :], row)
+    cos = tl.load(cos_sin_row + pair, mask=pair < HALF, other=0.0)[None, :]
+    sin = tl.load(cos_sin_row + HALF + pair, mask=pair < HALF, other=0.0)[None, :]
+    return _rounded(first * cos - second * sin, row), _rounded(second * cos + first * sin, row)
+
+
+@triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
+def rope_write_kv_kernel(
+    qkv: tl.tensor,
+    positions: tl.tensor,
+    slot_mapping: tl.tensor,
+    cos_sin: tl.tensor,
+    q_norm: tl.tensor | None,
+    k_norm: tl.tensor | None,
+    eps: tl.tensor,
+    q_out: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    k_block_stride: tl.tensor,
+    k_head_stride: tl.tensor,
+    k_dim_stride: tl.tensor,
+    k_token_stride: tl.tensor,
+    v_block_stride: tl.tensor,
+    v_head_stride: tl.tensor,
+    v_token_stride: tl.tensor,
+    v_dim_stride: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    PAIRS: tl.constexpr,
+) -> None:
+    """A program is one token and GROUP of its q heads, or GROUP of its k heads and the v heads beside them.
+
+    The second grid axis counts the groups of q heads, then those of k heads. PAIRS is the power of two from D/2 on.
+    A token whose slot is negative is padding: it gets a q like any other, and nothing is written to the cache.
+    """
+    HALF: tl.constexpr = HEAD_DIM // 2
+    Q_GROUPS: tl.constexpr = (NUM_HEADS + GROUP - 1) // GROUP
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    row = qkv + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
+    cos_sin_row = cos_sin + tl.load(positions + token).to(tl.int64) * HEAD_DIM
+    pair = tl.arange(0, PAIRS)
+    if group < Q_GROUPS:
+        head = group * GROUP + tl.arange(0, GROUP)
+        inside = (head < NUM_HEADS)[:, None] & (pair < HALF)[None, :]
+        first, second = _normed_and_rotated(row, head, pair, inside, q_norm, eps, cos_sin_row, HEAD_DIM)
+        to = q_out + token * (NUM_HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + pair[None, :]
+        tl.store(to, first.to(q_out.dtype.element_ty), mask=inside)
+        tl.store(to + HALF, second.to(q_out.dtype.element_ty), mask=inside)
+    else:
+        head = (group - Q_GROUPS) * GROUP + tl.arange(0, GROUP)
+        inside = (head < NUM_KV_HEADS)[:, None] & (pair < HALF)[None, :]
+        k_head, v_head = head + NUM_HEADS, head + (NUM_HEADS + NUM_KV_HEADS)
+        k_first, k_second = _normed_and_rotated(row, k_head, pair, inside, k_norm, eps, cos_sin_row, HEAD_DIM)
+        v_first, v_second = _load_halves(row, v_head, pair, inside, HEAD_DIM)
+        slot = tl.load(slot_mapping + token).to(tl.int64)
+        block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+        num_written = tl.where(slot >= 0, NUM_KV_HEADS, 0)
+        writes = (head < num_written)[:, None] & (pair < HALF)[None, :]
+        k_to = k_cache + block * k_block_stride + offset * k_token_stride
+        k_to = k_to + head[:, None] * k_head_stride + pair[None, :] * k_dim_stride
+        tl.store(k_to, k_first.to(k_cache.dtype.element_ty), mask=writes)
+        tl.store(k_to + HALF * k_dim_stride, k_second.to(k_cache.dtype.element_ty), mask=writes)
+        v_to = v_cache + block * v_block_stride + offset * v_token_stride
+        v_to = v_to + head[:, None] * v_head_stride + pair[None, :] * v_dim_stride
+        tl.store(v_to, v_first.to(v_cache.dtype.element_ty), mask=writes)
+        tl.store(v_to + HALF * v_dim_stride, v_second.to(v_cache.dtype.element_ty), mask=writes)

@@ -1,0 +1,81 @@
+"""Steps as CUDA graphs: a step of some two hundred kernels becomes one launch.
+
+A graph replays fixed kernels on fixed addresses, so there is one per shape of a step, over a ladder of sizes; a step is
+padded up to the next rung. Graphs are made when they are needed and cost nothing at start-up: the first step of a shape
+runs as it is, which also compiles what is not compiled yet, the second is captured and replayed. They share one pool of
+working memory, since no two ever run at once.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+
+class StepShape(NamedTuple):
+    """What a graph is made for."""
+
+    num_tokens: int
+    num_samples: int
+    """Rows whose logits are computed."""
+    is_decode: bool
+    """Every request has one token, and all rows are sampled from."""
+
+
+def decode_rungs(max_num_seqs: int) -> list[int]:
+    """Batch sizes worth a graph: fine where padding would cost most, coarser above."""
+    return _up_to(max_num_seqs, [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 32)])
+
+
+def token_rungs(max_num_tokens: int) -> list[int]:
+    """Numbers of tokens, for steps with chunks of prompts."""
+    return _up_to(max_num_tokens, [*range(32, 512, 32), *range(512, 1024, 64), *range(1024, max_num_tokens, 256)])
+
+
+def sample_rungs(max_num_seqs: int) -> list[int]:
+    """Numbers of rows to sample from in a step with chunks: few, since each multiplies the graphs."""
+    return _up_to(max_num_seqs, [16, 64, 128, 256])
+
+
+def rung_above(rungs: Sequence[int], size: int) -> int | None:
+    """The smallest rung that is large enough, or `None`."""
+    place = bisect.bisect_left(rungs, size)
+    return rungs[place] if place < len(rungs) else None
+
+
+class StepGraphs:
+    """Runs `step(shape)`, which must work on the same memory every time, through graphs.
+
+    On a CPU, where the kernels are interpreted, there is nothing to capture, and every step runs as the first one does.
+    """
+
+    def __init__(self, step: Callable[[StepShape], None], device: torch.device) -> None:
+        self._step = step
+        self._seen: set[StepShape] = set()
+        self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    def run(self, shape: StepShape) -> None:
+        """Run a step of this shape."""
+        graph = self._graphs.get(shape)
+        if graph is None:
+            if shape not in self._seen or self._pool is None:
+                self._seen.add(shape)
+                self._step(shape)
+                return
+            graph = self._graphs[shape] = self._capture(shape)
+        graph.replay()
+
+    def _capture(self, shape: StepShape) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads (a tokenizer's, a profiler's) may touch CUDA meanwhile; only this one must not.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            self._step(shape)
+        return graph
+
+
+def _up_to(most: int, rungs: Sequence[int]) -> list[int]:
+    return [*(rung for rung in rungs if rung < most), most]

@@ -1,0 +1,307 @@
+"""Runs planned steps on a GPU without ever waiting for it: inputs are sent, kernels are queued, and the host goes on.
+
+    submit(n)    send changes · gather the batch from the rows · model · sample · copy the tokens back      all queued
+    submit(n+1)  the same, behind it; its token ids are read from the rows, where the sampler of step n puts them
+    result(n)    wait for step n's copy
+
+Steps are replayed as CUDA graphs, padded to the next of a ladder of sizes, unless they are so long that their launches
+hide behind the step before anyway: then they run as they are. Under the Triton interpreter the same code runs on CPU
+tensors, which is how it is tested without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.attention import AttentionBackend, AttentionBatch
+from headway.core.scheduler_output import (
+    ModelRunnerOutput,
+    NewRequest,
+    PromptLogprobs,
+    SampledTokens,
+    SchedulerOutput,
+)
+from headway.models.decoder import Decoder
+from headway.runner.cuda_graphs import (
+    StepGraphs,
+    StepShape,
+    decode_rungs,
+    rung_above,
+    sample_rungs,
+    token_rungs,
+)
+from headway.runner.gpu_rows import GpuRows, StagedStep
+from headway.runner.gpu_sampler import GpuSampler, PendingSample, Seat
+from headway.runner.logprobs import prompt_logprobs
+from headway.runner.seeds import seed_of
+from headway.sampling_params import SamplingParams
+
+# Rows of hidden states that become logits at one time, where a whole prompt's logits are asked for.
+_PROMPT_ROWS_AT_A_TIME = 64
+# A layer's kernels are launched in about 0.3 ms and computed at some 600 TFLOP/s: with more multiplications per layer
+# than this a step takes longer to compute than to launch, and padding would cost more than a graph saves.
+_LAUNCH_BOUND_FLOPS = 2e11
+
+
+class GpuModelRunner:
+    """One model, one KV cache, and the rows of the requests that are in the batch."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: AttentionBackend,
+        *,
+        device: torch.device,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        block_size: int,
+        eos_token_ids: tuple[int, ...] = (),
+        seed: int = 0,
+        use_graphs: bool = True,
+    ) -> None:
+        self.decoder = decoder
+        self.attention = attention
+        self.device = device
+        self._seed = seed
+        self._rows = GpuRows(
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            max_num_tokens=max(max_num_batched_tokens, max_num_seqs),
+            device=device,
+        )
+        self._sampler = GpuSampler(
+            max_num_seqs=max_num_seqs,
+            vocab_size=decoder.config.vocab_size,
+            device=device,
+            eos_token_ids=eos_token_ids,
+            token_rows=self._rows.token_rows,
+        )
+        self._logits = torch.empty(
+            max_num_seqs, decoder.config.vocab_size, dtype=decoder.embedding.dtype, device=device
+        )
+        self._query_tiles = getattr(attention, "query_tiles", None)
+        self._graphs: StepGraphs | None = None
+        if use_graphs and self._query_tiles is not None:
+            self._graphs = StepGraphs(self._run_shape, device)
+        self._decode_rungs = decode_rungs(max_num_seqs)
+        self._token_rungs = token_rungs(min(max_num_batched_tokens, _launch_bound_tokens(decoder)))
+        self._sample_rungs = sample_rungs(max_num_seqs)
+        self._prompts_with_logprobs: dict[str, _WantedPrompt] = {}
+
+    @torch.inference_mode()
+    def submit(self, output: SchedulerOutput) -> PendingGpuStep:
+        """Queue a step on the device."""
+        self._apply_changes(output)
+        if output.is_empty:
+            return PendingGpuStep(None, [], None, {})
+        step = self._rows.stage(output, self._query_tiles, padded=self._padded)
+        logits, prompt_logprobs = self._forward(step)
+        pending = None
+        if step.sampled:
+            columns, count = self._rows.columns, len(step.sampled)
+            pending = self._sampler.sample(
+                logits, step.sample_rows, columns["sample_rows"][:count], columns["sample_positions"][:count]
+            )
+        done = None
+        if self.device.type == "cuda":
+            done = torch.cuda.Event()
+            done.record()
+        return PendingGpuStep(done, [step.request_ids[place] for place in step.sampled], pending, prompt_logprobs)
+
+    # ---- the batch ------------------------------------------------------------------------------------------------
+
+    def _apply_changes(self, output: SchedulerOutput) -> None:
+        """Who left frees a row, who enters gets one."""
+        for request_id in (*output.finished_request_ids, *output.preempted_request_ids):
+            row = self._rows.remove(request_id)
+            if row is not None:
+                self._sampler.remove(row)
+            self._prompts_with_logprobs.pop(request_id, None)
+        if output.new_requests:
+            self._add(output.new_requests)
+
+    def _add(self, requests: Sequence[NewRequest]) -> None:
+        rows = self._rows.add(requests)
+        seats = []
+        for row, new in zip(rows, requests, strict=True):
+            params = new.sampling_params
+            assert isinstance(params, SamplingParams)
+            seed = seed_of(self._seed, new.request_id)
+            seats.append(Seat(row, params, new.prompt_token_ids, new.output_token_ids, seed))
+            if params.prompt_logprobs is not None:
+                self._prompts_with_logprobs[new.request_id] = _WantedPrompt(
+                    new.prompt_token_ids, params.prompt_logprobs
+                )
+        self._sampler.add(seats)
+
+    # ---- the model ------------------------------------------------------------------------------------------------
+
+    def _padded(self, num_tokens: int, is_decode: bool) -> int:
+        """How many tokens a step is padded to: up to a rung where it is going to be a graph."""
+        if self._graphs is None or self._prompts_with_logprobs:
+            return num_tokens
+        rung = rung_above(self._decode_rungs if is_decode else self._token_rungs, num_tokens)
+        return num_tokens if rung is None else rung
+
+    def _forward(self, step: StagedStep) -> tuple[Tensor, dict[str, PromptLogprobs]]:
+        """Logits of the requests that sample, in their order; and logprobs of prompts, for those that asked."""
+        if self._prompts_with_logprobs:
+            return self._forward_all_rows(step)
+        num_samples = len(step.sampled)
+        sample_index = self._rows.columns["sample_index"]
+        num_tokens = self._padded(step.num_tokens, step.is_decode)
+        if self._graphs is not None and step.is_decode:
+            self._graphs.run(StepShape(num_tokens, num_tokens, is_decode=True))
+            logits = self._logits[: step.num_requests]
+            in_order = step.all_sample_in_order
+            return logits if in_order else logits.index_select(0, sample_index[:num_samples]), {}
+        if self._graphs is not None and num_tokens in self._token_rungs:
+            num_rows = rung_above(self._sample_rungs, num_samples)
+            assert num_rows is not None
+            self._graphs.run(StepShape(num_tokens, num_rows, is_decode=False))
+            return self._logits[:num_samples], {}
+        hidden = self._hidden(step, sample_index[:num_samples])
+        if not num_samples:
+            return self._logits[:0], {}
+        return self.decoder.logits(hidden, out=self._logits[:num_samples]), {}
+
+    def _hidden(self, step: StagedStep, wanted_rows: Tensor | None) -> Tensor:
+        """Run a step as it is."""
+        rows = self._rows
+        rows.gather(step.num_requests, step.max_query_len)
+        self.attention.plan(
+            self._batch(
+                step.num_tokens,
+                step.num_requests,
+                max_query_len=step.max_query_len,
+                max_seq_len=step.max_seq_len,
+                num_single=step.num_single,
+                num_tiles=step.num_tiles,
+            )
+        )
+        return self.decoder.forward(
+            rows.token_ids[: step.num_tokens], rows.positions[: step.num_tokens], self.attention, wanted_rows
+        )
+
+    def _run_shape(self, shape: StepShape) -> None:
+        """Run the staged step with all numbers at their limits: from the columns to `self._logits`."""
+        rows = self._rows
+        num_tokens, num_samples, is_decode = shape
+        max_requests = min(num_tokens, len(rows.token_rows))
+        num_tiles = 0 if is_decode else self.attention.max_tiles(num_tokens, max_requests)  # type: ignore[attr-defined]
+        # One more than can take part, for the padding, which a decode step has all of in that one.
+        rows.gather(max_requests + 1, num_tokens)
+        self.attention.plan(
+            self._batch(
+                num_tokens,
+                max_requests if is_decode else max_requests + 1,
+                max_query_len=1 if is_decode else num_tokens,
+                max_seq_len=rows.max_model_len,
+                num_single=max_requests,
+                num_tiles=num_tiles,
+            )
+        )
+        wanted_rows = None if is_decode else rows.columns["sample_index"][:num_samples]
+        hidden = self.decoder.forward(
+            rows.token_ids[:num_tokens], rows.positions[:num_tokens], self.attention, wanted_rows
+        )
+        self.decoder.logits(hidden, out=self._logits[:num_samples])
+
+    def _batch(
+        self,
+        num_tokens: int,
+        num_requests: int,
+        *,
+        max_query_len: int,
+        max_seq_len: int,
+        num_single: int,
+        num_tiles: int,
+    ) -> AttentionBatch:
+        rows, columns = self._rows, self._rows.columns
+        return AttentionBatch(
+            num_tokens=num_tokens,
+            num_requests=num_requests,
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
+            query_start=columns["query_start"][: num_requests + 1],
+            seq_lens=columns["seq_lens"][:num_requests],
+            block_table=rows.block_table,
+            slot_mapping=rows.slots[:num_tokens],
+            rows=columns["rows"][:num_requests],
+            num_single=num_single,
+            tiles=rows.tiles(num_tiles) if num_tiles else None,
+            counts=columns["counts"][1:3],
+        )
+
+    # ---- logprobs of prompts: rare, and the one thing here that waits for the device --------------------------------
+
+    def _forward_all_rows(self, step: StagedStep) -> tuple[Tensor, dict[str, PromptLogprobs]]:
+        hidden = self._hidden(step, None)
+        found = {}
+        for place, request_id in enumerate(step.request_ids):
+            wanted = self._prompts_with_logprobs.get(request_id)
+            if wanted is not None:
+                first, after_last = step.query_start[place : place + 2].tolist()
+                start = int(step.seq_lens[place]) - (after_last - first)
+                logprobs = self._logprobs_of_chunk(wanted, hidden[first:after_last], start)
+                if logprobs is not None:
+                    found[request_id] = logprobs
+        sample_index = self._rows.columns["sample_index"][: len(step.sampled)]
+        return self.decoder.logits(hidden.index_select(0, sample_index)), found
+
+    def _logprobs_of_chunk(self, wanted: _WantedPrompt, hidden: Tensor, start: int) -> PromptLogprobs | None:
+        """The token at position p gives the logprobs of the prompt token at p + 1."""
+        next_tokens = wanted.token_ids[start + 1 : start + 1 + len(hidden)]
+        values: list[object] = []
+        for offset in range(0, len(next_tokens), _PROMPT_ROWS_AT_A_TIME):
+            tokens = next_tokens[offset : offset + _PROMPT_ROWS_AT_A_TIME]
+            logits = self.decoder.logits(hidden[offset : offset + len(tokens)]).float()
+            values += prompt_logprobs(logits, tokens, wanted.num_top)
+        return PromptLogprobs(start + 1, tuple(values)) if values else None
+
+
+def _launch_bound_tokens(decoder: Decoder) -> int:
+    layer = decoder.layers[0]
+    num_weights = sum(p.in_features * p.out_features for p in (layer.qkv, layer.o, layer.gate_up, layer.down))
+    return max(64, int(_LAUNCH_BOUND_FLOPS / num_weights))
+
+
+@dataclass(frozen=True, slots=True)
+class PendingGpuStep:
+    """A queued step. `done` is reached when its tokens are on the host; `None` where there is nothing to wait for."""
+
+    done: torch.cuda.Event | None
+    sampled_request_ids: list[str]
+    sample: PendingSample | None
+    prompt_logprobs: dict[str, PromptLogprobs]
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the step."""
+        if self.done is not None:
+            self.done.synchronize()
+        sampled = {}
+        if self.sample is not None:
+            chosen = self.sample.result()
+            for place, request_id in enumerate(self.sampled_request_ids):
+                error, logprobs = chosen.errors.get(place), chosen.logprobs[place]
+                if error is not None:
+                    sampled[request_id] = SampledTokens((), error=error)
+                else:
+                    sampled[request_id] = SampledTokens(
+                        (chosen.token_ids[place],), () if logprobs is None else (logprobs,)
+                    )
+        return ModelRunnerOutput(sampled=sampled, prompt_logprobs=self.prompt_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class _WantedPrompt:
+    """A prompt whose logprobs a request wants to see, and how many alternatives per token."""
+
+    token_ids: tuple[int, ...]
+    num_top: int

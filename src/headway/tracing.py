@@ -1,0 +1,94 @@
+"""Names for what the host does, so that a profile can show it: `with span("schedule"): ...`.
+
+While nobody records, a span is one function call that hands out the same empty object: cheap enough to stay in the
+loop. A recorder keeps the spans of all threads; whoever installs it may also give it a second place to write to (a
+profiler's own annotations), so that host spans and device kernels end up on one time line.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+Annotate = Callable[[str], AbstractContextManager[Any]]
+"""Span name → a context that another tool records."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpan:
+    """One stretch of host work, on the clock of `time.perf_counter_ns`."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    thread_id: int
+    args: Mapping[str, object]
+
+
+@dataclass
+class Recorder:
+    """Keeps spans in the order in which they ended."""
+
+    annotate: Annotate | None = None
+    spans: list[HostSpan] = field(default_factory=list)
+
+    def span(self, name: str, args: Mapping[str, object]) -> AbstractContextManager[None]:
+        """A span that ends up here, whether or not this recorder is still installed when it ends."""
+        return _RecordedSpan(self, name, args)
+
+
+_recorder: Recorder | None = None
+
+
+def record_into(recorder: Recorder | None) -> None:
+    """From now on spans go to `recorder`; `None`: to nobody."""
+    global _recorder
+    _recorder = recorder
+
+
+def span(name: str, **args: object) -> AbstractContextManager[None]:
+    """A context whose duration is recorded, if anybody records. `args` are shown beside it."""
+    recorder = _recorder
+    return _NO_SPAN if recorder is None else recorder.span(name, args)
+
+
+class _NoSpan:
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+_NO_SPAN = _NoSpan()
+
+
+class _RecordedSpan:
+    __slots__ = ("_annotation", "_args", "_name", "_recorder", "_start_ns")
+
+    def __init__(self, recorder: Recorder, name: str, args: Mapping[str, object]) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._args = args
+        self._annotation = nullcontext() if recorder.annotate is None else recorder.annotate(name)
+        self._start_ns = 0
+
+    def __enter__(self) -> None:
+        self._annotation.__enter__()
+        self._start_ns = time.perf_counter_ns()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end_ns = time.perf_counter_ns()
+        self._annotation.__exit__(kind, error, trace)
+        self._recorder.spans.append(HostSpan(self._name, self._start_ns, end_ns, threading.get_ident(), self._args))

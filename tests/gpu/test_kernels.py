@@ -1,0 +1,319 @@
+"""The GPU kernels at the sizes of real use, and each of them once at a small odd size for a memory checker.
+
+The checker sees every access outside of an allocation, if each tensor has an allocation of its own:
+
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+    compute-sanitizer --tool memcheck python -m pytest tests/gpu/test_kernels.py -k sanitizer
+
+Other sizes and all other properties are tested in tests/unit, which runs on a GPU as well where there is one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.triton_device import DEVICE, ON_GPU  # isort: split
+
+from headway.attention import LayerKVCache
+from headway.core.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
+from headway.layers import HeadNorms, Heads
+from headway.layers.skinny_gemm import one_row, split_add, swiglu
+from headway.layers.torch_ops import TorchOps
+from headway.layers.triton_ops import TritonOps
+from headway.quantization.torch_linear import TorchLinear
+from headway.runner.gpu_rows import GpuRows
+from headway.runner.gpu_sampler import GpuSampler, Seat
+from tests.unit.attention.paged_case import Length, PagedCase, Shape, with_room
+from tests.unit.layers import skinny_case
+from tests.unit.layers.skinny_case import EPS, Operands
+from tests.unit.runner import sampling_reference
+from tests.unit.runner.sampling_reference import Request
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")]
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+LONGEST = 32_768
+MANY = 256
+GPU_GIBIBYTES = torch.cuda.get_device_properties(DEVICE).total_memory / 2**30 if ON_GPU else 0
+
+
+# ------------------------------------------------------------------------------------------------ attention, full size
+
+# Blocks of 16 are read through pointers, those of 256 by whole tiles.
+FULL_SHAPES = [
+    Shape(128, 2, 16, BF16, True, num_kv_heads=8),
+    Shape(128, 4, 256, BF16, True, num_kv_heads=2),
+    Shape(64, 7, 64, F16, True, num_kv_heads=2),
+    Shape(64, 3, 16, F32, True, num_kv_heads=3),
+    Shape(256, 8, 16, BF16, True, num_kv_heads=1),
+    Shape(80, 1, 16, F16, False, num_kv_heads=4),
+]
+
+
+def spread_lengths(count: int) -> list[int]:
+    """Up to the longest, evenly on a logarithmic scale."""
+    return [round(LONGEST ** ((i + 1) / count)) for i in range(count)]
+
+
+@pytest.mark.parametrize("shape", FULL_SHAPES, ids=str)
+@pytest.mark.parametrize("num_requests", [1, 2, 7, 33, MANY])
+def test_full_size_decode(shape: Shape, num_requests: int) -> None:
+    """Contexts of any length next to each other: many splits, few, none."""
+    PagedCase(shape, [(1, length) for length in reversed(spread_lengths(num_requests))]).check()
+
+
+@pytest.mark.parametrize("shape", FULL_SHAPES, ids=str)
+@pytest.mark.parametrize("length", [(8192, 8192), (2048, LONGEST), (1000, 12_345)], ids=str)
+def test_full_size_prefill(shape: Shape, length: Length) -> None:
+    PagedCase(shape, [length]).check()
+
+
+@pytest.mark.parametrize("shape", FULL_SHAPES, ids=str)
+def test_full_size_mixed_step(shape: Shape) -> None:
+    singles = [(1, 1 + 97 * r % 5000) for r in range(MANY - 4)]
+    PagedCase(shape, [*singles, (2, 2), (700, 700), (512, 9000), (65, LONGEST)]).check()
+
+
+@pytest.mark.skipif(GPU_GIBIBYTES < 40, reason="needs 40 GiB of GPU memory")
+@pytest.mark.parametrize("block_size", [16, 256])
+def test_full_size_cache_with_more_than_2_to_the_31_elements(block_size: int) -> None:
+    """Addresses do not fit into 32 bits."""
+    shape = Shape(128, 4, block_size, BF16, True, num_kv_heads=2)
+    case = PagedCase(shape, [(1, LONGEST)] * (MANY - 2) + [(40, LONGEST), (40, LONGEST)])
+    assert case.cache.k.numel() > 2**31
+    case.check()
+
+
+@pytest.mark.parametrize("shape", FULL_SHAPES[:3], ids=str)
+def test_full_size_steps_in_a_graph(shape: Shape) -> None:
+    """A captured step reads everything anew each time it is run, the number of requests included."""
+    case = PagedCase(shape, [(1, length) for length in spread_lengths(48)])
+    batch, q = with_room(case.batch(range(48)), 16), case.queries(range(48), num_padding=16)
+    assert batch.rows is not None and batch.counts is not None
+    case.backend.plan(batch)
+    case.backend.run(0, q)  # compiled before it is captured
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = case.backend.run(0, q)
+    for chosen in (range(48), range(47, -1, -1), [47], [5, 40] * 32, range(3)):
+        step, count = case.batch(chosen), len(chosen)
+        assert step.rows is not None
+        batch.rows[:count] = step.rows
+        batch.seq_lens[:count] = step.seq_lens
+        batch.counts[0] = count
+        q[:count] = case.queries(chosen)
+        graph.replay()
+        assert torch.equal(out[:count].flatten(), torch.cat(case.run(chosen)).flatten())
+
+
+def test_full_size_the_same_to_the_bit_each_time() -> None:
+    shape = Shape(128, 4, 16, BF16, True, num_kv_heads=2)
+    case = PagedCase(shape, [(1, LONGEST), (1, 20_001), (1, 777), (300, 5000)])
+    first = torch.cat(case.run())
+    for _ in range(200):
+        assert torch.equal(torch.cat(case.run()), first)
+
+
+# ------------------------------------------------------------------------------------------- few rows, layers of models
+
+# (outputs, inputs) of layers of models from 0.5B to 8B.
+LAYERS = [(896, 4864), (1024, 3072), (4096, 1024), (6144, 4096), (4096, 12_288), (12_288, 4096), (151_936, 1024)]
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), LAYERS)
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_full_size_one_row(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    case = Operands(1, outputs, inputs, dtype)
+    wanted = skinny_case.expected(case.x, case.weight, case.bias, norm=case.norm, residual=case.residual)
+    one_row(case.x, case.weight, case.bias, norm=case.norm, eps=EPS, residual=case.residual)
+    skinny_case.assert_near(case.residual, wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 17, 64])
+@pytest.mark.parametrize(("outputs", "inputs"), [(896, 4864), (1024, 3072), (2048, 8192)])
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+def test_full_size_split_add(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    case = Operands(rows, outputs, inputs, dtype)
+    wanted = skinny_case.expected(case.x, case.weight, case.bias, residual=case.residual)
+    split_add(case.x, case.weight, case.bias, case.residual)
+    skinny_case.assert_near(case.residual, wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 17, 64])
+@pytest.mark.parametrize(("outputs", "inputs"), [(4864, 896), (3072, 1024), (12_288, 4096)])
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_full_size_swiglu(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    case = Operands(rows, outputs, inputs, dtype, gated=True)
+    wanted = skinny_case.expected(case.x, case.weight, case.bias, swiglu=True)
+    skinny_case.assert_near(swiglu(case.x, case.weight, case.bias), wanted)
+
+
+# ---------------------------------------------------------------------------------- each kernel once, small and odd
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(80, 3, 8, F32, False, num_kv_heads=3),
+        Shape(96, 7, 1, BF16, True, num_kv_heads=1),
+        Shape(64, 5, 64, F16, True, num_kv_heads=3),
+        Shape(128, 1, 128, BF16, True, num_kv_heads=1),
+        Shape(256, 2, 16, BF16, True, num_kv_heads=1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [(1, 1), (1, 63), (1, 331)],
+        [(2, 2), (67, 67), (5, 131)],
+        [(1, 1), (1, 331), (2, 2), (19, 130)],
+    ],
+    ids=["decode", "prefill", "mixed"],
+)
+def test_sanitizer_attention(shape: Shape, lengths: list[Length]) -> None:
+    PagedCase(shape, lengths).check()
+
+
+def test_sanitizer_attention_with_padding() -> None:
+    PagedCase(Shape(64, 2, 16, BF16, True), [(1, 70), (1, 3)]).check(num_padding=3)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (7, 13), (67, 1031), (5, 2053)])
+def test_sanitizer_few_rows(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    row, gated_row = Operands(1, outputs, inputs, dtype), Operands(1, outputs, inputs, dtype, gated=True)
+    wanted = skinny_case.expected(row.x, row.weight, row.bias, norm=row.norm, residual=row.residual)
+    one_row(row.x, row.weight, row.bias, norm=row.norm, eps=EPS, residual=row.residual)
+    skinny_case.assert_near(row.residual, wanted)
+    wanted = skinny_case.expected(gated_row.x, gated_row.weight, gated_row.bias, norm=gated_row.norm, swiglu=True)
+    got = one_row(gated_row.x, gated_row.weight, gated_row.bias, norm=gated_row.norm, eps=EPS, swiglu=True)
+    skinny_case.assert_near(got, wanted)
+
+    rows, gated_rows = Operands(19, outputs, inputs, dtype), Operands(19, outputs, inputs, dtype, gated=True)
+    wanted = skinny_case.expected(rows.x, rows.weight, rows.bias, residual=rows.residual)
+    split_add(rows.x, rows.weight, rows.bias, rows.residual)
+    skinny_case.assert_near(rows.residual, wanted)
+    wanted = skinny_case.expected(gated_rows.x, gated_rows.weight, gated_rows.bias, swiglu=True)
+    skinny_case.assert_near(swiglu(gated_rows.x, gated_rows.weight, gated_rows.bias), wanted)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize("token_major", [True, False])
+def test_sanitizer_row_wise_ops(token_major: bool, dtype: torch.dtype) -> None:
+    """Norm with a sum, gate, rotation and the write to the cache, in which two of five tokens are padding."""
+    ops, reference = TritonOps(skinny=False), TorchOps()
+
+    residual, weight = _randn(5, 77, dtype=dtype), _randn(77, dtype=dtype)
+    delta, gate_up = _randn(5, 77, dtype=dtype), TorchLinear(_randn(2 * 33, 77, dtype=dtype) / 8)
+    expected_residual = residual.clone()
+    _assert_close(
+        ops.norm_swiglu(residual, delta, weight, EPS, gate_up),
+        reference.norm_swiglu(expected_residual, delta, weight, EPS, gate_up),
+    )
+    _assert_close(residual, expected_residual)
+
+    heads = Heads(5, 3, 80, _randn(11, 80), EPS)
+    norms = HeadNorms(_randn(80, dtype=dtype), _randn(80, dtype=dtype))
+    qkv = _randn(5, heads.qkv_size, dtype=dtype)
+    positions, slots = _int32([0, 10, 3, 7, 7]), _int32([20, -1, 0, -5, 9])
+    caches = [LayerKVCache.zeros(3, 3, 80, 7, dtype=dtype, device=DEVICE, token_major=token_major) for _ in range(2)]
+    got = ops.rope_write_kv(qkv, positions, slots, heads, norms, caches[0])
+    real = slots >= 0
+    expected = reference.rope_write_kv(qkv[real], positions[real], slots[real].long(), heads, norms, caches[1])
+    _assert_close(got[real], expected)
+    _assert_close(caches[0].k, caches[1].k)
+    assert torch.equal(caches[0].v, caches[1].v)
+
+
+def test_sanitizer_rows() -> None:
+    """Two requests are seated; a step takes one token of one and a prompt of the other; the next has room for five."""
+    rows = GpuRows(max_num_seqs=5, max_model_len=70, block_size=16, max_num_tokens=64, device=DEVICE)
+    prompt = tuple(range(100, 133))
+    rows.add([NewRequest("long", prompt, (), None), NewRequest("short", (4, 5, 6), (7, 8), None)])
+    long, short = rows.row_of["long"], rows.row_of["short"]
+    assert rows.token_rows[long, :33].tolist() == list(prompt)
+    assert rows.token_rows[short, :5].tolist() == [4, 5, 6, 7, 8]
+
+    first = ScheduledRequest("long", 33, 0, (4, 2, 9), True), ScheduledRequest("short", 1, 4, (7,), True)
+    step = rows.stage(_output(*first), _one_tile_each, padded=lambda num_tokens, is_decode: num_tokens)
+    assert step.request_ids == ["short", "long"]
+    assert rows.tiles(step.num_tiles).tolist() == [[1, 0]]
+    rows.gather(step.num_requests, step.max_query_len)
+    assert rows.token_ids[:34].tolist() == [8, *prompt]
+    assert rows.positions[:34].tolist() == [4, *range(33)]
+    long_slots = [(4, 2, 9)[position // 16] * 16 + position % 16 for position in range(33)]
+    assert rows.slots[:34].tolist() == [7 * 16 + 4, *long_slots]
+
+    second = ScheduledRequest("short", 1, 4, (), True), ScheduledRequest("long", 1, 32, (), True)
+    step = rows.stage(_output(*second), _one_tile_each, padded=lambda num_tokens, is_decode: 5)
+    assert step.request_ids == ["long", "short"]
+    rows.gather(5, 5)
+    assert rows.token_ids[:5].tolist() == [132, 8, 0, 0, 0]
+    assert rows.positions[:5].tolist() == [32, 4, 0, 0, 0]
+    assert rows.slots[:5].tolist() == [9 * 16, 7 * 16 + 4, -1, -1, -1]
+
+
+def test_sanitizer_sampling() -> None:
+    """A row for each part of sampling, over a vocabulary that leaves the last tile of each kernel partly empty."""
+    vocab_size, eos = 9001, [3]
+    random = np.random.default_rng(0)
+    requests = [
+        Request({"temperature": 0.0}),
+        Request({"seed": 1}),
+        Request({"seed": 2, "top_k": 7}),
+        Request({"seed": 3, "top_p": 0.6, "temperature": 0.8}),
+        Request({"seed": 4, "min_p": 0.05}),
+        Request({"seed": 5, "repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2}, [9000], [8]),
+        Request({"seed": 6, "logit_bias": {9000: 4.0, 0: -3.0}}),
+        Request({"seed": 7, "min_tokens": 4}),
+        Request({"seed": 8}, [1], [5, 6], bad=[[5, 6, 7], [9000]]),
+        Request({"seed": 9, "logprobs": 3}),
+    ]
+    count = len(requests)
+    token_rows = torch.zeros(count, 13, dtype=torch.int32, device=DEVICE)
+    for row, request in enumerate(requests):
+        tokens = [*request.prompt, *request.output]
+        token_rows[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+    sampler = GpuSampler(
+        max_num_seqs=count, vocab_size=vocab_size, device=DEVICE, eos_token_ids=eos, token_rows=token_rows
+    )
+    sampler.add([Seat(row, r.params, r.prompt, r.output, r.default_seed) for row, r in enumerate(requests)])
+    logits = torch.from_numpy(random.normal(0.0, 3.0, (count, vocab_size)).astype(np.float32))
+    positions = _int32([request.position for request in requests])
+    pending = sampler.sample(logits.to(DEVICE), np.arange(count), _int32(range(count)), positions)
+    if ON_GPU:
+        torch.cuda.synchronize()
+    output = pending.result()
+    assert output.errors == {}
+    for row, request in enumerate(requests):
+        expected = sampling_reference.expected_tokens(logits[row].double().numpy(), request, eos)
+        assert output.token_ids[row] in expected, request
+        assert token_rows[row, request.position] == output.token_ids[row]
+
+
+def _randn(*shape: int, dtype: torch.dtype = F32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(math.prod(shape))).to(DEVICE, dtype)
+
+
+def _int32(values: object) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.int32, device=DEVICE)  # type: ignore[call-overload]
+
+
+def _assert_close(got: Tensor, expected: Tensor) -> None:
+    """To a few last bits of the largest value: both round in the same places, but what they round may differ a bit."""
+    tolerance = 8 * torch.finfo(got.dtype).eps * float(expected.abs().max())
+    torch.testing.assert_close(got, expected, rtol=0.0, atol=tolerance)
+
+
+def _output(*scheduled: ScheduledRequest) -> SchedulerOutput:
+    return SchedulerOutput(0, (), scheduled, (), (), sum(share.num_tokens for share in scheduled))
+
+
+def _one_tile_each(query_lens: np.ndarray, first_request: int) -> np.ndarray:
+    return np.array([(request, 0) for request in range(first_request, len(query_lens))], dtype=np.int32).reshape(-1, 2)

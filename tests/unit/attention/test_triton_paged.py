@@ -1,0 +1,295 @@
+"""The Triton kernels of attention against float64: on the GPU where there is one, elsewhere in Triton's interpreter.
+
+The interpreter takes a millisecond or so for each tile, so it gets a set of shapes that has every value and every path
+once or more; a GPU gets all shapes, and longer contexts. tests/gpu/test_kernels.py has the sizes of real use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.triton_device import DEVICE, ON_GPU  # isort: split
+
+from headway.attention import LayerKVCache, create_backend, triton_paged
+from headway.attention.triton_paged import TritonPagedAttention
+from headway.errors import ConfigError
+from tests.unit.attention.paged_case import Length, PagedCase, Shape, with_room
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+BY_TOKEN, TRANSPOSED = True, False
+
+HEAD_DIMS = (64, 80, 96, 128, 256)
+GROUPS = (1, 2, 3, 4, 7, 8, 16)
+BLOCK_SIZES = (1, 8, 16, 64, 128, 256)
+
+# Blocks of 64 and more with heads of 64 or 128, by token, in half precision: the memory unit copies whole tiles.
+COVERING_SHAPES = [
+    Shape(64, 1, 64, BF16, BY_TOKEN),
+    Shape(64, 7, 128, F16, BY_TOKEN, num_kv_heads=1),
+    Shape(128, 3, 256, BF16, BY_TOKEN, num_kv_heads=1),
+    Shape(128, 8, 64, F16, BY_TOKEN, num_kv_heads=1),
+    # The same, but for one thing.
+    Shape(64, 4, 64, F16, TRANSPOSED, num_kv_heads=1),
+    Shape(128, 2, 128, F32, BY_TOKEN, num_kv_heads=1),
+    Shape(96, 2, 64, F16, BY_TOKEN, num_kv_heads=1),
+    Shape(128, 16, 8, BF16, BY_TOKEN, num_kv_heads=1),
+    # Small blocks, several to a tile; one token per block.
+    Shape(64, 3, 1, BF16, TRANSPOSED, num_kv_heads=3),
+    Shape(64, 1, 16, F32, TRANSPOSED),
+    Shape(64, 16, 16, F16, BY_TOKEN, num_kv_heads=1),
+    Shape(128, 7, 16, F16, TRANSPOSED, num_kv_heads=1),
+    Shape(128, 1, 1, F32, BY_TOKEN),
+    # Heads that are no power of two.
+    Shape(80, 4, 8, F32, BY_TOKEN),
+    Shape(80, 8, 16, BF16, BY_TOKEN, num_kv_heads=1),
+    Shape(80, 1, 256, F16, TRANSPOSED, num_kv_heads=1),
+    Shape(96, 16, 1, F32, TRANSPOSED, num_kv_heads=1),
+    Shape(96, 3, 16, BF16, TRANSPOSED, num_kv_heads=1),
+    # Wide heads, which take smaller tiles.
+    Shape(256, 2, 8, F32, TRANSPOSED, num_kv_heads=1),
+    Shape(256, 7, 16, BF16, BY_TOKEN, num_kv_heads=1),
+    Shape(256, 4, 256, F16, BY_TOKEN, num_kv_heads=1),
+]
+
+
+def all_shapes() -> list[Shape]:
+    """Every head dim, group and block size. Dtypes and layouts take turns, so that each meets each value."""
+    formats = list(itertools.product((BF16, F16, F32), (BY_TOKEN, TRANSPOSED)))
+    shapes = []
+    for d, head_dim in enumerate(HEAD_DIMS):
+        for g, group in enumerate(GROUPS):
+            for b, block_size in enumerate(BLOCK_SIZES):
+                dtype, token_major = formats[(d + g + b) % len(formats)]
+                shapes.append(Shape(head_dim, group, block_size, dtype, token_major, num_kv_heads=1 + (d + g) % 3))
+    return shapes
+
+
+def lengths_for(shape: Shape) -> list[Length]:
+    """A step of single tokens, prompts and chunks of prompts around the bounds of blocks and tiles."""
+    block = shape.block_size
+    if not ON_GPU:
+        prompt = min(33, 1 + 128 // shape.group)
+        singles = {1, 2, block - 1, block, block + 1} - {0}
+        return [(1, length) for length in sorted(singles)] + [(prompt, prompt), (2, block + 2)]
+    singles = {1, 2, 3, 63, 64, 65, block - 1, block, block + 1, 2 * block, 1000} - {0}
+    chunks = [(2, 2), (64, 64), (block + 1, block + 1), (200, 200), (3, block + 2), (33, 2 * block + 33), (130, 1000)]
+    return [(1, length) for length in sorted(singles)] + chunks
+
+
+@pytest.fixture
+def four_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device for 16 programs, so that the number of splits is the same on every machine: 16 / (requests x heads)."""
+    monkeypatch.setattr(triton_paged, "_num_processors", lambda device: 4)
+
+
+def plain(**changes: Any) -> Shape:
+    """A shape that is cheap to compute."""
+    shape = Shape(head_dim=64, group=2, block_size=16, dtype=F32, token_major=BY_TOKEN, num_kv_heads=1)
+    return dataclasses.replace(shape, **changes)
+
+
+# ------------------------------------------------------------------------------------------------- shapes and lengths
+
+
+@pytest.mark.parametrize("shape", [*COVERING_SHAPES, *(all_shapes() if ON_GPU else [])], ids=str)
+def test_mixed_step(shape: Shape) -> None:
+    PagedCase(shape, lengths_for(shape)).check()
+
+
+def test_the_few_shapes_have_every_value() -> None:
+    assert {shape.head_dim for shape in COVERING_SHAPES} == set(HEAD_DIMS)
+    assert {shape.group for shape in COVERING_SHAPES} == set(GROUPS)
+    assert {shape.block_size for shape in COVERING_SHAPES} == set(BLOCK_SIZES)
+    assert {(shape.dtype, shape.token_major) for shape in COVERING_SHAPES} == set(
+        itertools.product((F32, F16, BF16), (BY_TOKEN, TRANSPOSED))
+    )
+
+
+@pytest.mark.parametrize("dtype", [F32, F16])
+def test_single_tokens(dtype: torch.dtype) -> None:
+    lengths = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 600]
+    PagedCase(plain(dtype=dtype), [(1, length) for length in lengths]).check()
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 5])
+def test_long_contexts_of_few_requests(num_requests: int) -> None:
+    """Contexts that are split over as many programs as there are, unevenly."""
+    longest = 32_768 if ON_GPU else 600
+    PagedCase(plain(dtype=F16), [(1, longest - 77 * r) for r in range(num_requests)]).check()
+
+
+@pytest.mark.parametrize("shape", [plain(group=4), plain(group=3, dtype=BF16, block_size=64)], ids=str)
+def test_prompts_from_the_start(shape: Shape) -> None:
+    """Around the tiles of queries (8 tokens in float32, 42 in half precision) and of keys (32 and 64)."""
+    PagedCase(shape, [(new, new) for new in (2, 7, 8, 9, 31, 32, 33, 42, 43, 64, 65)]).check()
+
+
+@pytest.mark.parametrize("shape", [plain(group=4), plain(group=3, dtype=BF16, block_size=64)], ids=str)
+def test_chunks_that_continue_a_context(shape: Shape) -> None:
+    lengths = [(2, 3), (2, 32), (2, 33), (2, 64), (2, 65), (9, 40), (42, 64), (43, 107), (17, 600)]
+    PagedCase(shape, lengths).check()
+
+
+def test_a_prompt_in_chunks() -> None:
+    """Later tokens of the prompt are in the cache already and must stay unseen; the last chunk is a single token."""
+    case = PagedCase(plain(), [(41, 41)])
+    case.check()
+    for first, last in [(0, 17), (17, 40), (40, 41)]:
+        case.part(0, first, last).check()
+    assert case.part(0, 40, 41).batch([0]).num_single == 1
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_sharp_scores(dtype: torch.dtype) -> None:
+    """Scores in the hundreds, whose exponentials overflow unless the largest is known; the largest comes anywhere."""
+    PagedCase(plain(dtype=dtype), [(1, 200), (1, 65), (19, 19), (5, 130)], sharpness=64.0).check()
+
+
+@pytest.mark.parametrize("num_requests", [3, 17, 33])
+def test_odd_numbers_of_requests(num_requests: int) -> None:
+    PagedCase(plain(num_kv_heads=3), [(1, 1 + 7 * r % 40) for r in range(num_requests)]).check()
+
+
+# ------------------------------------------------------------------------------------- what a result may depend on
+
+
+@pytest.mark.usefixtures("four_processors")
+def test_a_single_token_does_not_depend_on_its_neighbours() -> None:
+    """Alone its context is in 16 parts, next to 6 or 9 others in 2, next to 11 in 1."""
+    case = PagedCase(plain(), [(1, 300), *((1, 5 + 9 * r) for r in range(11))])
+    beside_6 = case.run(range(7))[0]
+    beside_9_others = case.run([5, 4, 11, 3, 2, 10, 1, 0, 9, 8])[7]
+    assert torch.equal(beside_6, beside_9_others)
+    for chosen in ([0], range(7), range(12)):
+        case.check(chosen)
+
+
+@pytest.mark.usefixtures("four_processors")
+@pytest.mark.parametrize("shape", [plain(group=4), plain(dtype=F16, block_size=64)], ids=str)
+def test_a_chunk_does_not_depend_on_its_neighbours(shape: Shape) -> None:
+    case = PagedCase(shape, [(1, 40), (1, 3), (9, 70), (20, 20), (2, 33)])
+    alone = case.run([2])[0]
+    assert torch.equal(alone, case.run()[2])
+    assert torch.equal(alone, case.run([1, 4, 3, 2])[3])
+
+
+@pytest.mark.usefixtures("four_processors")
+def test_the_same_to_the_bit_each_time() -> None:
+    """Whichever program is the last to arrive and adds the parts up."""
+    lengths = [(1, 20_000), (1, 70), (3, 5)] if ON_GPU else [(1, 100), (1, 70), (3, 5)]
+    case = PagedCase(plain(), lengths)
+    case.check()
+    first = torch.cat(case.run())
+    for _ in range(19):
+        assert torch.equal(torch.cat(case.run()), first)
+
+
+def test_padding_changes_nothing() -> None:
+    case = PagedCase(plain(), [(1, 33), (1, 1), (1, 80)])
+    before = [tensor.clone() for tensor in (case.cache.k, case.cache.v)]
+    for num_padding in (1, 5, 30):
+        case.check(num_padding=num_padding)
+    assert case.run([], num_padding=3) == []
+    for tensor, was in zip((case.cache.k, case.cache.v), before, strict=True):
+        assert torch.equal(tensor.contiguous().view(torch.int32), was.contiguous().view(torch.int32))
+
+
+@pytest.mark.usefixtures("four_processors")
+@pytest.mark.parametrize("lengths", [[(1, 100), (1, 3)], [(1, 70), (5, 70), (30, 30)], [(9, 9)]], ids=str)
+@pytest.mark.parametrize("shape", [plain(), plain(dtype=F16, block_size=64)], ids=str)
+def test_room_for_more_changes_nothing(shape: Shape, lengths: list[Length]) -> None:
+    """A step whose numbers are limits is the step of the numbers on the device, to the bit."""
+    case = PagedCase(shape, lengths)
+    chosen = range(len(lengths))
+    case.backend.plan(with_room(case.batch(chosen), 20))
+    got = case.backend.run(0, case.queries(chosen))
+    assert torch.equal(got.flatten(), torch.cat(case.run()).flatten())
+    assert not case.backend._num_arrived.any()
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_each_layer_has_its_own_cache(block_size: int) -> None:
+    case = PagedCase(plain(dtype=F16, block_size=block_size), [(1, 40), (5, 70)])
+    other = PagedCase(case.shape, case.lengths, seed=1)
+    backend = TritonPagedAttention([other.cache, case.cache], case.shape.num_heads)
+    backend.plan(case.batch([0, 1]))
+    assert torch.equal(backend.run(1, case.queries([0, 1])).flatten(), torch.cat(case.run()).flatten())
+
+
+# -------------------------------------------------------------------------------------------------- work and memory
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_tiles_have_each_new_token_once(group: int, dtype: torch.dtype) -> None:
+    backend = PagedCase(plain(group=group, dtype=dtype), [(1, 1)]).backend
+    lens = np.array([1, 1, 2, 7, 8, 9, 128, 300])
+    tiles = backend.query_tiles(lens, 2)
+    assert tiles.dtype == np.int32
+    ends = {(r, first): first + backend._query_rows // group for r, first in tiles.tolist()}
+    assert len(ends) == len(tiles)
+    for request, num_new in enumerate(lens.tolist()):
+        own = sorted((first, end) for (r, first), end in ends.items() if r == request)
+        tokens = [token for first, end in own for token in range(first, min(end, num_new))]
+        assert tokens == (list(range(num_new)) if request >= 2 else [])
+
+
+def test_limit_for_tiles() -> None:
+    random = np.random.default_rng(0)
+    for group in GROUPS:
+        backend = PagedCase(plain(group=group, dtype=BF16), [(1, 1)]).backend
+        for num_requests in (1, 2, 9):
+            for most_tokens in (2, 20, 300):
+                lens = random.integers(2, most_tokens + 1, num_requests)
+                limit = backend.max_tiles(int(lens.sum()), num_requests)
+                assert len(backend.query_tiles(lens, 0)) <= limit
+
+
+@pytest.mark.parametrize(("num_processors", "num_requests"), [(1, 1), (1, 3), (4, 10), (4, 11), (30, 80)])
+def test_parts_stay_within_their_memory(
+    num_processors: int, num_requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with the number of requests that makes for the most parts: two each, when it was nearly one."""
+    monkeypatch.setattr(triton_paged, "_num_processors", lambda device: num_processors)
+    case = PagedCase(plain(), [(1, 33)] * num_requests)
+    framed = {}
+    for name in ("_partial_acc", "_partial_max", "_partial_sum", "_num_arrived"):
+        own = getattr(case.backend, name)
+        framed[name] = torch.cat([own, torch.full((4096,), 7, dtype=own.dtype, device=DEVICE)])
+        monkeypatch.setattr(case.backend, name, framed[name][: len(own)])
+    case.check()
+    for name, memory in framed.items():
+        assert bool((memory[-4096:] == 7).all()), name
+
+
+# ----------------------------------------------------------------------------------------------------------- errors
+
+
+def test_named_backend() -> None:
+    cache = PagedCase(plain(), [(1, 1)]).cache
+    assert isinstance(create_backend("triton", [cache], 2), TritonPagedAttention)
+
+
+def test_heads_must_share_evenly() -> None:
+    cache = LayerKVCache.zeros(1, 3, 64, 16, dtype=F32, device=DEVICE)
+    with pytest.raises(ConfigError, match="4 query heads cannot share 3 key heads evenly"):
+        TritonPagedAttention([cache], 4)
+
+
+@pytest.mark.parametrize("missing", ["rows", "tiles"])
+def test_a_batch_without_what_the_kernels_read_is_refused(missing: str) -> None:
+    case = PagedCase(plain(), [(1, 3), (2, 2)])
+    with pytest.raises(ValueError, match=missing):
+        case.backend.plan(dataclasses.replace(case.batch([0, 1]), **{missing: None}))
+
+
+def test_single_tokens_need_no_tiles() -> None:
+    case = PagedCase(plain(), [(1, 3)])
+    assert case.batch([0]).tiles is None
+    case.backend.plan(case.batch([0]))

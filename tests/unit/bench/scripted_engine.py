@@ -1,0 +1,65 @@
+"""An engine without a model and with a clock of its own: a step takes a known time and gives each request a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from headway.sampling_params import SamplingParams
+from headway.tracing import span
+
+
+class ScriptedEngine:
+    """Runs at most `max_running` requests, in order of arrival; the first step of a request gives its first token."""
+
+    def __init__(self, *, step_s: float = 0.01, max_running: int = 8, lose: Sequence[str] = ()) -> None:
+        self.clock_s = 0.0
+        self.slept_s: list[float] = []
+        self.num_steps = 0
+        self.errors: dict[str, str] = {}
+        self._step_s = step_s
+        self._max_running = max_running
+        self._lose = lose
+        self._live: dict[str, tuple[SamplingParams, bool, float]] = {}
+        self._times: dict[str, list[float]] = {}
+
+    def now(self) -> float:
+        return self.clock_s
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.slept_s.append(seconds)
+        self.clock_s += seconds
+
+    def add_request(self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, stream: bool) -> None:
+        assert params.ignore_eos and not params.detokenize
+        self._live[request_id] = (params, stream, self.clock_s)
+        self._times[request_id] = []
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._live)
+
+    def step(self) -> list[RequestOutput]:
+        with span("schedule", running=len(self._live)):
+            running = list(self._live)[: self._max_running]
+        self.clock_s += self._step_s
+        self.num_steps += 1
+        outputs = (self._advance(request_id) for request_id in running)
+        return [output for output in outputs if output is not None]
+
+    def _advance(self, request_id: str) -> RequestOutput | None:
+        params, stream, arrival_s = self._live[request_id]
+        times = self._times[request_id]
+        is_lost = request_id in self._lose
+        if is_lost:
+            self.errors[request_id] = "lost on purpose"
+        else:
+            times.append(self.clock_s)
+        finished = is_lost or len(times) == params.max_tokens
+        if finished:
+            del self._live[request_id]
+        if not (stream or finished):
+            return None
+        completions = [CompletionOutput(index, "", [0] * len(times)) for index in range(params.n)]
+        metrics = RequestMetrics(arrival_s, arrival_s, times[0] if times else None, self.clock_s, num_preemptions=1)
+        return RequestOutput(request_id, None, [0], None, completions, finished, metrics=metrics)

@@ -1,0 +1,124 @@
+"""What is learned of step times, and what follows for the size of chunks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from headway.core.decode_pace import BACKLOG_STEPS, STRETCH, TOKENS_PER_LATE_ONE, DecodePace
+from headway.core.step_time import DEFAULT_TOKENS, FREE_TOKENS, StepTimeModel
+
+LARGE_GPU = (5.6e-3, 24e-6)
+SMALL_MODEL = (1.0e-3, 1.4e-6)
+CPU = (20e-3, 1.5e-3)
+
+
+def device(base_s: float, per_token_s: float) -> Callable[[int], float]:
+    return lambda num_tokens: base_s + per_token_s * num_tokens
+
+
+def ideal(base_s: float, per_token_s: float, target_s: float, max_tokens: int) -> int:
+    return max(FREE_TOKENS, min(max_tokens, int((target_s - base_s) / per_token_s)))
+
+
+def test_before_anything_is_known_there_is_an_answer() -> None:
+    assert StepTimeModel(max_tokens=8192).chunk_tokens(0.02) == DEFAULT_TOKENS
+    assert StepTimeModel(max_tokens=100).chunk_tokens(0.02) == 100
+
+
+@pytest.mark.parametrize("parameters", [LARGE_GPU, SMALL_MODEL, CPU], ids=["large gpu", "small model", "cpu"])
+@pytest.mark.parametrize("first", [0, 200, 8000], ids=lambda tokens: f"first {tokens}")
+def test_a_few_steps_of_any_kind_are_enough(parameters: tuple[float, float], first: int) -> None:
+    target_s = parameters[0] + 300 * parameters[1]
+    seconds, model = device(*parameters), StepTimeModel(max_tokens=1024)
+    model.observe(first, seconds(first))
+    for _ in range(20):  # what it answers is what runs next, with a step without prompts now and then
+        tokens = model.chunk_tokens(target_s)
+        model.observe(tokens, seconds(tokens))
+        model.observe(0, seconds(0))
+    assert model.chunk_tokens(target_s) == pytest.approx(ideal(*parameters, target_s, 1024), rel=0.1)
+
+
+def test_one_step_without_prompts_already_tells_the_order_of_magnitude() -> None:
+    seconds, model = device(*LARGE_GPU), StepTimeModel(max_tokens=8192)
+    model.observe(0, seconds(0))
+    assert 0.5 < model.chunk_tokens(0.02) / ideal(*LARGE_GPU, 0.02, 8192) < 2
+
+
+@pytest.mark.parametrize("kind", [0, 500])
+def test_a_first_step_that_compiles_kernels_is_soon_forgotten(kind: int) -> None:
+    seconds, model = device(*LARGE_GPU), StepTimeModel(max_tokens=8192)
+    model.observe(kind, 3.0)
+    for _ in range(4):
+        model.observe(0, seconds(0))
+        tokens = model.chunk_tokens(0.02)
+        model.observe(tokens, seconds(tokens))
+    assert model.chunk_tokens(0.02) == pytest.approx(ideal(*LARGE_GPU, 0.02, 8192), rel=0.25)
+
+
+def test_a_hiccup_changes_little_and_a_lasting_change_is_followed() -> None:
+    seconds, model = device(*LARGE_GPU), StepTimeModel(max_tokens=8192)
+    rng = random.Random(0)
+
+    def run(times: int, factor: float) -> None:
+        for _ in range(times):
+            tokens = model.chunk_tokens(0.02)
+            model.observe(tokens, factor * seconds(tokens) * rng.uniform(0.97, 1.03))
+            model.observe(0, factor * seconds(0) * rng.uniform(0.97, 1.03))
+
+    run(20, factor=1.0)
+    before = model.chunk_tokens(0.02)
+    model.observe(before, 1.0)
+    model.observe(0, 1.0)
+    assert 0.4 * before < model.chunk_tokens(0.02) <= before
+    run(20, factor=1.0)
+    assert model.chunk_tokens(0.02) == pytest.approx(before, rel=0.15)
+    run(60, factor=1.8)
+    assert model.chunk_tokens(0.02) == pytest.approx((0.02 / 1.8 - LARGE_GPU[0]) / LARGE_GPU[1], rel=0.15)
+
+
+def test_the_answer_stays_between_a_floor_and_the_budget() -> None:
+    model = StepTimeModel(max_tokens=1000)
+    model.observe(0, 0.1)
+    assert model.chunk_tokens(0.02) == FREE_TOKENS
+    model = StepTimeModel(max_tokens=1000)
+    model.observe(0, 1e-5)
+    model.observe(500, 1e-5)
+    assert model.chunk_tokens(0.02) == 1000
+    assert StepTimeModel(max_tokens=16).chunk_tokens(0.02) == 16
+
+
+def paced() -> tuple[DecodePace, int]:
+    """A pace that knows its device, and how many tokens fit into the target."""
+    pace = DecodePace(target_s=0.02, max_tokens=8192)
+    for tokens in (0, 600, 0, 600):
+        pace.observe(num_chunk_tokens=tokens, duration_s=device(*LARGE_GPU)(tokens))
+    return pace, pace.step_time.chunk_tokens(0.02)
+
+
+def test_without_decodes_or_without_a_target_time_is_no_limit() -> None:
+    pace, _ = paced()
+    assert pace.chunk_tokens(num_decodes=0, num_backlog_tokens=10**6) == 8192
+    free = DecodePace(target_s=0.0, max_tokens=512)
+    free.observe(num_chunk_tokens=0, duration_s=10.0)
+    assert free.chunk_tokens(num_decodes=5, num_backlog_tokens=10**6) == 512
+
+
+def test_a_backlog_may_make_a_step_longer_but_only_for_one_token_in_so_many() -> None:
+    pace, in_time = paced()
+    num_late = num_steps = 0
+    for _ in range(5000):
+        num_steps += 1
+        num_late += pace.chunk_tokens(num_decodes=10, num_backlog_tokens=BACKLOG_STEPS * in_time + 1) > in_time
+    assert num_late == pytest.approx(num_steps / TOKENS_PER_LATE_ONE, abs=1)
+
+
+def test_how_long_the_longer_step_is() -> None:
+    pace, in_time = paced()
+    for _ in range(TOKENS_PER_LATE_ONE):
+        assert pace.chunk_tokens(num_decodes=10, num_backlog_tokens=BACKLOG_STEPS * in_time) == in_time
+    longer = pace.chunk_tokens(num_decodes=10, num_backlog_tokens=BACKLOG_STEPS * in_time + 1)
+    assert longer == pytest.approx(ideal(*LARGE_GPU, STRETCH * 0.02, 8192), rel=0.05)
+    assert pace.chunk_tokens(num_decodes=10, num_backlog_tokens=10**6) == in_time, "the allowance is used up"

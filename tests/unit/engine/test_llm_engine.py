@@ -1,0 +1,170 @@
+"""What users get from the engine: outputs, finish reasons and times, with and without overlapping steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from headway.config import EngineConfig
+from headway.core import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
+from headway.engine.llm_engine import LLMEngine
+from headway.executor.fake import FakeExecutor, FakeStep
+from headway.models.config import DecoderConfig
+from headway.outputs import RequestOutput
+from headway.runner.logprobs import TokenLogprobs
+from headway.runner.memory_plan import MemoryPlan
+from headway.sampling_params import SamplingParams
+
+MODEL = DecoderConfig(
+    architecture="llama",
+    vocab_size=100,
+    hidden_size=8,
+    intermediate_size=8,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=8,
+    max_position=64,
+)
+
+
+class Clock:
+    """Goes on by a second at each look."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+class Executor(FakeExecutor):
+    """Also finds logprobs of whole prompts: of each position, its number."""
+
+    def _answer(self, step: FakeStep, output: SchedulerOutput) -> ModelRunnerOutput:
+        found = {
+            share.request_id: PromptLogprobs(1, tuple(logprob(place) for place in range(1, share.num_tokens)))
+            for share in output.scheduled
+            if share.num_tokens > 1
+        }
+        return ModelRunnerOutput(super()._answer(step, output).sampled, found)
+
+
+def logprob(place: int) -> TokenLogprobs:
+    return TokenLogprobs(token_id=place, logprob=-float(place), rank=1, top_ids=[], top_logprobs=[])
+
+
+def make_engine(
+    next_token: Callable[[str, int], int] = lambda name, count: count,
+    *,
+    overlap: bool,
+    executor_class: type[FakeExecutor] = FakeExecutor,
+    num_blocks: int = 64,
+) -> LLMEngine:
+    plan = MemoryPlan(
+        device="none",
+        dtype="none",
+        weight_bytes=0,
+        kv_dtype="none",
+        num_blocks=num_blocks,
+        block_size=4,
+        bytes_per_block=1,
+        max_model_len=64,
+    )
+    executor = executor_class(next_token, max_in_flight=2 if overlap else 1)
+    config = EngineConfig.from_options(max_num_seqs=4)
+    return LLMEngine(config, executor=executor, tokenizer=None, model_config=MODEL, plan=plan, now=Clock())
+
+
+def run_to_end(engine: LLMEngine) -> list[RequestOutput]:
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+        engine.check_invariants()
+    return outputs
+
+
+both = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+
+
+@both
+def test_a_stream_grows_by_a_token_and_its_outputs_do_not_change_later(overlap: bool) -> None:
+    engine = make_engine(overlap=overlap)
+    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=4))
+    outputs = run_to_end(engine)
+    assert [output.outputs[0].token_ids for output in outputs] == [[3], [3, 4], [3, 4, 5], [3, 4, 5, 6]]
+    assert [output.finished for output in outputs] == [False, False, False, True]
+    assert all(output.prompt_token_ids == [1, 2, 3] for output in outputs)
+    assert outputs[-1].outputs[0].finish_reason == "length"
+
+
+@both
+def test_without_stream_there_is_one_output_for_all_completions(overlap: bool) -> None:
+    engine = make_engine(overlap=overlap)
+    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2, n=3, temperature=1.0), stream=False)
+    (output,) = run_to_end(engine)
+    assert [completion.token_ids for completion in output.outputs] == [[3, 4]] * 3
+
+
+@both
+def test_times_are_those_of_the_request(overlap: bool) -> None:
+    engine = make_engine(overlap=overlap)
+    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=3))
+    outputs = run_to_end(engine)
+    first, last = outputs[0].metrics, outputs[-1].metrics
+    assert first is not None and last is not None
+    assert first.arrival_time_s < first.first_scheduled_s < first.first_token_s
+    assert first.finished_s is None
+    assert last.first_token_s == first.first_token_s < last.finished_s
+    assert last.num_preemptions == 0
+
+
+@both
+def test_preemptions_are_counted(overlap: bool) -> None:
+    engine = make_engine(overlap=overlap, num_blocks=6)
+    for name in "abc":
+        engine.add_request(name, [1, 2, 3], SamplingParams(max_tokens=12), stream=False)
+    outputs = {output.request_id: output for output in run_to_end(engine)}
+    assert {tuple(output.outputs[0].token_ids) for output in outputs.values()} == {tuple(range(3, 15))}
+    assert sum(output.metrics.num_preemptions for output in outputs.values() if output.metrics) >= 1
+    assert outputs["a"].metrics is not None and outputs["a"].metrics.num_preemptions == 0
+
+
+def test_a_new_request_inherits_nothing_from_an_aborted_one_with_its_id() -> None:
+    engine = make_engine(lambda name, count: 7, overlap=True, executor_class=Executor)
+    params = SamplingParams(max_tokens=9, prompt_logprobs=0)
+    engine.add_request("b", [1, 2], SamplingParams(max_tokens=20, prompt_logprobs=0))
+    engine.step()
+    engine.add_request("a", [1, 2, 3, 4], params)
+    engine.step()  # the step with its prompt is under way
+    assert engine.abort("a") is not None
+    engine.add_request("a", [5, 6], params)
+    arrived_s = engine._now()
+    outputs = [output for output in run_to_end(engine) if output.request_id == "a"]
+    assert outputs[-1].outputs[0].token_ids == [7] * 9
+    assert len(outputs) == 9
+    metrics = outputs[-1].metrics
+    assert metrics is not None and metrics.first_scheduled_s > arrived_s and metrics.first_token_s > arrived_s
+    assert outputs[-1].prompt_logprobs == [None, {1: logprob(1).as_output()[1]}]
+
+
+@both
+def test_a_request_may_end_with_the_step_that_finds_its_prompts_logprobs(overlap: bool) -> None:
+    engine = make_engine(overlap=overlap, executor_class=Executor)
+    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=1, prompt_logprobs=0))
+    (output,) = run_to_end(engine)
+    assert output.prompt_logprobs is not None
+    assert [None if p is None else list(p) for p in output.prompt_logprobs] == [None, [1], [2]]
+
+
+def test_the_last_report_is_of_the_step_whose_outputs_were_returned() -> None:
+    engine = make_engine(overlap=True)
+    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2))
+    engine.step()
+    assert engine.last_step is not None
+    assert [(row.request_id, row.num_tokens) for row in engine.last_step.rows] == [("a", 3)]
+    engine.step()
+    assert [(row.request_id, row.num_tokens) for row in engine.last_step.rows] == [("a", 1)]
+    assert engine.last_step.finished == ("a",)

@@ -1,0 +1,399 @@
+"""The Triton kernels against `TorchOps`: on the GPU where there is one, elsewhere in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.triton_device import DEVICE, ON_GPU  # isort: split
+
+from headway.attention import LayerKVCache
+from headway.layers import HeadNorms, Heads, skinny_gemm
+from headway.layers.torch_ops import TorchOps
+from headway.layers.triton_ops import TritonOps
+from headway.loader import open_checkpoint
+from headway.models import Decoder, load_decoder
+from headway.quantization.torch_linear import TorchLinear
+from tests.unit.models.harness import HandRequest, Harness
+from tests.unit.models.tiny import hf_model, random_prompt, save_folder
+
+OPS, EXPECTED = TritonOps(), TorchOps()
+EPS = 1e-5
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# The interpreter cuts bfloat16 off instead of rounding it: up to a whole last bit for each time a value is rounded.
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 3e-2}
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape).to(device=DEVICE, dtype=dtype)
+
+
+def assert_near(got: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=2 * tolerance)
+
+
+def agreement(a: Tensor, b: Tensor) -> float:
+    """Share of the elements that are the same to the bit."""
+    return float((a == b).float().mean())
+
+
+# ------------------------------------------------------------------------------------------------------------- norm
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 7), (5, 64), (3, 576), (1, 1000), (2, 4096)])
+def test_norm(rows: int, width: int, dtype: torch.dtype) -> None:
+    residual, weight = randn(rows, width, dtype=dtype), randn(width, dtype=dtype)
+    before = residual.clone()
+    assert_near(OPS.norm(residual, None, weight, EPS), EXPECTED.norm(residual, None, weight, EPS))
+    assert torch.equal(residual, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [3, 576, 4097])
+def test_norm_adds_the_delta_in_place(width: int, dtype: torch.dtype) -> None:
+    residual, delta, weight = randn(3, width, dtype=dtype), randn(3, width, dtype=dtype), randn(width, dtype=dtype)
+    expected_residual = residual.clone()
+    expected = EXPECTED.norm(expected_residual, delta, weight, EPS)
+    assert_near(OPS.norm(residual, delta, weight, EPS), expected)
+    assert_near(residual, expected_residual)
+    if dtype is not torch.bfloat16 or ON_GPU:
+        assert torch.equal(residual, expected_residual)
+
+
+def test_widest_rows() -> None:
+    residual, weight = randn(2, 16384), randn(16384)
+    assert_near(OPS.norm(residual, None, weight, EPS), EXPECTED.norm(residual, None, weight, EPS))
+
+
+def test_norm_against_float64() -> None:
+    residual, weight = randn(4, 1000), randn(1000)
+    wide = residual.double()
+    expected = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight.double()
+    torch.testing.assert_close(OPS.norm(residual, None, weight, EPS).double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_norm_rounds_before_it_scales() -> None:
+    residual, weight = randn(8, 576, dtype=torch.float16), randn(576, dtype=torch.float16)
+    expected = EXPECTED.norm(residual, None, weight, EPS)
+    wide = residual.float()
+    unrounded = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight.float()
+    assert agreement(OPS.norm(residual, None, weight, EPS), expected) > 0.99
+    assert agreement(unrounded.half(), expected) < 0.9
+
+
+def test_rows_do_not_depend_on_the_batch() -> None:
+    residual, weight, gate_up = randn(9, 576), randn(576), randn(9, 200)
+    whole = OPS.norm(residual, None, weight, EPS)
+    activated = swiglu(OPS, gate_up)
+    for row in range(9):
+        assert torch.equal(OPS.norm(residual[row : row + 1], None, weight, EPS)[0], whole[row])
+        assert torch.equal(swiglu(OPS, gate_up[row : row + 1])[0], activated[row])
+
+
+# ----------------------------------------------------------------------------------------------------------- swiglu
+
+
+def swiglu(ops: TorchOps | TritonOps, gate_up: Tensor) -> Tensor:
+    """The gate alone: norm_swiglu whose projection gives `gate_up` whatever goes in."""
+    rows = torch.ones(gate_up.shape[0], 4, dtype=gate_up.dtype, device=DEVICE)
+    fixed: Callable[[Tensor], Tensor] = lambda _: gate_up  # noqa: E731
+    return ops.norm_swiglu(rows, None, rows[0], EPS, fixed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 50), (2, 1024), (5, 1536)])
+def test_swiglu(rows: int, width: int, dtype: torch.dtype) -> None:
+    gate_up = randn(rows, 2 * width, dtype=dtype) * 8
+    assert_near(swiglu(OPS, gate_up), swiglu(EXPECTED, gate_up))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+def test_swiglu_of_large_gates() -> None:
+    gate_up = torch.tensor([[-200.0, -90.0, 0.0, 200.0, 2.0, 2.0, 2.0, 2.0]], device=DEVICE)
+    torch.testing.assert_close(swiglu(OPS, gate_up), torch.tensor([[0.0, 0.0, 0.0, 400.0]], device=DEVICE))
+
+
+def test_swiglu_rounds_where_torch_does() -> None:
+    gate_up = randn(8, 2 * 500, dtype=torch.float16)
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    expected = swiglu(EXPECTED, gate_up)
+    assert agreement(swiglu(OPS, gate_up), expected) > 0.99
+    assert agreement((F.silu(gate) * up).half(), expected) < 0.9
+
+
+# ------------------------------------------------------------------------------------------------------------- rope
+
+
+class RopeCase:
+    """Random q, k and v of a few tokens, two of them padding, and a cache for them."""
+
+    def __init__(
+        self,
+        *,
+        num_heads: int = 6,
+        num_kv_heads: int = 2,
+        head_dim: int = 64,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        cache_dtype: torch.dtype | None = None,
+        with_norms: bool = False,
+        token_major: bool = True,
+        index_dtype: torch.dtype = torch.int64,
+    ) -> None:
+        tokens, num_positions, num_blocks = 4, 20, 7
+        self.heads = Heads(num_heads, num_kv_heads, head_dim, randn(num_positions, head_dim), EPS)
+        self.qkv = randn(tokens, self.heads.qkv_size, dtype=dtype)
+        self.norms = HeadNorms(randn(head_dim, dtype=dtype), randn(head_dim, dtype=dtype)) if with_norms else None
+        self.positions = torch.randint(0, num_positions, (tokens,)).to(DEVICE, index_dtype)
+        self.slots = torch.randperm(num_blocks * block_size)[:tokens].to(DEVICE, index_dtype)
+        self.slots[1], self.slots[3] = -1, -7
+        self.kv, self.expected_kv = (
+            LayerKVCache.zeros(
+                num_blocks,
+                num_kv_heads,
+                head_dim,
+                block_size,
+                dtype=cache_dtype or dtype,
+                device=DEVICE,
+                token_major=token_major,
+            )
+            for _ in range(2)
+        )
+        for kv in (self.kv, self.expected_kv):
+            kv.k.fill_(3.0)
+            kv.v.fill_(4.0)
+
+    def run(self) -> Tensor:
+        return OPS.rope_write_kv(self.qkv, self.positions, self.slots, self.heads, self.norms, self.kv)
+
+    def expected(self) -> Tensor:
+        """q of all tokens; only tokens with a slot go to the cache."""
+        real = self.slots >= 0
+        kv = LayerKVCache(self.expected_kv.k, self.expected_kv.v)
+        arguments = (self.heads, self.norms)
+        EXPECTED.rope_write_kv(self.qkv[real], self.positions[real], self.slots[real], *arguments, kv)
+        elsewhere = LayerKVCache(torch.zeros_like(kv.k), torch.zeros_like(kv.v))
+        return EXPECTED.rope_write_kv(self.qkv, self.positions, torch.arange(4, device=DEVICE), *arguments, elsewhere)
+
+    def check(self) -> None:
+        assert_near(self.run(), self.expected())
+        assert_near(self.kv.k, self.expected_kv.k)
+        assert torch.equal(self.kv.v, self.expected_kv.v)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_rope_write_kv(head_dim: int, with_norms: bool, dtype: torch.dtype) -> None:
+    RopeCase(head_dim=head_dim, with_norms=with_norms, dtype=dtype).check()
+
+
+@pytest.mark.parametrize("token_major", [False, True])
+@pytest.mark.parametrize("block_size", [1, 5, 16])
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_rope_layouts_and_indices(block_size: int, token_major: bool, index_dtype: torch.dtype) -> None:
+    RopeCase(block_size=block_size, token_major=token_major, index_dtype=index_dtype, with_norms=True).check()
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (9, 3), (8, 8), (24, 4)])
+@pytest.mark.parametrize("head_dim", [2, 24, 128])
+def test_rope_head_counts(heads: tuple[int, int], head_dim: int) -> None:
+    RopeCase(num_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim).check()
+
+
+def test_rope_into_a_cache_of_another_dtype() -> None:
+    RopeCase(cache_dtype=torch.float16).check()
+
+
+def test_head_norms_round_where_torch_does() -> None:
+    case = RopeCase(num_heads=24, head_dim=128, dtype=torch.float16, with_norms=True)
+    assert agreement(case.run(), case.expected()) > 0.99
+    assert agreement(case.kv.k, case.expected_kv.k) > 0.99
+
+
+def test_rope_does_not_depend_on_the_batch() -> None:
+    case = RopeCase(with_norms=True)
+    whole = case.run()
+    for t in range(4):
+        one = slice(t, t + 1)
+        alone = OPS.rope_write_kv(
+            case.qkv[one], case.positions[one], case.slots[one], case.heads, case.norms, case.expected_kv
+        )
+        assert torch.equal(alone[0], whole[t])
+    assert torch.equal(case.kv.k, case.expected_kv.k)
+
+
+def test_what_the_kernels_would_read_wrongly_is_refused() -> None:
+    case = RopeCase()
+    with pytest.raises(ValueError, match="positions has shape"):
+        OPS.rope_write_kv(case.qkv, case.positions[:3], case.slots, case.heads, None, case.kv)
+    with pytest.raises(ValueError, match="do not fit"):
+        OPS.rope_write_kv(case.qkv[:, :-64].contiguous(), case.positions, case.slots, case.heads, None, case.kv)
+    with pytest.raises(ValueError, match="qkv must be contiguous"):
+        OPS.rope_write_kv(randn(640, 4).t(), case.positions, case.slots, case.heads, None, case.kv)
+    with pytest.raises(ValueError, match="residual must be contiguous"):
+        OPS.norm(randn(8, 4).t(), None, randn(8), EPS)
+    with pytest.raises(ValueError, match="delta has shape"):
+        OPS.norm(randn(4, 8), randn(3, 8), randn(8), EPS)
+
+
+# ---------------------------------------------------------------------------------------------------------- matmuls
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_linear_add_accumulates_in_the_residual(dtype: torch.dtype, with_bias: bool) -> None:
+    x, residual = randn(5, 48, dtype=dtype), randn(5, 32, dtype=dtype)
+    linear = TorchLinear(randn(32, 48, dtype=dtype), randn(32, dtype=dtype) if with_bias else None)
+    expected = residual.double() + linear(x).double()
+    assert TritonOps(skinny=False).linear_add(x, linear, residual) is None
+    tolerance = 2e-5 if dtype is torch.float32 else 6e-2
+    torch.testing.assert_close(residual.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+class OpaqueLinear:
+    """A Linear whose weight nobody else can multiply with."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._linear = TorchLinear(weight)
+        self.out_features, self.in_features = weight.shape
+        self.num_bytes = weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._linear(x)
+
+
+def test_a_linear_of_another_kind_leaves_its_product_to_the_next_norm() -> None:
+    x, residual, weight = randn(5, 48), randn(5, 32), randn(32)
+    down, qkv = OpaqueLinear(randn(32, 48)), OpaqueLinear(randn(20, 32))
+    delta = OPS.linear_add(x, down, residual)
+    assert delta is not None and torch.equal(delta, down(x))
+    total = residual + delta
+    expected = EXPECTED.norm_linear(total, None, weight, EPS, qkv)
+    torch.testing.assert_close(OPS.norm_linear(residual, delta, weight, EPS, qkv), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(residual, total)
+
+
+@pytest.fixture
+def skinny_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which of the fused matmuls were called, and with what fused in. They run all the same."""
+    calls: list[str] = []
+
+    def watched(name: str) -> Callable[..., Tensor | None]:
+        function = getattr(skinny_gemm, name)
+
+        def call(*arguments: object, **options: object) -> Tensor | None:
+            fused = [option for option, value in options.items() if option != "eps" and value is not None]
+            calls.append(" ".join([name, *fused]))
+            return function(*arguments, **options)
+
+        return call
+
+    for name in ("one_row", "split_add", "swiglu"):
+        monkeypatch.setattr(skinny_gemm, name, watched(name))
+    return calls
+
+
+def near_half(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=5e-3, atol=5e-2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fused"),
+    [
+        (1, ["one_row norm", "one_row norm swiglu", "one_row residual", "one_row"]),
+        (5, ["swiglu", "split_add"]),
+        (65, []),
+    ],
+)
+def test_few_rows_go_to_the_fused_matmuls(skinny_calls: list[str], rows: int, fused: list[str]) -> None:
+    dtype = torch.float16
+    residual, weight = randn(rows, 32, dtype=dtype), randn(32, dtype=dtype)
+    linear = TorchLinear(randn(32, 32, dtype=dtype), randn(32, dtype=dtype))
+    gate_up = TorchLinear(randn(16, 32, dtype=dtype) / 4)
+    near_half(OPS.norm_linear(residual, None, weight, EPS, linear), linear(EXPECTED.norm(residual, None, weight, EPS)))
+    activated = OPS.norm_swiglu(residual, None, weight, EPS, gate_up)
+    near_half(activated, EXPECTED.norm_swiglu(residual, None, weight, EPS, gate_up))
+    x, before = randn(rows, 32, dtype=dtype), residual.clone()
+    assert OPS.linear_add(x, linear, residual) is None
+    near_half(residual, before + linear(x))
+    near_half(OPS.linear(x, gate_up), gate_up(x))
+    assert skinny_calls == fused
+
+
+def test_a_delta_is_added_by_the_norm_kernel(skinny_calls: list[str]) -> None:
+    residual, delta, weight = (randn(*shape, dtype=torch.float16) for shape in ((1, 32), (1, 32), (32,)))
+    linear, total = TorchLinear(randn(8, 32, dtype=torch.float16)), residual + delta
+    near_half(OPS.norm_linear(residual, delta, weight, EPS, linear), linear(EXPECTED.norm(total, None, weight, EPS)))
+    assert torch.equal(residual, total)
+    assert skinny_calls == ["one_row"]
+
+
+def test_without_skinny_matmuls_and_in_float32_cublas_takes_all(skinny_calls: list[str]) -> None:
+    for ops, dtype in ((TritonOps(skinny=False), torch.float16), (OPS, torch.float32)):
+        residual, weight = randn(1, 32, dtype=dtype), randn(32, dtype=dtype)
+        linear = TorchLinear(randn(32, 32, dtype=dtype))
+        ops.norm_linear(residual, None, weight, EPS, linear)
+        ops.norm_swiglu(residual, None, weight, EPS, linear)
+        ops.linear(residual, linear)
+        ops.linear_add(residual.clone(), linear, residual)
+    assert not skinny_calls
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_linear_into_a_given_tensor(rows: int, with_bias: bool, dtype: torch.dtype) -> None:
+    x = randn(rows, 48, dtype=dtype)
+    linear = TorchLinear(randn(20, 48, dtype=dtype), randn(20, dtype=dtype) if with_bias else None)
+    opaque = OpaqueLinear(linear.weight)
+    for ops in (OPS, EXPECTED):
+        for kind in (linear, opaque):
+            buffer = torch.full((4, 20), 9.0, dtype=dtype, device=DEVICE)
+            got = ops.linear(x, kind, buffer[:rows])
+            assert got.data_ptr() == buffer.data_ptr()
+            near_half(got, kind(x))
+            assert torch.equal(buffer[rows:], torch.full_like(buffer[rows:], 9.0))
+
+
+# ---------------------------------------------------------------------------------------------------- a whole decoder
+
+
+def logits_of_three_steps(decoder: Decoder) -> Tensor:
+    """Two requests, in steps of one token, of a chunk, and of both."""
+    harness = Harness(decoder, block_size=4, token_major=True)
+    first, second = HandRequest(random_prompt(8)), HandRequest(random_prompt(3, seed=1))
+    harness.step([(first, 5)])
+    harness.step([(first, 1), (second, 3)])
+    harness.step([(first, 1)])
+    return torch.stack(first.logits + second.logits)
+
+
+@pytest.mark.parametrize("family", ["llama_biased", "mistral", "qwen3"])
+def test_whole_decoder_in_float32(tmp_path: Path, family: str) -> None:
+    checkpoint = open_checkpoint(save_folder(hf_model(family), tmp_path))
+    got, expected = (logits_of_three_steps(load_decoder(checkpoint, device=DEVICE, ops=ops)) for ops in (OPS, EXPECTED))
+    torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_whole_decoder_in_half_precision(tmp_path: Path, skinny_calls: list[str]) -> None:
+    checkpoint = open_checkpoint(save_folder(hf_model("llama_biased", num_hidden_layers=1), tmp_path))
+    half, exact = (
+        logits_of_three_steps(load_decoder(checkpoint, device=DEVICE, dtype=dtype, ops=ops))
+        for dtype, ops in ((torch.float16, OPS), (torch.float32, EXPECTED))
+    )
+    assert (half - exact).norm() / exact.norm() < 5e-3
+    assert {call.split()[0] for call in skinny_calls} == {"one_row", "split_add", "swiglu"}

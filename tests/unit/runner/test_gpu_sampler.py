@@ -1,0 +1,599 @@
+"""The device sampler against brute force, token by token. Without a GPU its kernels run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
+
+from headway.errors import InvalidRequestError  # noqa: E402
+from headway.runner import gpu_sampler, sampling_kernels  # noqa: E402
+from headway.runner.gpu_sampler import GpuSampler, Seat  # noqa: E402
+from headway.runner.logprobs import gather_logprobs  # noqa: E402
+from headway.runner.sampler import NO_TOKEN, SamplerOutput  # noqa: E402
+from headway.runner.sampling_kernels import RECORD_WORDS, RowRecord, find_thresholds, gumbel_noise, noise_key  # noqa: E402
+from headway.sampling_params import SamplingParams  # noqa: E402
+from tests.unit.runner import sampling_reference as reference  # noqa: E402
+from tests.unit.runner.quick_interpreter import quick_interpreter  # noqa: E402
+from tests.unit.runner.sampling_reference import Request  # noqa: E402
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+EOS = [3]
+MAX_MODEL_LEN = 64
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick() -> Iterator[None]:
+    with quick_interpreter():
+        yield
+
+
+class Bench:
+    """A sampler, its token rows, and the requests that sit in them."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.token_rows = torch.full((max_num_seqs, MAX_MODEL_LEN), -7, dtype=torch.int32, device=DEVICE)
+        self.sampler = GpuSampler(
+            max_num_seqs=max_num_seqs,
+            vocab_size=vocab_size,
+            device=DEVICE,
+            eos_token_ids=EOS,
+            token_rows=self.token_rows,
+        )
+        self.requests: dict[int, Request] = {}
+
+    def add(self, requests: dict[int, Request]) -> None:
+        for row, request in requests.items():
+            tokens = [*request.prompt, *request.output]
+            self.token_rows[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.sampler.add([Seat(row, r.params, r.prompt, list(r.output), r.default_seed) for row, r in requests.items()])
+        self.requests |= requests
+
+    def remove(self, row: int) -> Request:
+        self.sampler.remove(row)
+        self.token_rows[row] = -7
+        return self.requests.pop(row)
+
+    def sample(
+        self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int] | None = None
+    ) -> SamplerOutput:
+        """One step; tokens are appended to the requests."""
+        if positions is None:
+            positions = [self.requests[row].position for row in rows]
+        pending = self.sampler.sample(
+            logits.to(DEVICE),
+            np.asarray(rows, dtype=np.int64),
+            torch.tensor(rows, dtype=torch.int32, device=DEVICE),
+            torch.tensor(positions, dtype=torch.int32, device=DEVICE),
+        )
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+        output = pending.result()
+        for row, token in zip(rows, output.token_ids):
+            self.requests[row].output.append(token)
+        return output
+
+
+def sample_once(logits: torch.Tensor, requests: list[Request]) -> SamplerOutput:
+    bench = Bench(len(requests), logits.shape[1])
+    bench.add(dict(enumerate(requests)))
+    return bench.sample(logits, range(len(requests)))
+
+
+def random_logits(rng: np.random.Generator, num_lines: int, vocab_size: int, scale: float = 3.0) -> torch.Tensor:
+    return torch.from_numpy(rng.normal(0.0, scale, (num_lines, vocab_size)).astype(np.float32))
+
+
+def random_request(rng: np.random.Generator, vocab_size: int, **fields: Any) -> Request:
+    return Request(
+        {"seed": int(rng.integers(-(2**63), 2**63)), **fields},
+        prompt=rng.integers(0, vocab_size, rng.integers(1, 9)).tolist(),
+        output=rng.integers(0, vocab_size, rng.integers(0, 7)).tolist(),
+    )
+
+
+def check(logits: torch.Tensor, requests: list[Request], output: SamplerOutput) -> None:
+    """Every token is the reference's; the requests are as they were before the step."""
+    assert output.errors == {}
+    for line, request in enumerate(requests):
+        expected = reference.expected_tokens(logits[line].double().numpy(), request, EOS)
+        assert output.token_ids[line] in expected, (line, request)
+
+
+def check_step(logits: torch.Tensor, requests: list[Request]) -> None:
+    before = [request.copy() for request in requests]
+    check(logits, before, sample_once(logits, requests))
+
+
+# ---------------------------------------------------------------------------------------------------------------- noise
+
+
+@triton.jit
+def _noise_kernel(out, table, num_ids, TILE: tl.constexpr):
+    seed = tl.load(table).to(tl.uint64, bitcast=True)
+    position = tl.load(table + 1).to(tl.uint64, bitcast=True)
+    key_low, key_high = noise_key(seed, position)
+    ids = tl.arange(0, TILE)
+    tl.store(out + ids, gumbel_noise(key_low, key_high, ids), mask=ids < num_ids)
+
+
+@triton.jit
+def _noise_of_key_kernel(out, table, TILE: tl.constexpr):
+    lanes = tl.arange(0, TILE)
+    key = tl.load(table + 3 * lanes).to(tl.uint32)
+    key_high = tl.load(table + 3 * lanes + 1).to(tl.uint32)
+    ids = tl.load(table + 3 * lanes + 2).to(tl.uint32)
+    tl.store(out + lanes, gumbel_noise(key, key_high, ids))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1, 0x123456789ABCDEF0])
+@pytest.mark.parametrize("position", [0, 1, 4095])
+def test_the_noise_is_the_documented_hash(seed: int, position: int) -> None:
+    out = torch.empty(1024, device=DEVICE)
+    table = torch.from_numpy(np.asarray([seed, position], dtype=np.uint64).view(np.int64)).to(DEVICE)
+    _noise_kernel[(1,)](out, table, 1000, TILE=1024)
+    np.testing.assert_allclose(out.cpu().numpy()[:1000], reference.noise(seed, position, 1000), rtol=0, atol=1e-5)
+
+
+def _unmixed(word: int) -> int:
+    """The inverse of the 32-bit finaliser."""
+    for multiplier, shift in ((None, 16), (0x846CA68B, 15), (0x7FEB352D, 16)):
+        if multiplier is not None:
+            word = word * pow(multiplier, -1, 2**32) % 2**32
+        mixed = word
+        for _ in range(3):
+            word = mixed ^ (word >> shift)
+    return word
+
+
+def test_the_noise_is_finite_and_exact_at_both_ends() -> None:
+    hashes = [0, 1, 2, 1000, 2**24 - 1, 2**24, 2**24 + 1, 2**31, 2**32 - 2**20, 2**32 - 3, 2**32 - 2, 2**32 - 1]
+    hashes += [0] * (16 - len(hashes))
+    keys = [(0, _unmixed(h), _unmixed(0)) for h in hashes]
+    out = torch.empty(16, device=DEVICE)
+    _noise_of_key_kernel[(1,)](out, torch.tensor(keys, dtype=torch.int64, device=DEVICE), TILE=16)
+    u = (np.asarray(hashes, dtype=np.float64) + 0.5) / 2.0**32
+    np.testing.assert_allclose(out.cpu().numpy(), -np.log(-np.log1p(-u)), rtol=1e-6, atol=1e-5)
+
+
+def test_noise_of_neighbours_is_independent() -> None:
+    """Ids, positions and seeds that follow each other share nothing: means, variances and correlations are right."""
+    noises = np.stack([reference.noise(seed, position, 20_000) for seed in (5, 6) for position in (9, 10)])
+    assert np.abs(noises.mean(axis=1) - np.euler_gamma).max() < 0.04
+    assert np.abs(noises.var(axis=1) - np.pi**2 / 6).max() < 0.09
+    assert np.abs(np.corrcoef(noises) - np.eye(4)).max() < 0.03
+    shifted = [np.corrcoef(line[:-lag], line[lag:])[0, 1] for line in noises for lag in (1, 2, 64)]
+    assert np.abs(shifted).max() < 0.03
+
+
+# --------------------------------------------------------------------------------------------------------------- greedy
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab_size", [2, 17, 1000, 5000])
+def test_greedy_takes_the_lowest_id_of_the_largest(vocab_size: int, dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(vocab_size)
+    logits = random_logits(rng, 5, vocab_size, scale=1.5).round().to(dtype)  # whole numbers: ties everywhere
+    logits[1] = -5.0
+    logits[2, -1] = 100.0
+    output = sample_once(logits, [Request({"temperature": 0.0}) for _ in range(5)])
+    assert output.token_ids == [int(line.float().numpy().argmax()) for line in logits]
+
+
+def test_a_tie_far_apart_in_the_vocabulary() -> None:
+    logits = torch.zeros(1, 9000)
+    logits[0, [8999, 4100, 4090, 2049]] = 7.0
+    assert sample_once(logits, [Request({"temperature": 0.0})]).token_ids == [2049]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": 0.0}, {"seed": 1}, {"seed": 1, "top_k": 3, "top_p": 0.5, "min_p": 0.1}]
+)
+def test_rows_without_a_choice_fail_alone(fields: dict[str, Any]) -> None:
+    vocab_size = 3000
+    logits = random_logits(np.random.default_rng(0), 6, vocab_size)
+    logits[1, 2900] = torch.nan
+    logits[2, 7] = torch.inf
+    logits[3] = -torch.inf
+    logits[4, 1:] = -torch.inf
+    bench = Bench(6, vocab_size)
+    bench.add({row: Request(dict(fields)) for row in range(6)})
+    output = bench.sample(logits, range(6))
+    assert [token == NO_TOKEN for token in output.token_ids] == [False, True, True, True, False, False]
+    assert output.errors == {
+        1: "the model gave a logit of nan",
+        2: "the model gave a logit of inf",
+        3: "no token is left to choose from: bans rule out the whole vocabulary",
+    }
+    assert output.token_ids[4] == 0
+    # The next step of a failed row has a token to work with.
+    assert bench.token_rows[1:4, 1].tolist() == [0, 0, 0]
+
+
+def test_banning_every_token_is_an_error() -> None:
+    request = Request({"temperature": 0.0}, bad=[[token] for token in range(5)])
+    output = sample_once(torch.zeros(1, 5), [request])
+    assert output.token_ids == [NO_TOKEN] and "no token is left" in output.errors[0]
+
+
+# ------------------------------------------------------------------------------------------------------------- the draw
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab_size", [2, 17, 1000])
+def test_draws_and_filters_in_every_type(vocab_size: int, dtype: torch.dtype) -> None:
+    rng = np.random.default_rng([vocab_size, dtype.itemsize])
+    choices: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.3},
+        {"top_k": 1},
+        {"top_k": 7},
+        {"top_p": 0.4},
+        {"min_p": 0.2},
+        {"temperature": 1.8, "top_k": 20, "top_p": 0.95, "min_p": 0.01},
+    ]
+    requests = [random_request(rng, vocab_size, **fields) for fields in choices]
+    check_step(random_logits(rng, len(requests), vocab_size).to(dtype), requests)
+
+
+def test_a_large_vocabulary() -> None:
+    rng = np.random.default_rng(49152)
+    requests = [
+        random_request(rng, 49152),
+        random_request(rng, 49152, temperature=0.7, top_k=50, top_p=0.9),
+        random_request(rng, 49152, top_p=0.999),
+    ]
+    check_step(random_logits(rng, 3, 49152, scale=4.0).bfloat16(), requests)
+
+
+FEATURES: dict[str, Callable[[np.random.Generator, int], dict[str, Any]]] = {
+    "temperature": lambda rng, vocab: {"temperature": float(rng.choice([0.0, 0.4, 1.7]))},
+    "top_k": lambda rng, vocab: {"top_k": int(rng.choice([1, 3, 10, vocab // 2, vocab, 5 * vocab]))},
+    "top_p": lambda rng, vocab: {"top_p": float(rng.choice([1e-6, 0.3, 0.9, 0.999]))},
+    "min_p": lambda rng, vocab: {"min_p": float(rng.choice([0.001, 0.02, 0.3, 1.0]))},
+    "penalties": lambda rng, vocab: {
+        "repetition_penalty": float(rng.choice([0.6, 1.0, 1.3])),
+        "frequency_penalty": float(rng.choice([-1.5, 0.0, 0.7])),
+        "presence_penalty": float(rng.choice([-2.0, 0.0, 0.4])),
+    },
+    "bias": lambda rng, vocab: {
+        "logit_bias": {int(t): float(b) for t, b in zip(rng.integers(0, vocab, 4), rng.uniform(-9, 9, 4))}
+    },
+    "bad words": lambda rng, vocab: {},
+    "min_tokens": lambda rng, vocab: {
+        "min_tokens": int(rng.integers(1, 9)),
+        "stop_token_ids": rng.integers(0, vocab, 3).tolist(),
+        "ignore_eos": bool(rng.random() < 0.5),
+    },
+}
+
+
+def request_with(features: Sequence[str], rng: np.random.Generator, vocab_size: int) -> Request:
+    request = random_request(rng, vocab_size)
+    for name in features:
+        request.fields |= FEATURES[name](rng, vocab_size)
+    if "bad words" in features:
+        request.bad = [rng.integers(0, vocab_size, rng.integers(1, 4)).tolist() for _ in range(4)]
+        request.bad += [[*request.output[-n:], int(rng.integers(0, vocab_size))] for n in (1, 2, 3)]
+        request.bad += [[*request.prompt[-1:], *request.output, int(rng.integers(0, vocab_size))]]
+    if rng.random() < 0.2:
+        request.fields["seed"], request.default_seed = None, int(rng.integers(0, 2**62))
+    return request
+
+
+def test_every_combination_of_features() -> None:
+    rng = np.random.default_rng(23)
+    on_off = itertools.product([False, True], repeat=len(FEATURES))
+    requests = [request_with([*itertools.compress(FEATURES, chosen)], rng, 23) for chosen in on_off]
+    check_step(random_logits(rng, len(requests), 23), requests)
+
+
+def test_some_combinations_in_a_larger_vocabulary() -> None:
+    rng = np.random.default_rng(1500)
+    choices = [rng.choice(list(FEATURES), 5, replace=False).tolist() for _ in range(24)]
+    check_step(random_logits(rng, 24, 1500), [request_with(names, rng, 1500) for names in choices])
+
+
+def test_bans_act_where_the_banned_token_would_win() -> None:
+    """The random tests above seldom draw a banned token; here each would be drawn if it were not banned."""
+    favourite, vocab_size = 5, 40
+    cases: list[tuple[Request, bool]] = [
+        (Request({}, bad=[[5]]), True),
+        (Request({}, prompt=[8], output=[1, 2], bad=[[2, 5]]), True),
+        (Request({}, prompt=[8], output=[1, 2], bad=[[1, 2, 5]]), True),
+        (Request({}, prompt=[8], output=[1, 2], bad=[[8, 1, 2, 5]]), False),  # the prompt does not count
+        (Request({}, prompt=[8], output=[1, 2], bad=[[1, 5], [2, 6]]), False),
+        (Request({"min_tokens": 3, "stop_token_ids": [5]}, output=[1, 2]), True),
+        (Request({"min_tokens": 2, "stop_token_ids": [5]}, output=[1, 2]), False),
+        (Request({"logit_bias": {5: -100.0}}), True),
+        (Request({"logit_bias": {5: 100.0}}, bad=[[5]]), True),
+    ]
+    logits = torch.zeros(len(cases), vocab_size)
+    logits[:, favourite] = 60.0
+    output = sample_once(logits, [request for request, _ in cases])
+    assert [token != favourite for token in output.token_ids] == [banned for _, banned in cases]
+
+
+def test_top_k_of_one_and_a_tiny_top_p_are_greedy_even_with_the_worst_noise() -> None:
+    rng = np.random.default_rng(3)
+    logits = random_logits(rng, 10, 50)
+    requests = [Request({"seed": row, **({"top_k": 1} if row % 2 else {"top_p": 1e-9})}) for row in range(10)]
+    assert sample_once(logits, requests).token_ids == logits.argmax(dim=1).tolist()
+
+
+# --------------------------------------------------------------------------------------------------------- thresholds
+
+
+def table_of(params: list[SamplingParams]) -> torch.Tensor:
+    records = np.zeros(len(params), dtype=RowRecord)
+    for record, p in zip(records, params):
+        record["inverse_temperature"], record["top_k"], record["top_p"] = 1 / p.temperature, p.top_k, p.top_p
+        record["min_p_offset"] = p.temperature * np.log(p.min_p) if p.min_p else -np.inf
+    return torch.from_numpy(records.view(np.int32).reshape(len(params), RECORD_WORDS)).to(DEVICE)
+
+
+def hard_lines(vocab_size: int) -> Iterator[np.ndarray]:
+    rng = np.random.default_rng(vocab_size)
+    normal = rng.normal(0, 3, vocab_size)
+    yield np.round(normal)  # ties at every cut
+    yield np.full(vocab_size, -2.5)
+    yield np.where(np.arange(vocab_size) % 2, 0.0, -0.0)
+    yield np.where(normal > 0, -np.inf, normal)  # fewer numbers than top_k asks for
+    yield normal * 1e-30
+    yield -np.abs(normal) * 1e4
+    yield np.where(np.arange(vocab_size) == vocab_size // 2, 1e30, normal)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_thresholds_keep_what_sorting_keeps(dtype: torch.dtype) -> None:
+    vocab_size = 256
+    params = [
+        SamplingParams(top_k=k, top_p=p, min_p=m)
+        for k, p, m in [(1, 1.0, 0.0), (64, 1.0, 0.0), (65, 1.0, 0.0), (0, 0.5, 0.0), (200, 0.97, 0.0), (3, 1.0, 1.0)]
+    ]
+    lines = [torch.from_numpy(line).float().to(dtype) for line in hard_lines(vocab_size)]
+    lines = [line for line in lines if float(line.max()) < torch.inf]
+    logits = torch.stack([line for line in lines for _ in params])
+    row_ids = torch.arange(len(params), dtype=torch.int32, device=DEVICE).repeat(len(lines))
+    found = find_thresholds(logits.to(DEVICE), row_ids=row_ids, table=table_of(params)).cpu()
+    for line, threshold, p in zip(logits.double(), found.double(), itertools.cycle(params)):
+        np.testing.assert_array_equal((line >= threshold).numpy(), reference.kept(line.numpy(), p), err_msg=str(p))
+
+
+# --------------------------------------------------------------------------------------------------------- frequencies
+
+
+def assert_frequencies(tokens: Sequence[int], line: np.ndarray, params: SamplingParams) -> None:
+    """Chi-square; fails by chance about once in thirty thousand, and seeds are fixed."""
+    keep = reference.kept(line, params)
+    weights = np.where(keep, np.exp(line / params.temperature), 0.0)
+    observed = np.bincount(tokens, minlength=len(line))
+    expected = weights / weights.sum() * len(tokens)
+    assert observed[~keep].sum() == 0
+    chi_square = ((observed - expected)[keep] ** 2 / expected[keep]).sum()
+    degrees = keep.sum() - 1
+    assert chi_square < degrees + 4 * np.sqrt(2 * degrees)
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0.5, "top_k": 8}, {"top_p": 0.8}, {"min_p": 0.3}])
+@pytest.mark.parametrize("varied", ["seed", "position"])
+def test_frequencies_of_the_reference_are_the_probabilities(fields: dict[str, Any], varied: str) -> None:
+    line = np.random.default_rng(17).normal(0, 1.2, 17)
+    params = SamplingParams(**fields)
+    masked = np.where(reference.kept(line, params), line / params.temperature, -np.inf)
+    noises = (reference.noise(*((n, 9) if varied == "seed" else (9, n)), 17) for n in range(4_000))
+    assert_frequencies([int((masked + noise).argmax()) for noise in noises], line, params)
+
+
+def test_frequencies_are_the_probabilities() -> None:
+    line = np.random.default_rng(17).normal(0, 1.0, 6).astype(np.float32)
+    bench = Bench(100, 6)
+    bench.add({row: Request({"seed": row, "temperature": 1.5}) for row in range(100)})
+    logits = torch.from_numpy(line).expand(100, 6).contiguous()
+    tokens = [token for _ in range(2) for token in bench.sample(logits, range(100)).token_ids]
+    assert_frequencies(tokens, line.astype(np.float64), SamplingParams(temperature=1.5))
+
+
+# -------------------------------------------------------------------------------------------------- nothing else counts
+
+
+def test_a_row_draws_the_same_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab_size = 2500
+    rng = np.random.default_rng(8)
+    ours = [
+        Request({"seed": 11}),
+        Request({"seed": 11, "top_k": 30, "top_p": 0.9, "min_p": 0.001}),
+        Request({"seed": 11, "temperature": 0.0}),
+    ]
+    line = random_logits(rng, 1, vocab_size).bfloat16()[0]
+
+    def tokens(places: list[int], num_rows: int, others: list[dict[str, Any]]) -> list[int]:
+        bench = Bench(num_rows, vocab_size)
+        requests = {row: Request(dict(others[row % len(others)])) for row in range(num_rows)}
+        requests |= {row: Request(dict(r.fields)) for row, r in zip(places, ours)}
+        bench.add(requests)
+        logits = random_logits(rng, num_rows + 2, vocab_size).bfloat16()
+        logits[num_rows:] = torch.nan  # padding
+        order = rng.permutation(num_rows).tolist()
+        for row in places:
+            logits[order.index(row)] = line
+        output = bench.sample(logits, order)
+        return [output.token_ids[order.index(row)] for row in places]
+
+    plain: list[dict[str, Any]] = [{"seed": 4}, {"temperature": 0.0}]
+    edited: list[dict[str, Any]] = [{"logit_bias": {7: 3.0}}, {"presence_penalty": 1.0, "logprobs": 2}]
+    alone = tokens([0, 1, 2], 3, plain)
+    for num_programs in (1, 7, 10_000):
+        monkeypatch.setattr(sampling_kernels, "PICK_PROGRAMS", num_programs)
+        assert tokens([2, 0, 1], 3, plain) == alone
+        assert tokens([6, 1, 4], 7, edited) == alone
+
+
+def test_steps_with_everything_that_can_happen() -> None:
+    """Random requests come, go, are preempted and come back, over steps in which some rows do not take part."""
+    vocab_size, num_rows = 31, 6
+    rng = np.random.default_rng(99)
+    bench = Bench(num_rows, vocab_size)
+    preempted: list[Request] = []
+    names = list(FEATURES)
+    for _ in range(25):
+        for row in [row for row in bench.requests if rng.random() < 0.15]:
+            request = bench.remove(row)
+            if rng.random() < 0.6:
+                preempted.append(request)
+        free = [row for row in range(num_rows) if row not in bench.requests and rng.random() < 0.7]
+        entering: dict[int, Request] = {}
+        for row in rng.permutation(free).tolist():
+            chosen = rng.choice(names, rng.integers(0, 5), replace=False).tolist()
+            back = preempted and rng.random() < 0.5
+            entering[row] = preempted.pop() if back else request_with(chosen, rng, vocab_size)
+        bench.add(entering)
+        rows = [row for row in rng.permutation(sorted(bench.requests)).tolist() if rng.random() < 0.8]
+        logits = random_logits(rng, len(rows) + 1, vocab_size, scale=1.0)
+        before = [bench.requests[row].copy() for row in rows]
+        check(logits, before, bench.sample(logits, rows))
+        for row, request in bench.requests.items():
+            if request.position > MAX_MODEL_LEN - 2:
+                continue
+            tokens = [*request.prompt, *request.output]
+            assert bench.token_rows[row, : len(tokens) + 1].tolist() == [*tokens, -7]
+
+
+def test_tokens_are_written_at_their_position_and_never_past_the_end() -> None:
+    bench = Bench(4, 10)
+    bench.add({row: Request({"temperature": 0.0}) for row in (1, 2, 3)})
+    logits = torch.zeros(3, 10)
+    logits[[0, 1, 2], [4, 5, 6]] = 1.0
+    before = bench.token_rows.clone()
+    output = bench.sample(logits, [3, 1, 2], positions=[MAX_MODEL_LEN - 1, MAX_MODEL_LEN, MAX_MODEL_LEN + 1])
+    assert output.token_ids == [4, 5, 6]
+    changed = (bench.token_rows != before).nonzero().tolist()
+    assert changed == [[3, MAX_MODEL_LEN - 1]] and int(bench.token_rows[3, -1]) == 4
+
+
+def test_a_row_is_clean_for_its_next_request() -> None:
+    bench = Bench(1, 20)
+    logits = torch.zeros(1, 20)
+    logits[0, 7], logits[0, 8] = 2.0, 1.9
+    penalised = {"temperature": 0.0, "presence_penalty": 1.0}
+    bench.add({0: Request(dict(penalised), bad=[[9]])})
+    assert [bench.sample(logits, [0]).token_ids[0] for _ in range(2)] == [7, 8]
+    bench.remove(0)
+    bench.add({0: Request(dict(penalised), prompt=[7])})
+    assert bench.sample(logits, [0]).token_ids == [7]
+    bench.remove(0)
+    bench.add({0: Request({"temperature": 0.0})})
+    assert [bench.sample(logits, [0]).token_ids[0] for _ in range(2)] == [7, 7]
+
+
+# ------------------------------------------------------------------------------------------------------------ logprobs
+
+
+def test_logprobs_are_those_of_the_untouched_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_sampler, "LOGPROB_LINES_AT_A_TIME", 2)
+    rng = np.random.default_rng(5)
+    vocab_size = 60
+    logits = random_logits(rng, 7, vocab_size)
+    logits[3:5] = logits[3:5].round()  # ties at the cut
+    logits[5, 0] = torch.nan
+    wanted = [0, None, 5, 4, vocab_size, 3, 2]
+    edits = {"logit_bias": {4: 90.0}, "presence_penalty": 1.0}
+    requests = [Request({"seed": row, "logprobs": n, **(edits if row % 2 else {})}) for row, n in enumerate(wanted)]
+    output = sample_once(logits, requests)
+    assert output.logprobs[1] is None and output.logprobs[5] is None
+    lines = [0, 2, 3, 4, 6]
+    values = torch.log_softmax(logits.to(DEVICE)[lines], dim=-1)
+    tokens = [output.token_ids[line] for line in lines]
+    expected = gather_logprobs(values, tokens, [wanted[line] or 0 for line in lines])
+    assert [output.logprobs[line] for line in lines] == expected
+    assert output.token_ids[3] == 4
+
+
+def test_logprobs_of_half_precision_logits() -> None:
+    logits = random_logits(np.random.default_rng(6), 2, 300).bfloat16()
+    output = sample_once(logits, [Request({"temperature": 0.0, "logprobs": 10}) for _ in range(2)])
+    values = torch.log_softmax(logits.to(DEVICE).float(), dim=-1)
+    assert output.logprobs == gather_logprobs(values, output.token_ids, [10, 10])
+
+
+# ---------------------------------------------------------------------------------------------------------- the edges
+
+
+class NothingIsAsked(TorchDispatchMode):
+    """Fails on the operations that make the host wait for the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2"}, name
+        if name in {"index", "index_put_"}:
+            assert all(index is None or index.dtype != torch.bool for index in args[1]), "a mask as an index"
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_host_never_waits() -> None:
+    rng = np.random.default_rng(7)
+    vocab_size = 50
+    requests = [request_with(list(FEATURES), rng, vocab_size) for _ in range(3)]
+    requests[0].fields["logprobs"] = 3
+    bench = Bench(4, vocab_size)
+    rows, positions = np.arange(3), [request.position for request in requests]
+    row_ids = torch.arange(3, dtype=torch.int32, device=DEVICE)
+    on_device = torch.tensor(positions, dtype=torch.int32, device=DEVICE)
+    logits = random_logits(rng, 3, vocab_size).to(DEVICE)
+    seats = [Seat(row, r.params, r.prompt, r.output, 0) for row, r in enumerate(requests)]
+    for is_warm in (False, True):
+        if is_warm and DEVICE.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            with NothingIsAsked():
+                bench.sampler.add(seats)
+                pending = bench.sampler.sample(logits, rows, row_ids, on_device)
+                for row in range(3):
+                    bench.sampler.remove(row)
+        finally:
+            if DEVICE.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+                torch.cuda.synchronize()
+        assert len(pending.result().token_ids) == 3
+
+
+def test_logits_are_left_as_they_are() -> None:
+    logits = torch.zeros(1, 20)
+    sample_once(logits, [Request({"logit_bias": {3: 5.0}, "presence_penalty": 1.0}, output=[3])])
+    assert not logits.any()
+
+
+def test_a_step_without_rows() -> None:
+    assert Bench(2, 9).sample(torch.zeros(4, 9), []) == SamplerOutput([], [])
+
+
+def test_misuse_is_refused() -> None:
+    bench = Bench(2, 9)
+    bench.add({})
+    bench.add({0: Request({})})
+    with pytest.raises(ValueError, match="row 0 is taken"):
+        bench.add({0: Request({})})
+    with pytest.raises(ValueError, match="row 1 holds no request"):
+        bench.sampler.remove(1)
+    with pytest.raises(ValueError, match="logits of shape"):
+        bench.sample(torch.zeros(1, 8), [0])
+    with pytest.raises(ValueError, match="2 positions"):
+        bench.sample(torch.zeros(1, 9), [0], positions=[1, 2])
+    with pytest.raises(InvalidRequestError, match="tokenizer"):
+        bench.add({1: Request({"bad_words": ["x"]})})
+    with pytest.raises(InvalidRequestError, match="logit_bias"):
+        bench.add({1: Request({"logit_bias": {9: 1.0}})})
