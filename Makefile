@@ -14,11 +14,11 @@ NATIVE_SOURCES := $(wildcard src/headway/native/*.py src/headway/native/*.c src/
                              src/headway/native/*/*.c src/headway/native/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup lint format typecheck layers unit bench docs clean
+.PHONY: help demo test setup lint format typecheck layers unit bench bench-gpu docs clean
 
 help: ## List the targets
 	@echo "Usage: make TARGET"; echo
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-12s %s\n' $$name "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-12s %s\n' $$name "$$text"; done
 
 demo: $(STAMP)/run $(STAMP)/model $(STAMP)/native ## Watch a dozen requests share one batch, live in the terminal
 	@$(VENV)/bin/headway demo $(ARGS)
@@ -48,6 +48,10 @@ bench: setup ## Measure the scheduler and the CPU kernels; with WORKLOAD=file.js
 	$(PY) benchmarks/scheduler_cost.py
 	$(PY) benchmarks/native_kernels.py
 	$(if $(WORKLOAD),$(PY) benchmarks/cpu_mixed.py $(WORKLOAD) $(ARGS))
+
+bench-gpu: $(STAMP)/run ## Measure the engine on an NVIDIA GPU; MODEL=llama31-8b for 8B, TRACE=file.csv for arrivals too
+	$(PY) benchmarks/gpu_table.py --model $(or $(MODEL),qwen3-0.6b) $(ARGS)
+	$(if $(TRACE),$(VENV)/bin/headway bench throughput --scenario online --trace $(TRACE) --model $(or $(MODEL),qwen3-0.6b))
 
 docs: $(STAMP)/dev ## Write docs/options.md anew from the code
 	$(VENV)/bin/headway options --markdown > docs/options.md

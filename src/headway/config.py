@@ -195,7 +195,7 @@ class DeviceConfig:
     )
     cuda_graphs: str = option(
         "on",
-        "On CUDA: replay steps of single tokens as graphs, captured when a batch size comes up for the second time.",
+        "On CUDA: replay steps as graphs, captured when a step's size comes up for the second time.",
         choices=("on", "off"),
     )
     overlap: str = option(

@@ -1,4 +1,7 @@
-"""What a request gives back: the records that `LLM.generate` returns and streaming yields."""
+"""What a request gives back: the records that `LLM.generate` returns and streaming yields.
+
+The two of which streaming makes one per token are not frozen: that alone would cost as much as the rest of making them.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class RequestMetrics:
         return (self.finished_s - self.first_token_s) / (num_output_tokens - 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompletionOutput:
     """One of the `n` completions of a request, as far as it has come."""
 
@@ -76,7 +79,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestOutput:
     """A request's prompt and its completions, as far as they have come."""
 

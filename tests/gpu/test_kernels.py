@@ -11,10 +11,12 @@ Other sizes and all other properties are tested in tests/unit, which runs on a G
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
@@ -22,7 +24,7 @@ from tests.triton_device import DEVICE, ON_GPU  # isort: split
 from headway.attention import LayerKVCache
 from headway.core.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
 from headway.layers import HeadNorms, Heads
-from headway.layers.skinny_gemm import one_row, split_add, swiglu
+from headway.layers.skinny_gemm import one_row, scaled_linear, swiglu
 from headway.layers.torch_ops import TorchOps
 from headway.layers.triton_ops import TritonOps
 from headway.quantization.torch_linear import TorchLinear
@@ -139,9 +141,17 @@ def test_full_size_one_row(outputs: int, inputs: int, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 def test_full_size_split_add(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
     case = Operands(rows, outputs, inputs, dtype)
-    wanted = skinny_case.expected(case.x, case.weight, case.bias, residual=case.residual)
-    split_add(case.x, case.weight, case.bias, case.residual)
-    skinny_case.assert_near(case.residual, wanted)
+    skinny_case.check_split_add(case, case.bias)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 17, 64])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1152, 896), (4096, 1024), (6144, 2048)])
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_full_size_scaled_linear(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    case = Operands(rows, outputs, inputs, dtype)
+    x = case.scaled_rows(num_parts=inputs // 32)
+    wanted = skinny_case.expected(x.values, case.weight, case.bias, squares=x.squares)
+    skinny_case.assert_near(scaled_linear(x, case.weight, case.bias, EPS), wanted)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 16, 17, 64])
@@ -151,6 +161,9 @@ def test_full_size_swiglu(rows: int, outputs: int, inputs: int, dtype: torch.dty
     case = Operands(rows, outputs, inputs, dtype, gated=True)
     wanted = skinny_case.expected(case.x, case.weight, case.bias, swiglu=True)
     skinny_case.assert_near(swiglu(case.x, case.weight, case.bias), wanted)
+    x = case.scaled_rows(num_parts=inputs // 32)
+    wanted = skinny_case.expected(x.values, case.weight, case.bias, squares=x.squares, swiglu=True)
+    skinny_case.assert_near(swiglu(x.values, case.weight, case.bias, squares=x.squares, eps=EPS), wanted)
 
 
 # ---------------------------------------------------------------------------------- each kernel once, small and odd
@@ -196,11 +209,15 @@ def test_sanitizer_few_rows(outputs: int, inputs: int, dtype: torch.dtype) -> No
     skinny_case.assert_near(got, wanted)
 
     rows, gated_rows = Operands(19, outputs, inputs, dtype), Operands(19, outputs, inputs, dtype, gated=True)
-    wanted = skinny_case.expected(rows.x, rows.weight, rows.bias, residual=rows.residual)
-    split_add(rows.x, rows.weight, rows.bias, rows.residual)
-    skinny_case.assert_near(rows.residual, wanted)
+    skinny_case.check_split_add(rows, rows.bias)
+    scaled = rows.scaled_rows(num_parts=3)
+    wanted = skinny_case.expected(scaled.values, rows.weight, rows.bias, squares=scaled.squares)
+    skinny_case.assert_near(scaled_linear(scaled, rows.weight, rows.bias, EPS), wanted)
     wanted = skinny_case.expected(gated_rows.x, gated_rows.weight, gated_rows.bias, swiglu=True)
     skinny_case.assert_near(swiglu(gated_rows.x, gated_rows.weight, gated_rows.bias), wanted)
+    scaled = gated_rows.scaled_rows(num_parts=3)
+    wanted = skinny_case.expected(scaled.values, gated_rows.weight, None, squares=scaled.squares, swiglu=True)
+    skinny_case.assert_near(swiglu(scaled.values, gated_rows.weight, None, squares=scaled.squares, eps=EPS), wanted)
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
@@ -301,8 +318,8 @@ def _randn(*shape: int, dtype: torch.dtype = F32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(math.prod(shape))).to(DEVICE, dtype)
 
 
-def _int32(values: object) -> Tensor:
-    return torch.tensor(list(values), dtype=torch.int32, device=DEVICE)  # type: ignore[call-overload]
+def _int32(values: Sequence[int]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.int32, device=DEVICE)
 
 
 def _assert_close(got: Tensor, expected: Tensor) -> None:
@@ -315,5 +332,5 @@ def _output(*scheduled: ScheduledRequest) -> SchedulerOutput:
     return SchedulerOutput(0, (), scheduled, (), (), sum(share.num_tokens for share in scheduled))
 
 
-def _one_tile_each(query_lens: np.ndarray, first_request: int) -> np.ndarray:
+def _one_tile_each(query_lens: NDArray[np.int64], first_request: int) -> NDArray[np.int32]:
     return np.array([(request, 0) for request in range(first_request, len(query_lens))], dtype=np.int32).reshape(-1, 2)

@@ -98,6 +98,8 @@ def unsupported_reason(kv_caches: Sequence[LayerKVCache], num_heads: int) -> str
         return f"the head size {first.head_dim} is odd"
     if num_heads % first.num_kv_heads:
         return f"{num_heads} heads do not divide among {first.num_kv_heads} KV heads"
+    if first.k.transpose(2, 3).is_contiguous() and not first.k.is_contiguous():
+        return "its keys are stored token by token (token_major), not transposed within a block"
     for cache in kv_caches:
         for tensor in (cache.k, cache.v):
             if tensor.dtype != first.k.dtype or not tensor.is_contiguous() or cache.k.shape != first.k.shape:

@@ -13,6 +13,8 @@ being one token and one head, and walks over the keys up to the tile's last toke
 a mask.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 from __future__ import annotations
 
 import triton
@@ -24,7 +26,7 @@ def _load_block_ids(block_table, tokens, mask, BLOCK_SIZE: tl.constexpr):
     return tl.load(block_table + tokens // BLOCK_SIZE, mask=mask, other=0).to(tl.int64)
 
 
-@triton.jit(do_not_specialize_on_alignment=["rows", "seq_lens", "counts"])
+@triton.jit(do_not_specialize=["num_single"], do_not_specialize_on_alignment=["rows", "seq_lens", "counts"])
 def decode_kernel(
     out,
     q,
@@ -38,6 +40,7 @@ def decode_kernel(
     partial_max,
     partial_sum,
     num_arrived,
+    num_single,
     scale_log2,
     table_stride,
     k_stride_block,
@@ -59,12 +62,15 @@ def decode_kernel(
     MAX_SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Request i < counts[0] has one new token, row i of q and out; rows[i] is its line of the block table.
+    """Request i < num_single has one new token, row i of q and out; rows[i] is its line of the block table.
 
-    There is a program for each split of each pair of request and key head; programs past the last have nothing to do.
-    A pair is split as often as it takes to have about NUM_PROGRAMS of them.
+    Where there is a `counts`, the true number is there, and `num_single` only a limit. There is a program for each
+    split of each pair of request and key head; programs past the last have nothing to do. A pair is split as often as
+    it takes to have about NUM_PROGRAMS of them.
     """
-    num_pairs = tl.load(counts) * NUM_KV_HEADS
+    if counts is not None:
+        num_single = tl.load(counts)
+    num_pairs = num_single * NUM_KV_HEADS
     num_splits = tl.minimum(tl.maximum((NUM_PROGRAMS + num_pairs // 2) // tl.maximum(num_pairs, 1), 1), MAX_SPLITS)
     if tl.program_id(0) >= num_pairs * num_splits:
         return

@@ -71,11 +71,9 @@ class TritonPagedAttention:
                 "the Triton backend needs the rows of the batch, and tiles where a request has many tokens"
             )
         self.batch = batch
-        if batch.counts is not None:
-            self._counts = batch.counts
-        else:
-            num_tiles = 0 if batch.tiles is None else len(batch.tiles)
-            self._counts = torch.tensor([batch.num_single, num_tiles], dtype=torch.int32).to(batch.rows.device)
+        self._counts = batch.counts
+        if batch.counts is None and batch.tiles is not None:
+            self._counts = torch.tensor([batch.num_single, len(batch.tiles)], dtype=torch.int32).to(batch.rows.device)
 
     def query_tiles(self, query_lens: NDArray[np.int64], first_request: int) -> NDArray[np.int32]:
         """[num_tiles, 2]: the tiles of the requests from `first_request` on. Long contexts first: they take longest."""
@@ -111,11 +109,12 @@ class TritonPagedAttention:
             batch.block_table,
             batch.rows,
             batch.seq_lens,
-            self._counts,
+            batch.counts,
             self._partial_acc,
             self._partial_max,
             self._partial_sum,
             self._num_arrived,
+            batch.num_single,
             self._scale,
             batch.block_table.stride(0),
             *(k.stride(0), k.stride(1), k.stride(3), k.stride(2)),

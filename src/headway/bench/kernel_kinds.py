@@ -12,7 +12,7 @@ OTHER = "other"
 _PATTERNS: Mapping[str, str] = {
     "attention": r"attn|attention|flash|fmha|paged|^decode_|^prefill_|^merge_",
     "sampling": r"sampl|argmax|gumbel|multinomial|topk|top_k|sort|softmax|^_pick|^_threshold|^_edit|^_penalty",
-    "linear": r"gemm|gemv|cublas|nvjet|cutlass|wmma|splitk|linear|addmm|matmul|::mm|::bmm|^one_row|^split_|swiglu",
+    "linear": r"gemm|gemv|cublas|nvjet|cutlass|wmma|splitk|linear|addmm|matmul|::b?mm|^one_row|^split_|^scaled_|swiglu",
     "norm/rope/activation": r"norm|rope|rotary|silu|sigmoid|gelu|activation",
     "copy": r"memcpy|memset|copy|fill|clone|::to$|cat|index|gather|scatter|embedding|zero|^seat_|^append_",
 }

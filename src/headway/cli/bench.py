@@ -165,7 +165,11 @@ class _Run:
         from headway.bench.report import print_online
 
         run_one = functools.partial(replay, self.engine, self.work, temperature=self.job.temperature)
-        replays = self._rounds(run_one)
+        # To be warm the engine must have seen the batch sizes of the trace, which its beginning has too.
+        beginning = self.work[: -(-len(self.work) // 5)]
+        replays = self._rounds(
+            run_one, functools.partial(replay, self.engine, beginning, temperature=self.job.temperature)
+        )
         rounds = [OnlineMetrics.of(one.timelines, one.duration_s) for one in replays]
         costs = planned_costs(self.engine.model_config, self.engine.plan)
         alone = [timeline_alone(request, costs, self.ceilings) for request in self.work]
@@ -183,12 +187,12 @@ class _Run:
             print(f"headway: error: {num_lost} requests did not get exactly their tokens.", file=sys.stderr)
         return 1 if num_lost else 0
 
-    def _rounds(self, run_one: Callable[..., Any]) -> list[Any]:
-        """The measured rounds, after those that only warm the engine."""
+    def _rounds(self, run_one: Callable[..., Any], warm_up: Callable[..., Any] | None = None) -> list[Any]:
+        """The measured rounds, after those that only warm the engine, where `warm_up` may run instead."""
         num_warmup, num_measured = self.job.num_warmup_rounds, self.job.num_rounds
         with _progress(len(self.work) * (num_warmup + num_measured)) as progress:
             for _ in range(num_warmup):
-                run_one(progress=progress)
+                (warm_up or run_one)(progress=progress)
             return [run_one(progress=progress) for _ in range(num_measured)]
 
     def _finish(self, result: dict[str, Any], run_one: Callable[..., Any], num_steps: int) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from headway.core.step_time import StepTimeModel
 
-BACKLOG_SHARE = 0.08
+BACKLOG_SHARE = 0.1
 """Of the time that the backlog needs, what one step may take."""
 
 

@@ -26,8 +26,8 @@ from headway.core import (
     check_invariants,
 )
 from headway.engine.step_report import BatchSnapshot, StepReport, take_snapshot
-from headway.executor import Executor
-from headway.executor.base import PendingStep
+from headway.executor import Executor, PendingStep
+from headway.tracing import span
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,8 @@ class EngineCore:
         """Plan and launch until the pipeline is full, or nothing can be planned before a result has come."""
         launched = []
         while self._has_room():
-            output = self.scheduler.schedule()
+            with span("schedule"):
+                output = self.scheduler.schedule()
             if output.is_empty:
                 break
             snapshot = take_snapshot(self.scheduler, output)
@@ -124,7 +125,8 @@ class EngineCore:
 
     def _submit(self, output: SchedulerOutput) -> PendingStep:
         try:
-            return self.executor.submit(output)
+            with span("submit"):
+                return self.executor.submit(output)
         except Exception as error:
             return _FailedStep(error)
 
@@ -133,14 +135,16 @@ class EngineCore:
         step = self._in_flight.popleft()
         is_awaited = self.has_unfinished_requests
         try:
-            result, has_run = step.pending.result(), True
+            with span("wait"):
+                result, has_run = step.pending.result(), True
         except Exception as error:
             result, has_run = _failed(step.output, error), False
         previous_s, self._last_result_s = self._last_result_s, self._now()
         duration_s = self._last_result_s - max(previous_s, step.submitted_s)
         # A failed step has no time of its own, and one that nobody waited for may have ended long ago.
         observed_s = duration_s if has_run and is_awaited else None
-        updates = self.scheduler.update(step.output, result, duration_s=observed_s)
+        with span("update"):
+            updates = self.scheduler.update(step.output, result, duration_s=observed_s)
         return EngineStep(launched, updates, self._report(step.snapshot, updates, duration_s))
 
     def _idle_step(self) -> EngineStep:

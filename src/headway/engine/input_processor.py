@@ -86,7 +86,8 @@ class InputProcessor:
             raise InvalidRequestError("stop and bad_words need a tokenizer, and this model has none.", param="stop")
         room = self.max_model_len - num_prompt_tokens
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        params = dataclasses.replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
+        if params.max_tokens != max_tokens or params.min_tokens > max_tokens:
+            params = dataclasses.replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
         return params if self.tokenizer is None else resolve_bad_words(params, self.tokenizer)
 
     def _child(

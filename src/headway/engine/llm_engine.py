@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -20,6 +21,7 @@ from headway.outputs import RequestOutput
 from headway.runner.memory_plan import MemoryPlan
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
+from headway.tracing import span
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,9 @@ class LLMEngine:
             progress=progress,
         )
         logger.info("memory plan\n%s", executor.plan)
+        # What is loaded now stays; the garbage collector need not look at it again, least of all during a step.
+        gc.collect()
+        gc.freeze()
         return cls(config, executor=executor, tokenizer=tokenizer, model_config=checkpoint.config, plan=executor.plan)
 
     def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0) -> PreparedRequest:
@@ -106,7 +111,8 @@ class LLMEngine:
         self.last_step = step.report
         for launched in step.launched:
             self._outputs.note_launched(launched, now_s=started_s)
-        processed = self._outputs.process(step.updates, now_s=self._now())
+        with span("outputs"):
+            processed = self._outputs.process(step.updates, now_s=self._now())
         for request_id in processed.stopped_request_ids:
             self.core.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
         self.errors.update(processed.errors)

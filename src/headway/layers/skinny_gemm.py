@@ -13,6 +13,8 @@ between two of them is split up: the one before leaves the residual times the no
 squares; the one after multiplies and then divides each row by its root mean square.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 from __future__ import annotations
 
 import functools

@@ -21,8 +21,10 @@ class StepShape(NamedTuple):
     num_tokens: int
     num_samples: int
     """Rows whose logits are computed."""
-    is_decode: bool
-    """Every request has one token, and all rows are sampled from."""
+    has_singles: bool
+    """Whether requests with a single new token take part."""
+    has_chunks: bool
+    """Whether requests with several do. Without any, all rows are sampled from."""
 
 
 def decode_rungs(max_num_seqs: int) -> list[int]:

@@ -220,8 +220,10 @@ class GpuRows:
         if is_padded:
             array[start["rows"] + num_requests] = 0
             array[start["query_start"] + num_requests + 1] = num_padded_tokens
-            array[start["seq_lens"] + num_requests] = 0
-        _put(array, start["sample_index"], step.query_start[1:][step.sampled] - 1)
+            # In a step of single tokens every line of padding is looked at as if it were a request.
+            array[start["seq_lens"] + num_requests : start["seq_lens"] + self._column_size] = 0
+        end = _put(array, start["sample_index"], step.query_start[1:][step.sampled] - 1)
+        array[end : start["sample_index"] + self._column_size] = 0  # a graph reads more of them than there are
         _put(array, start["sample_rows"], step.sample_rows)
         _put(array, start["sample_positions"], step.seq_lens[step.sampled])
         return _put(array, self._tiles_start, tiles.ravel())

@@ -157,14 +157,14 @@ class GpuModelRunner:
         sample_index = self._rows.columns["sample_index"]
         num_tokens = self._padded(step.num_tokens, step.is_decode)
         if self._graphs is not None and step.is_decode:
-            self._graphs.run(StepShape(num_tokens, num_tokens, is_decode=True))
+            self._graphs.run(StepShape(num_tokens, num_tokens, has_singles=True, has_chunks=False))
             logits = self._logits[: step.num_requests]
             in_order = step.all_sample_in_order
             return logits if in_order else logits.index_select(0, sample_index[:num_samples]), {}
         if self._graphs is not None and num_tokens in self._token_rungs:
             num_rows = rung_above(self._sample_rungs, num_samples)
             assert num_rows is not None
-            self._graphs.run(StepShape(num_tokens, num_rows, is_decode=False))
+            self._graphs.run(StepShape(num_tokens, num_rows, has_singles=step.num_single > 0, has_chunks=True))
             return self._logits[:num_samples], {}
         hidden = self._hidden(step, sample_index[:num_samples])
         if not num_samples:
@@ -192,22 +192,21 @@ class GpuModelRunner:
     def _run_shape(self, shape: StepShape) -> None:
         """Run the staged step with all numbers at their limits: from the columns to `self._logits`."""
         rows = self._rows
-        num_tokens, num_samples, is_decode = shape
+        num_tokens, num_samples, has_singles, has_chunks = shape
         max_requests = min(num_tokens, len(rows.token_rows))
-        num_tiles = 0 if is_decode else self.attention.max_tiles(num_tokens, max_requests)  # type: ignore[attr-defined]
-        # One more than can take part, for the padding, which a decode step has all of in that one.
-        rows.gather(max_requests + 1, num_tokens)
+        num_tiles = self.attention.max_tiles(num_tokens, max_requests) if has_chunks else 0  # type: ignore[attr-defined]
+        rows.gather(max_requests + 1, num_tokens)  # one more than can take part, for the padding
         self.attention.plan(
             self._batch(
                 num_tokens,
-                max_requests if is_decode else max_requests + 1,
-                max_query_len=1 if is_decode else num_tokens,
+                max_requests + has_chunks,  # with chunks there is one that has several tokens, whatever their number
+                max_query_len=num_tokens if has_chunks else 1,
                 max_seq_len=rows.max_model_len,
-                num_single=max_requests,
+                num_single=max_requests if has_singles else 0,
                 num_tiles=num_tiles,
             )
         )
-        wanted_rows = None if is_decode else rows.columns["sample_index"][:num_samples]
+        wanted_rows = rows.columns["sample_index"][:num_samples] if has_chunks else None
         hidden = self.decoder.forward(
             rows.token_ids[:num_tokens], rows.positions[:num_tokens], self.attention, wanted_rows
         )
@@ -236,7 +235,7 @@ class GpuModelRunner:
             rows=columns["rows"][:num_requests],
             num_single=num_single,
             tiles=rows.tiles(num_tiles) if num_tiles else None,
-            counts=columns["counts"][1:3],
+            counts=columns["counts"][1:3] if num_tiles else None,
         )
 
     # ---- logprobs of prompts: rare, and the one thing here that waits for the device --------------------------------

@@ -1,5 +1,7 @@
 """Triton kernels that keep the permanent rows of requests up to date and read a step's batch from them."""
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 from __future__ import annotations
 
 import triton

@@ -153,7 +153,7 @@ def test_sharp_scores(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("num_requests", [3, 17, 33])
 def test_odd_numbers_of_requests(num_requests: int) -> None:
-    PagedCase(plain(num_kv_heads=3), [(1, 1 + 7 * r % 40) for r in range(num_requests)]).check()
+    PagedCase(plain(num_kv_heads=2), [(1, 1 + 7 * r % 40) for r in range(num_requests)]).check()
 
 
 # ------------------------------------------------------------------------------------- what a result may depend on
@@ -182,7 +182,7 @@ def test_a_chunk_does_not_depend_on_its_neighbours(shape: Shape) -> None:
 @pytest.mark.usefixtures("four_processors")
 def test_the_same_to_the_bit_each_time() -> None:
     """Whichever program is the last to arrive and adds the parts up."""
-    lengths = [(1, 20_000), (1, 70), (3, 5)] if ON_GPU else [(1, 100), (1, 70), (3, 5)]
+    lengths = [(1, 20_000), (1, 70), (3, 5)] if ON_GPU else [(1, 70), (3, 5)]
     case = PagedCase(plain(), lengths)
     case.check()
     first = torch.cat(case.run())

@@ -35,7 +35,7 @@ class FakeEngine:
     """`answer` maps a prompt's text to what the model says to it."""
 
     def __init__(self, config: EngineConfig, answer: Callable[[str], str], *, max_model_len: int = 4096) -> None:
-        self.config = config
+        self.config = config = config.for_device("cpu")
         self.tokenizer = FakeTokenizer()
         self.plan = SimpleNamespace(max_model_len=max_model_len)
         self.last_step: StepReport | None = None

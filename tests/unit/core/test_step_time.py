@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headway.core.decode_pace import BACKLOG_STEPS, STRETCH, TOKENS_PER_LATE_ONE, DecodePace
+from headway.core.decode_pace import BACKLOG_SHARE, DecodePace
 from headway.core.step_time import DEFAULT_TOKENS, FREE_TOKENS, StepTimeModel
 
 LARGE_GPU = (5.6e-3, 24e-6)
@@ -106,19 +106,41 @@ def test_without_decodes_or_without_a_target_time_is_no_limit() -> None:
     assert free.chunk_tokens(num_decodes=5, num_backlog_tokens=10**6) == 512
 
 
-def test_a_backlog_may_make_a_step_longer_but_only_for_one_token_in_so_many() -> None:
-    pace, in_time = paced()
-    num_late = num_steps = 0
-    for _ in range(5000):
-        num_steps += 1
-        num_late += pace.chunk_tokens(num_decodes=10, num_backlog_tokens=BACKLOG_STEPS * in_time + 1) > in_time
-    assert num_late == pytest.approx(num_steps / TOKENS_PER_LATE_ONE, abs=1)
+def backlog_tokens(times_target: float) -> int:
+    """A backlog of which one step's share takes so many times the target."""
+    return int(times_target * 0.02 / BACKLOG_SHARE / LARGE_GPU[1])
 
 
-def test_how_long_the_longer_step_is() -> None:
+@pytest.mark.parametrize("times_target", [0.0, 0.5, 0.95])
+def test_a_small_backlog_changes_nothing(times_target: float) -> None:
     pace, in_time = paced()
-    for _ in range(TOKENS_PER_LATE_ONE):
-        assert pace.chunk_tokens(num_decodes=10, num_backlog_tokens=BACKLOG_STEPS * in_time) == in_time
-    longer = pace.chunk_tokens(num_decodes=10, num_backlog_tokens=BACKLOG_STEPS * in_time + 1)
-    assert longer == pytest.approx(ideal(*LARGE_GPU, STRETCH * 0.02, 8192), rel=0.05)
-    assert pace.chunk_tokens(num_decodes=10, num_backlog_tokens=10**6) == in_time, "the allowance is used up"
+    assert pace.chunk_tokens(num_decodes=10, num_backlog_tokens=backlog_tokens(times_target)) == in_time
+
+
+@pytest.mark.parametrize("times_target", [1.5, 4.0, 8.0])
+def test_in_a_flood_steps_take_their_share_of_it(times_target: float) -> None:
+    pace, _ = paced()
+    num_tokens = pace.chunk_tokens(num_decodes=10, num_backlog_tokens=backlog_tokens(times_target))
+    assert device(*LARGE_GPU)(num_tokens) == pytest.approx(times_target * 0.02, rel=0.05)
+
+
+def test_the_budget_limits_the_largest_flood_too() -> None:
+    pace, _ = paced()
+    assert pace.chunk_tokens(num_decodes=10, num_backlog_tokens=10**7) == 8192
+
+
+def test_before_anything_is_known_a_flood_changes_nothing() -> None:
+    pace = DecodePace(target_s=0.02, max_tokens=8192)
+    assert pace.chunk_tokens(num_decodes=10, num_backlog_tokens=10**7) == DEFAULT_TOKENS
+
+
+def test_steps_shrink_back_as_the_backlog_melts() -> None:
+    pace, in_time = paced()
+    backlog, sizes = backlog_tokens(8.0), []
+    while backlog > 0:
+        sizes.append(pace.chunk_tokens(num_decodes=10, num_backlog_tokens=backlog))
+        pace.observe(num_chunk_tokens=sizes[-1], duration_s=device(*LARGE_GPU)(sizes[-1]))
+        backlog -= sizes[-1]
+    assert sizes[0] > 5 * in_time
+    assert sizes[-1] == pytest.approx(in_time, rel=0.05)
+    assert all(later <= 1.05 * earlier for earlier, later in zip(sizes, sizes[1:]))

@@ -12,7 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.triton_device import DEVICE
+from tests.triton_device import DEVICE  # isort: split
+
+from headway.layers.ops import ScaledRows
+from headway.layers.skinny_gemm import _block_m, split_add
 
 _MARGIN = 64
 _UNTOUCHED = 7.0
@@ -20,7 +23,7 @@ EPS = 1e-5
 
 
 class Operands:
-    """x [rows, in], weight [out, in] (twice the rows where `gated`), bias, norm and residual."""
+    """x [rows, in], weight [out, in] (twice the rows where `gated`), bias, residual, and norms of input and result."""
 
     def __init__(
         self, rows: int, outputs: int, inputs: int, dtype: torch.dtype, *, gated: bool = False, seed: int = 0
@@ -32,8 +35,16 @@ class Operands:
         self.weight = self._operand(weights, inputs, dtype=dtype).div_(math.sqrt(inputs))
         self.bias = self._operand(weights, dtype=dtype)
         self.norm = self._operand(inputs, dtype=dtype)
+        self.next_norm = self._operand(outputs, dtype=dtype)
         self.residual = self._result(rows, outputs, dtype=dtype)
         self.out = self._result(rows, outputs, dtype=dtype)
+
+    def scaled_rows(self, num_parts: int) -> ScaledRows:
+        """x as rows still to be divided by the root of random mean squares. Rows of padding have squares of NaN."""
+        squares = self._operand(num_parts, _block_m(self.x), dtype=torch.float32)
+        squares.square_().mul_(self.x.shape[1] / num_parts)
+        squares[:, len(self.x) :] = math.nan
+        return ScaledRows(self.x, squares)
 
     def assert_nothing_outside_was_written(self) -> None:
         for memory in self._results:
@@ -59,11 +70,15 @@ def expected(
     bias: Tensor | None,
     *,
     norm: Tensor | None = None,
+    squares: Tensor | None = None,
     residual: Tensor | None = None,
     swiglu: bool = False,
 ) -> Tensor:
-    """The layer in float64."""
+    """The layer in float64. With `squares` x is `ScaledRows`."""
     wide = x.double()
+    if squares is not None:
+        total = squares[:, : len(x)].double().sum(0)
+        wide = wide * torch.rsqrt(total / x.shape[1] + EPS)[:, None]
     if norm is not None:
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * norm.double()
     result = wide @ weight.double().T
@@ -88,3 +103,15 @@ def assert_near(got: Tensor, expected: Tensor) -> None:
         limit += torch.finfo(got.dtype).eps * expected.abs()
     error = (got.double() - expected).abs()
     assert bool((error <= limit).all()), f"off by {float((error / limit).max()):.3g} times the limit"
+
+
+def check_split_add(case: Operands, bias: Tensor | None) -> ScaledRows:
+    """`split_add` of the operands: the sum, and of the sum as it was rounded the first half of the norm."""
+    wanted = expected(case.x, case.weight, bias, residual=case.residual)
+    scaled = split_add(case.x, case.weight, bias, case.residual, case.next_norm)
+    assert_near(case.residual, wanted)
+    total = case.residual.double()
+    assert_near(scaled.values, total * case.next_norm.double())
+    assert_near(scaled.squares.sum(0)[: len(case.x)], total.square().sum(1))
+    case.assert_nothing_outside_was_written()
+    return scaled

@@ -11,8 +11,8 @@ import torch
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
 from headway.layers import skinny_gemm
-from headway.layers.skinny_gemm import MAX_SPLIT_OUTPUTS, MAX_SPLIT_ROWS, one_row, split_add, swiglu
-from tests.unit.layers.skinny_case import EPS, Operands, assert_near, expected
+from headway.layers.skinny_gemm import MAX_SPLIT_OUTPUTS, MAX_SPLIT_ROWS, one_row, scaled_linear, split_add, swiglu
+from tests.unit.layers.skinny_case import EPS, Operands, assert_near, check_split_add, expected
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -93,10 +93,7 @@ def test_norm_of_a_tiny_row_is_held_up_by_eps() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_split_add(rows: int, dtype: torch.dtype) -> None:
     case = Operands(rows, 75, 700, dtype)
-    wanted = expected(case.x, case.weight, case.bias, residual=case.residual)
-    split_add(case.x, case.weight, case.bias, case.residual)
-    assert_near(case.residual, wanted)
-    case.assert_nothing_outside_was_written()
+    check_split_add(case, case.bias)
 
 
 @pytest.mark.parametrize(
@@ -104,19 +101,42 @@ def test_split_add(rows: int, dtype: torch.dtype) -> None:
     sizes(small=SMALL, large=[size for size in LARGE if size[0] <= MAX_SPLIT_OUTPUTS]),
 )
 def test_split_add_of_any_size(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    case = Operands(3, outputs, inputs, dtype)
-    wanted = expected(case.x, case.weight, None, residual=case.residual)
-    split_add(case.x, case.weight, None, case.residual)
-    assert_near(case.residual, wanted)
-    case.assert_nothing_outside_was_written()
+    check_split_add(Operands(3, outputs, inputs, dtype), None)
 
 
 def test_most_rows_into_the_widest_sum() -> None:
     """The scratch memory is as large as the largest product needs."""
-    case = Operands(MAX_SPLIT_ROWS, MAX_SPLIT_OUTPUTS, 40, torch.float16)
-    wanted = expected(case.x, case.weight, None, residual=case.residual)
-    split_add(case.x, case.weight, None, case.residual)
-    assert_near(case.residual, wanted)
+    check_split_add(Operands(MAX_SPLIT_ROWS, MAX_SPLIT_OUTPUTS, 40, torch.float16), None)
+
+
+# -------------------------------------------------------------------- up to 64 rows, with the other half of the norm
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scaled_linear(rows: int, dtype: torch.dtype) -> None:
+    case = Operands(rows, 75, 300, dtype)
+    x = case.scaled_rows(num_parts=10)
+    got = scaled_linear(x, case.weight, case.bias, EPS)
+    assert got.dtype == dtype
+    assert_near(got, expected(x.values, case.weight, case.bias, squares=x.squares))
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "dtype"), sizes(small=SMALL, large=LARGE))
+def test_scaled_linear_of_any_size(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    case = Operands(3, outputs, inputs, dtype)
+    x = case.scaled_rows(num_parts=-(-inputs // 32))
+    assert_near(scaled_linear(x, case.weight, None, EPS), expected(x.values, case.weight, None, squares=x.squares))
+
+
+@pytest.mark.parametrize("rows", [1, 19])
+def test_both_halves_of_a_norm_are_a_norm(rows: int) -> None:
+    before, after = Operands(rows, 75, 130, torch.float32), Operands(rows, 40, 75, torch.float32, gated=True, seed=1)
+    scaled = check_split_add(before, before.bias)
+    wanted = expected(before.residual, after.weight, after.bias, norm=before.next_norm)
+    assert_near(scaled_linear(scaled, after.weight, after.bias, EPS), wanted)
+    gated = swiglu(scaled.values, after.weight, after.bias, squares=scaled.squares, eps=EPS)
+    assert_near(gated, expected(before.residual, after.weight, after.bias, norm=before.next_norm, swiglu=True))
 
 
 # ---------------------------------------------------------------------------------------------- up to 64 rows, gated
@@ -129,6 +149,15 @@ def test_swiglu(rows: int, dtype: torch.dtype) -> None:
     got = swiglu(case.x, case.weight, case.bias)
     assert got.dtype == dtype
     assert_near(got, expected(case.x, case.weight, case.bias, swiglu=True))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_swiglu_of_scaled_rows(rows: int, dtype: torch.dtype) -> None:
+    case = Operands(rows, 43, 300, dtype, gated=True)
+    x = case.scaled_rows(num_parts=3)
+    got = swiglu(x.values, case.weight, case.bias, squares=x.squares, eps=EPS)
+    assert_near(got, expected(x.values, case.weight, case.bias, squares=x.squares, swiglu=True))
 
 
 @pytest.mark.parametrize(("outputs", "inputs", "dtype"), sizes(small=[*SMALL, (8193, 3)], large=LARGE))
@@ -146,12 +175,16 @@ def test_the_same_to_the_bit_each_time(dtype: torch.dtype) -> None:
     outputs, inputs = (1025, 3001) if ON_GPU else (5, 300)
     sums, gated = Operands(5, outputs, inputs, dtype), Operands(5, outputs, inputs, dtype, gated=True)
     row = Operands(1, outputs, inputs, dtype)
+    next_weight = Operands(1, 7, outputs, dtype).weight
 
     def results() -> list[torch.Tensor]:
         residual = sums.residual.clone()
-        split_add(sums.x, sums.weight, sums.bias, residual)
+        scaled = split_add(sums.x, sums.weight, sums.bias, residual, sums.next_norm)
         return [
             residual,
+            scaled.values,
+            scaled.squares,
+            scaled_linear(scaled, next_weight, None, EPS),
             swiglu(gated.x, gated.weight, gated.bias),
             one_row(row.x, row.weight, row.bias, norm=row.norm, eps=EPS),
         ]

@@ -1,0 +1,75 @@
+"""All scenarios in which the work is there at once, on one engine, as one table; best of three rounds each.
+
+The same as `headway bench latency --scenario b1` and `headway bench throughput --scenario b64|nano|prefill` (a warm-up
+round each; the long `nano` is its own warm-up), without loading the model four times.
+
+    python benchmarks/gpu_table.py --model qwen3-0.6b
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from headway.bench.ceilings import measure_ceilings
+from headway.bench.floors import planned_costs, work_floor
+from headway.bench.rounds import run_round
+from headway.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS
+from headway.bench.start_up import measure_start_up
+from headway.config import EngineConfig
+from headway.engine.llm_engine import LLMEngine
+
+NO_WARM_UP = ("nano",)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen3-0.6b", help="a built-in shape or a config.json")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--scenarios", nargs="+", default=["b1", "b64", "prefill", "nano"], choices=tuple(SCENARIOS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output-json", metavar="FILE")
+    options = parser.parse_args()
+
+    config = EngineConfig.from_options(
+        model=options.model, load_format="dummy", dtype=options.dtype, max_model_len=SCENARIOS["b1"].max_model_len
+    )
+    engine = LLMEngine.from_config(config)
+    print(f"{options.model}: {measure_start_up(engine)}", flush=True)
+    ceilings = measure_ceilings(engine.plan.device, engine.plan.dtype)
+    print(f"ceilings: {ceilings}")
+    print(
+        f"{'scenario':<10}{'elapsed s':>10}{'ms/token':>10}{'out tok/s':>12}{'in tok/s':>12}{'floor s':>10}  rounds, s"
+    )
+    results = {}
+    for name in options.scenarios:
+        work = SCENARIOS[name].draw(config.model.seed, engine.model_config.vocab_size)
+        for _ in range(name not in NO_WARM_UP):
+            run_round(engine, work, temperature=SCENARIO_TEMPERATURE)
+        rounds = [run_round(engine, work, temperature=SCENARIO_TEMPERATURE).times for _ in range(options.rounds)]
+        best = min(rounds, key=lambda times: times.elapsed_s)
+        floor = work_floor(
+            work,
+            planned_costs(engine.model_config, engine.plan),
+            ceilings,
+            max_num_seqs=engine.config.scheduler.limits.max_num_seqs,
+        )
+        per_token_ms = 1e3 * best.elapsed_s / SCENARIOS[name].output_len.high if name in ("b1", "b64") else float("nan")
+        print(
+            f"{name:<10}{best.elapsed_s:>10.3f}{per_token_ms:>10.3f}{best.output_tok_s:>12,.0f}{best.input_tok_s:>12,.0f}"
+            f"{floor.times.elapsed_s:>10.3f}  {', '.join(f'{times.elapsed_s:.3f}' for times in rounds)}",
+            flush=True,
+        )
+        results[name] = {
+            "elapsed_s": [times.elapsed_s for times in rounds],
+            "output_tok_s": best.output_tok_s,
+            "input_tok_s": best.input_tok_s,
+            "floor_s": floor.times.elapsed_s,
+        }
+    if options.output_json is not None:
+        with open(options.output_json, "w") as file:
+            json.dump(results, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""A model small enough for Triton's interpreter, on the GPU runner and, as its reference, on the plain CPU engine."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway import LLM
+from headway.loader import dummy
+from tests.triton_device import DEVICE
+
+VOCAB_SIZE = 199
+MAX_MODEL_LEN = 48
+
+_SHAPE = {
+    "architectures": ["Qwen3ForCausalLM"],  # with norms of queries and keys, so that random weights attend to something
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": MAX_MODEL_LEN,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+
+
+class TinyLLM:
+    """Makes engines of one model. Its weights are ten times as large as those of other dummies: every part matters."""
+
+    def __init__(self, folder: Path) -> None:
+        self._shape = folder / "tiny.json"
+        self._shape.write_text(json.dumps(_SHAPE))
+
+    def on_cpu(self) -> LLM:
+        """The reference: float32, one step at a time."""
+        return self._make(device="cpu", dtype="float32", quantization="none")
+
+    def on_gpu(self, **options: Any) -> LLM:
+        """The GPU runner, with small limits, so that padding costs the interpreter little; and nothing overlaps."""
+        small = {"max_num_seqs": 6, "max_num_batched_tokens": 16, "block_size": 8, "overlap": "off", "dtype": "float32"}
+        fixed = {"device": DEVICE.type, "attention_backend": "triton"}
+        memory = {} if "num_kv_blocks" in options else {"kv_cache_memory": 2**20}
+        return self._make(**fixed, **{**small, **memory, **options})
+
+    def _make(self, **options: Any) -> LLM:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dummy, "_STD", 0.2)
+            return LLM(str(self._shape), load_format="dummy", max_model_len=MAX_MODEL_LEN, **options)
+
+
+def random_prompts(*lengths: int) -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
