@@ -21,6 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from headway.attention.base import AttentionBatch, LayerKVCache
 from headway.attention.triton_kernels import decode_kernel, prefill_kernel
 from headway.errors import ConfigError
+from headway.layers.shared_memory import stages_that_fit
 
 _LOG2_E = math.log2(math.e)
 _MAX_SPLITS = 32
@@ -55,6 +56,21 @@ class TritonPagedAttention:
         self._wide = exact or self._columns > 128
         self._query_rows = max(self._group_rows, 32 if self._wide else 128)
         self._descriptors = _describe(kv_caches) if not self._wide else None
+        self._decode_tile = 32 if self._wide else 64
+        self._prefill_tile = 32 if self._descriptors is None else _DESCRIBED_TILE
+        row_bytes, device = self._columns * cache.v.element_size(), cache.v.device
+        self._decode_stages = stages_that_fit(
+            2 if self._wide else 3,
+            2 * self._decode_tile * row_bytes,
+            device,
+            fixed_bytes=self._group_rows * row_bytes,
+        )
+        self._prefill_stages = stages_that_fit(
+            2 if self._wide else (4 if self._descriptors is None else 3),
+            2 * self._prefill_tile * row_bytes,
+            device,
+            fixed_bytes=self._query_rows * row_bytes,
+        )
         self._num_programs = _PROGRAMS_PER_PROCESSOR * _num_processors(cache.v.device)
         # The number of splits is rounded: at worst from one and a half to two.
         max_parts = self._max_parts = self._num_programs * 4 // 3 + 1
@@ -125,12 +141,12 @@ class TritonPagedAttention:
             HEAD_DIM=self._head_dim,
             HEAD_COLUMNS=self._columns,
             BLOCK_SIZE=cache.block_size,
-            TILE=32 if self._wide else 64,
+            TILE=self._decode_tile,
             NUM_PROGRAMS=self._num_programs,
             MAX_SPLITS=_MAX_SPLITS,
             PRECISION=self._precision,
             num_warps=4,
-            num_stages=2 if self._wide else 3,
+            num_stages=self._decode_stages,
         )
 
     def _prefill(self, layer: int, q: Tensor, out: Tensor) -> None:
@@ -160,10 +176,10 @@ class TritonPagedAttention:
             HEAD_COLUMNS=self._columns,
             BLOCK_SIZE=cache.block_size,
             QUERY_ROWS=self._query_rows,
-            TILE=_DESCRIBED_TILE if described else 32,
+            TILE=self._prefill_tile,
             DESCRIBED=described,
             PRECISION=self._precision,
-            STAGES=2 if self._wide else (3 if described else 4),
+            STAGES=self._prefill_stages,
             num_warps=4,
         )
 
@@ -174,6 +190,8 @@ def _describe(kv_caches: Sequence[LayerKVCache]) -> list[tuple[TensorDescriptor,
     by_token = cache.k.transpose(2, 3)
     width = cache.head_dim
     if not by_token.is_contiguous() or cache.block_size % _DESCRIBED_TILE or width not in (64, 128):
+        return None
+    if by_token.is_cuda and torch.cuda.get_device_capability(by_token.device) < (9, 0):  # it has no such unit
         return None
 
     def described(tensor: Tensor) -> TensorDescriptor:

@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headway.layers.ops import ScaledRows
+from headway.layers.shared_memory import stages_that_fit
 
 MAX_SPLIT_ROWS = 64
 # Wider outputs give a general matmul enough tiles to fill the device.
@@ -328,7 +329,7 @@ def split_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, 
         BLOCK_K=_SPLIT_BLOCK_K,
         SPLITS=_SPLITS,
         PRECISION=_precision(x),
-        STAGES=4,
+        STAGES=_stages(4, x, block_m + _SPLIT_BLOCK_N, _SPLIT_BLOCK_K),
         num_warps=4,
     )
     return ScaledRows(scaled, squares)
@@ -355,7 +356,7 @@ def scaled_linear(x: ScaledRows, weight: Tensor, bias: Tensor | None, eps: float
         NUM_PARTS=len(x.squares),
         PARTS_ROWS=triton.next_power_of_2(len(x.squares)),
         PRECISION=_precision(rows),
-        STAGES=5,
+        STAGES=_stages(5, rows, _block_m(rows) + 32, 128),
         num_warps=4,
     )
     return out
@@ -385,10 +386,14 @@ def swiglu(
         NUM_PARTS=num_parts,
         PARTS_ROWS=triton.next_power_of_2(num_parts),
         PRECISION=_precision(x),
-        STAGES=4,
+        STAGES=_stages(4, x, _block_m(x) + 2 * block_n, 128),
         num_warps=4,
     )
     return out
+
+
+def _stages(wanted: int, x: Tensor, num_rows: int, num_columns: int) -> int:
+    return stages_that_fit(wanted, num_rows * num_columns * x.element_size(), x.device)
 
 
 def _block_m(x: Tensor) -> int:

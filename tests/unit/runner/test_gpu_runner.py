@@ -144,3 +144,150 @@ def test_a_step_without_single_tokens_has_a_shape_of_its_own(
         StepShape(16, 6, has_singles=False, has_chunks=True),
         StepShape(1, 1, has_singles=True, has_chunks=False),
     ]
+
+
+# ------------------------------------------------------------------------------------------ what is learnt a step late
+
+
+def test_a_stop_token_ends_a_request_one_step_late_and_the_surplus_token_is_dropped(
+    overlapped: LLM, cpu_tokens: list[list[int]], shapes: list[StepShape]
+) -> None:
+    tokens = cpu_tokens[0]
+    place = next(i for i, token in enumerate(tokens) if i and token not in tokens[:i])
+    params = [
+        SamplingParams(temperature=0, max_tokens=NUM_TOKENS, stop_token_ids=[tokens[place]]),
+        SamplingParams(temperature=0, max_tokens=place + 1),
+    ]
+    stopped, other = generate(overlapped, PROMPTS[:2], params)
+    assert stopped.outputs[0].token_ids == tokens[: place + 1]
+    assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("stop", tokens[place])
+    assert other.outputs[0].token_ids == cpu_tokens[1][: place + 1]
+    overlapped.engine.core.drain()
+    assert len(shapes) == place + 2, "the step that was on its way when the stop token came"
+    assert shapes[-1].num_tokens == 1, "the one that ends by length is not in it"
+
+
+def test_the_engine_goes_on_after_an_abort_with_steps_in_flight(
+    overlapped: LLM, cpu_tokens: list[list[int]]
+) -> None:
+    engine = overlapped.engine
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
+    done: dict[str, RequestOutput] = {}
+
+    def step() -> None:
+        done.update((output.request_id, output) for output in engine.step() if output.finished)
+        engine.check_invariants()
+
+    for name, prompt in zip("abc", PROMPTS):
+        engine.add_request(name, prompt, params)
+    step()
+    step()
+    assert engine.core.scheduler.in_flight, "the abort comes while a step runs"
+    for name, so_far in (("a", 2), ("c", 2)):
+        aborted = engine.abort(name)
+        assert aborted is not None and len(aborted.outputs[0].token_ids) == so_far
+    # Two newcomers take over rows and blocks; one of them the name as well.
+    engine.add_request("a", PROMPTS[2], params)
+    engine.add_request("d", PROMPTS[3], params)
+    while engine.has_unfinished_requests():
+        step()
+    assert {name: output.outputs[0].token_ids for name, output in done.items()} == {
+        "a": cpu_tokens[2],
+        "b": cpu_tokens[1],
+        "d": cpu_tokens[3],
+    }
+    assert engine.core.scheduler.kv_cache.pool.num_used_blocks == 0
+
+
+def test_penalties_and_bans_count_tokens_that_the_host_does_not_know_yet(cpu: LLM, overlapped: LLM) -> None:
+    params = [
+        SamplingParams(temperature=0, max_tokens=NUM_TOKENS, repetition_penalty=3.0),
+        SamplingParams(temperature=0, max_tokens=NUM_TOKENS, frequency_penalty=2.0, presence_penalty=2.0),
+        SamplingParams(temperature=0, max_tokens=NUM_TOKENS, logit_bias={7: 100.0}, stop_token_ids=[7], min_tokens=3),
+    ]
+    expected = tokens_of(generate(cpu, PROMPTS[:3], params))
+    assert len(expected[2]) == 4 and expected[2][-1] == 7
+    assert tokens_of(generate(overlapped, PROMPTS[:3], params)) == expected
+
+
+# ---------------------------------------------------------------------------------------------- logprobs, seeds, errors
+
+
+def values(positions: list[Any]) -> list[tuple[int, int | None, float]]:
+    """Token, rank and logprob, over all positions."""
+    return [(token, found.rank, found.logprob) for found_here in positions for token, found in found_here.items()]
+
+
+def test_logprobs_equal_the_cpu_engines(tiny: TinyLLM, cpu: LLM) -> None:
+    params = [
+        SamplingParams(temperature=0, max_tokens=3, logprobs=2),
+        SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1),
+        SamplingParams(temperature=0, max_tokens=2, logprobs=0, prompt_logprobs=0),
+        SamplingParams(temperature=0, max_tokens=2),
+    ]
+    prompts = [PROMPTS[0], PROMPTS[2], *PROMPTS[:2]]
+    llm = tiny.on_gpu(overlap="on", max_chunk_tokens=4)
+    for expected, output in zip(generate(cpu, prompts, params), generate(llm, prompts, params), strict=True):
+        pairs = [(expected.outputs[0].logprobs, output.outputs[0].logprobs)]
+        pairs.append((expected.prompt_logprobs, output.prompt_logprobs))
+        for right, found in pairs:
+            assert (found is None) == (right is None)
+            if right is not None and found is not None:
+                assert [position is None for position in found] == [position is None for position in right]
+                right_values, found_values = (values([p for p in side if p is not None]) for side in (right, found))
+                assert [value[:2] for value in found_values] == [value[:2] for value in right_values]
+                assert [v[2] for v in found_values] == pytest.approx([v[2] for v in right_values], abs=1e-4)
+
+
+def test_in_16_bit_logprobs_have_the_error_of_the_format(tiny: TinyLLM, cpu: LLM) -> None:
+    """Few rows of a 16-bit model go through kernels of their own: a single one, and a few."""
+    params = SamplingParams(temperature=0, max_tokens=2, logprobs=0)
+    llm = tiny.on_gpu(dtype="float16")
+    for prompts in (PROMPTS[:1], PROMPTS[:2]):
+        for expected, output in zip(generate(cpu, prompts, params), generate(llm, prompts, params), strict=True):
+            assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+            assert output.outputs[0].cumulative_logprob == pytest.approx(expected.outputs[0].cumulative_logprob, abs=0.05)
+
+
+def test_sampled_tokens_depend_on_the_seed_alone(tiny: TinyLLM, overlapped: LLM) -> None:
+    params = [
+        SamplingParams(temperature=1.0, seed=7, max_tokens=4, ignore_eos=True),
+        SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=7, max_tokens=4, ignore_eos=True),
+    ]
+    together = tokens_of(generate(overlapped, PROMPTS[:2], params))
+    alone = [tokens_of(generate(overlapped, [prompt], [own]))[0] for prompt, own in zip(PROMPTS, params)]
+    assert alone == together
+    plain = tiny.on_gpu(cuda_graphs="off", max_chunk_tokens=2)
+    assert tokens_of(generate(plain, PROMPTS[:2], params)) == together
+    other_seed = [SamplingParams(temperature=1.0, seed=8, max_tokens=4, ignore_eos=True)]
+    assert tokens_of(generate(overlapped, PROMPTS[:1], other_seed)) != together[:1]
+
+
+def test_a_request_with_broken_logits_fails_and_the_others_go_on(
+    tiny: TinyLLM, cpu_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison = next(token for token in range(199) if all(token not in line for line in [*PROMPTS, *cpu_tokens]))
+    read = DummyCheckpoint.read
+
+    def poisoned(self: DummyCheckpoint, name: str, **options: Any) -> torch.Tensor:
+        tensor = read(self, name, **options)
+        if name == "model.embed_tokens.weight":
+            tensor[poison] = float("nan")
+        return tensor
+
+    monkeypatch.setattr(DummyCheckpoint, "read", poisoned)
+    llm = tiny.on_gpu(overlap="on", num_kv_blocks=6)
+    params = SamplingParams(temperature=0, max_tokens=3)
+    with pytest.raises(EngineDeadError, match="nan"):
+        llm.generate([PROMPTS[0], [5, poison, 6], PROMPTS[1]], params, use_tqdm=False)
+    done: dict[str, RequestOutput] = {}
+    for name, prompt in (("a", PROMPTS[0]), ("broken", [5, poison, 6]), ("b", PROMPTS[1])):
+        llm.engine.add_request(name, prompt, params, stream=False)
+    while llm.engine.has_unfinished_requests():
+        done |= {output.request_id: output for output in llm.engine.step()}
+    assert done["broken"].outputs[0].finish_reason == "error"
+    assert "nan" in llm.engine.errors["broken"]
+    assert done["a"].outputs[0].token_ids == cpu_tokens[0][:3]
+    assert done["b"].outputs[0].token_ids == cpu_tokens[1][:3]
+    # What it left behind in blocks that others get now is not read.
+    assert tokens_of(generate(llm, PROMPTS[:3], params)) == [tokens[:3] for tokens in cpu_tokens[:3]]
