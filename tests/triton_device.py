@@ -39,4 +39,7 @@ def _multiply_bfloat16_as_numbers() -> None:
 
 
 if not ON_GPU:
+    from tests.quick_interpreter import make_interpreter_quick
+
     _multiply_bfloat16_as_numbers()
+    make_interpreter_quick()

@@ -1,13 +1,16 @@
 """How much of a step prompts may take while other requests generate, so that these keep the inter-token time they want.
 
-Nearly always it is what fits into the target. But when prompts pile up faster than such steps can take them in, keeping
-the pace of the few that generate is paid for by the many that wait, and by the device, which reads its weights for
-every small piece. So a step may also take a fixed share of the time that the whole backlog needs: in quiet times that
-is less than the target and changes nothing, in a flood it lets the steps grow, and as the backlog melts they shrink
-back.
+Nearly always it is what fits into the target. Two things may make a step longer, since a device that computes prompts
+in small pieces reads its weights for every piece, and everybody in the queue waits for that:
+
+* The target is kept by all but one token in `TOKENS_PER_LATE_ONE`. That little is spent where it helps most: when the
+  prompts that are there would take many steps at the target's pace, one step may take a few times as long.
+* A step may always take a fixed share of the time that the whole backlog needs. In quiet times that is less than the
+  target and changes nothing; in a flood, where keeping the pace of a few would be paid for by the many that wait, it
+  lets the steps grow, and as the backlog melts they shrink back.
 
     backlog   ▁▁▂▁▁▁▁▁▇▆▄▃▂▁▁▁▁          prompt tokens that are not computed yet
-    step      ▂▂▂▂▂▂▂▂▅▄▃▂▂▂▂▂▂          max(target, share × backlog)
+    step      ▂▂▂▂▂▂▂▂▅▄▃▂▂▂▂▂▂          max(target, share × backlog), now and then more
 """
 
 from __future__ import annotations
@@ -16,22 +19,38 @@ from headway.core.step_time import StepTimeModel
 
 BACKLOG_SHARE = 0.1
 """Of the time that the backlog needs, what one step may take."""
+BACKLOG_STEPS = 8
+"""So many steps at the target's pace are a backlog worth being late for."""
+STRETCH = 4.0
+"""How many times the target a late step may take."""
+TOKENS_PER_LATE_ONE = 125
+"""Tokens that have to be in time before another one may be late: the 99th percentile keeps the target."""
+
+_MOST_LATE_TOKENS = 1024.0  # what may be saved up for a burst
 
 
 class DecodePace:
-    """Answers one question per step: how many prompt tokens beside the decodes. A target of 0 is none."""
+    """Answers one question per step, and keeps the books of late tokens. A target of 0 is none."""
 
     def __init__(self, *, target_s: float, max_tokens: int) -> None:
         self.target_s = target_s
         self.step_time = StepTimeModel(max_tokens=max_tokens)
         self._max_tokens = max_tokens
+        self._num_late_allowed = 0.0
 
     def chunk_tokens(self, *, num_decodes: int, num_backlog_tokens: int) -> int:
-        """How many prompt tokens the next step may have beside its decodes."""
+        """How many prompt tokens the next step may have beside its decodes. To be asked once for each step."""
         if not self.target_s or not num_decodes:
             return self._max_tokens
         backlog_s = num_backlog_tokens * (self.step_time.per_token_s or 0.0)
-        return self.step_time.chunk_tokens(max(self.target_s, BACKLOG_SHARE * backlog_s))
+        num_tokens = self.step_time.chunk_tokens(max(self.target_s, BACKLOG_SHARE * backlog_s))
+        is_backlog = num_backlog_tokens > BACKLOG_STEPS * self.step_time.chunk_tokens(self.target_s)
+        if is_backlog and self._num_late_allowed >= num_decodes:
+            self._num_late_allowed -= num_decodes
+            return max(num_tokens, self.step_time.chunk_tokens(STRETCH * self.target_s))
+        saved = self._num_late_allowed + num_decodes / TOKENS_PER_LATE_ONE
+        self._num_late_allowed = min(saved, _MOST_LATE_TOKENS)
+        return num_tokens
 
     def observe(self, *, num_chunk_tokens: int, duration_s: float) -> None:
         """A step with so many prompt tokens beside its decodes has taken so long."""

@@ -27,7 +27,7 @@ DEFAULT_TOKENS = 512
 """The answer before anything is known."""
 
 _BASE_WEIGHT = 0.1  # of the newest step in the base time
-_HORIZON_TOKENS = 4096  # how many chunk tokens back the cost per token looks
+_HORIZON_TOKENS = 1024  # how many chunk tokens back the cost per token looks: it grows along a prompt
 _MOST_TIMES_EXPECTED = 3.0  # beyond this a slow step is cut off, below its inverse a fast one starts anew
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -75,9 +76,7 @@ class LLMEngine:
             progress=progress,
         )
         logger.info("memory plan\n%s", executor.plan)
-        # What is loaded now stays; the garbage collector need not look at it again, least of all during a step.
-        gc.collect()
-        gc.freeze()
+        _spare_the_collector()
         return cls(config, executor=executor, tokenizer=tokenizer, model_config=checkpoint.config, plan=executor.plan)
 
     def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0) -> PreparedRequest:
@@ -138,6 +137,13 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Free the model and its cache."""
         self.core.shutdown()
+
+
+def _spare_the_collector() -> None:
+    """What is loaded now stays; the garbage collector need not look at it again, least of all during a step."""
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # extension modules that count what is left at the end would call it leaked
 
 
 def _resolve_max_model_len(wanted: int | None, model: DecoderConfig) -> int:

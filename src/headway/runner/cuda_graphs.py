@@ -48,34 +48,36 @@ def rung_above(rungs: Sequence[int], size: int) -> int | None:
     return rungs[place] if place < len(rungs) else None
 
 
+RunStep = Callable[[StepShape], None]
+
+
 class StepGraphs:
-    """Runs `step(shape)`, which must work on the same memory every time, through graphs.
+    """The graphs of one runner, which they do not hold in turn: when it is dropped, its memory is free at once.
 
     On a CPU, where the kernels are interpreted, there is nothing to capture, and every step runs as the first one does.
     """
 
-    def __init__(self, step: Callable[[StepShape], None], device: torch.device) -> None:
-        self._step = step
+    def __init__(self, device: torch.device) -> None:
         self._seen: set[StepShape] = set()
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-    def run(self, shape: StepShape) -> None:
-        """Run a step of this shape."""
+    def run(self, shape: StepShape, step: RunStep) -> None:
+        """Run `step(shape)`, which must do the same to the same memory every time, or replay it."""
         graph = self._graphs.get(shape)
         if graph is None:
             if shape not in self._seen or self._pool is None:
                 self._seen.add(shape)
-                self._step(shape)
+                step(shape)
                 return
-            graph = self._graphs[shape] = self._capture(shape)
+            graph = self._graphs[shape] = self._capture(shape, step)
         graph.replay()
 
-    def _capture(self, shape: StepShape) -> torch.cuda.CUDAGraph:
+    def _capture(self, shape: StepShape, step: RunStep) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         # Other threads (a tokenizer's, a profiler's) may touch CUDA meanwhile; only this one must not.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._step(shape)
+            step(shape)
         return graph
 
 

@@ -88,7 +88,7 @@ class GpuModelRunner:
         self._query_tiles = getattr(attention, "query_tiles", None)
         self._graphs: StepGraphs | None = None
         if use_graphs and self._query_tiles is not None:
-            self._graphs = StepGraphs(self._run_shape, device)
+            self._graphs = StepGraphs(device)
         self._decode_rungs = decode_rungs(max_num_seqs)
         self._token_rungs = token_rungs(min(max_num_batched_tokens, _launch_bound_tokens(decoder)))
         self._sample_rungs = sample_rungs(max_num_seqs)
@@ -157,14 +157,16 @@ class GpuModelRunner:
         sample_index = self._rows.columns["sample_index"]
         num_tokens = self._padded(step.num_tokens, step.is_decode)
         if self._graphs is not None and step.is_decode:
-            self._graphs.run(StepShape(num_tokens, num_tokens, has_singles=True, has_chunks=False))
+            shape = StepShape(num_tokens, num_tokens, has_singles=True, has_chunks=False)
+            self._graphs.run(shape, self._run_shape)
             logits = self._logits[: step.num_requests]
             in_order = step.all_sample_in_order
             return logits if in_order else logits.index_select(0, sample_index[:num_samples]), {}
         if self._graphs is not None and num_tokens in self._token_rungs:
             num_rows = rung_above(self._sample_rungs, num_samples)
             assert num_rows is not None
-            self._graphs.run(StepShape(num_tokens, num_rows, has_singles=step.num_single > 0, has_chunks=True))
+            shape = StepShape(num_tokens, num_rows, has_singles=step.num_single > 0, has_chunks=True)
+            self._graphs.run(shape, self._run_shape)
             return self._logits[:num_samples], {}
         hidden = self._hidden(step, sample_index[:num_samples])
         if not num_samples:

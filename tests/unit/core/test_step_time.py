@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
 import pytest
 
-from headway.core.decode_pace import BACKLOG_SHARE, DecodePace
+from headway.core.decode_pace import BACKLOG_SHARE, BACKLOG_STEPS, STRETCH, TOKENS_PER_LATE_ONE, DecodePace
 from headway.core.step_time import DEFAULT_TOKENS, FREE_TOKENS, StepTimeModel
 
 LARGE_GPU = (5.6e-3, 24e-6)
@@ -143,4 +144,33 @@ def test_steps_shrink_back_as_the_backlog_melts() -> None:
         backlog -= sizes[-1]
     assert sizes[0] > 5 * in_time
     assert sizes[-1] == pytest.approx(in_time, rel=0.05)
-    assert all(later <= 1.05 * earlier for earlier, later in zip(sizes, sizes[1:]))
+    assert all(later <= 1.05 * earlier for earlier, later in itertools.pairwise(sizes))
+
+
+def test_a_backlog_may_make_a_step_longer_but_only_for_one_token_in_so_many() -> None:
+    pace, in_time = paced()
+    num_late = num_steps = 0
+    for _ in range(5000):
+        num_steps += 1
+        num_late += pace.chunk_tokens(num_decodes=10, num_backlog_tokens=BACKLOG_STEPS * in_time + 1) > in_time
+    assert num_late == pytest.approx(num_steps / TOKENS_PER_LATE_ONE, abs=1)
+
+
+def test_how_long_the_longer_step_is() -> None:
+    pace, in_time = paced()
+    for _ in range(TOKENS_PER_LATE_ONE):
+        assert pace.chunk_tokens(num_decodes=10, num_backlog_tokens=BACKLOG_STEPS * in_time) == in_time
+    longer = pace.chunk_tokens(num_decodes=10, num_backlog_tokens=BACKLOG_STEPS * in_time + 1)
+    assert longer == pytest.approx(ideal(*LARGE_GPU, STRETCH * 0.02, 8192), rel=0.05)
+    again = pace.chunk_tokens(num_decodes=10, num_backlog_tokens=BACKLOG_STEPS * in_time + 1)
+    assert again == in_time, "the allowance is used up"
+
+
+def test_an_allowance_never_makes_a_step_shorter_than_the_flood_would() -> None:
+    pace, in_time = paced()
+    for _ in range(TOKENS_PER_LATE_ONE):
+        pace.chunk_tokens(num_decodes=10, num_backlog_tokens=in_time)
+    with_allowance, without = (
+        pace.chunk_tokens(num_decodes=10, num_backlog_tokens=backlog_tokens(1.5 * STRETCH)) for _ in range(2)
+    )
+    assert with_allowance == without

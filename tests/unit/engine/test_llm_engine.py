@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from headway import tracing
 from headway.config import EngineConfig
 from headway.core import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
 from headway.engine.llm_engine import LLMEngine
@@ -168,3 +169,19 @@ def test_the_last_report_is_of_the_step_whose_outputs_were_returned() -> None:
     engine.step()
     assert [(row.request_id, row.num_tokens) for row in engine.last_step.rows] == [("a", 1)]
     assert engine.last_step.finished == ("a",)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_recorder_sees_the_parts_of_every_step(overlap: bool) -> None:
+    engine = make_engine(overlap=overlap)
+    engine.add_request("a", [1, 2], SamplingParams(max_tokens=2))
+    recorder = tracing.Recorder()
+    tracing.record_into(recorder)
+    try:
+        while engine.has_unfinished_requests():
+            engine.step()
+    finally:
+        tracing.record_into(None)
+    names = [recorded.name for recorded in recorder.spans]
+    one, two = ["schedule", "submit"], ["wait", "update", "outputs"]
+    assert names == (one + one + two + ["schedule"] + two if overlap else one + two + one + two)

@@ -56,7 +56,7 @@ def test_norm_swiglu_takes_the_gate_first() -> None:
 def test_linear_add_leaves_the_sum_to_the_next_norm() -> None:
     x, residual, linear = torch.randn(4, 6), torch.randn(4, 3), TorchLinear(torch.randn(3, 6), torch.randn(3))
     before = residual.clone()
-    delta = OPS.linear_add(x, linear, residual)
+    delta = OPS.linear_add(x, linear, residual, torch.randn(3))
     assert delta is not None and torch.equal(delta, linear(x))
     assert torch.equal(residual, before)
 

@@ -259,7 +259,7 @@ def test_linear_add_accumulates_in_the_residual(dtype: torch.dtype, with_bias: b
     x, residual = randn(5, 48, dtype=dtype), randn(5, 32, dtype=dtype)
     linear = TorchLinear(randn(32, 48, dtype=dtype), randn(32, dtype=dtype) if with_bias else None)
     expected = residual.double() + linear(x).double()
-    assert TritonOps(skinny=False).linear_add(x, linear, residual) is None
+    assert TritonOps(skinny=False).linear_add(x, linear, residual, randn(32, dtype=dtype)) is None
     tolerance = 2e-5 if dtype is torch.float32 else 6e-2
     torch.testing.assert_close(residual.double(), expected, rtol=tolerance, atol=tolerance)
 
@@ -279,8 +279,8 @@ class OpaqueLinear:
 def test_a_linear_of_another_kind_leaves_its_product_to_the_next_norm() -> None:
     x, residual, weight = randn(5, 48), randn(5, 32), randn(32)
     down, qkv = OpaqueLinear(randn(32, 48)), OpaqueLinear(randn(20, 32))
-    delta = OPS.linear_add(x, down, residual)
-    assert delta is not None and torch.equal(delta, down(x))
+    delta = OPS.linear_add(x, down, residual, weight)
+    assert isinstance(delta, Tensor) and torch.equal(delta, down(x))
     total = residual + delta
     expected = EXPECTED.norm_linear(total, None, weight, EPS, qkv)
     torch.testing.assert_close(OPS.norm_linear(residual, delta, weight, EPS, qkv), expected, rtol=1e-5, atol=1e-5)
@@ -302,7 +302,7 @@ def skinny_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for name in ("one_row", "split_add", "swiglu"):
+    for name in ("one_row", "split_add", "scaled_linear", "swiglu"):
         monkeypatch.setattr(skinny_gemm, name, watched(name))
     return calls
 
@@ -311,11 +311,14 @@ def near_half(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=5e-3, atol=5e-2)
 
 
+ONE_ROW_NORMS = ["one_row norm", "one_row norm swiglu"]
+
+
 @pytest.mark.parametrize(
     ("rows", "fused"),
     [
-        (1, ["one_row norm", "one_row norm swiglu", "one_row residual", "one_row"]),
-        (5, ["swiglu", "split_add"]),
+        (1, [*ONE_ROW_NORMS, "one_row residual", "one_row", *ONE_ROW_NORMS]),
+        (5, ["swiglu", "split_add", "scaled_linear", "swiglu squares"]),
         (65, []),
     ],
 )
@@ -328,9 +331,16 @@ def test_few_rows_go_to_the_fused_matmuls(skinny_calls: list[str], rows: int, fu
     activated = OPS.norm_swiglu(residual, None, weight, EPS, gate_up)
     near_half(activated, EXPECTED.norm_swiglu(residual, None, weight, EPS, gate_up))
     x, before = randn(rows, 32, dtype=dtype), residual.clone()
-    assert OPS.linear_add(x, linear, residual) is None
+    delta = OPS.linear_add(x, linear, residual, weight)
     near_half(residual, before + linear(x))
     near_half(OPS.linear(x, gate_up), gate_up(x))
+    # What the sum has left to the next norm, whichever of the three follows it.
+    total = residual.clone()
+    near_half(OPS.norm(residual, delta, weight, EPS), EXPECTED.norm(total, None, weight, EPS))
+    near_half(OPS.norm_linear(residual, delta, weight, EPS, linear), linear(EXPECTED.norm(total, None, weight, EPS)))
+    activated = OPS.norm_swiglu(residual, delta, weight, EPS, gate_up)
+    near_half(activated, EXPECTED.norm_swiglu(total, None, weight, EPS, gate_up))
+    assert torch.equal(residual, total)
     assert skinny_calls == fused
 
 
@@ -349,7 +359,7 @@ def test_without_skinny_matmuls_and_in_float32_cublas_takes_all(skinny_calls: li
         ops.norm_linear(residual, None, weight, EPS, linear)
         ops.norm_swiglu(residual, None, weight, EPS, linear)
         ops.linear(residual, linear)
-        ops.linear_add(residual.clone(), linear, residual)
+        ops.linear_add(residual.clone(), linear, residual, weight)
     assert not skinny_calls
 
 
@@ -390,10 +400,10 @@ def test_whole_decoder_in_float32(tmp_path: Path, family: str) -> None:
 
 
 def test_whole_decoder_in_half_precision(tmp_path: Path, skinny_calls: list[str]) -> None:
-    checkpoint = open_checkpoint(save_folder(hf_model("llama_biased", num_hidden_layers=1), tmp_path))
+    checkpoint = open_checkpoint(save_folder(hf_model("llama_biased"), tmp_path))
     half, exact = (
         logits_of_three_steps(load_decoder(checkpoint, device=DEVICE, dtype=dtype, ops=ops))
         for dtype, ops in ((torch.float16, OPS), (torch.float32, EXPECTED))
     )
     assert (half - exact).norm() / exact.norm() < 5e-3
-    assert {call.split()[0] for call in skinny_calls} == {"one_row", "split_add", "swiglu"}
+    assert {call.split()[0] for call in skinny_calls} == {"one_row", "split_add", "scaled_linear", "swiglu"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,33 +11,23 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+from tests.triton_device import DEVICE  # isort: split
 
-triton = pytest.importorskip("triton")
+import triton
+import triton.language as tl
 
-import triton.language as tl  # noqa: E402
+from headway.errors import InvalidRequestError
+from headway.runner import gpu_sampler, sampling_kernels
+from headway.runner.gpu_sampler import GpuSampler, Seat
+from headway.runner.logprobs import gather_logprobs
+from headway.runner.sampler import NO_TOKEN, SamplerOutput
+from headway.runner.sampling_kernels import RECORD_WORDS, RowRecord, find_thresholds, gumbel_noise, noise_key
+from headway.sampling_params import SamplingParams
+from tests.unit.runner import sampling_reference as reference
+from tests.unit.runner.sampling_reference import Request
 
-from headway.errors import InvalidRequestError  # noqa: E402
-from headway.runner import gpu_sampler, sampling_kernels  # noqa: E402
-from headway.runner.gpu_sampler import GpuSampler, Seat  # noqa: E402
-from headway.runner.logprobs import gather_logprobs  # noqa: E402
-from headway.runner.sampler import NO_TOKEN, SamplerOutput  # noqa: E402
-from headway.runner.sampling_kernels import RECORD_WORDS, RowRecord, find_thresholds, gumbel_noise, noise_key  # noqa: E402
-from headway.sampling_params import SamplingParams  # noqa: E402
-from tests.unit.runner import sampling_reference as reference  # noqa: E402
-from tests.unit.runner.quick_interpreter import quick_interpreter  # noqa: E402
-from tests.unit.runner.sampling_reference import Request  # noqa: E402
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EOS = [3]
 MAX_MODEL_LEN = 64
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick() -> Iterator[None]:
-    with quick_interpreter():
-        yield
 
 
 class Bench:

@@ -3,32 +3,26 @@
 At every call of a function, not only at that of the kernel, the interpreter walks through all of the language to put
 its own functions in place of the compiler's. Here it looks first whether they are there already. It also checks every
 sum and product of integers for overflow, which takes a third of the time; a GPU does not, and the sizes of tests are
-far from it.
+far from it. Both are of no effect where the interpreter is not the one that is known here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import triton.language as tl
 from triton.runtime import interpreter
 
 
-@contextmanager
-def quick_interpreter() -> Iterator[None]:
-    """While open, what is replaced already is not searched again. Of no effect where the interpreter differs."""
-    with pytest.MonkeyPatch.context() as patch:
-        _replace_once(patch)
-        _trust_integers(patch)
-        yield
+def make_interpreter_quick() -> None:
+    """For the rest of the process."""
+    _replace_once()
+    _trust_integers()
 
 
-def _replace_once(patch: pytest.MonkeyPatch) -> None:
+def _replace_once() -> None:
     replace_builtins = getattr(interpreter, "_patch_builtin", None)
     replace_language = getattr(interpreter, "_patch_lang", None)
     if replace_builtins is None or replace_language is None:
@@ -55,12 +49,12 @@ def _replace_once(patch: pytest.MonkeyPatch) -> None:
         seen = languages[id(names)]
         return nothing_to_restore() if seen and all(map(is_replaced, seen)) else replace_language(fn)
 
-    patch.setattr(interpreter, "_patch_builtin", replace_builtins_once)
-    patch.setattr(interpreter, "_patch_lang", replace_language_once)
+    interpreter._patch_builtin = replace_builtins_once
+    interpreter._patch_lang = replace_language_once
 
 
-def _trust_integers(patch: pytest.MonkeyPatch) -> None:
+def _trust_integers() -> None:
     builder = getattr(interpreter, "interpreter_builder", None)
     options = getattr(builder, "options", None)
-    if hasattr(options, "sanitize_overflow"):
-        patch.setattr(builder, "options", dataclasses.replace(options, sanitize_overflow=False))
+    if builder is not None and hasattr(options, "sanitize_overflow"):
+        builder.options = dataclasses.replace(options, sanitize_overflow=False)

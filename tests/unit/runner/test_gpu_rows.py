@@ -1,0 +1,312 @@
+"""Rows, block tables and a step's columns on the device, against lists. Without a GPU through Triton's interpreter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+import torch
+
+from tests.triton_device import DEVICE  # isort: split
+
+from headway.core.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
+from headway.runner.gpu_rows import GpuRows, StagedStep
+from headway.sampling_params import SamplingParams
+
+BLOCK_SIZE = 4
+
+
+def make_rows(*, max_num_seqs: int = 5, max_model_len: int = 40, block_size: int = BLOCK_SIZE) -> GpuRows:
+    return GpuRows(
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        max_num_tokens=max(24, max_model_len),
+        device=DEVICE,
+    )
+
+
+def new(name: str, prompt: list[int], output: tuple[int, ...] = ()) -> NewRequest:
+    return NewRequest(name, tuple(prompt), output, SamplingParams())
+
+
+def share(
+    name: str, num_tokens: int, num_computed: int, blocks: tuple[int, ...] = (), *, samples: bool = True
+) -> ScheduledRequest:
+    return ScheduledRequest(name, num_tokens, num_computed, blocks, samples)
+
+
+def plan(*scheduled: ScheduledRequest) -> SchedulerOutput:
+    return SchedulerOutput(0, (), scheduled, (), (), sum(s.num_tokens for s in scheduled))
+
+
+def as_it_is(num_tokens: int, is_decode: bool) -> int:
+    return num_tokens
+
+
+def padded_to(size: int) -> Callable[[int, bool], int]:
+    return lambda num_tokens, is_decode: size
+
+
+def one_tile_each(query_lens: np.ndarray, first_request: int) -> np.ndarray:
+    requests = np.arange(first_request, len(query_lens))
+    return np.stack([requests, 100 + query_lens[first_request:]], axis=1).astype(np.int32)
+
+
+def column(rows: GpuRows, name: str, count: int) -> list[int]:
+    return rows.columns[name][:count].tolist()
+
+
+def gathered(rows: GpuRows, step: StagedStep, num_tokens: int | None = None) -> list[tuple[int, int, int]]:
+    """(id, position, slot) of each token of the step, padding included where there is any."""
+    num_tokens = step.num_tokens if num_tokens is None else num_tokens
+    rows.gather(len(rows.token_rows) + 1, max(step.max_query_len, num_tokens))
+    parts = (rows.token_ids, rows.positions, rows.slots)
+    return list(zip(*(part[:num_tokens].tolist() for part in parts), strict=True))
+
+
+# ------------------------------------------------------------------------------------------------------------- rows
+
+
+def test_a_request_gets_a_row_with_all_its_tokens_and_gives_it_back() -> None:
+    rows = make_rows(max_num_seqs=2)
+    first, second = rows.add([new("a", [7, 8, 9]), new("b", [5], output=(6, 4))])
+    assert {first, second} == {0, 1}
+    assert rows.row_of == {"a": first, "b": second}
+    assert rows.token_rows[first, :4].tolist() == [7, 8, 9, 0]
+    assert rows.token_rows[second, :4].tolist() == [5, 6, 4, 0]
+    assert rows.remove("a") == first
+    assert rows.remove("a") is None
+    assert rows.add([new("c", [3, 2])]) == [first]
+    assert rows.token_rows[first, :2].tolist() == [3, 2]
+    assert rows.token_rows[second, :4].tolist() == [5, 6, 4, 0]
+
+
+def test_long_prompts_are_written_and_read_in_several_tiles() -> None:
+    rows = make_rows(max_num_seqs=2, max_model_len=2100, block_size=64)
+    prompt = [(7 * i) % 1000 for i in range(2050)]
+    rows.add([new("short", [1, 2]), new("long", prompt)])
+    blocks = tuple(range(40, 40 - 33, -1))
+    step = rows.stage(plan(share("long", 2050, 0, blocks)), one_tile_each, padded=as_it_is)
+    assert gathered(rows, step) == [(token, i, blocks[i // 64] * 64 + i % 64) for i, token in enumerate(prompt)]
+
+
+# ----------------------------------------------------------------------------------------------------------- columns
+
+
+def seated(lengths: Mapping[str, int], **options: int) -> GpuRows:
+    rows = make_rows(**options)
+    rows.add([new(name, [ord(name)] * length) for name, length in lengths.items()])
+    return rows
+
+
+def test_single_tokens_come_first_and_of_those_the_longest_contexts() -> None:
+    rows = seated({"a": 3, "b": 6, "c": 9, "d": 5})
+    output = plan(
+        share("a", 3, 0, (0,), samples=False),
+        share("b", 1, 5, (1, 2)),
+        share("c", 1, 8, (3, 4, 5)),
+        share("d", 2, 3, (6, 7)),
+    )
+    step = rows.stage(output, one_tile_each, padded=as_it_is)
+    assert step.request_ids[:2] == ["c", "b"]
+    assert sorted(step.request_ids[2:]) == ["a", "d"]
+    assert (step.num_requests, step.num_single, step.num_tokens) == (4, 2, 7)
+    assert (step.max_query_len, step.max_seq_len) == (3, 9)
+    assert not step.is_decode and not step.all_sample_in_order
+    in_order = {s.request_id: s for s in output.scheduled}
+    shares = [in_order[name] for name in step.request_ids]
+    ends = np.cumsum([s.num_tokens for s in shares]).tolist()
+    assert step.query_start.tolist() == [0, *ends]
+    assert step.seq_lens.tolist() == [s.num_computed_tokens + s.num_tokens for s in shares]
+    assert [step.request_ids[place] for place in step.sampled] == [s.request_id for s in shares if s.samples]
+
+
+def test_the_columns_on_the_device() -> None:
+    rows = seated({"a": 3, "b": 6, "c": 9, "d": 5})
+    output = plan(
+        share("a", 3, 0, (0,), samples=False),
+        share("b", 1, 5, (1, 2)),
+        share("c", 1, 8, (3, 4, 5)),
+    )
+    rows.stage(output, one_tile_each, padded=as_it_is)
+    row_of = rows.row_of
+    assert column(rows, "counts", 3) == [3, 2, 1]
+    assert column(rows, "rows", 3) == [row_of["c"], row_of["b"], row_of["a"]]
+    assert column(rows, "query_start", 4) == [0, 1, 2, 5]
+    assert column(rows, "seq_lens", 3) == [9, 6, 3]
+    assert column(rows, "sample_index", 5) == [0, 1, 0, 0, 0], "a graph may read more of them than there are"
+    assert column(rows, "sample_rows", 2) == [row_of["c"], row_of["b"]]
+    assert column(rows, "sample_positions", 2) == [9, 6]
+    assert rows.tiles(1).tolist() == [[2, 103]]
+
+
+def test_a_step_of_single_tokens_has_no_tiles_and_all_may_sample_in_order() -> None:
+    rows = seated({"a": 3, "b": 6})
+
+    def never(query_lens: np.ndarray, first_request: int) -> np.ndarray:
+        raise AssertionError("there is nothing to cut into tiles")
+
+    step = rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), never, padded=as_it_is)
+    assert step.is_decode and step.all_sample_in_order
+    assert column(rows, "counts", 3) == [2, 2, 0]
+    step = rows.stage(plan(share("a", 1, 1, samples=False), share("b", 1, 5)), never, padded=as_it_is)
+    assert step.is_decode and not step.all_sample_in_order
+
+
+def test_tiles_are_asked_for_by_the_lengths_of_the_step_and_sent_in_their_order() -> None:
+    rows = seated({"a": 8, "b": 6, "c": 9})
+    asked: list[tuple[list[int], int]] = []
+
+    def tiles(query_lens: np.ndarray, first_request: int) -> np.ndarray:
+        asked.append((query_lens.tolist(), first_request))
+        return np.array([[2, 4], [1, 0], [2, 0]], dtype=np.int32)
+
+    step = rows.stage(
+        plan(share("a", 8, 0, (0, 1)), share("b", 1, 5, (2, 3)), share("c", 2, 7, (4, 5, 6))), tiles, padded=as_it_is
+    )
+    assert asked == [([1, 2, 8] if step.request_ids[1] == "c" else [1, 8, 2], 1)]
+    assert step.num_tiles == 3
+    assert rows.tiles(3).tolist() == [[2, 4], [1, 0], [2, 0]]
+
+
+# ----------------------------------------------------------------------------------------------------------- padding
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+def test_padding_is_one_more_request_without_a_row(chunks: bool) -> None:
+    rows = seated({"a": 3, "b": 6, "c": 7, "d": 4}, max_num_seqs=4)
+    for _ in range(4):  # so that the columns hold something, in each of the host's copies
+        rows.stage(plan(*(share(name, 1, 2) for name in "abcd")), one_tile_each, padded=as_it_is)
+    output = plan(share("a", 1, 2), share("b", 3 if chunks else 1, 3))
+    step = rows.stage(output, one_tile_each, padded=padded_to(8))
+    num_tokens = 4 if chunks else 2
+    assert (step.num_requests, step.num_tokens) == (2, num_tokens), "the step does not count it"
+    assert column(rows, "counts", 2) == [3, step.num_single]
+    assert column(rows, "query_start", 4)[-2:] == [num_tokens, 8]
+    assert column(rows, "seq_lens", 8)[2:] == [0] * 6, "each line of padding may be looked at"
+    assert gathered(rows, step, num_tokens=8)[num_tokens:] == [(0, 0, -1)] * (8 - num_tokens)
+    assert gathered(rows, step, num_tokens=8)[:num_tokens] == gathered(rows, step)
+
+
+def test_a_full_step_gets_no_padding() -> None:
+    rows = seated({"a": 3, "b": 6})
+    step = rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), None, padded=padded_to(2))
+    assert column(rows, "counts", 1) == [2]
+    assert step.num_tokens == 2
+
+
+def test_whether_it_is_a_decode_step_is_told_to_who_decides_the_padding() -> None:
+    rows = seated({"a": 3, "b": 6})
+    told: list[tuple[int, bool]] = []
+
+    def padded(num_tokens: int, is_decode: bool) -> int:
+        told.append((num_tokens, is_decode))
+        return num_tokens
+
+    rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), None, padded=padded)
+    rows.stage(plan(share("a", 1, 2), share("b", 2, 4)), one_tile_each, padded=padded)
+    assert told == [(2, True), (3, False)]
+
+
+# ------------------------------------------------------------------------------------------------------ block tables
+
+
+def test_blocks_are_appended_where_the_table_ends_and_a_new_owner_of_the_row_starts_anew() -> None:
+    rows = seated({"a": 9, "b": 4})
+    a, b = rows.row_of["a"], rows.row_of["b"]
+    rows.stage(plan(share("a", 5, 0, (9, 3)), share("b", 4, 0, (7,))), one_tile_each, padded=as_it_is)
+    rows.stage(plan(share("a", 4, 5, (1,)), share("b", 1, 4, (2,))), one_tile_each, padded=as_it_is)
+    rows.stage(plan(share("a", 1, 9), share("b", 1, 5)), one_tile_each, padded=as_it_is)
+    rows.stage(plan(share("a", 3, 9), share("b", 3, 6, (8,))), one_tile_each, padded=as_it_is)
+    assert rows.block_table[a, :3].tolist() == [9, 3, 1]
+    assert rows.block_table[b, :3].tolist() == [7, 2, 8]
+    rows.remove("a")
+    assert rows.add([new("c", [1] * 6)]) == [a]
+    rows.stage(plan(share("c", 6, 0, (5, 6))), one_tile_each, padded=as_it_is)
+    assert rows.block_table[a, :2].tolist() == [5, 6]
+    assert rows.block_table[b, :3].tolist() == [7, 2, 8]
+
+
+def test_many_blocks_in_one_step() -> None:
+    rows = make_rows(max_num_seqs=3, max_model_len=400, block_size=1)
+    rows.add([new("a", [1] * 300), new("b", [2] * 90)])
+    blocks_a, blocks_b = tuple(range(1000, 1300)), tuple(range(500, 410, -1))
+    rows.stage(plan(share("a", 300, 0, blocks_a), share("b", 90, 0, blocks_b)), one_tile_each, padded=as_it_is)
+    assert rows.block_table[rows.row_of["a"], :300].tolist() == list(blocks_a)
+    assert rows.block_table[rows.row_of["b"], :90].tolist() == list(blocks_b)
+
+
+# ------------------------------------------------------------------------------------------------------ random steps
+
+
+class Batch:
+    """Requests as lists: what the rows should hold."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.tokens: dict[str, list[int]] = {}
+        self.blocks: dict[str, list[int]] = {}
+        self.computed: dict[str, int] = {}
+        self.free_blocks = rng.sample(range(200), 200)
+
+    def enter(self, name: str) -> NewRequest:
+        self.tokens[name] = [self.rng.randrange(1, 1000) for _ in range(self.rng.randint(1, 20))]
+        self.blocks[name], self.computed[name] = [], 0
+        return new(name, self.tokens[name])
+
+    def leave(self, name: str) -> None:
+        del self.tokens[name], self.computed[name]
+        self.free_blocks += self.blocks.pop(name)
+
+    def share(self, name: str) -> ScheduledRequest:
+        remaining = len(self.tokens[name]) - self.computed[name]
+        count = self.rng.choice([1, self.rng.randint(1, min(4, remaining)), min(4, remaining)])
+        start = self.computed[name]
+        needed = -(-(start + count) // BLOCK_SIZE) - len(self.blocks[name])
+        added = tuple(self.free_blocks.pop() for _ in range(needed))
+        self.blocks[name] += added
+        self.computed[name] += count
+        return share(name, count, start, added, samples=count == remaining)
+
+    def expected(self, name: str, position: int) -> tuple[int, int, int]:
+        slot = self.blocks[name][position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+        return self.tokens[name][position], position, slot
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_steps_read_every_requests_own_tokens_from_its_own_blocks(seed: int) -> None:
+    """A sampled token is written to the row on the device only, as the sampler does; the next step reads it there."""
+    rng = random.Random(seed)
+    batch, rows = Batch(rng), make_rows()
+    for number in range(25):
+        for name in [name for name in batch.tokens if rng.random() < 0.15]:
+            batch.leave(name)
+            rows.remove(name)
+        entering = [batch.enter(f"{number}.{i}") for i in range(rng.randint(0, 2)) if len(batch.tokens) < 5]
+        if entering:
+            rows.add(entering)
+        taking_part = [name for name in batch.tokens if rng.random() < 0.8 and len(batch.tokens[name]) < 40]
+        if not taking_part:
+            continue
+        step = rows.stage(plan(*map(batch.share, taking_part)), one_tile_each, padded=padded_to(24))
+        expected = [
+            batch.expected(name, position)
+            for name, count, length in zip(step.request_ids, np.diff(step.query_start), step.seq_lens, strict=True)
+            for position in range(length - count, length)
+        ]
+        assert gathered(rows, step, num_tokens=24) == expected + [(0, 0, -1)] * (24 - len(expected))
+        for place in step.sampled:
+            name, token = step.request_ids[place], rng.randrange(1, 1000)
+            rows.token_rows[rows.row_of[name], len(batch.tokens[name])] = token
+            batch.tokens[name].append(token)
+
+
+def test_everything_is_int32_but_slots() -> None:
+    """Attention kernels and the sampler read the columns as they are."""
+    rows = make_rows()
+    assert {rows.token_rows.dtype, rows.block_table.dtype, rows.token_ids.dtype, rows.positions.dtype} == {torch.int32}
+    assert {part.dtype for part in rows.columns.values()} == {torch.int32}
+    assert rows.slots.dtype == torch.int64
