@@ -43,7 +43,6 @@ class TritonPagedAttention:
         if num_heads % cache.num_kv_heads:
             raise ConfigError(f"{num_heads} query heads cannot share {cache.num_kv_heads} key heads evenly")
         self.kv_caches = kv_caches
-        self._num_heads = num_heads
         self._num_kv_heads = cache.num_kv_heads
         self._head_dim = cache.head_dim
         self._group = num_heads // cache.num_kv_heads

@@ -55,10 +55,6 @@ class ModelCosts:
     output_flops: float
     """The output projection of one token."""
 
-    def step_bytes(self, num_cached_tokens: float) -> float:
-        """What a decode step reads when its requests have this many tokens in the cache together."""
-        return self.weight_bytes + self.kv_bytes_per_token * num_cached_tokens
-
     def prompt_flops(self, length: int) -> float:
         """The arithmetic of a whole prompt."""
         pairs = length * (length + 1) / 2

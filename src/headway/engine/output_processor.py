@@ -189,11 +189,6 @@ class OutputProcessor:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._live
 
-    @property
-    def num_unfinished(self) -> int:
-        """Requests that still have a completion to end."""
-        return len(self._live)
-
     def add(self, request: PreparedRequest, *, stream: bool, now_s: float) -> None:
         """Start to follow a request. With `stream`, every step that changes it gives an output, else only the last."""
         live = _LiveRequest(request, self._tokenizer, stream=stream, arrival_time_s=now_s)

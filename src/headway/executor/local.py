@@ -240,7 +240,8 @@ def _free_cuda_bytes(config: EngineConfig, decoder: Decoder, device: torch.devic
         layer = decoder.layers[0]
         layer.down(decoder.ops.norm_swiglu(hidden, None, layer.input_norm, model.rms_norm_eps, layer.gate_up))
         logits = decoder.logits(hidden[: min(num_rows, num_tokens)]).float()
-        # The sampler keeps a few float32 and float64 copies of the logits when requests filter by top_p.
+        # Room for what sampling may add to the logits (a float32 copy, logprobs, what each row has seen; float64 sums
+        # without Triton) and for the working memory that CUDA graphs keep to themselves.
         scratch = torch.empty(4 * logits.numel(), dtype=torch.float64, device=device)
         del hidden, logits, scratch
     working = torch.cuda.max_memory_allocated(device) - before

@@ -132,7 +132,6 @@ class SamplingBatch:
         self.seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self.num_output_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
-        self._arrays = tuple(value for value in vars(self).values() if isinstance(value, np.ndarray))
         self.params: list[SamplingParams | None] = [None] * max_num_seqs
         self.seen: list[SeenTokens | None] = [None] * max_num_seqs
         self.output_tail: list[list[int]] = [[] for _ in range(max_num_seqs)]
@@ -204,21 +203,6 @@ class SamplingBatch:
         self.blocked_ids[row] = None
         self.output_tail[row] = []
         self.flags[row] = 0
-
-    def move(self, src: int, dst: int) -> None:
-        """Move a request to a free row; `src` becomes free."""
-        self._check_taken(src)
-        if src == dst:
-            return
-        if self.params[dst] is not None:
-            raise ValueError(f"row {dst} is taken")
-        for array in self._arrays:
-            array[dst] = array[src]
-        self.params[dst] = self.params[src]
-        self.seen[dst] = self.seen[src]
-        self.blocked_ids[dst] = self.blocked_ids[src]
-        self.output_tail[dst] = self.output_tail[src]
-        self.remove(src)
 
     def features(self, rows: IntArray) -> Feature:
         """All parts of sampling that any of these rows uses."""

@@ -221,19 +221,6 @@ def test_a_seeded_request_draws_the_same_in_any_batch_and_row(path: str) -> None
     assert run(3, 1, [2, 0, 1], [{"top_k": 40}, {"top_k": 7, "min_p": 0.1}]) == alone
 
 
-def test_moving_a_request_to_another_row_keeps_everything() -> None:
-    rng = np.random.default_rng(2)
-    requests = [random_request(rng, 50) for _ in range(40)]
-    logits = rng.standard_normal((40, 50)).astype(np.float32)
-    expected = sample(logits, requests).token_ids
-    batch = SamplingBatch(80, 50, eos_token_ids=[EOS])
-    for row, request in enumerate(requests):
-        add(batch, row, request)
-    for row in range(40):
-        batch.move(row, 79 - row)
-    assert Sampler().sample(torch.from_numpy(logits), range(79, 39, -1), batch).token_ids == expected
-
-
 def test_rows_are_checked() -> None:
     batch = SamplingBatch(2, 8)
     batch.add(0, SamplingParams(), [], [], 0)
