@@ -19,11 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from headway.layers.heads import HeadNorms, Heads
 
 _PAGE_BYTES = 4096
 
@@ -130,6 +133,11 @@ class AttentionBackend(Protocol):
     kv_caches: Sequence[LayerKVCache]
     batch: AttentionBatch
 
+    @property
+    def takes_qkv(self) -> bool:
+        """Whether the planned step is run by `run_qkv`; most backends never ask for it."""
+        ...
+
     def plan(self, batch: AttentionBatch) -> None:
         """Prepare for one step; may copy lengths to the host."""
         ...
@@ -137,3 +145,16 @@ class AttentionBackend(Protocol):
     def run(self, layer: int, q: Tensor) -> Tensor:
         """q [num_tokens, num_heads, head_dim] -> [num_tokens, num_heads * head_dim], same dtype."""
         ...
+
+    def run_qkv(self, layer: int, qkv: Tensor, heads: Heads, norms: HeadNorms | None) -> Tensor:
+        """What `Ops.rope_write_kv` and `run` do, in one. qkv as there -> [num_tokens, num_heads * head_dim]."""
+        ...
+
+
+class SeparateRotation:
+    """What a backend inherits that leaves norm, rotation and cache write to `Ops`."""
+
+    takes_qkv = False
+
+    def run_qkv(self, layer: int, qkv: Tensor, heads: Heads, norms: HeadNorms | None) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} takes rotated queries")

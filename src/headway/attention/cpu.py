@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headway.attention.base import AttentionBatch, LayerKVCache
+from headway.attention.base import AttentionBatch, LayerKVCache, SeparateRotation
 from headway.errors import ConfigError
 from headway.native.lib import NativeLibrary, check, load
 
 _DTYPES = (torch.float32, torch.float16)
 
 
-class CpuAttention:
+class CpuAttention(SeparateRotation):
     """Plans work items once per step in C, and runs them for each layer."""
 
     name = "cpu"

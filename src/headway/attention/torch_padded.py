@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.attention.base import AttentionBatch, LayerKVCache
+from headway.attention.base import AttentionBatch, LayerKVCache, SeparateRotation
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Prefill:
     """int64 [B]"""
 
 
-class TorchPaddedAttention:
+class TorchPaddedAttention(SeparateRotation):
     """`scaled_dot_product_attention` over gathered blocks."""
 
     name = "torch_padded"

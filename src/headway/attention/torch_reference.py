@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headway.attention.base import AttentionBatch, LayerKVCache
+from headway.attention.base import AttentionBatch, LayerKVCache, SeparateRotation
 
 
-class TorchReferenceAttention:
+class TorchReferenceAttention(SeparateRotation):
     """Gathers each request's keys and values, then computes softmax(q k / sqrt(d)) v in `math_dtype`."""
 
     name = "torch_reference"

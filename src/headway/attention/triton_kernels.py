@@ -20,10 +20,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from headway.layers.triton_kernels import normed_and_rotated
+
 
 @triton.jit
 def _load_block_ids(block_table, tokens, mask, BLOCK_SIZE: tl.constexpr):
     return tl.load(block_table + tokens // BLOCK_SIZE, mask=mask, other=0).to(tl.int64)
+
+
+@triton.jit
+def _whole(halves, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """[ROWS, COLUMNS] from its left and its right half."""
+    left, right = halves
+    return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (ROWS, COLUMNS))
 
 
 @triton.jit(do_not_specialize=["num_single"], do_not_specialize_on_alignment=["rows", "seq_lens", "counts"])
@@ -36,6 +45,10 @@ def decode_kernel(
     rows,
     seq_lens,
     counts,
+    cos_sin,
+    q_norm,
+    k_norm,
+    norm_eps,
     partial_acc,
     partial_max,
     partial_sum,
@@ -67,6 +80,10 @@ def decode_kernel(
     Where there is a `counts`, the true number is there, and `num_single` only a limit. There is a program for each
     split of each pair of request and key head; programs past the last have nothing to do. A pair is split as often as
     it takes to have about NUM_PROGRAMS of them.
+
+    With a `cos_sin`, q is the projection's whole output [requests, (Hq + 2 Hkv) * D], D a power of two: norm (where
+    there are norms) and rotation happen here, and the program that has the end of the context caches the new key and
+    value.
     """
     if counts is not None:
         num_single = tl.load(counts)
@@ -91,14 +108,49 @@ def decode_kernel(
     in_head = dim < HEAD_DIM
     q_rows = (request * NUM_KV_HEADS + head) * GROUP + group
     q_offsets = q_rows[:, None] * HEAD_DIM + dim[None, :]
-    query = tl.load(q + q_offsets, mask=in_group[:, None] & in_head[None, :], other=0.0)
-
     table = block_table + tl.load(rows + request).to(tl.int64) * table_stride
     k_head = k_cache + head * k_stride_head
     v_head = v_cache + head * v_stride_head
     largest = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_ROWS], tl.float32)
     acc = tl.zeros([GROUP_ROWS, HEAD_COLUMNS], tl.float32)
+    num_active = tl.cdiv(seq_len, tiles_per_split * TILE)
+    if cos_sin is None:
+        query = tl.load(q + q_offsets, mask=in_group[:, None] & in_head[None, :], other=0.0)
+    else:
+        NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
+        pair_dim = tl.arange(0, HEAD_DIM // 2)
+        qkv = q + request.to(tl.int64) * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
+        angles = cos_sin + (seq_len - 1).to(tl.int64) * HEAD_DIM
+        all_pairs = pair_dim[None, :] >= 0
+        query = _whole(
+            normed_and_rotated(
+                qkv, head * GROUP + group, pair_dim, in_group[:, None] & all_pairs, q_norm, norm_eps, angles, HEAD_DIM
+            ),
+            GROUP_ROWS,
+            HEAD_DIM,
+        ).to(q.dtype.element_ty)
+        if end == seq_len:
+            # The new token starts the running result from registers; nobody has to wait for what is written.
+            one = tl.arange(0, 1)
+            key = _whole(
+                normed_and_rotated(
+                    qkv, NUM_HEADS + head + one, pair_dim, all_pairs, k_norm, norm_eps, angles, HEAD_DIM
+                ),
+                1,
+                HEAD_DIM,
+            ).to(k_cache.dtype.element_ty)
+            value = tl.load(qkv + (NUM_HEADS + NUM_KV_HEADS + head) * HEAD_DIM + dim).to(v_cache.dtype.element_ty)
+            end = seq_len - 1
+            block = tl.load(table + end // BLOCK_SIZE).to(tl.int64)
+            k_row = k_head + block * k_stride_block + end % BLOCK_SIZE * k_stride_token
+            v_row = v_head + block * v_stride_block + end % BLOCK_SIZE * v_stride_token
+            tl.store(k_row + dim[None, :] * k_stride_dim, key)
+            tl.store(v_row + dim * v_stride_dim, value)
+            largest = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale_log2
+            total += 1.0
+            acc += value.to(tl.float32)[None, :]
+
     for first in range(start, end, TILE):
         tokens = first + tl.arange(0, TILE)
         present = tokens < end
@@ -126,7 +178,6 @@ def decode_kernel(
         largest = new_largest
 
     out_mask = in_group[:, None] & in_head[None, :]
-    num_active = tl.cdiv(seq_len, tiles_per_split * TILE)
     if num_active == 1:
         tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=out_mask)
         return

@@ -11,11 +11,14 @@ in small pieces reads its weights for every piece, and everybody in the queue wa
 
     backlog   ▁▁▂▁▁▁▁▁▇▆▄▃▂▁▁▁▁          prompt tokens that are not computed yet
     step      ▂▂▂▂▂▂▂▂▅▄▃▂▂▂▂▂▂          max(target, share × backlog), now and then more
+
+Matrix units compute rows in tiles, and the first row of a tile costs as much as all: a step is filled up to a whole
+number of them.
 """
 
 from __future__ import annotations
 
-from headway.core.step_time import StepTimeModel
+from headway.core.step_time import FREE_TOKENS, StepTimeModel
 
 BACKLOG_SHARE = 0.1
 """Of the time that the backlog needs, what one step may take."""
@@ -23,8 +26,10 @@ BACKLOG_STEPS = 8
 """So many steps at the target's pace are a backlog worth being late for."""
 STRETCH = 4.0
 """How many times the target a late step may take."""
-TOKENS_PER_LATE_ONE = 125
+TOKENS_PER_LATE_ONE = 250
 """Tokens that have to be in time before another one may be late: the 99th percentile keeps the target."""
+TILE_TOKENS = 128
+"""Rows of a matrix product that are computed together, where there are many; smaller products have smaller tiles."""
 
 _MOST_LATE_TOKENS = 1024.0  # what may be saved up for a burst
 
@@ -47,10 +52,17 @@ class DecodePace:
         is_backlog = num_backlog_tokens > BACKLOG_STEPS * self.step_time.chunk_tokens(self.target_s)
         if is_backlog and self._num_late_allowed >= num_decodes:
             self._num_late_allowed -= num_decodes
-            return max(num_tokens, self.step_time.chunk_tokens(STRETCH * self.target_s))
-        saved = self._num_late_allowed + num_decodes / TOKENS_PER_LATE_ONE
-        self._num_late_allowed = min(saved, _MOST_LATE_TOKENS)
-        return num_tokens
+            num_tokens = max(num_tokens, self.step_time.chunk_tokens(STRETCH * self.target_s))
+        else:
+            saved = self._num_late_allowed + num_decodes / TOKENS_PER_LATE_ONE
+            self._num_late_allowed = min(saved, _MOST_LATE_TOKENS)
+        return self._whole_tiles(num_tokens, num_decodes)
+
+    def _whole_tiles(self, num_chunk_tokens: int, num_decodes: int) -> int:
+        """So much less that the step ends with a tile. Small steps have smaller tiles, so none loses over a quarter."""
+        num_tokens = num_chunk_tokens + num_decodes
+        tile = min(TILE_TOKENS, 1 << max(0, num_tokens.bit_length() - 3))
+        return max(num_chunk_tokens - num_tokens % tile, min(FREE_TOKENS, self._max_tokens))
 
     def observe(self, *, num_chunk_tokens: int, duration_s: float) -> None:
         """A step with so many prompt tokens beside its decodes has taken so long."""

@@ -55,7 +55,7 @@ def silu_mul_kernel(gate_up: tl.tensor, out: tl.tensor, WIDTH: tl.constexpr, BLO
 
 
 @triton.jit
-def _load_halves(
+def load_halves(
     row: tl.tensor, head: tl.tensor, pair: tl.tensor, inside: tl.tensor, HEAD_DIM: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """The heads `head` of a row of qkv in float32, cut in the middle: two tiles [heads, pairs]."""
@@ -66,7 +66,7 @@ def _load_halves(
 
 
 @triton.jit
-def _normed_and_rotated(
+def normed_and_rotated(
     row: tl.tensor,
     head: tl.tensor,
     pair: tl.tensor,
@@ -78,7 +78,7 @@ def _normed_and_rotated(
 ) -> tuple[tl.tensor, tl.tensor]:
     """The heads `head` of a row of qkv after norm (where there is one) and rotation."""
     HALF: tl.constexpr = HEAD_DIM // 2
-    first, second = _load_halves(row, head, pair, inside, HEAD_DIM)
+    first, second = load_halves(row, head, pair, inside, HEAD_DIM)
     if norm is not None:
         scale = tl.rsqrt(tl.sum(first * first + second * second, 1) / HEAD_DIM + eps)[:, None]
         first_weight = tl.load(norm + pair, mask=pair < HALF, other=0.0).to(tl.float32)
@@ -132,7 +132,7 @@ def rope_write_kv_kernel(
     if group < Q_GROUPS:
         head = group * GROUP + tl.arange(0, GROUP)
         inside = (head < NUM_HEADS)[:, None] & (pair < HALF)[None, :]
-        first, second = _normed_and_rotated(row, head, pair, inside, q_norm, eps, cos_sin_row, HEAD_DIM)
+        first, second = normed_and_rotated(row, head, pair, inside, q_norm, eps, cos_sin_row, HEAD_DIM)
         to = q_out + token * (NUM_HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + pair[None, :]
         tl.store(to, first.to(q_out.dtype.element_ty), mask=inside)
         tl.store(to + HALF, second.to(q_out.dtype.element_ty), mask=inside)
@@ -140,8 +140,8 @@ def rope_write_kv_kernel(
         head = (group - Q_GROUPS) * GROUP + tl.arange(0, GROUP)
         inside = (head < NUM_KV_HEADS)[:, None] & (pair < HALF)[None, :]
         k_head, v_head = head + NUM_HEADS, head + (NUM_HEADS + NUM_KV_HEADS)
-        k_first, k_second = _normed_and_rotated(row, k_head, pair, inside, k_norm, eps, cos_sin_row, HEAD_DIM)
-        v_first, v_second = _load_halves(row, v_head, pair, inside, HEAD_DIM)
+        k_first, k_second = normed_and_rotated(row, k_head, pair, inside, k_norm, eps, cos_sin_row, HEAD_DIM)
+        v_first, v_second = load_halves(row, v_head, pair, inside, HEAD_DIM)
         slot = tl.load(slot_mapping + token).to(tl.int64)
         block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         num_written = tl.where(slot >= 0, NUM_KV_HEADS, 0)

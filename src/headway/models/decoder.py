@@ -68,17 +68,14 @@ class Decoder:
         them, names the tokens whose hidden state is needed, in the order of the result; what follows the last layer's
         attention is computed for these alone. `None`: all. Returns [T or len(wanted_rows), hidden].
         """
-        ops, eps, slot_mapping = self.ops, self.config.rms_norm_eps, attention.batch.slot_mapping
+        ops, eps = self.ops, self.config.rms_norm_eps
         last_layer = len(self.layers) - 1
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         residual = ops.embedding(token_ids, self.embedding)
         delta: Delta = None
         for index, layer in enumerate(self.layers):
             qkv = ops.norm_linear(residual, delta, layer.input_norm, eps, layer.qkv)
-            q = ops.rope_write_kv(
-                qkv, positions, slot_mapping, self._heads, layer.head_norms, attention.kv_caches[index]
-            )
-            attended = attention.run(index, q)
+            attended = self._attend(index, layer, qkv, positions, attention)
             if index == last_layer and wanted_rows is not None:
                 if not len(wanted_rows):
                     return residual[:0]
@@ -96,6 +93,17 @@ class Decoder:
         `out` [R, vocab] is where they are written, if given.
         """
         return self.ops.linear(hidden, self.lm_head, out)
+
+    def _attend(
+        self, index: int, layer: DecoderLayer, qkv: Tensor, positions: Tensor, attention: AttentionBackend
+    ) -> Tensor:
+        """Rotate, write keys and values, attend: in one where the backend can, for the step it has planned."""
+        if attention.takes_qkv:
+            return attention.run_qkv(index, qkv, self._heads, layer.head_norms)
+        kv, slot_mapping = attention.kv_caches[index], attention.batch.slot_mapping
+        return attention.run(
+            index, self.ops.rope_write_kv(qkv, positions, slot_mapping, self._heads, layer.head_norms, kv)
+        )
 
     @property
     def num_bytes(self) -> int:

@@ -21,12 +21,16 @@ from tests.triton_device import DEVICE  # isort: split
 
 from headway.attention import AttentionBatch, LayerKVCache
 from headway.attention.triton_paged import TritonPagedAttention
+from headway.layers.heads import HeadNorms, Heads
+from headway.layers.triton_ops import TritonOps
 
 Length = tuple[int, int]
 """(new tokens, all tokens) of a request"""
 
 _SPARE_LINES = 3
 _SPARE_BLOCKS = 3
+# Two kernels that round the same sums may differ in the last bit.
+_ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 # Scores that are held at one time: a gigabyte in float64.
 _MAX_SCORES = 2**27
 
@@ -113,6 +117,44 @@ class PagedCase:
         for request, got in zip(chosen, self.run(chosen, num_padding=num_padding), strict=True):
             assert_near(got, self.expected(request), what=f"request {request} of lengths {self.lengths[request]}")
 
+    def check_qkv(self, *, with_norms: bool = False, extra: int = 0) -> None:
+        """A step that rotates and caches in the kernel gives and caches the same as after `Ops.rope_write_kv`.
+
+        The new token's slot is NaN before it. With `extra`, the step is one of a CUDA graph with so much room.
+        """
+        shape, chosen = self.shape, range(len(self.lengths))
+        num_positions = max(total for _, total in self.lengths)
+        heads = Heads(
+            shape.num_heads, shape.num_kv_heads, shape.head_dim, self._random_float(num_positions, shape.head_dim), 1e-5
+        )
+        norms = HeadNorms(self._randn(shape.head_dim), self._randn(shape.head_dim)) if with_norms else None
+        qkv = self._randn(len(chosen) + extra, heads.qkv_size)
+        lasts = [total - 1 for _, total in self.lengths]
+        slots = [
+            int(self._blocks[r][last // shape.block_size]) * shape.block_size + last % shape.block_size
+            for r, last in enumerate(lasts)
+        ]
+        for slot in slots:
+            block, offset = divmod(slot, shape.block_size)
+            self.cache.k[block, :, :, offset] = math.nan
+            self.cache.v[block, :, offset] = math.nan
+        separate = copy.copy(self)
+        separate.cache = LayerKVCache(self.cache.k.clone(), self.cache.v.clone())
+        q = TritonOps().rope_write_kv(qkv[: len(chosen)], _int32(lasts), _int32(slots), heads, norms, separate.cache)
+        separate._queries = list(q.split(1))
+
+        batch = self.batch(chosen)
+        self.backend.plan(with_room(batch, extra) if extra else batch)
+        assert self.backend.takes_qkv
+        out = self.backend.run_qkv(0, qkv, heads, norms)
+        assert not self.backend._num_arrived.any()
+        for request in chosen:
+            got = out[request].view(1, shape.num_heads, -1)
+            assert_near(got, separate.expected(request), what=f"request {request} of lengths {self.lengths[request]}")
+        for fused, apart in ((self.cache.k, separate.cache.k), (self.cache.v, separate.cache.v)):
+            assert torch.equal(fused.isnan(), apart.isnan())
+            torch.testing.assert_close(fused.nan_to_num(), apart.nan_to_num(), rtol=_ROUNDING[shape.dtype], atol=1e-5)
+
     def part(self, request: int, first: int, last: int) -> PagedCase:
         """The same case, but the request computes only its new tokens first .. last - 1 in this step."""
         part = copy.copy(self)
@@ -177,7 +219,10 @@ class PagedCase:
         return Expected(torch.cat(sums, 1), torch.cat(squares, 1).sqrt())
 
     def _randn(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self._random, device=DEVICE).to(self.shape.dtype)
+        return self._random_float(*shape).to(self.shape.dtype)
+
+    def _random_float(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self._random, device=DEVICE)
 
     def _fill(self, blocks: Tensor, num_tokens: int) -> None:
         """Random keys and values in the first slots of these blocks."""

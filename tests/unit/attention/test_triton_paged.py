@@ -156,6 +156,41 @@ def test_odd_numbers_of_requests(num_requests: int) -> None:
     PagedCase(plain(num_kv_heads=2), [(1, 1 + 7 * r % 40) for r in range(num_requests)]).check()
 
 
+# ------------------------------------------------------------------------------------ rotation and cache in the kernel
+
+SINGLES = [(1, 1), (1, 2), (1, 16), (1, 17), (1, 64), (1, 65), (1, 130)]
+
+
+@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize("shape", [shape for shape in COVERING_SHAPES if shape.head_dim in (64, 128, 256)], ids=str)
+def test_rotation_and_cache_write_in_the_kernel(shape: Shape, with_norms: bool) -> None:
+    PagedCase(shape, SINGLES).check_qkv(with_norms=with_norms)
+
+
+@pytest.mark.usefixtures("four_processors")
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_only_the_last_part_of_a_context_has_the_new_token(num_requests: int) -> None:
+    """16 parts and 5; the last of 65 tokens in tiles of 32 has nothing but the new one."""
+    PagedCase(plain(), [(1, length) for length in (65, 300, 129)[:num_requests]]).check_qkv()
+
+
+def test_rotation_in_a_step_with_room() -> None:
+    PagedCase(plain(num_kv_heads=2), SINGLES).check_qkv(extra=9)
+
+
+def test_rotation_is_apart_where_it_does_not_pay() -> None:
+    many = PagedCase(plain(), [(1, 1)] * (triton_paged.MAX_FUSED_REQUESTS + 1))
+    for case, chosen in (
+        (many, range(len(many.lengths))),
+        (PagedCase(plain(), [(1, 5), (2, 4)]), range(2)),
+        (PagedCase(plain(head_dim=80), [(1, 5)]), range(1)),
+    ):
+        case.backend.plan(case.batch(chosen))
+        assert not case.backend.takes_qkv
+    many.backend.plan(many.batch(range(triton_paged.MAX_FUSED_REQUESTS)))
+    assert many.backend.takes_qkv
+
+
 # ------------------------------------------------------------------------------------- what a result may depend on
 
 
