@@ -170,7 +170,7 @@ def test_a_backlog_may_make_a_step_longer_but_only_for_one_token_in_so_many() ->
 
 def test_how_long_the_longer_step_is() -> None:
     pace, in_time = paced()
-    for _ in range(TOKENS_PER_LATE_ONE):
+    for _ in range(TOKENS_PER_LATE_ONE + 1):
         assert pace.chunk_tokens(num_decodes=10, num_backlog_tokens=most_in_time(pace)) == in_time
     longer = pace.chunk_tokens(num_decodes=10, num_backlog_tokens=most_in_time(pace) + 1)
     assert longer == pytest.approx(ideal(*LARGE_GPU, STRETCH * 0.02, 8192), abs=TILE_TOKENS, rel=0.05)
