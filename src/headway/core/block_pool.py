@@ -2,9 +2,9 @@
 
     block ids   0 1 2 3 4 5 6 7
     ref counts  1 0 2 1 0 0 1 0        2 is shared by two requests
-    free        1 4 5 7                oldest freed first
+    free        1 4 5                  oldest freed first; 7 has no owner but is kept, for what it holds
 
-Every operation costs O(1) per block. A block is on the free list exactly when its reference count is zero.
+Every operation costs O(1) per block. A block with owners is never on the free list.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no request holds."""
+        """Blocks that hold nothing of use."""
         return len(self._free)
 
     @property
-    def num_used_blocks(self) -> int:
-        """Blocks that at least one request holds."""
+    def num_taken_blocks(self) -> int:
+        """Blocks with owners, and blocks that are kept."""
         return self.num_blocks - len(self._free)
 
     def ref_count(self, block_id: int) -> int:
@@ -51,16 +51,20 @@ class BlockPool:
         return taken
 
     def share(self, block_id: int) -> None:
-        """Add an owner to a block that is in use."""
-        if self._ref_counts[block_id] == 0:
+        """Add an owner to a block that is in use, or that was kept when its last owner left."""
+        if block_id in self._free:
             raise RuntimeError(f"block {block_id} is free and cannot be shared")
         self._ref_counts[block_id] += 1
 
-    def release(self, block_ids: Iterable[int]) -> None:
-        """Drop one owner of each block; blocks without owners become free."""
-        for block_id in block_ids:
-            if self._ref_counts[block_id] == 0:
-                raise RuntimeError(f"block {block_id} is freed twice")
-            self._ref_counts[block_id] -= 1
-            if self._ref_counts[block_id] == 0:
-                self._free[block_id] = None
+    def drop(self, block_id: int) -> bool:
+        """Drop one owner of a block. Returns whether it was the last: then `put_back` it, or keep it for later use."""
+        if self._ref_counts[block_id] == 0:
+            raise RuntimeError(f"block {block_id} has no owner to drop")
+        self._ref_counts[block_id] -= 1
+        return self._ref_counts[block_id] == 0
+
+    def put_back(self, block_id: int) -> None:
+        """Make a block without owners free."""
+        if self._ref_counts[block_id] or block_id in self._free:
+            raise RuntimeError(f"block {block_id} is freed twice, or in use")
+        self._free[block_id] = None

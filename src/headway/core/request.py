@@ -62,6 +62,9 @@ class Request:
 
     __slots__ = (
         "arrival_index",
+        "block_digests",
+        "cache_salt",
+        "cache_ttl_s",
         "max_kv_tokens",
         "max_total_tokens",
         "min_tokens",
@@ -75,6 +78,7 @@ class Request:
         "output_token_ids",
         "priority",
         "prompt_token_ids",
+        "reads_cache",
         "request_id",
         "sampling_params",
         "status",
@@ -91,6 +95,9 @@ class Request:
         stop_token_ids: frozenset[int] = frozenset(),
         priority: int = 0,
         sampling_params: object = None,
+        cache_salt: str | None = None,
+        cache_ttl_s: float = 0.0,
+        reads_cache: bool = True,
     ) -> None:
         if not prompt_token_ids:
             raise ValueError(f"request {request_id}: the prompt is empty")
@@ -106,6 +113,10 @@ class Request:
         self.stop_token_ids = stop_token_ids
         self.priority = priority
         self.sampling_params = sampling_params  # carried to the runner, never read here
+        self.cache_salt = cache_salt  # only requests with the same salt share cached blocks
+        self.cache_ttl_s = cache_ttl_s  # so long its prompt's blocks are kept in the cache if at all possible
+        self.reads_cache = reads_cache  # False: every prompt token must be computed, because something is asked of each
+        self.block_digests: list[bytes] = []  # of its full blocks, as far as they were needed
         self.status = RequestStatus.WAITING
         self.arrival_index = -1  # given by the scheduler: a total order over all requests it has seen
         self.num_tokens = self.num_prompt_tokens  # all it has now: prompt, output, and pending
@@ -119,6 +130,19 @@ class Request:
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.output_token_ids)
+
+    def known_tokens(self, start: int, end: int) -> tuple[int, ...]:
+        """Tokens `start .. end - 1`; none of them may be pending."""
+        tokens = self.prompt_token_ids[start:end]
+        if end > self.num_prompt_tokens:
+            first = max(0, start - self.num_prompt_tokens)
+            tokens += tuple(self.output_token_ids[first : end - self.num_prompt_tokens])
+        return tokens
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Prompt and output, without what is pending."""
+        return self.num_tokens - self.num_pending_tokens
 
     @property
     def num_remaining_tokens(self) -> int:

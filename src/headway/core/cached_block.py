@@ -1,0 +1,35 @@
+"""A full block whose keys and values others may use."""
+
+from __future__ import annotations
+
+
+class CachedBlock:
+    """A place in the tree of prefixes: `parent` holds the tokens just before."""
+
+    __slots__ = (
+        "block_id",
+        "depth",
+        "digest",
+        "is_idle",
+        "last_used",
+        "num_children",
+        "num_hits",
+        "parent",
+        "pinned_until_s",
+        "version",
+    )
+
+    def __init__(self, digest: bytes, block_id: int, parent: CachedBlock | None) -> None:
+        self.digest = digest
+        self.block_id = block_id
+        self.parent = parent
+        self.depth = 0 if parent is None else parent.depth + 1
+        self.num_children = 0
+        self.num_hits = 0  # how often a request found it here
+        self.last_used = 0  # the number of the last time a request let go of it
+        self.is_idle = False  # no request uses it
+        self.pinned_until_s = 0.0
+        self.version = 0  # counts changes; a candidate of an older version is none any more
+
+    def __repr__(self) -> str:
+        return f"CachedBlock({self.block_id}, depth={self.depth}, children={self.num_children}, idle={self.is_idle})"

@@ -1,0 +1,193 @@
+"""Full blocks that stay after their request, found again by the tokens they hold.
+
+Cached blocks form a tree: below each stand the blocks that came after it in some request.
+
+    [You are a helpful] ─ [assistant.\\nWhat is] ─ [the capital of Peru]      used by a request
+                                            └─── [the weather like in]      idle: nobody uses it, it may be given up
+
+Who uses a block uses all blocks above it, so what is idle hangs at the bottom. Given up are leaves only, so no chain is
+ever split: a block can always be found from the root. Which leaf goes first is the eviction policy's to say; blocks
+that are pinned go when there is nothing else.
+
+A block that is not in the tree yet may be on its way: a running request is computing it. Others that need it should
+wait rather than compute it too.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from headway.core.cached_block import CachedBlock
+from headway.core.eviction import EvictionPolicy, LeastRecentlyUsed
+
+_Candidate = tuple[bool, float, int, int, CachedBlock]
+"""(pinned, the policy's key, order of arrival, version, block): what is least is given up first"""
+
+
+@dataclass(slots=True)
+class PrefixCacheStats:
+    """Counts since the start."""
+
+    num_queried_tokens: int = 0
+    """Tokens of admitted requests that were looked up."""
+    num_hit_tokens: int = 0
+    """Of these, how many did not have to be computed."""
+    num_inserted_blocks: int = 0
+    num_evicted_blocks: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        return self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else 0.0
+
+
+class PrefixCache:
+    """The tree. Knows blocks by their digests and never touches the pool: it says which block to give up."""
+
+    def __init__(self, policy: EvictionPolicy | None = None) -> None:
+        self.policy = policy or LeastRecentlyUsed()
+        self.stats = PrefixCacheStats()
+        self.now_s = 0.0  # told from outside; only pins look at it
+        self._blocks: dict[bytes, CachedBlock] = {}
+        self._on_their_way: dict[bytes, str] = {}
+        self._candidates: list[_Candidate] = []
+        self._pins: list[tuple[float, int, CachedBlock]] = []
+        self._num_idle = 0
+        self._num_uses = 0
+        self._num_pushed = 0
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[CachedBlock]:
+        return iter(self._blocks.values())
+
+    @property
+    def num_idle_blocks(self) -> int:
+        """Cached blocks that nobody uses; every one of them can be given up."""
+        return self._num_idle
+
+    # ---- finding --------------------------------------------------------------------------------------------------
+
+    def find(self, digests: Iterable[bytes]) -> list[CachedBlock]:
+        """The longest chain from the root that is cached."""
+        chain = []
+        for digest in digests:
+            block = self._blocks.get(digest)
+            if block is None:
+                break
+            chain.append(block)
+        return chain
+
+    def use(self, chain: Sequence[CachedBlock]) -> None:
+        """A request has found these and uses them from now on."""
+        for block in chain:
+            block.num_hits += 1
+            if block.is_idle:
+                block.is_idle = False
+                block.version += 1
+                self._num_idle -= 1
+
+    # ---- what is on its way ---------------------------------------------------------------------------------------
+
+    def announce(self, digests: Iterable[bytes], request_id: str) -> None:
+        """A request is going to compute these blocks, as far as nobody else has or is about to."""
+        for digest in digests:
+            if digest not in self._blocks:
+                self._on_their_way.setdefault(digest, request_id)
+
+    def withdraw(self, digests: Iterable[bytes], request_id: str) -> None:
+        """The request is not going to compute these blocks any more, or has."""
+        for digest in digests:
+            if self._on_their_way.get(digest) == request_id:
+                del self._on_their_way[digest]
+
+    def is_on_its_way(self, digest: bytes) -> bool:
+        """Whether a running request is computing this block."""
+        return digest in self._on_their_way
+
+    @property
+    def announced(self) -> dict[bytes, str]:
+        """What is on its way, and who computes it."""
+        return dict(self._on_their_way)
+
+    # ---- coming and going -----------------------------------------------------------------------------------------
+
+    def insert(self, digest: bytes, block_id: int, parent: CachedBlock | None) -> CachedBlock | None:
+        """Keep a block that a request has just computed and still uses. `None` if there is one like it already."""
+        if digest in self._blocks:
+            return None
+        block = CachedBlock(digest, block_id, parent)
+        if parent is not None:
+            parent.num_children += 1
+        self._blocks[digest] = block
+        self.stats.num_inserted_blocks += 1
+        return block
+
+    def pin(self, block: CachedBlock, seconds: float) -> None:
+        """Give a block up only when nothing else is left, for so long from now on."""
+        block.pinned_until_s = max(block.pinned_until_s, self.now_s + seconds)
+
+    def let_go(self, block: CachedBlock) -> None:
+        """Nobody uses the block any more; blocks below it have been let go before."""
+        self._num_uses += 1
+        block.last_used = self._num_uses
+        block.is_idle = True
+        block.version += 1
+        self._num_idle += 1
+        if block.num_children == 0:
+            self._offer(block)
+
+    def evict(self) -> int | None:
+        """Forget the block that is worth least. Returns its id, or `None` if nothing is idle."""
+        self._unpin_expired()
+        while self._candidates:
+            _, key, _, version, block = heapq.heappop(self._candidates)
+            if version == block.version and block.num_children == 0:
+                self.policy.evicted(key)
+                self.stats.num_evicted_blocks += 1
+                self._remove(block)
+                return block.block_id
+        return None
+
+    def forget(self, block: CachedBlock) -> bool:
+        """Forget an idle leaf that must not be found again. Returns whether it was one."""
+        if not block.is_idle or block.num_children:
+            return False
+        self._remove(block)
+        return True
+
+    def _remove(self, block: CachedBlock) -> None:
+        del self._blocks[block.digest]
+        block.version += 1
+        block.is_idle = False
+        self._num_idle -= 1
+        parent = block.parent
+        if parent is not None:
+            parent.num_children -= 1
+            if parent.num_children == 0 and parent.is_idle:
+                self._offer(parent)
+
+    def _offer(self, block: CachedBlock) -> None:
+        """An idle leaf may be given up from now on."""
+        self._num_pushed += 1
+        is_pinned = block.pinned_until_s > self.now_s
+        if is_pinned:
+            heapq.heappush(self._pins, (block.pinned_until_s, self._num_pushed, block))
+        candidate = (is_pinned, self.policy.key(block), self._num_pushed, block.version, block)
+        heapq.heappush(self._candidates, candidate)
+        if len(self._candidates) > 2 * len(self._blocks) + 64:
+            self._clean_up()
+
+    def _unpin_expired(self) -> None:
+        while self._pins and self._pins[0][0] <= self.now_s:
+            _, _, block = heapq.heappop(self._pins)
+            if block.is_idle and block.num_children == 0 and block.pinned_until_s <= self.now_s:
+                block.version += 1
+                self._offer(block)
+
+    def _clean_up(self) -> None:
+        """Drop candidates that are none any more, so that the list stays as short as the tree."""
+        self._candidates = [one for one in self._candidates if one[3] == one[4].version and one[4].num_children == 0]
+        heapq.heapify(self._candidates)
