@@ -119,7 +119,9 @@ def plausible_document() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     """With a short context, since a made-up request may ask for all of it."""
-    with running_server("--max-model-len", "256", "--access-log", "off", *FACTORY) as running:
+    with running_server(
+        "--max-model-len", "256", "--access-log", "off", "--scheduling-policy", "priority", *FACTORY
+    ) as running:
         yield running
 
 
