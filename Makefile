@@ -14,11 +14,14 @@ NATIVE_SOURCES := $(wildcard src/headway/native/*.py src/headway/native/*.c src/
                              src/headway/native/*/*.c src/headway/native/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup lint format typecheck layers unit bench bench-gpu docs clean
+.PHONY: help serve demo test setup lint format typecheck layers unit bench bench-gpu docs clean
 
 help: ## List the targets
 	@echo "Usage: make TARGET"; echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-12s %s\n' $$name "$$text"; done
+
+serve: $(STAMP)/run $(STAMP)/model $(STAMP)/native ## Serve the embedded model: a chat and the live batch in the browser; ARGS is passed on
+	@$(VENV)/bin/headway serve $(ARGS)
 
 demo: $(STAMP)/run $(STAMP)/model $(STAMP)/native ## Watch a dozen requests share one batch, live in the terminal
 	@$(VENV)/bin/headway demo $(ARGS)
@@ -71,7 +74,7 @@ $(PY):
 	done; \
 	echo "No Python 3.11 or newer with the venv module was found." >&2; \
 	echo "Install one (Debian, Ubuntu: apt install python3 python3-venv; macOS: brew install python)," >&2; \
-	echo "or name it: make demo PYTHON=/path/to/python3" >&2; \
+	echo "or name it: make serve PYTHON=/path/to/python3" >&2; \
 	exit 1
 
 $(STAMP)/run: pyproject.toml | $(PY)

@@ -12,6 +12,11 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 """stop: end-of-sequence, a stop token or a stop string · length: max_tokens or the context is used up · abort: by the
 caller · error: this request failed; the engine goes on."""
 
+Streaming = bool | Literal["full", "delta"]
+"""When a request gives outputs, and what is in them. False: one, when it has ended · "full" or True: one per step that
+changes it, with all it has until then · "delta": the same, with only what is new since the output before. Long outputs
+cost a time that grows with the square of their length in "full", and linearly in "delta"."""
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -61,7 +66,8 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of the `n` completions of a request, as far as it has come."""
+    """One of the `n` completions of a request, as far as it has come; text, tokens and logprobs of a delta are the new
+    ones only."""
 
     index: int
     text: str
@@ -81,7 +87,8 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request's prompt and its completions, as far as they have come."""
+    """A request's prompt and its completions, as far as they have come. A delta has only the completions that changed,
+    and prompt logprobs only when it is the first."""
 
     request_id: str
     prompt: str | None

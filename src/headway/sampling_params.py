@@ -230,21 +230,30 @@ def _wrong(name: str, value: object, rule: str) -> InvalidRequestError:
 
 
 def _real(name: str, value: object, *, low: float, high: float, low_open: bool = False) -> float:
+    number = _as_float(value)
+    if low < number <= high or (number == low and not low_open):  # never true of NaN
+        return number
     rule = f"must be a number {'above' if low_open else 'from'} {low:g} {'and at most' if low_open else 'to'} {high:g}"
+    raise _wrong(name, value, rule)
+
+
+def _as_float(value: object) -> float:
+    """NaN for what is no number, or none that a float can hold."""
+    if type(value) is float:
+        return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise _wrong(name, value, rule)
+        return math.nan
     try:
-        number = float(value)
+        return float(value)
     except OverflowError:
-        raise _wrong(name, value, rule) from None
-    if not math.isfinite(number) or number < low or number > high or (low_open and number <= low):
-        raise _wrong(name, value, rule)
-    return number
+        return math.nan
 
 
 def _integer(name: str, value: object, *, low: int, high: int, optional: bool = False) -> int | None:
     if value is None and optional:
         return None
+    if type(value) is int and low <= value <= high:
+        return value
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) <= high:
         raise _wrong(name, value, f"must be an integer from {low} to {high}{' or None' if optional else ''}")
     return int(value)

@@ -38,6 +38,9 @@ class CommandGroup:
 COMMANDS: Mapping[str, Command | CommandGroup] = {
     "generate": Command("headway.cli.generate", "Complete one or many prompts and print the answers."),
     "chat": Command("headway.cli.chat", "Talk with the model in the terminal."),
+    "serve": Command(
+        "headway.cli.serve", "Serve the model over HTTP, with OpenAI's API and a page to watch the batch."
+    ),
     "demo": Command("headway.cli.demo", "Watch a dozen requests of very different lengths share one batch."),
     "bench": CommandGroup(
         "Measure speed, beside the least time that the machine allows.",

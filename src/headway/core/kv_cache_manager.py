@@ -62,6 +62,10 @@ class KVCacheManager:
         """The blocks of a request, in token order; empty if it has none."""
         return tuple(self._tables.get(request_id, ()))
 
+    def num_blocks_of(self, request_id: str) -> int:
+        """How many blocks a request holds."""
+        return len(self._tables.get(request_id, ()))
+
     def can_ever_fit(self, request: Request) -> bool:
         """Whether the request, alone in the cache, could run to its very end."""
         return self.blocks_for(request.max_kv_tokens) <= self.num_blocks

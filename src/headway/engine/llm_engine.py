@@ -18,7 +18,7 @@ from headway.engine.step_report import StepReport
 from headway.errors import ConfigError, InvalidRequestError
 from headway.executor import Executor
 from headway.models.config import DecoderConfig
-from headway.outputs import RequestOutput
+from headway.outputs import RequestOutput, Streaming
 from headway.runner.memory_plan import MemoryPlan
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
@@ -85,7 +85,7 @@ class LLMEngine:
         self.core.scheduler.check_fits(prepared.children[0])
         return prepared
 
-    def submit(self, request: PreparedRequest, *, stream: bool = True) -> None:
+    def submit(self, request: PreparedRequest, *, stream: Streaming = True) -> None:
         """Queue a prepared request."""
         taken = [child.request_id for child in request.children if child.request_id in self.core.scheduler.requests]
         if taken or request.request_id in self._outputs:
@@ -95,13 +95,14 @@ class LLMEngine:
         self._outputs.add(request, stream=stream, now_s=self._now())
 
     def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0, stream: bool = True
+        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0, stream: Streaming = True
     ) -> None:
-        """Check and queue a request. With `stream`, each step that changes it gives an output, else only its last."""
+        """Check and queue a request. `stream` says when it gives outputs and whether they are cumulative."""
         self.submit(self.prepare(request_id, prompt, params, priority=priority), stream=stream)
 
     def step(self) -> list[RequestOutput]:
-        """Take in the result of one step and return the outputs that changed; text and token ids are cumulative.
+        """Take in the result of one step and return the outputs that changed; unless they are deltas, text and token
+        ids are cumulative.
 
         Where steps overlap, others have been launched by then; see `EngineCore.step`.
         """
@@ -118,7 +119,8 @@ class LLMEngine:
         return processed.outputs
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request and free its blocks at once. Returns what it had; `None` if there is no such request."""
+        """End a request and free its blocks at once. Returns what it had, or as a delta what was new; `None` if there
+        is no such request."""
         if request_id not in self._outputs:
             return None
         output, running = self._outputs.abort(request_id, now_s=self._now())

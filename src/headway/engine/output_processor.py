@@ -11,7 +11,14 @@ from headway.core import PromptLogprobs, RequestStatus, RequestUpdate, Scheduler
 from headway.engine.detokenizer import IncrementalDetokenizer
 from headway.engine.input_processor import PreparedRequest
 from headway.engine.stop_strings import StopChecker
-from headway.outputs import CompletionOutput, FinishReason, LogprobsOfOnePosition, RequestMetrics, RequestOutput
+from headway.outputs import (
+    CompletionOutput,
+    FinishReason,
+    LogprobsOfOnePosition,
+    RequestMetrics,
+    RequestOutput,
+    Streaming,
+)
 from headway.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -35,6 +42,7 @@ class _Completion:
         self._eos_token_ids = frozenset(() if tokenizer is None else tokenizer.eos_token_ids)
         self._token_text = None if tokenizer is None else tokenizer.token_text
         self._text: list[str] = []
+        self._num_told = 0  # tokens that deltas have told of
         self._stops = StopChecker(params.stop_strings, include_in_output=params.include_stop_str_in_output)
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
@@ -68,6 +76,20 @@ class _Completion:
             self.token_ids.copy(),
             self.cumulative_logprob,
             None if self.logprobs is None else self.logprobs.copy(),
+            self.finish_reason,
+            self.stop_reason,
+        )
+
+    def delta(self) -> CompletionOutput:
+        """What is new since the last delta, whose text is then forgotten. By position, as above."""
+        told, self._num_told = self._num_told, len(self.token_ids)
+        text, self._text = self._text, []
+        return CompletionOutput(
+            self.index,
+            text[0] if len(text) == 1 else "".join(text),
+            self.token_ids[told:],
+            self.cumulative_logprob,
+            None if self.logprobs is None else self.logprobs[told:],
             self.finish_reason,
             self.stop_reason,
         )
@@ -111,14 +133,16 @@ class _LiveRequest:
     """A request from its arrival until its last completion has ended."""
 
     def __init__(
-        self, request: PreparedRequest, tokenizer: Tokenizer | None, *, stream: bool, arrival_time_s: float
+        self, request: PreparedRequest, tokenizer: Tokenizer | None, *, stream: Streaming, arrival_time_s: float
     ) -> None:
         self.request = request
         self.stream = stream
+        self.changed: list[_Completion] = []  # in the step that is being processed; for deltas only
         self.completions = [_Completion(index, request, tokenizer) for index in range(request.params.n)]
         self.prompt_logprobs: list[LogprobsOfOnePosition | None] | None = (
             None if request.params.prompt_logprobs is None else [None]
         )
+        self._has_told_prompt = False
         self._metrics = RequestMetrics(arrival_time_s)
         self._prompt_token_ids = list(request.prompt_token_ids)  # shared by all outputs
 
@@ -145,7 +169,27 @@ class _LiveRequest:
         new = cast("Sequence[TokenLogprobs]", found.values[max(0, len(self.prompt_logprobs) - found.start) :])
         self.prompt_logprobs.extend(record.as_output(token_text) for record in new)
 
-    def output(self, now_s: float) -> RequestOutput:
+    def news(self, now_s: float) -> RequestOutput:
+        """The output that the request's user has asked for."""
+        return self._delta(now_s) if self.stream == "delta" else self._output(now_s)
+
+    def _delta(self, now_s: float) -> RequestOutput:
+        """What is new since the last delta. By position: made for every streamed token."""
+        finished = self.is_finished
+        changed, self.changed = self.changed, []
+        prompt_logprobs = None if self._has_told_prompt else self.prompt_logprobs
+        self._has_told_prompt = True
+        return RequestOutput(
+            self.request.request_id,
+            self.request.prompt,
+            self._prompt_token_ids,
+            prompt_logprobs,
+            [completion.delta() for completion in changed],
+            finished,
+            metrics=self._present_metrics(now_s) if finished else self._metrics,
+        )
+
+    def _output(self, now_s: float) -> RequestOutput:
         """A record of the present state that later steps do not change. By position: made for every streamed token."""
         finished = self.is_finished
         return RequestOutput(
@@ -189,8 +233,13 @@ class OutputProcessor:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._live
 
-    def add(self, request: PreparedRequest, *, stream: bool, now_s: float) -> None:
-        """Start to follow a request. With `stream`, every step that changes it gives an output, else only the last."""
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that still have a completion to end."""
+        return len(self._live)
+
+    def add(self, request: PreparedRequest, *, stream: Streaming, now_s: float) -> None:
+        """Start to follow a request; `stream` says when it gives outputs, and of which kind."""
         live = _LiveRequest(request, self._tokenizer, stream=stream, arrival_time_s=now_s)
         self._live[request.request_id] = live
         for child, completion in zip(request.children, live.completions, strict=True):
@@ -202,8 +251,9 @@ class OutputProcessor:
         running = [completion for completion in live.completions if completion.finish_reason is None]
         for completion in running:
             completion.abort()
+        live.changed = running
         self._forget(live)
-        return live.output(now_s), [completion.request_id for completion in running]
+        return live.news(now_s), [completion.request_id for completion in running]
 
     def note_launched(self, output: SchedulerOutput, *, now_s: float) -> None:
         """A step has been launched. To be called before any later result is taken in: its requests are alive."""
@@ -228,10 +278,12 @@ class OutputProcessor:
                 errors[live.request.request_id] = completion.error
             if live.stream or completion.finish_reason is not None:
                 changed[live] = None
+                if live.stream == "delta":
+                    live.changed.append(completion)
         outputs = []
         for live in changed:
             if live.stream or live.is_finished:
-                output = live.output(now_s)
+                output = live.news(now_s)
                 outputs.append(output)
                 if output.finished:
                     self._forget(live)

@@ -15,8 +15,8 @@ from headway.core.scheduler_output import SchedulerOutput
 from headway.errors import ConfigError
 from headway.executor.base import FinishedStep, PendingStep
 from headway.layers import create_ops
-from headway.loader import Checkpoint
 from headway.models import load_decoder
+from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder
 from headway.runner.memory_plan import MemoryPlan, plan_memory
 from headway.runner.model_runner import ModelRunner

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.errors import ConfigError, ModelNotFoundError
-from headway.models.checkpoint import Checkpoint
 
-__all__ = ["LOAD_FORMATS", "Checkpoint", "open_checkpoint"]
+if TYPE_CHECKING:
+    # Brings torch, which the server's front end does without: it only looks for paths and tokenizers here.
+    from headway.models.checkpoint import Checkpoint
+
+__all__ = ["LOAD_FORMATS", "open_checkpoint"]
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 

@@ -33,15 +33,18 @@ class ChatTemplate:
             ) from error
 
     def render(self, *, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """Run the template. Whatever goes wrong inside is a complaint about the messages."""
+        """Run the template. Whatever goes wrong inside is a complaint about the messages; only what the template itself
+        says is passed on, not how it failed."""
         try:
             return self._compiled.render(messages=messages, **variables)
         except UnsupportedModelError:
             raise
-        except Exception as error:
+        except _Refusal as refusal:
             raise InvalidRequestError(
-                f"the model's chat template refused the messages: {error}", param="messages"
-            ) from error
+                f"the model's chat template refused the messages: {refusal}", param="messages"
+            ) from refusal
+        except Exception as error:
+            raise InvalidRequestError("the model's chat template fails on these messages", param="messages") from error
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
@@ -118,8 +121,12 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+class _Refusal(jinja2.TemplateError):
+    """Raised by a template, in words meant for whoever wrote the messages."""
+
+
 def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+    raise _Refusal(message)
 
 
 def _strftime_now(form: str) -> str:

@@ -1,0 +1,90 @@
+"""`headway serve`: an OpenAI-compatible HTTP server."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import os
+import sys
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from headway.cli.flags import FlagSpec, add_flags, chosen, engine_flags
+from headway.config import EngineConfig, parse_bytes
+from headway.errors import ConfigError
+from headway.server.config import API_KEY_VARIABLE, ServerConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "served_model", nargs="?", metavar="MODEL", help="The same as --model. Default: the embedded model."
+    )
+    add_flags(parser, server_flags())
+    add_flags(parser, engine_flags())
+
+
+def run(arguments: argparse.Namespace) -> int:
+    options = chosen(arguments, engine_flags())
+    if arguments.served_model is not None:
+        if options.get("model") not in (None, arguments.served_model):
+            raise ConfigError("MODEL and --model name two models; give one of them.")
+        options["model"] = arguments.served_model
+    EngineConfig.from_options(**options)
+    config = server_config(chosen(arguments, server_flags()))
+
+    from headway.server.serving import run_server
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    for name in ("uvicorn.error", "uvicorn", "httpx"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    run_server(config, options, _say)
+    return 0
+
+
+def server_config(options: dict[str, Any]) -> ServerConfig:
+    """From flags and the environment."""
+    several = {name: tuple(options[name]) for name in _REPEATABLE if name in options}
+    if from_environment := os.environ.get(API_KEY_VARIABLE):
+        several["api_key"] = (*several.get("api_key", ()), from_environment)
+    return ServerConfig(**(options | several))
+
+
+def server_flags() -> list[FlagSpec]:
+    """Every option of the server."""
+    hints = typing.get_type_hints(ServerConfig)
+    return [_flag(field, hints[field.name]) for field in dataclasses.fields(ServerConfig)]
+
+
+def _flag(field: dataclasses.Field[Any], hint: Any) -> FlagSpec:
+    metavar = field.metadata["metavar"]
+    return FlagSpec(
+        name=field.name,
+        help=field.metadata["help"],
+        default=field.default,
+        section="server",
+        metavar=metavar or {int: "N", float: "SECONDS"}.get(hint, "TEXT"),
+        choices=field.metadata["choices"],
+        convert=_number(parse_bytes if metavar == "BYTES" else hint) if hint in (int, float) else str,
+        repeatable=field.name in _REPEATABLE,
+    )
+
+
+def _number(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return kind(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
+
+    return convert
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+_REPEATABLE = tuple(field.name for field in dataclasses.fields(ServerConfig) if isinstance(field.default, tuple))

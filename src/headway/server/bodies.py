@@ -1,0 +1,81 @@
+"""Request bodies on their way in: bounded in size, in time, and all together in memory.
+
+Once it is here, a body counts in the queue (see `limits`). Until then thousands of clients may each send most of one
+and wait; what they may hold altogether is bounded here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Receive, Scope
+
+from headway.server.asgi import ClientDisconnected
+from headway.server.errors import RETRY_AFTER_S, ApiError
+
+BODIES_AT_ONCE = 32
+"""How many bodies of the largest size may be on their way in; of smaller ones, as many more."""
+
+
+class BodyReader:
+    """Reads bodies, and knows how much of them is held by those that are not complete."""
+
+    def __init__(self, *, max_bytes: int, timeout_s: float) -> None:
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    async def read(self, scope: Scope, receive: Receive) -> bytes:
+        """The whole body: 413 if it is too large (said before it is read, where possible), 408 if it takes too long,
+        429 if too much is on its way in."""
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        if declared.isdigit() and int(declared) > self._max_bytes:
+            raise self._too_large()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._receive(receive)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"The body did not arrive within {self._timeout_s:g} s.",
+                code="body_timeout",
+                headers={"connection": "close"},
+            ) from None
+
+    async def _receive(self, receive: Receive) -> bytes:
+        parts: list[bytes] = []
+        num_held = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnected
+                part = message.get("body", b"")
+                parts.append(part)
+                num_held += len(part)
+                self.num_bytes += len(part)
+                if num_held > self._max_bytes:
+                    raise self._too_large()
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+                if self.num_bytes > BODIES_AT_ONCE * self._max_bytes:
+                    raise _too_much()
+        finally:
+            self.num_bytes -= num_held
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"The body is larger than {self._max_bytes} bytes, which is all that this server takes.",
+            code="body_too_large",
+            headers={"connection": "close"},
+        )
+
+
+def _too_much() -> ApiError:
+    return ApiError(
+        429,
+        "Too many large bodies are on their way in. Please retry later.",
+        code="too_many_bodies",
+        headers={"retry-after": str(RETRY_AFTER_S), "connection": "close"},
+    )

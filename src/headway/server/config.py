@@ -1,0 +1,121 @@
+"""Options of the HTTP server, in the form of `headway.config`: one source of flags, help and docs/server.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from headway.config import option
+from headway.errors import ConfigError
+
+API_KEY_VARIABLE = "HEADWAY_API_KEY"
+"""Environment variable with one more API key, for those who do not want it in a process list."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Where the server listens, who may use it, and how much it takes on at once."""
+
+    host: str = option("127.0.0.1", "Address to listen on. 0.0.0.0 makes the server reachable from other machines.")
+    port: int = option(8000, "TCP port to listen on. 0 picks a free one.")
+    api_key: tuple[str, ...] = option(
+        (),
+        "Key that clients must send, as 'Authorization: Bearer KEY', on every route but /health and /ready. "
+        f"${API_KEY_VARIABLE} adds one. Without any, everybody who reaches the port may use the server.",
+        metavar="KEY",
+    )
+    served_model_name: tuple[str, ...] = option(
+        (), "Name of the model in requests and answers; the first one is shown. Default: the name it was loaded by."
+    )
+    max_queue_requests: int = option(
+        1024, "Most completions that may wait for their first token; a request beyond gets 429 with Retry-After."
+    )
+    max_queue_tokens: int = option(2_000_000, "Most prompt tokens that may wait; a request beyond gets 429.")
+    queue_ttl_s: float = option(
+        300.0, "Longest time until a request's first token; after it, the request ends with 503. 0: no limit."
+    )
+    request_timeout_s: float = option(
+        3600.0, "Longest time that a request may take as a whole; after it, it ends with 504. 0: no limit."
+    )
+    drain_timeout_s: float = option(
+        30.0, "On SIGTERM or SIGINT: how long running requests may go on before they are ended."
+    )
+    watchdog_s: float = option(
+        60.0, "/health turns 503 when work waits and the engine has made no step for this many seconds."
+    )
+    max_body_bytes: int = option(8 * 2**20, "Largest request body, e.g. 8MiB; more is 413.", metavar="BYTES")
+    max_header_bytes: int = option(32 * 2**10, "Largest request head, e.g. 32KiB; more is 431.", metavar="BYTES")
+    receive_timeout_s: float = option(
+        60.0, "Longest time that a client may take to send a request's head, and again its body."
+    )
+    cors_origin: tuple[str, ...] = option(
+        (), "Origin whose web pages may call the server, e.g. https://example.org; * for any.", metavar="ORIGIN"
+    )
+    ssl_certfile: str | None = option(None, "TLS certificate (PEM, with its chain). Needs --ssl-keyfile.")
+    ssl_keyfile: str | None = option(None, "TLS private key (PEM).")
+    access_log: str = option("on", "Write one JSON line per request to stdout.", choices=("on", "off"))
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "Send a span per completion request to this OpenTelemetry collector, e.g. http://localhost:4318/v1/traces. "
+        "Needs the extra 'otel'.",
+        metavar="URL",
+    )
+    tokenizer_threads: int = option(2, "Threads that apply chat templates and tokenise prompts.")
+    engine_factory: str | None = option(
+        None,
+        "module:function that builds the engine process's engine in place of the usual one, for tests and benchmarks.",
+    )
+
+    def __post_init__(self) -> None:
+        _check_whole(self, "port", 0, 65535)
+        for name in ("max_queue_requests", "max_queue_tokens", "tokenizer_threads"):
+            _check_whole(self, name, 1, 2**40)
+        for name in ("max_body_bytes", "max_header_bytes"):
+            _check_whole(self, name, 1024, 2**40)
+        for name in ("queue_ttl_s", "request_timeout_s", "drain_timeout_s"):
+            _check_seconds(self, name, zero=True)
+        for name in ("receive_timeout_s", "watchdog_s"):
+            _check_seconds(self, name, zero=False)
+        if any(not key.strip() for key in self.api_key):
+            raise ConfigError("An empty api_key would let nobody, or everybody, in; give some text or leave it out.")
+        if any(not name.strip() for name in self.served_model_name):
+            raise ConfigError("served_model_name must not be empty.")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("TLS needs both ssl_certfile and ssl_keyfile.")
+        if self.otlp_traces_endpoint is not None and not self.otlp_traces_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"otlp_traces_endpoint must be an http:// or https:// URL, not {self.otlp_traces_endpoint!r}."
+            )
+        if self.access_log not in ("on", "off"):
+            raise ConfigError(f"access_log must be one of on, off; not {self.access_log!r}.")
+
+    @property
+    def url(self) -> str:
+        """Where a browser on this machine finds the server."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        if ":" in host:
+            host = f"[{host}]"
+        return f"{'http' if self.ssl_certfile is None else 'https'}://{host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.host in ("127.0.0.1", "localhost", "::1")
+
+    def with_port(self, port: int) -> ServerConfig:
+        """The same with the port that was really taken."""
+        return dataclasses.replace(self, port=port)
+
+
+def _check_whole(config: ServerConfig, name: str, least: int, most: int) -> None:
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{name} must be a whole number from {least} to {most}, not {value!r}.")
+
+
+def _check_seconds(config: ServerConfig, name: str, *, zero: bool) -> None:
+    value = getattr(config, name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < 0 or (value == 0 and not zero):
+        raise ConfigError(f"{name} must be a number of seconds {'from' if zero else 'above'} 0, not {value!r}.")

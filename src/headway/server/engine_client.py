@@ -1,0 +1,311 @@
+"""The engine as the front end knows it: requests in, streams of deltas out, whatever happens to the process behind.
+
+    start() ──► ready ──► requests, streams ──► shutdown()
+                  ▲            │ the process dies: every open stream ends with an error, health is bad at once
+                  └─ back-off ─┘
+
+A process that lives but makes no progress although work waits is not ended, since nobody can know whether it would come
+back; health says so as long as it lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from headway.errors import HeadwayError, InvalidRequestError
+from headway.server.backoff import Backoff
+from headway.server.engine_connection import EXIT_GRACE_S, EngineConnection, EngineStartError, News
+from headway.server.messages import (
+    AbortRequests,
+    AddRequest,
+    Delta,
+    EngineReady,
+    EngineStats,
+    Shutdown,
+    Start,
+    StepBatch,
+    StepSnapshot,
+    Watch,
+)
+from headway.server.streams import RequestStream, SnapshotStream
+
+__all__ = ["EngineClient", "EngineStartError", "EngineUnavailable", "Health", "RequestStream", "SnapshotStream"]
+
+logger = logging.getLogger(__name__)
+
+ENGINE_STOPPED = "the engine stopped; please retry"
+"""What clients are told whose requests the engine took with it."""
+
+FIRST_STEP_GRACE_S = 300.0
+"""The first step of an engine may compile kernels; the watchdog is that patient with it."""
+
+
+class EngineUnavailable(HeadwayError):
+    """No request can be taken now: the engine is starting, has stopped, or is being shut down."""
+
+    http_status = 503
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether requests are being served, and if not, why not. The reason may be shown to anybody."""
+
+    ok: bool
+    reason: str
+
+
+_HEALTHY = Health(True, "")
+
+
+class EngineClient:
+    """Everything here belongs to the event loop in which `start` was awaited."""
+
+    def __init__(
+        self,
+        options: Mapping[str, Any] | None = None,
+        *,
+        factory: str | None = None,
+        watchdog_s: float = 60.0,
+        backoff: Backoff | None = None,
+        log_level: str = "INFO",
+    ) -> None:
+        """`options` are those of `EngineConfig`, flat. `factory` names another engine, see `engine_process`."""
+        self.info: EngineReady | None = None
+        """What the engine said of itself when it got ready; stays while it is being restarted."""
+        self.stats: EngineStats | None = None
+        """As of the last step. Counters go on over restarts."""
+        self.num_restarts = 0
+        self._options = dict(options or {})
+        self._factory = factory
+        self._log_level = log_level
+        self._watchdog_s = watchdog_s
+        self._backoff = backoff or Backoff()
+        self._connection: EngineConnection | None = None  # set while the engine takes requests
+        self._process: EngineConnection | None = None  # the last one that got ready, perhaps gone
+        self._problem: str | None = "the engine is starting"
+        self._stall: str | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self._aborted: list[str] = []
+        self._viewers: list[SnapshotStream] = []
+        self._step_listeners: list[Callable[[EngineStats], None]] = []
+        self._closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ready_s = 0.0
+        self._heard_s = 0.0
+        self._has_stepped = False
+
+    # ---- its life -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the engine and wait until it takes requests; `EngineStartError` if it cannot. From then on it is
+        started again whenever it ends."""
+        await self._open()
+        self._tasks = [asyncio.create_task(self._keep_running()), asyncio.create_task(self._watch_progress())]
+
+    async def shutdown(self, drain_s: float = 0.0) -> None:
+        """Take no new requests, let the others go on for at most `drain_s` seconds, and end the process."""
+        self._closing = True
+        self._problem = "the server is shutting down"
+        process = self._process
+        if process is not None and not process.lost.is_set():
+            process.send(Shutdown(drain_s))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.lost.wait(), drain_s + EXIT_GRACE_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if process is not None:
+            await process.wait_for_exit(EXIT_GRACE_S)
+        self._end_streams()
+        for viewer in self._viewers.copy():
+            viewer.close()
+
+    @property
+    def health(self) -> Health:
+        """Good only while requests are taken and make progress."""
+        problem = self._problem or self._stall
+        return _HEALTHY if problem is None else Health(False, problem)
+
+    @property
+    def engine_pid(self) -> int | None:
+        """The process behind, if there is one that takes requests."""
+        return None if self._connection is None else self._connection.pid
+
+    @property
+    def num_open_streams(self) -> int:
+        """Requests that were submitted and have neither ended nor been aborted."""
+        return len(self._streams)
+
+    # ---- requests -------------------------------------------------------------------------------------------------
+
+    def submit(self, request: AddRequest) -> RequestStream:
+        """Send a request to the engine. Its id must never have been used before.
+
+        Raises `EngineUnavailable` if nobody would take it, `InvalidRequestError` if it cannot be put into a message.
+        What the engine itself refuses ends the stream with an error.
+        """
+        if self._connection is None or self._closing:
+            raise EngineUnavailable(self._problem or ENGINE_STOPPED)
+        if request.request_id in self._streams:
+            raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
+        try:
+            self._connection.send(request)
+        except (UnicodeEncodeError, OverflowError, TypeError) as error:
+            raise InvalidRequestError("The request has a text or a number that cannot be stored.") from error
+        stream = RequestStream(request.request_id, self._abort)
+        self._streams[request.request_id] = stream
+        return stream
+
+    def _abort(self, request_id: str) -> None:
+        """All aborts of one turn of the event loop travel together."""
+        if self._streams.pop(request_id, None) is not None:
+            if not self._aborted:
+                asyncio.get_running_loop().call_soon(self._send_aborts)
+            self._aborted.append(request_id)
+
+    def _send_aborts(self) -> None:
+        request_ids, self._aborted = self._aborted, []
+        if self._connection is not None:
+            self._connection.send(AbortRequests(request_ids))
+
+    # ---- watching -------------------------------------------------------------------------------------------------
+
+    def watch(self) -> SnapshotStream:
+        """Every step from now on, until the stream is closed. The engine makes snapshots only while somebody looks."""
+        viewer = SnapshotStream(self._leave)
+        self._viewers.append(viewer)
+        if len(self._viewers) == 1:
+            self._tell_watching()
+        return viewer
+
+    def add_step_listener(self, listener: Callable[[EngineStats], None]) -> None:
+        """Call `listener` with the numbers of every step, in order; also after an abort, without a new step."""
+        self._step_listeners.append(listener)
+
+    def _leave(self, viewer: SnapshotStream) -> None:
+        self._viewers.remove(viewer)
+        if not self._viewers:
+            self._tell_watching()
+
+    def _tell_watching(self) -> None:
+        if self._connection is not None:
+            self._connection.send(Watch(on=bool(self._viewers)))
+
+    # ---- what comes from the engine -------------------------------------------------------------------------------
+
+    def _take(self, news: News) -> None:
+        self._note_progress()
+        if type(news) is StepBatch:
+            self._has_stepped = True
+            self._take_step(news)
+        elif type(news) is StepSnapshot:
+            for viewer in self._viewers:
+                viewer.push(news)
+
+    def _take_step(self, step: StepBatch) -> None:
+        self.stats = step.stats
+        streams = self._streams
+        for delta in step.deltas:
+            stream = streams.get(delta.request_id)
+            if stream is not None:  # else it was aborted when this was on its way
+                if delta.is_last:
+                    del streams[delta.request_id]
+                stream.push(delta)
+        for listener in self._step_listeners:
+            listener(step.stats)
+
+    def _note_progress(self) -> None:
+        self._heard_s = asyncio.get_running_loop().time()
+        if self._stall is not None:
+            logger.warning("the engine makes progress again")
+            self._stall = None
+
+    # ---- supervision ----------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        connection = EngineConnection(self._take, self._note_loss)
+        start = Start(self._options, log_level=self._log_level, counted=self.stats)
+        self.info = await connection.open(start, factory=self._factory)
+        self._process = connection
+        if connection.lost.is_set():  # it said that it was ready, and died
+            return
+        self._connection = connection
+        self._has_stepped = False
+        self._ready_s = self._heard_s = asyncio.get_running_loop().time()
+        if not self._closing:
+            self._problem = None
+        if self._viewers:
+            self._tell_watching()
+
+    def _note_loss(self, connection: EngineConnection) -> None:
+        """No more news from this process."""
+        if connection is self._connection:
+            self._connection = None
+            self._stall = None
+            if not self._closing:
+                self._problem = "the engine stopped and is being restarted"
+            self._forget_state()
+            self._end_streams()
+
+    def _forget_state(self) -> None:
+        """What ran and held blocks went with its process; what was counted stays."""
+        if self.stats is not None and self.info is not None:
+            self.stats = msgspec.structs.replace(
+                self.stats,
+                num_running=0,
+                num_waiting=0,
+                num_used_blocks=0,
+                num_used_slots=0,
+                num_cached_blocks=0,
+                num_free_blocks=self.info.num_blocks,
+            )
+
+    def _end_streams(self) -> None:
+        streams, self._streams = self._streams, {}
+        for request_id, stream in streams.items():
+            stream.push(Delta(request_id, finish_reason="error", error=ENGINE_STOPPED, error_status=503, is_last=True))
+
+    async def _keep_running(self) -> None:
+        """Start the engine again whenever it ends, unless it was asked to."""
+        while not self._closing:
+            assert self._process is not None
+            await self._process.lost.wait()
+            status = await self._process.wait_for_exit(EXIT_GRACE_S)
+            if self._closing:
+                return
+            served_s = asyncio.get_running_loop().time() - self._ready_s
+            await self._restart(f"the engine process ended with status {status}", served_s)
+
+    async def _restart(self, why: str, served_s: float) -> None:
+        """Try until it is ready again."""
+        while True:
+            delay_s = self._backoff.next_delay_s(served_s=served_s)
+            logger.error("%s; it is started again in %g s", why, delay_s)
+            await asyncio.sleep(delay_s)
+            try:
+                await self._open()
+            except (EngineStartError, OSError) as error:
+                why, served_s = f"the engine could not be started: {error}", 0.0
+            else:
+                self.num_restarts += 1
+                logger.warning("the engine is ready again")
+                return
+
+    async def _watch_progress(self) -> None:
+        """The watchdog: work waits, and nothing has been heard for too long."""
+        while True:
+            await asyncio.sleep(min(1.0, self._watchdog_s / 4))
+            silent_s = asyncio.get_running_loop().time() - self._heard_s
+            patience_s = self._watchdog_s if self._has_stepped else max(self._watchdog_s, FIRST_STEP_GRACE_S)
+            if self._connection is None or not self._streams or silent_s <= patience_s:
+                continue
+            if self._stall is None:
+                logger.error("no progress for %.0f s, and %d requests wait", silent_s, len(self._streams))
+            self._stall = f"the engine has made no progress for {silent_s:.0f} s"

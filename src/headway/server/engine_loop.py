@@ -1,0 +1,253 @@
+"""The loop of the engine process: messages, a step, messages, a step; and sleep when there is nothing to do."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from headway.engine.llm_engine import LLMEngine
+from headway.errors import HeadwayError, InvalidRequestError
+from headway.outputs import LogprobsOfOnePosition, RequestMetrics, RequestOutput
+from headway.sampling_params import SamplingParams
+from headway.server.messages import (
+    AbortRequests,
+    AddRequest,
+    Delta,
+    EngineStats,
+    FromEngine,
+    Heartbeat,
+    PositionLogprobs,
+    RequestTimings,
+    Shutdown,
+    StepBatch,
+    ToEngine,
+    TokenLogprob,
+    Watch,
+)
+from headway.server.step_meter import StepMeter
+from headway.server.step_snapshots import SnapshotMaker
+from headway.tracing import record_into
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+MAX_FAILED_STEPS = 3
+"""So many failures without a success between them, and the fault is not in the requests: a device does not recover from
+some errors, a new process does."""
+
+REQUEST_FAILED = "the engine failed to process this request"
+SHUTTING_DOWN = "the server is shutting down"
+
+
+class BrokenEngineError(HeadwayError):
+    """Every step fails; only a new process can help."""
+
+
+class Channel(Protocol):
+    """What the loop needs of `EngineChannel`."""
+
+    def receive(self, *, timeout_s: float) -> list[ToEngine]: ...
+
+    def send(self, message: FromEngine) -> None: ...
+
+
+class EngineLoop:
+    """Drives one engine for one front end."""
+
+    def __init__(
+        self,
+        engine: LLMEngine,
+        channel: Channel,
+        *,
+        counted: EngineStats | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._now = now
+        self._meter = StepMeter(engine.core.scheduler, counted=counted)
+        self._snapshots = SnapshotMaker(engine.core.scheduler, now=now)
+        self._refused: list[Delta] = []
+        self._live: set[str] = set()
+        self._is_watched = False
+        self._stats_are_stale = False
+        self._has_checked = True  # whether blocks and requests were found to agree since the last step
+        self._num_failed_steps = 0
+        self._drain_until_s: float | None = None
+
+    def run(self) -> None:
+        """Until a shutdown has been asked for and done. Raises `ChannelClosedError` if the front end goes away, and
+        whatever the engine cannot recover from."""
+        record_into(self._meter.planning)
+        try:
+            while True:
+                self._take_messages()
+                if self._is_drained():
+                    self._refuse_rest()
+                    return
+                if self._engine.has_unfinished_requests():
+                    self._step()
+        finally:
+            record_into(None)
+
+    def drain(self, drain_s: float) -> None:
+        """Refuse new requests and end within that time. May be called again, also from a signal handler."""
+        self._drain_until_s = self._now() + drain_s
+
+    # ---- messages -------------------------------------------------------------------------------------------------
+
+    def _take_messages(self) -> None:
+        """All that have come, before each step; an idle engine sleeps here."""
+        is_idle = not self._engine.has_unfinished_requests()
+        if is_idle and self._stats_are_stale:
+            self._send_step([])
+        may_sleep = is_idle and self._drain_until_s is None
+        messages = self._channel.receive(timeout_s=HEARTBEAT_S if may_sleep else 0.0)
+        if may_sleep and not messages:
+            self._rest()
+        for message in messages:
+            self._take(message)
+        if self._refused:
+            self._send_step(self._refused)
+            self._refused = []
+
+    def _take(self, message: ToEngine) -> None:
+        if isinstance(message, AddRequest):
+            self._add(message)
+        elif isinstance(message, AbortRequests):
+            self._abort(message.request_ids)
+        elif isinstance(message, Watch):
+            self._is_watched = message.on
+        elif isinstance(message, Shutdown):
+            self.drain(message.drain_s)
+
+    def _add(self, request: AddRequest) -> None:
+        """Queue a request, or say why not. Nothing that is wrong with one request may hurt another."""
+        if self._drain_until_s is not None:
+            self._refused.append(_failure(request.request_id, SHUTTING_DOWN, status=503))
+            return
+        try:
+            params = SamplingParams.from_dict(request.params)
+            self._engine.add_request(
+                request.request_id, request.prompt_token_ids, params, priority=request.priority, stream="delta"
+            )
+        except InvalidRequestError as error:
+            refusal = _failure(request.request_id, str(error), status=error.http_status, param=error.param)
+            self._refused.append(refusal)
+        except Exception:
+            logger.exception("request %s could not be queued", request.request_id)
+            self._refused.append(_failure(request.request_id, REQUEST_FAILED, status=500))
+        else:
+            self._live.add(request.request_id)
+
+    def _abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self._engine.abort(request_id)
+            self._engine.errors.pop(request_id, None)
+            self._live.discard(request_id)
+        self._stats_are_stale = True
+
+    def _rest(self) -> None:
+        """There has been nothing to do for a while."""
+        self._channel.send(Heartbeat())
+        if not self._has_checked:
+            self._has_checked = True
+            try:
+                self._engine.check_invariants()
+            except AssertionError as error:
+                logger.error("requests and blocks disagree: %s", error)
+
+    # ---- a step ---------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        outputs = self._engine.step()
+        report = self._engine.last_step
+        assert report is not None
+        deltas: list[Delta] = []
+        for output in outputs:
+            self._add_deltas(deltas, output)
+        self._meter.take(report, num_new_tokens=sum([len(delta.token_ids) for delta in deltas]))
+        self._has_checked = False
+        self._send_step(deltas)
+        if self._is_watched:
+            self._channel.send(self._snapshots.snapshot(report))
+        self._count_failures(deltas)
+
+    def _send_step(self, deltas: list[Delta]) -> None:
+        self._stats_are_stale = False
+        self._channel.send(StepBatch(deltas, self._meter.stats()))
+
+    def _add_deltas(self, deltas: list[Delta], output: RequestOutput) -> None:
+        """A delta for each completion that has news; the last of a request that has ended says so."""
+        request_id = output.request_id
+        for new in output.outputs:
+            delta = Delta(request_id, new.index, new.text, new.token_ids)
+            if new.logprobs is not None:
+                delta.logprobs = list(map(_position, new.logprobs))
+            if new.finish_reason is not None:
+                delta.finish_reason, delta.stop_reason = new.finish_reason, new.stop_reason
+                if new.finish_reason == "error":
+                    delta.error = REQUEST_FAILED
+            deltas.append(delta)
+        if output.prompt_logprobs is not None:
+            positions = [None if found is None else _position(found) for found in output.prompt_logprobs]
+            deltas[-len(output.outputs)].prompt_logprobs = positions
+        if output.finished:
+            deltas[-1].is_last = True
+            deltas[-1].timings = _timings(output.metrics, output.num_cached_tokens)
+            self._engine.errors.pop(request_id, None)
+            self._live.discard(request_id)
+
+    def _count_failures(self, deltas: list[Delta]) -> None:
+        """A step in which somebody got a token has not failed; one without deltas says nothing."""
+        if not deltas:
+            return
+        has_failed = all(delta.error is not None for delta in deltas)
+        self._num_failed_steps = self._num_failed_steps + 1 if has_failed else 0
+        if self._num_failed_steps >= MAX_FAILED_STEPS:
+            raise BrokenEngineError(f"{self._num_failed_steps} steps in a row have failed")
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def _is_drained(self) -> bool:
+        if self._drain_until_s is None:
+            return False
+        return not self._engine.has_unfinished_requests() or self._now() >= self._drain_until_s
+
+    def _refuse_rest(self) -> None:
+        """End what was not done in time."""
+        unfinished = sorted(self._live)
+        self._abort(unfinished)
+        self._send_step([_failure(request_id, SHUTTING_DOWN, status=503) for request_id in unfinished])
+
+
+def _failure(request_id: str, message: str, *, status: int, param: str | None = None) -> Delta:
+    return Delta(
+        request_id,
+        finish_reason="error",
+        error=message,
+        is_last=True,
+        timings=RequestTimings(),
+        error_status=status,
+        error_param=param,
+    )
+
+
+def _position(found: LogprobsOfOnePosition) -> PositionLogprobs:
+    return [TokenLogprob(token_id, each.logprob, each.rank, each.decoded_token) for token_id, each in found.items()]
+
+
+def _timings(metrics: RequestMetrics | None, num_cached_tokens: int) -> RequestTimings:
+    """A request that failed early has not been through all of it; what it did not reach took no time."""
+    assert metrics is not None and metrics.finished_s is not None
+    scheduled_s = metrics.finished_s if metrics.first_scheduled_s is None else metrics.first_scheduled_s
+    first_token_s = metrics.finished_s if metrics.first_token_s is None else metrics.first_token_s
+    return RequestTimings(
+        queue_s=scheduled_s - metrics.arrival_time_s,
+        prefill_s=first_token_s - scheduled_s,
+        decode_s=metrics.finished_s - first_token_s,
+        num_preemptions=metrics.num_preemptions,
+        num_cached_tokens=num_cached_tokens,
+    )

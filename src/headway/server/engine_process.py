@@ -1,0 +1,151 @@
+"""The engine's own process: `python -m headway.server.engine_process --fd N`, started by the front end.
+
+It inherits one end of a socket pair. The first message says which engine to build; then `EngineLoop` runs it until it
+is told to stop, or the front end is gone. Exit status: 0 as asked, 1 the engine failed, 2 the front end sent something
+that is no message.
+
+`--factory module:function` brings another engine: the function is called with the options and returns an `LLMEngine`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headway.errors import HeadwayError
+from headway.server.engine_channel import ChannelClosedError, EngineChannel
+from headway.server.frames import BrokenFrameError
+from headway.server.messages import EngineReady, Start, StartUpFailed
+
+if TYPE_CHECKING:
+    from headway.engine.llm_engine import LLMEngine
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_FACTORY = "headway.server.engine_process:create_engine"
+FLUSH_S = 5.0
+START_MESSAGE_S = 60.0
+SIGTERM_DRAIN_S = 30.0
+"""When the signal comes from outside; the front end sends a message with its own limit."""
+
+EXIT_FAILED = 1
+EXIT_BROKEN_FRAME = 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Build the engine and serve. Returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the front end too, which knows what is to be done
+    arguments = _parser().parse_args(argv)
+    os.set_inheritable(arguments.fd, False)  # no child of this process may keep the connection open
+    wakeup, signalled = socket.socketpair()
+    signalled.setblocking(False)
+    signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
+    channel = EngineChannel(socket.socket(fileno=arguments.fd), wakeup=wakeup)
+    try:
+        return _serve(channel, arguments.factory)
+    except ChannelClosedError:
+        return 0
+    except (BrokenFrameError, msgspec.DecodeError) as error:
+        logger.error("the front end sent something that is no message: %s", error)
+        return EXIT_BROKEN_FRAME
+    finally:
+        signal.set_wakeup_fd(-1)
+        channel.close()
+
+
+def create_engine(options: dict[str, Any]) -> LLMEngine:
+    """The default factory: the engine that the options describe."""
+    from headway.config import EngineConfig
+    from headway.engine.llm_engine import LLMEngine
+
+    return LLMEngine.from_config(EngineConfig.from_options(**options))
+
+
+def _serve(channel: EngineChannel, factory: str) -> int:
+    start = _receive_start(channel)
+    logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        engine = _load_factory(factory)(start.options)
+    except HeadwayError as error:
+        return _fail_to_start(channel, str(error))
+    except Exception as error:
+        logger.exception("the engine could not be built")
+        return _fail_to_start(channel, f"{type(error).__name__}: {error}")
+    try:
+        return _run(engine, channel, start)
+    finally:
+        engine.shutdown()
+
+
+def _fail_to_start(channel: EngineChannel, message: str) -> int:
+    channel.send(StartUpFailed(message))
+    channel.flush(timeout_s=FLUSH_S)
+    return EXIT_FAILED
+
+
+def _receive_start(channel: EngineChannel) -> Start:
+    messages = channel.receive(timeout_s=START_MESSAGE_S)
+    if len(messages) != 1 or not isinstance(messages[0], Start):
+        raise BrokenFrameError("the first message must say which engine to build")
+    return messages[0]
+
+
+def _run(engine: LLMEngine, channel: EngineChannel, start: Start) -> int:
+    from headway.server.engine_loop import EngineLoop  # brings torch, which a wrong option need not wait for
+
+    loop = EngineLoop(engine, channel, counted=start.counted)
+    signal.signal(signal.SIGTERM, lambda *_: loop.drain(SIGTERM_DRAIN_S))
+    channel.send(_ready(engine))
+    try:
+        loop.run()
+    except (ChannelClosedError, BrokenFrameError, msgspec.DecodeError):
+        raise
+    except Exception:
+        logger.exception("the engine cannot go on")
+        return EXIT_FAILED
+    channel.flush(timeout_s=FLUSH_S)
+    return 0
+
+
+def _ready(engine: LLMEngine) -> EngineReady:
+    from headway.loader.embedded import MODEL_NAME
+
+    plan, limits = engine.plan, engine.core.scheduler.limits
+    return EngineReady(
+        model=engine.config.model.model or MODEL_NAME,
+        max_model_len=plan.max_model_len,
+        vocab_size=engine.model_config.vocab_size,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        device=plan.device,
+        dtype=plan.dtype,
+        scheduling_policy=engine.config.scheduler.scheduling_policy,
+    )
+
+
+def _load_factory(path: str) -> Callable[[dict[str, Any]], LLMEngine]:
+    module, _, name = path.partition(":")
+    factory: Callable[[dict[str, Any]], LLMEngine] = getattr(importlib.import_module(module), name)
+    return factory
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="headway engine process", description="Started by the server, not by hand.")
+    parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
+    parser.add_argument("--factory", default=DEFAULT_FACTORY, metavar="MODULE:FUNCTION", help="builds the engine")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

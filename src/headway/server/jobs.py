@@ -1,0 +1,195 @@
+"""A request that is known to be good: prompts as token ids, and sampling parameters that the engine will accept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from headway.sampling_params import SamplingParams
+from headway.server.errors import bad_request
+from headway.server.messages import EngineReady
+from headway.server.prompts import Prompt, PromptMaker
+from headway.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from headway.server.services import Services
+
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 1024
+MAX_LIST_ITEMS = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_PRIORITY = 2**31
+_SAMPLING_NAMES = tuple(
+    field.name
+    for field in msgspec.structs.fields(GenerationRequest)
+    if field.name in SamplingParams.__dataclass_fields__
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One HTTP request's work: `n` completions of each of its prompts."""
+
+    prompts: list[Prompt]
+    params: dict[str, Any]
+    """Fields of `SamplingParams`."""
+    n: int
+    priority: int
+    stream: bool
+    include_usage: bool
+    user: str | None
+    num_logprobs: int | None = None
+    """How many alternatives per token to report; None: no log-probabilities."""
+    wants_prompt_logprobs: bool = False
+    """In vLLM's form, as a field of their own."""
+    echo: bool = False
+    hide_output: bool = False
+    """`max_tokens` was 0: only the prompt is wanted. The engine makes one token all the same, and nobody sees it."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    @property
+    def num_choices(self) -> int:
+        return self.n * len(self.prompts)
+
+
+async def chat_job(request: ChatCompletionRequest, services: Services) -> Job:
+    """Check a chat request and turn its messages into tokens."""
+    _check(request, services)
+    if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
+        raise bad_request("'max_tokens' and 'max_completion_tokens' differ; send one of them.", param="max_tokens")
+    num_logprobs = _chat_logprobs(request)
+    params = _params(
+        request,
+        max_tokens=request.max_completion_tokens if request.max_tokens is None else request.max_tokens,
+        logprobs=num_logprobs,
+    )
+    _check_params(params, services, num_prompts=1)
+    prompt = await services.prompts.from_messages(
+        request.messages,
+        services.info,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        template_options=request.chat_template_kwargs,
+    )
+    return _job(request, [prompt], params, num_logprobs=num_logprobs)
+
+
+async def completion_job(request: CompletionRequest, services: Services) -> Job:
+    """Check a completion request and tokenise its prompts."""
+    _check(request, services)
+    _check_top("logprobs", request.logprobs)
+    echo, hide_output = bool(request.echo), request.max_tokens == 0
+    if hide_output and not echo:
+        raise bad_request("'max_tokens' must be at least 1, unless 'echo' is true.", param="max_tokens")
+    if echo and request.logprobs is not None and request.stream:
+        raise bad_request("Log-probabilities of an echoed prompt cannot be streamed.", param="echo")
+    params = _params(request, max_tokens=16 if request.max_tokens is None else request.max_tokens or 1)
+    if request.logprobs is not None:
+        params["logprobs"] = request.logprobs
+        if echo:
+            params["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+    _check_params(params, services, num_prompts=_num_prompts(request))
+    prompts = await _prompts(
+        request, services.prompts, services.info, add_special=request.add_special_tokens is not False
+    )
+    return _job(request, prompts, params, num_logprobs=request.logprobs, echo=echo, hide_output=hide_output)
+
+
+def _job(request: GenerationRequest, prompts: list[Prompt], params: dict[str, Any], **more: Any) -> Job:
+    return Job(
+        prompts=prompts,
+        params=params,
+        n=params.get("n", 1),
+        priority=request.priority or 0,
+        stream=bool(request.stream),
+        include_usage=request.include_usage,
+        user=request.user,
+        wants_prompt_logprobs=request.prompt_logprobs is not None,
+        **more,
+    )
+
+
+def _check(request: GenerationRequest, services: Services) -> None:
+    """What can be said without looking at the prompt."""
+    services.check_model(request.model)
+    request.check_supported()
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    if len(stops) > MAX_STOP_STRINGS or any(len(stop) > MAX_STOP_CHARS for stop in stops):
+        raise bad_request(
+            f"'stop' may have {MAX_STOP_STRINGS} strings of at most {MAX_STOP_CHARS} characters.", param="stop"
+        )
+    for name in ("stop_token_ids", "bad_words", "logit_bias"):
+        if len(getattr(request, name) or ()) > MAX_LIST_ITEMS:
+            raise bad_request(f"'{name}' may have at most {MAX_LIST_ITEMS} entries.", param=name)
+    if any(len(word) > MAX_STOP_CHARS for word in request.bad_words or ()):
+        raise bad_request(f"'bad_words' may have words of at most {MAX_STOP_CHARS} characters.", param="bad_words")
+    if not -MAX_PRIORITY < (request.priority or 0) < MAX_PRIORITY:
+        raise bad_request(f"'priority' must be between -{MAX_PRIORITY} and {MAX_PRIORITY}.", param="priority")
+    if request.priority and services.info.scheduling_policy != "priority":
+        raise bad_request(
+            "'priority' needs a server that was started with --scheduling-policy priority.",
+            param="priority",
+            code="unsupported_field",
+        )
+    if request.prompt_logprobs is not None and request.stream:
+        raise bad_request("'prompt_logprobs' cannot be streamed.", param="prompt_logprobs")
+    _check_top("prompt_logprobs", request.prompt_logprobs)
+
+
+def _chat_logprobs(request: ChatCompletionRequest) -> int | None:
+    _check_top("top_logprobs", request.top_logprobs)
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs:
+        raise bad_request("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+    return None
+
+
+def _check_top(name: str, value: int | None) -> None:
+    if value is not None and not 0 <= value <= MAX_TOP_LOGPROBS:
+        raise bad_request(f"'{name}' must be from 0 to {MAX_TOP_LOGPROBS}.", param=name)
+
+
+def _params(request: GenerationRequest, **own: Any) -> dict[str, Any]:
+    """What was given, under the names of `SamplingParams`; `max_tokens` always, since its default is another there."""
+    values = {name: getattr(request, name) for name in _SAMPLING_NAMES} | own
+    return {name: value for name, value in values.items() if value is not None or name == "max_tokens"}
+
+
+def _check_params(params: dict[str, Any], services: Services, *, num_prompts: int) -> None:
+    """Raise what the engine would raise, while it can still be answered with a status of its own; and what would never
+    fit into the queue, before it is tokenised."""
+    checked = SamplingParams(**params)
+    checked.validate_for_vocabulary(services.info.vocab_size)
+    num_choices, most = checked.n * num_prompts, services.limits.max_requests
+    if num_choices > most:
+        raise bad_request(
+            f"The request asks for {num_choices} completions; at most {most} can wait here.",
+            param="n" if checked.n > 1 else "prompt",
+        )
+
+
+def _num_prompts(request: CompletionRequest) -> int:
+    given = request.prompt
+    return 1 if isinstance(given, str) or (given and isinstance(given[0], int)) else len(given)
+
+
+async def _prompts(
+    request: CompletionRequest, maker: PromptMaker, info: EngineReady, *, add_special: bool
+) -> list[Prompt]:
+    """A string, strings, token ids, or lists of token ids: nothing in between."""
+    given = request.prompt
+    if isinstance(given, str):
+        return await maker.from_texts([given], info, add_special_tokens=add_special)
+    kinds = set(map(type, given))
+    if not given:
+        raise bad_request("'prompt' is empty.", param="prompt")
+    if kinds == {int}:
+        return [maker.from_ids(given, info)]  # type: ignore[arg-type]
+    if kinds == {list}:
+        return [maker.from_ids(token_ids, info) for token_ids in given]  # type: ignore[arg-type]
+    if kinds == {str}:
+        return await maker.from_texts(given, info, add_special_tokens=add_special)  # type: ignore[arg-type]
+    raise bad_request("'prompt' must be a string, strings, token ids, or lists of token ids.", param="prompt")

@@ -1,0 +1,254 @@
+"""What the front end and the engine process say to each other: typed records, carried as msgpack (see `frames`).
+
+Each direction has one union, and only its members travel as messages of their own; every other record is a part of one
+of them. All are packed as arrays, without field names: both ends are always of the same version. The parts hold nothing
+that could form a cycle, so the garbage collector need not look at them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+StepKind = Literal["decode", "prefill", "mixed"]
+"""decode: one token for each request · prefill: chunks of prompts only · mixed: both."""
+
+
+class _Message(msgspec.Struct, tag=True, array_like=True):
+    """A record that travels by itself and is told from others by its name."""
+
+
+class _Part(msgspec.Struct, array_like=True, gc=False):
+    """A record inside a message."""
+
+
+# ---- to the engine --------------------------------------------------------------------------------------------------
+
+
+class Start(_Message):
+    """The first message: which engine to build."""
+
+    options: dict[str, Any]
+    """Flat options of `EngineConfig`; another factory may know others."""
+    log_level: str = "INFO"
+    counted: EngineStats | None = None
+    """The last numbers of the engine before this one: the counters among them go on from there."""
+
+
+class AddRequest(_Message):
+    """Queue a request. Its outcome comes as deltas, a refusal included."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: dict[str, Any] = {}
+    """Fields of `SamplingParams`."""
+    priority: int = 0
+
+
+class AbortRequests(_Message):
+    """End requests before the next step. No delta follows for them; ids that are not live are passed over."""
+
+    request_ids: list[str]
+
+
+class Watch(_Message):
+    """Whether step snapshots are wanted."""
+
+    on: bool
+
+
+class Shutdown(_Message):
+    """Refuse new requests, go on with the others for at most `drain_s` seconds, then exit."""
+
+    drain_s: float
+
+
+ToEngine = Start | AddRequest | AbortRequests | Watch | Shutdown
+
+
+# ---- from the engine ------------------------------------------------------------------------------------------------
+
+
+class EngineReady(_Message):
+    """The engine takes requests, and these are its measures."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    device: str
+    dtype: str
+    scheduling_policy: str = "fcfs"
+
+
+class StartUpFailed(_Message):
+    """There will be no engine; the process exits. The message is for the operator, not for clients."""
+
+    message: str
+
+
+class TokenLogprob(_Part):
+    """One token's log-probability at one position."""
+
+    token_id: int
+    logprob: float
+    rank: int | None
+    text: str | None
+
+
+PositionLogprobs = list[TokenLogprob]
+"""The chosen (or given) token first, then the most likely ones in order."""
+
+
+class RequestTimings(_Part):
+    """Where a request's time went, in seconds, and what it went through."""
+
+    queue_s: float = 0.0
+    """From arrival in the engine to the first step that computed one of its tokens."""
+    prefill_s: float = 0.0
+    """From there to its first output token."""
+    decode_s: float = 0.0
+    """From there to its last."""
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+
+
+class Delta(_Part):
+    """What is new for one completion of a request."""
+
+    request_id: str
+    index: int = 0
+    """Which of the request's `n` completions."""
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: list[PositionLogprobs] | None = None
+    """One entry per token of `token_ids`; None unless asked for."""
+    finish_reason: str | None = None
+    """"stop", "length", "abort" or "error": this completion has ended."""
+    stop_reason: int | str | None = None
+    error: str | None = None
+    """With finish_reason "error": what to tell the client."""
+    is_last: bool = False
+    """Nothing follows for this request: all its completions have ended."""
+    timings: RequestTimings | None = None
+    """On the last delta."""
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    """On the first delta, if asked for: one entry per prompt token, the first of them None."""
+    error_status: int = 500
+    """With an error: the HTTP status it stands for. 400 says that the request itself was refused."""
+    error_param: str | None = None
+    """With an error: the field of the request at fault, if one is."""
+
+
+class EngineStats(_Part):
+    """The state of the engine after a step, its counters since it started, and the step itself."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_used_blocks: int = 0
+    num_used_slots: int = 0
+    """KV slots that hold a token; the rest of the used blocks is waste."""
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
+    """Tokens that preempted requests had in the cache and lost."""
+    prompt_tokens: int = 0
+    """Prompt tokens of all requests that have entered the batch."""
+    generation_tokens: int = 0
+    step_s: float = 0.0
+    """How long the last step took."""
+    schedule_s: float = 0.0
+    """How much of that was planning."""
+    kind: StepKind = "decode"
+    num_step_tokens: int = 0
+    """Tokens that the last step computed."""
+    num_cached_blocks: int = 0
+    """Blocks that no request holds but the prefix cache may give again; counted as free as well."""
+
+
+class StepBatch(_Message):
+    """The outcome of one step. Without deltas: nothing new for anybody, only numbers."""
+
+    deltas: list[Delta]
+    stats: EngineStats
+
+
+class SnapshotRow(_Part):
+    """One request's part in a step."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    """Tokens it had in the cache before the step."""
+    num_output_tokens: int
+    """Tokens it had generated before the step."""
+    num_tokens: int
+    """Tokens computed for it in the step."""
+    num_blocks: int
+    is_decode: bool
+
+
+class WaitingRow(_Part):
+    """A request in the queue."""
+
+    request_id: str
+    num_tokens: int
+    """What it has to compute when it is its turn: its prompt, and its output if it was preempted."""
+
+
+class BlockRun(_Part):
+    """Neighbouring blocks with the same owner."""
+
+    owner: int | None
+    """Index into `BlockMap.owners`; None: free."""
+    num_blocks: int
+
+
+class BlockMap(_Part):
+    """Who owns which KV block, run-length coded in the order of the block ids."""
+
+    owners: list[str]
+    """Request ids."""
+    runs: list[BlockRun]
+
+
+class StepSnapshot(_Message):
+    """One step in full, for whoever watches. Sent only while somebody does."""
+
+    step_id: int
+    step_s: float
+    kind: StepKind
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_used_blocks: int
+    num_used_slots: int
+    rows: list[SnapshotRow]
+    """Requests that computed something in the step."""
+    waiting: list[WaitingRow]
+    """The first few of the queue, in the order in which they are going to be admitted."""
+    preempted: list[str]
+    finished: list[str]
+    blocks: BlockMap | None
+    """None on steps that follow another map too closely."""
+
+
+class Heartbeat(_Message):
+    """The loop turns although there is no step to tell of."""
+
+
+FromEngine = EngineReady | StartUpFailed | StepBatch | StepSnapshot | Heartbeat
+
+# ---- their packed form ----------------------------------------------------------------------------------------------
+
+encode = msgspec.msgpack.Encoder().encode
+"""Any message → bytes. Raises for text that is no valid Unicode and for integers beyond 64 bits."""
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+"""Bytes → a message. `msgspec.DecodeError`, of which `ValidationError` is one, says what is wrong with it."""

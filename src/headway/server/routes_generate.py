@@ -1,0 +1,117 @@
+"""/v1/chat/completions and /v1/completions: raw ASGI, because a stream sends hundreds of thousands of messages.
+
+    body ──► record ──► a place in the queue ──► tokens ──► engine ──► one JSON answer, or a stream of events
+
+Nothing of an answer is sent before its first token is there, so whatever goes wrong until then has a status of its own;
+what goes wrong later is the last event of the stream. A client that leaves, at any point, cancels everything.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from starlette.types import Receive, Scope, Send
+
+from headway.server.access_log import AccessRecord
+from headway.server.asgi import record_of, send_bytes, until_disconnect
+from headway.server.errors import from_exception
+from headway.server.generation import Generation
+from headway.server.jobs import Job, chat_job, completion_job
+from headway.server.json_body import decode_json
+from headway.server.protocol import ChatCompletionRequest, CompletionRequest
+from headway.server.services import Services
+from headway.server.sse import DONE, ChatEvents, CompletionEvents, event
+from headway.server.whole_answer import chat_answer, completion_answer, echoed_texts
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class _GenerationRoute(ABC):
+    """What both endpoints share; they differ in how a request becomes a job, and a job an answer."""
+
+    ID_PREFIX: ClassVar[str]
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await self._services.bodies.read(scope, receive)
+        await until_disconnect(receive, self._answer(body, record_of(scope), send))
+
+    async def _answer(self, body: bytes, record: AccessRecord, send: Send) -> None:
+        services = self._services
+        with services.limits.reserve(body_bytes=len(body)) as reservation:
+            job = await self._job(body)
+            reservation.settle(num_requests=job.num_choices, num_tokens=job.num_prompt_tokens)
+            generation = Generation(job, services, reservation, record, id_prefix=self.ID_PREFIX)
+            if job.stream:
+                await self._stream(generation, record, send)
+            else:
+                await send_bytes(send, await self._whole(generation))
+
+    async def _stream(self, generation: Generation, record: AccessRecord, send: Send) -> None:
+        events = await self._events(generation)
+        started = False
+        try:
+            async with generation:
+                async for deltas in generation:
+                    data = events.write(deltas)
+                    if not started:
+                        started = True
+                        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                        data = events.begin() + data
+                    if data:
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+            last = events.end()
+        except Exception as error:
+            if not started:
+                raise
+            failure = from_exception(error)
+            record.error = failure.code
+            last = event(failure.body) + DONE
+        await send({"type": "http.response.body", "body": last})
+
+    @abstractmethod
+    async def _job(self, body: bytes) -> Job: ...
+
+    @abstractmethod
+    async def _whole(self, generation: Generation) -> bytes: ...
+
+    @abstractmethod
+    async def _events(self, generation: Generation) -> ChatEvents | CompletionEvents: ...
+
+
+class ChatCompletions(_GenerationRoute):
+    """POST /v1/chat/completions."""
+
+    ID_PREFIX = "chatcmpl"
+
+    async def _job(self, body: bytes) -> Job:
+        return await chat_job(decode_json(body, ChatCompletionRequest), self._services)
+
+    async def _whole(self, generation: Generation) -> bytes:
+        return await chat_answer(generation, self._services.model_name, self._services.prompts)
+
+    async def _events(self, generation: Generation) -> ChatEvents:
+        return ChatEvents(generation, self._services.model_name, self._services.prompts)
+
+
+class Completions(_GenerationRoute):
+    """POST /v1/completions."""
+
+    ID_PREFIX = "cmpl"
+
+    async def _job(self, body: bytes) -> Job:
+        return await completion_job(decode_json(body, CompletionRequest), self._services)
+
+    async def _whole(self, generation: Generation) -> bytes:
+        return await completion_answer(generation, self._services.model_name, self._services.prompts)
+
+    async def _events(self, generation: Generation) -> CompletionEvents:
+        echoes = await echoed_texts(generation, self._services.prompts)
+        return CompletionEvents(generation, self._services.model_name, self._services.prompts, echoes)

@@ -1,0 +1,91 @@
+"""What every route needs: the engine, the prompt maker, the limits and the counters, made once at start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headway.server.access_log import AccessRecord
+from headway.server.auth import ApiKeys
+from headway.server.bodies import BodyReader
+from headway.server.config import ServerConfig
+from headway.server.engine_client import Health, RequestStream, SnapshotStream
+from headway.server.errors import ApiError, unavailable
+from headway.server.limits import QueueLimits
+from headway.server.messages import AddRequest, EngineReady, EngineStats
+from headway.server.metrics import ServerMetrics
+from headway.server.prompts import PromptMaker
+from headway.tokenizer import Tokenizer
+
+
+class Engine(Protocol):
+    """What the server uses of `EngineClient`; tests bring another."""
+
+    info: EngineReady | None
+    stats: EngineStats | None
+    num_restarts: int
+
+    @property
+    def health(self) -> Health: ...
+    def submit(self, request: AddRequest) -> RequestStream: ...
+    def watch(self) -> SnapshotStream: ...
+    def add_step_listener(self, listener: Callable[[EngineStats], None]) -> None: ...
+
+
+@dataclass
+class Services:
+    """Belongs to one event loop."""
+
+    config: ServerConfig
+    engine: Engine
+    bodies: BodyReader
+    prompts: PromptMaker
+    limits: QueueLimits
+    metrics: ServerMetrics
+    keys: ApiKeys
+    model_names: tuple[str, ...]
+    on_request_end: list[Callable[[AccessRecord], None]] = field(default_factory=list)
+    """Called with every request that has ended: the access log, traces."""
+    started_s: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def create(cls, config: ServerConfig, engine: Engine, tokenizer: Tokenizer | None, *, model_name: str) -> Services:
+        """Wire everything up; the engine need not be ready yet."""
+        names = config.served_model_name or (model_name,)
+        metrics = ServerMetrics(names[0])
+        engine.add_step_listener(metrics.observe_step)
+        return cls(
+            config=config,
+            engine=engine,
+            bodies=BodyReader(max_bytes=config.max_body_bytes, timeout_s=config.receive_timeout_s),
+            prompts=PromptMaker(tokenizer, num_threads=config.tokenizer_threads),
+            limits=QueueLimits(max_requests=config.max_queue_requests, max_tokens=config.max_queue_tokens),
+            metrics=metrics,
+            keys=ApiKeys(config.api_key),
+            model_names=names,
+        )
+
+    @property
+    def model_name(self) -> str:
+        """The name that answers carry."""
+        return self.model_names[0]
+
+    @property
+    def info(self) -> EngineReady:
+        """The engine's measures; 503 before it has ever been ready."""
+        if self.engine.info is None:
+            raise unavailable("The engine is starting; please retry.", code="engine_unavailable")
+        return self.engine.info
+
+    def check_model(self, name: str | None) -> None:
+        """404 for a model that is not served here."""
+        if name is not None and name not in self.model_names:
+            served = ", ".join(f"'{known}'" for known in self.model_names)
+            raise ApiError(
+                404,
+                f"The model '{name[:200]}' is not served here; there is {served}.",
+                param="model",
+                code="model_not_found",
+            )

@@ -1,0 +1,134 @@
+"""A whole server: engine process, application and HTTP, from start to drained end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import resource
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from headway.config import EngineConfig
+from headway.errors import ConfigError
+from headway.server.access_log import AccessLog, AccessRecord
+from headway.server.app import create_app
+from headway.server.config import ServerConfig
+from headway.server.engine_client import EngineClient
+from headway.server.http_server import bind, create_server
+from headway.server.live import live_routes
+from headway.server.live_hub import LiveHub
+from headway.server.services import Services
+from headway.server.tokenizer_source import load_front_end_tokenizer
+
+
+def run_server(config: ServerConfig, options: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. `options` are the engine's; `say` gets lines for the operator."""
+    engine_config = EngineConfig.from_options(**options)
+    listener = bind(config)
+    with contextlib.closing(listener), contextlib.ExitStack() as cleanup:
+        config = config.with_port(listener.getsockname()[1])
+        _raise_file_limit()
+        listeners = _request_listeners(config, model_name(engine_config.model.model), cleanup)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(config, engine_config, options, listener, listeners, say))
+
+
+def _request_listeners(
+    config: ServerConfig, model: str, cleanup: contextlib.ExitStack
+) -> list[Callable[[AccessRecord], None]]:
+    """Who wants to know of every request that has ended."""
+    listeners: list[Callable[[AccessRecord], None]] = []
+    if config.access_log == "on":
+        log = AccessLog()
+        cleanup.callback(log.close)
+        listeners.append(log.write)
+    if config.otlp_traces_endpoint is not None:
+        try:
+            from headway.server.request_spans import RequestSpans
+        except ImportError as error:
+            raise ConfigError(
+                f"otlp_traces_endpoint needs OpenTelemetry ('{error.name}' is missing): install headway[otel], or "
+                "opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http."
+            ) from error
+        spans = RequestSpans.to_collector(config.otlp_traces_endpoint, model=(*config.served_model_name, model)[0])
+        cleanup.callback(spans.close)
+        listeners.append(spans.export)
+    return listeners
+
+
+async def _serve(
+    config: ServerConfig,
+    engine_config: EngineConfig,
+    options: Mapping[str, Any],
+    listener: socket.socket,
+    request_listeners: list[Callable[[AccessRecord], None]],
+    say: Callable[[str], None],
+) -> None:
+    name = model_name(engine_config.model.model)
+    say(f"Loading {name}.")
+    engine = EngineClient(options, factory=config.engine_factory, watchdog_s=config.watchdog_s)
+    tokenizer = await asyncio.to_thread(load_front_end_tokenizer, engine_config.model)
+    services = Services.create(config, engine, tokenizer, model_name=name)
+    services.on_request_end += request_listeners
+    hub = LiveHub(engine, first_tokens=services.metrics.recent_first_tokens)
+    app = create_app(services, [*live_routes(engine, hub=hub)])
+
+    async def drain() -> None:
+        hub.close()
+        await engine.shutdown(config.drain_timeout_s)
+
+    server = create_server(app, config, drain)
+    try:
+        await asyncio.gather(engine.start(), services.prompts.warm_up())
+        server.on_started = lambda: _start_serving(config, say)
+        await server.serve(sockets=[listener])
+    finally:
+        await engine.shutdown()
+        services.prompts.close()
+
+
+def _start_serving(config: ServerConfig, say: Callable[[str], None]) -> None:
+    gc.collect()
+    gc.freeze()  # what is loaded now stays; the garbage collector need not look at it again
+    say(_where(config))
+    say(f"Open {config.url} in a browser to chat and to watch the batch. Ctrl-C stops the server.")
+
+
+def model_name(model: str | None) -> str:
+    """The name that clients use: the hub id, the folder's or the file's name; never a path of this machine."""
+    if model is None:
+        from headway.loader.embedded import MODEL_NAME
+
+        return MODEL_NAME
+    path = Path(model).expanduser()
+    return path.resolve().name.removesuffix(".gguf") if path.exists() else model
+
+
+def _where(config: ServerConfig) -> str:
+    where = f"Serving on {config.url} (API: {config.url}/v1, documentation: {config.url}/docs)."
+    if config.is_local:
+        return f"{where} Only this machine can reach it; --host 0.0.0.0 opens it to others."
+    if not config.api_key:
+        return f"{where} Everybody who can reach {config.host} may use it; --api-key asks for a key."
+    return where
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _raise_file_limit() -> None:
+    """Every connection is an open file; take what the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(65536, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,77 @@
+"""A step in full, for whoever watches the engine: who computed what, who waits, and who owns which block."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+from headway.core import KVCacheManager, Scheduler
+from headway.engine.step_report import StepReport
+from headway.server.messages import BlockMap, BlockRun, SnapshotRow, StepSnapshot, WaitingRow
+from headway.server.step_meter import kind_of
+
+NUM_WAITING_SHOWN = 8
+BLOCK_MAP_INTERVAL_S = 0.1
+"""A map costs a time that grows with the number of blocks, and nobody sees more than ten a second."""
+
+
+class SnapshotMaker:
+    """Remembers when it last drew the map of the blocks."""
+
+    def __init__(self, scheduler: Scheduler, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._scheduler = scheduler
+        self._now = now
+        self._map_due_s = float("-inf")
+
+    def snapshot(self, report: StepReport) -> StepSnapshot:
+        """Rows and counts are of the step; queue and blocks are as they are now, after it."""
+        return StepSnapshot(
+            step_id=report.step_id,
+            step_s=report.duration_s,
+            kind=kind_of(report.snapshot.output),
+            num_running=report.num_running,
+            num_waiting=report.num_waiting,
+            num_blocks=report.num_blocks,
+            num_used_blocks=report.num_used_blocks,
+            num_used_slots=report.num_used_slots,
+            rows=[
+                SnapshotRow(
+                    row.request_id,
+                    row.num_prompt_tokens,
+                    row.num_computed_tokens,
+                    row.num_output_tokens,
+                    row.num_tokens,
+                    row.num_blocks,
+                    row.is_decode,
+                )
+                for row in report.rows
+            ],
+            waiting=self._waiting(),
+            preempted=list(report.preempted),
+            finished=list(report.finished),
+            blocks=self._map_if_due(),
+        )
+
+    def _waiting(self) -> list[WaitingRow]:
+        queue = self._scheduler.waiting
+        num_shown = min(len(queue), NUM_WAITING_SHOWN, self._scheduler.config.skip_window + 1)
+        requests = [queue.peek(place) for place in range(num_shown)]
+        return [WaitingRow(request.request_id, request.num_tokens) for request in requests if request is not None]
+
+    def _map_if_due(self) -> BlockMap | None:
+        now_s = self._now()
+        if now_s < self._map_due_s:
+            return None
+        self._map_due_s = now_s + BLOCK_MAP_INTERVAL_S
+        return block_map(self._scheduler.kv_cache)
+
+
+def block_map(kv_cache: KVCacheManager) -> BlockMap:
+    """Of a block with several owners, the one that was admitted last is shown."""
+    owners = list(kv_cache.requests_with_blocks)
+    owner_of: list[int | None] = [None] * kv_cache.num_blocks
+    for index, request_id in enumerate(owners):
+        for block_id in kv_cache.block_table(request_id):
+            owner_of[block_id] = index
+    return BlockMap(owners, [BlockRun(owner, len(list(run))) for owner, run in itertools.groupby(owner_of)])

@@ -1,0 +1,173 @@
+// The right half of the page: what the frames say, drawn.
+
+import { BlockMap } from "./blocks.js";
+import { forgetColours } from "./canvas.js";
+import { Chart } from "./charts.js";
+import { count, ms, msPair, percent, plural, rate } from "./format.js";
+import { Lanes } from "./lanes.js";
+import { Series } from "./series.js";
+
+const $ = (id) => document.getElementById(id);
+const SPOKEN_EVERY_MS = 5000;
+
+export class BatchPanel {
+  constructor() {
+    this.info = null;
+    this.lanes = new Lanes($("lanes"));
+    this.blocks = new BlockMap($("blocks"));
+    this.series = new Series();
+    this.charts = [
+      chart("throughput", [["output", "out"], ["prompt", "in"]], (v) => (v == null ? "–" : `${rate(v)}/s`)),
+      chart("requests", [["running", "running"], ["waiting", "waiting"]], count),
+      chart("ttft", [["ttft", "P50"]], ms),
+      chart("itl", [["p50", "P50"], ["p99", "P99"]], ms),
+    ];
+    this.spokenAt = 0;
+    this.drawWanted = false;
+    new ResizeObserver(() => this.redraw()).observe($("batch"));
+    this.redraw();
+  }
+
+  hello(info) {
+    this.info = info;
+    this.blocks.size(info.num_blocks);
+    const name = document.createElement("b");
+    name.textContent = info.model.split("/").pop();
+    $("model").replaceChildren(name, ` · ${info.device} · ${info.dtype} · context ${count(info.max_model_len)}`);
+    $("model").title = info.model;
+    this.redraw();
+  }
+
+  frame(frame) {
+    const numbers = frame.numbers;
+    const isNewPoint = this.series.add(frame.at_s, numbers);
+    this.lanes.add(frame, this.series.rate("steps"));
+    this.blocks.add(frame);
+    if (numbers.num_running === 0 && numbers.num_used_blocks === 0) this.blocks.clear();
+    this.#showHealth(numbers.ok ? "good" : "bad", numbers.ok ? "serving" : numbers.reason || "not ready");
+    this.#showTiles(numbers);
+    this.#showStep(frame.columns.at(-1), numbers);
+    this.#showHandovers();
+    this.#showQueue(frame.waiting, numbers.num_waiting);
+    this.#showBlockText(numbers);
+    if (frame.advice) this.#showAdvice(frame.advice);
+    this.#speak();
+    this.redraw({ charts: isNewPoint });
+  }
+
+  /** A request of the chat on this page. */
+  claim(id) {
+    this.lanes.claim(id);
+    this.redraw({ charts: false });
+  }
+
+  trouble(text) {
+    this.#showHealth("bad", "no connection");
+    this.#showAdvice({ level: "bad", title: "No connection to the live view.", text });
+    this.lanes.clear();
+    this.redraw();
+  }
+
+  /** At most once per picture of the screen. */
+  redraw({ charts = true, colours = false } = {}) {
+    if (colours) forgetColours();
+    this.chartsWanted ||= charts;
+    if (this.drawWanted) return;
+    this.drawWanted = true;
+    requestAnimationFrame(() => {
+      this.drawWanted = false;
+      $("how").hidden = !this.lanes.isEmpty;
+      this.lanes.draw();
+      this.blocks.draw();
+      if (this.chartsWanted) for (const each of this.charts) each.draw(this.series.points);
+      this.chartsWanted = false;
+    });
+  }
+
+  #showHealth(state, text) {
+    $("health").dataset.state = state;
+    setText($("health").lastElementChild, text);
+  }
+
+  #showTiles(numbers) {
+    const share = this.info ? numbers.num_used_blocks / this.info.num_blocks : null;
+    setText($("n-output"), rate(this.series.rate("output")));
+    setText($("n-prompt"), rate(this.series.rate("prompt")));
+    setText($("n-running"), count(numbers.num_running));
+    setText($("n-waiting"), count(numbers.num_waiting));
+    setText($("n-ttft"), ms(numbers.ttft_p50_ms));
+    setText($("n-itl"), msPair(numbers.itl_p50_ms, numbers.itl_p99_ms));
+    setText($("n-kv"), percent(share));
+    setText($("n-preempt"), count(numbers.num_preemptions));
+  }
+
+  #showStep(column, numbers) {
+    if (!column && numbers.num_running > 0) return;
+    const [decodes, chunked, stepMs] = column ?? [0, 0, null];
+    const budget = Math.max(this.info?.max_num_batched_tokens ?? 1, decodes + chunked);
+    const [decodeBar, chunkBar] = $("budget").children;
+    decodeBar.style.width = `${(100 * decodes) / budget}%`;
+    chunkBar.style.width = `${(100 * chunked) / budget}%`;
+    const isIdle = numbers.num_running === 0 && numbers.num_waiting === 0;
+    setText($("budget-text"), isIdle ? "asleep" : `${decodes} decode + ${chunked} prompt tokens · ${ms(stepMs)}`);
+  }
+
+  #showHandovers() {
+    const { handovers } = this.lanes;
+    if (handovers > 0) setText($("lanes-text"), `${plural(handovers, "seat")} passed on while others kept running`);
+  }
+
+  #showQueue(waiting, total) {
+    setText($("queue-text"), total === 0 ? "empty" : plural(total, "request"));
+    const items = total === 0 ? [] : waiting.map(([number, tokens]) => [`#${number + 1}`, tokens]);
+    const signature = items.join();
+    if (signature === this.queueSignature) return;
+    this.queueSignature = signature;
+    $("queue").replaceChildren(...items.map(([name, tokens]) => {
+      const item = document.createElement("li");
+      item.textContent = `${name} · ${count(tokens)} in`;
+      return item;
+    }));
+  }
+
+  #showBlockText(numbers) {
+    if (!this.info) return;
+    const { num_used_blocks: used, num_used_slots: slots, num_cached_blocks: cached } = numbers;
+    const waste = used > 0 ? Math.max(0, 1 - slots / (used * this.info.block_size)) : 0;
+    const parts = [`${count(used)} of ${count(this.info.num_blocks)} in use`];
+    if (cached > 0) parts.push(`${count(cached)} cached`);
+    if (used > 0) parts.push(`${percent(waste)} of their room empty`);
+    const perCell = this.blocks.map?.blocks_per_cell ?? 1;
+    if (perCell > 1) parts.push(`a cell is ${perCell} blocks`);
+    setText($("blocks-text"), parts.join(" · "));
+  }
+
+  #showAdvice({ level, title, text }) {
+    const signature = level + title + text;
+    if (signature === this.adviceSignature) return;
+    this.adviceSignature = signature;
+    const item = document.createElement("li");
+    item.dataset.level = level;
+    const head = document.createElement("b");
+    head.textContent = title;
+    item.append(head, ` ${text}`);
+    $("advice").replaceChildren(item);
+  }
+
+  /** Pictures tell their content in words, now and then. */
+  #speak() {
+    const now = performance.now();
+    if (now - this.spokenAt < SPOKEN_EVERY_MS) return;
+    this.spokenAt = now;
+    $("lanes").setAttribute("aria-label", this.lanes.describe());
+    $("blocks").setAttribute("aria-label", `KV cache: ${$("blocks-text").textContent}`);
+  }
+}
+
+function chart(name, series, format) {
+  return new Chart($(`c-${name}`), $(`v-${name}`), { series: series.map(([key, label]) => ({ key, label })), format });
+}
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}

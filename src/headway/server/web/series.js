@@ -1,0 +1,48 @@
+// Frames, several a second → one point a second, with rates from counters.
+
+import { SECONDS } from "./charts.js";
+
+const RATE_WINDOW_S = 3;
+
+export class Series {
+  constructor() {
+    this.points = [];
+    this.recent = []; // [{at, steps, prompt, output}], a little more than the window
+    this.pointAt = -Infinity;
+  }
+
+  /** Takes in a frame's numbers; true if a point was added. */
+  add(at, numbers) {
+    const mark = { at, steps: numbers.num_steps, prompt: numbers.prompt_tokens, output: numbers.generation_tokens };
+    const last = this.recent.at(-1);
+    if (last && (at < last.at || mark.output < last.output)) this.recent = []; // another server process
+    this.recent.push(mark);
+    while (this.recent.length > 2 && this.recent[1].at <= at - RATE_WINDOW_S) this.recent.shift();
+    if (at >= this.pointAt && at < this.pointAt + 1) return false;
+    this.#fillGap(at);
+    this.pointAt = at;
+    this.points.push({
+      output: this.rate("output"),
+      prompt: this.rate("prompt"),
+      running: numbers.num_running,
+      waiting: numbers.num_waiting,
+      ttft: numbers.ttft_p50_ms,
+      p50: numbers.itl_p50_ms,
+      p99: numbers.itl_p99_ms,
+    });
+    this.points.splice(0, this.points.length - SECONDS);
+    return true;
+  }
+
+  /** Of a counter, per second, over the last few seconds. */
+  rate(key) {
+    const [first, last] = [this.recent[0], this.recent.at(-1)];
+    return last.at > first.at ? (last[key] - first[key]) / (last.at - first.at) : 0;
+  }
+
+  /** Seconds in which nobody looked are empty points. */
+  #fillGap(at) {
+    const missed = Math.min(SECONDS, Math.floor(at - this.pointAt) - 1);
+    if (this.points.length > 0) for (let i = 0; i < missed; i++) this.points.push({});
+  }
+}

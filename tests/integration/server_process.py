@@ -1,0 +1,110 @@
+"""A real `headway serve` in a process of its own, for tests that talk to it over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+START_UP_S = 120.0
+BUSY = ("num_requests_running", "num_requests_waiting", "kv_blocks_live", "queue_requests", "queue_tokens")
+"""Metrics that are zero when there is nothing to do."""
+
+
+@dataclass
+class ServerProcess:
+    """A server that is ready."""
+
+    process: subprocess.Popen[str]
+    url: str = ""
+    log: list[str] = field(default_factory=list)
+    """What it wrote to stderr; the access log goes to `access_log`."""
+    access_log: list[str] = field(default_factory=list)
+
+    @property
+    def engine_pid(self) -> int:
+        """The engine's process, the only child of the server's."""
+        pid = self.process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+    def gauges(self, headers: Mapping[str, str] | None = None) -> dict[str, float]:
+        """What /metrics says, by name without the prefix; of several values of one name, the last."""
+        answer = httpx.get(f"{self.url}/metrics", headers=headers)
+        assert answer.status_code == 200, answer.text
+        lines = [line for line in answer.text.splitlines() if line.startswith("headway:") and "_bucket" not in line]
+        return {line.partition("{")[0].removeprefix("headway:"): float(line.split()[-1]) for line in lines}
+
+    def wait_until_idle(self, headers: Mapping[str, str] | None = None, *, timeout_s: float) -> dict[str, float]:
+        """Until nobody runs or waits, no block is held, and the server is well. Returns the metrics then."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            health = httpx.get(f"{self.url}/health").json()
+            gauges = self.gauges(headers)  # after it: an engine that is away is idle too
+            busy = {name: gauges[name] for name in BUSY if gauges[name]}
+            if not busy and health["status"] == "ok":
+                return gauges
+            assert time.monotonic() < deadline_s, (health, busy)
+            time.sleep(0.05)
+
+    def terminate(self) -> int:
+        """SIGTERM, and the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+
+@contextlib.contextmanager
+def running_server(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[ServerProcess]:
+    """Start a server on a free port, wait until it serves, and end it afterwards whatever happened."""
+    command = [sys.executable, "-m", "headway", "serve", "--port", "0", *arguments]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environment or {})},
+    )
+    server = ServerProcess(process)
+    threads = [
+        threading.Thread(target=_collect, args=(pipe, lines), daemon=True)
+        for pipe, lines in ((process.stderr, server.log), (process.stdout, server.access_log))
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        server.url = _wait_for_url(server)
+        yield server
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for thread in threads:
+            thread.join(timeout=5)
+
+
+def _collect(pipe: Iterator[str], lines: list[str]) -> None:
+    for line in pipe:
+        lines.append(line.rstrip("\n"))
+
+
+def _wait_for_url(server: ServerProcess) -> str:
+    deadline = time.monotonic() + START_UP_S
+    while time.monotonic() < deadline and server.process.poll() is None:
+        for line in server.log:
+            if match := re.match(r"Serving on (\S+) ", line):
+                return match[1]
+        time.sleep(0.05)
+    raise AssertionError("the server did not start:\n" + "\n".join(server.log))

@@ -1,0 +1,107 @@
+"""The page against a real server with the embedded model: chat, load, and a batch that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.integration.server_process import running_server
+from tests.unit.server.browser import PHONE, WIDE, ask, chromium, number, picture, pixels, wait_for_text
+
+PATIENCE_MS = 120_000
+COLLECT_DRAWN_TEXT = """
+    const draw = CanvasRenderingContext2D.prototype.fillText;
+    window.drawn = new Set();
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+        window.drawn.add(text);
+        return draw.call(this, text, ...rest);
+    };
+"""
+CANVASES = ("#lanes", "#blocks", "#c-throughput", "#c-requests", "#c-ttft", "#c-itl")
+
+
+@dataclass
+class Visit:
+    """A page, and what it did besides being looked at."""
+
+    page: Any
+    url: str
+    complaints: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.page.add_init_script(COLLECT_DRAWN_TEXT)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        self.page.on("request", lambda request: self.requested.append(request.url))
+
+
+@pytest.fixture(scope="module")
+def visit() -> Iterator[Visit]:
+    """With a key, which the browser sends as a password of the page."""
+    with chromium() as browser, running_server("--api-key", "sesame") as server:
+        credentials = {"username": "anybody", "password": "sesame"}
+        made = Visit(browser.new_page(viewport=WIDE, color_scheme="dark", http_credentials=credentials), server.url)
+        made.page.goto(server.url)
+        wait_for_text(made.page, "#health", "serving")
+        yield made
+
+
+def test_the_model_answers_and_the_answer_has_its_times(visit: Visit) -> None:
+    page = visit.page
+    wait_for_text(page, "#model", "SmolLM2-135M-Instruct")
+    assert "continuous batching" in page.text_content("#how") and page.locator("#how").is_visible()
+    page.click("#params summary")
+    page.fill("#temperature", "0")
+    page.fill("#max-tokens", "40")
+    page.click("#params summary")
+    ask(page, "What is the capital of France?")
+    page.locator("#send").wait_for(state="visible")
+    assert "Paris" in page.text_content(".assistant .body")
+    assert "tokens/s" in page.text_content(".assistant .facts")
+    assert page.locator("#how").is_hidden()
+
+
+def test_load_runs_beside_a_chat_that_can_be_stopped(visit: Visit) -> None:
+    page = visit.page
+    page.wait_for_timeout(1100)  # the first point of the charts
+    before = {name: pixels(page, name) for name in CANVASES}
+    page.click("#load")
+    page.wait_for_function("() => Number(document.querySelector('#n-running').textContent) >= 8")
+    page.click("#params summary")
+    page.fill("#max-tokens", "2000")
+    page.click("#params summary")
+    ask(page, "Write a very long story about a bus that never stops.")
+    page.wait_for_function("() => document.querySelector('.assistant:last-child .body').textContent.length > 60")
+    page.wait_for_function("() => window.drawn.has('you')")
+    wait_for_text(page, "#lanes-text", "passed on while others kept running")
+    assert number(page, "#n-output") > 0 and number(page, "#n-kv") > 0
+    picture(page, "load-with-model")
+    page.click("#stop")
+    wait_for_text(page, ".assistant:last-child .facts", "stopped by you")
+    for name, old in before.items():
+        assert pixels(page, name) != old, name
+
+
+def test_a_phone_in_daylight_shows_it_without_scrolling_sideways(visit: Visit) -> None:
+    page = visit.page
+    page.set_viewport_size(PHONE)
+    page.emulate_media(color_scheme="light")
+    for tab in ("batch", "chat"):
+        page.click(f"#tab-{tab}")
+        page.wait_for_timeout(200)
+        picture(page, f"phone-{tab}-with-model")
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], tab
+    page.click("#tab-batch")
+    page.click("#load-cancel")
+    page.wait_for_function("() => document.querySelector('#n-running').textContent === '0'")
+    wait_for_text(page, "#advice", "Idle")
+
+
+def test_the_page_asked_nobody_else_and_did_not_complain(visit: Visit) -> None:
+    assert [url for url in visit.requested if not url.startswith(f"{visit.url}/")] == []
+    assert visit.complaints == []

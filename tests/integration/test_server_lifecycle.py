@@ -1,0 +1,126 @@
+"""A server process through good and bad days: idle, left alone, stalled, bereft of its engine, and told to stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.server_process import ServerProcess, running_server
+
+FACTORY = "headway.server.modelless:create_engine"
+ENDLESS = {"prompt": "Hi", "max_tokens": 8000, "stream": True}
+NUM_STREAMS = 32
+IDLE_S = 1.5
+IDLE_SHARE = 0.1
+"""Of one core; a look at a longer time finds well under 0.02, but a busy machine counts in ticks of 10 ms."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    options = ("--watchdog-s", "0.5", "--drain-timeout-s", "1", "--access-log", "off", "--engine-factory", FACTORY)
+    with running_server(*options) as running:
+        yield running
+
+
+def wait_for_health(server: ServerProcess, status: int) -> dict[str, Any]:
+    deadline_s = time.monotonic() + 15
+    while (answer := httpx.get(f"{server.url}/health")).status_code != status:
+        assert time.monotonic() < deadline_s, answer.text
+        time.sleep(0.05)
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_an_idle_server_sleeps(server: ServerProcess) -> None:
+    pids = (server.process.pid, server.engine_pid)
+    before_s = [cpu_s(pid) for pid in pids]
+    time.sleep(IDLE_S)
+    used_s = [cpu_s(pid) - before for pid, before in zip(pids, before_s, strict=True)]
+    assert max(used_s) < IDLE_SHARE * IDLE_S, used_s
+
+
+def test_health_tells_of_an_engine_that_makes_no_steps(server: ServerProcess) -> None:
+    def complete() -> httpx.Response:
+        return httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 4}, timeout=30)
+
+    assert complete().status_code == 200  # only then is the watchdog strict
+    answers: list[httpx.Response] = []
+    stalled = threading.Thread(target=lambda: answers.append(complete()))
+    os.kill(server.engine_pid, signal.SIGSTOP)
+    try:
+        assert httpx.get(f"{server.url}/health").status_code == 200  # nobody waits yet
+        stalled.start()
+        assert "no progress" in wait_for_health(server, 503)["reason"]
+        assert httpx.get(f"{server.url}/metrics").status_code == 200
+    finally:
+        os.kill(server.engine_pid, signal.SIGCONT)
+    stalled.join(timeout=30)
+    assert answers[0].json()["usage"]["completion_tokens"] == 4
+    wait_for_health(server, 200)
+
+
+def test_a_client_that_leaves_frees_its_blocks_at_once(server: ServerProcess) -> None:
+    for _ in range(5):
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            assert server.gauges()["kv_blocks_live"] > 0
+        server.wait_until_idle(timeout_s=1)
+
+
+def test_a_killed_engine_leaves_nothing_in_the_metrics(server: ServerProcess) -> None:
+    before = server.gauges()
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        *_, last, done = (line for line in lines if line)
+    assert "the engine stopped" in last and done == "data: [DONE]"
+    after = server.wait_until_idle(timeout_s=20)  # without a new request
+    assert after["engine_restarts_total"] == before["engine_restarts_total"] + 1
+    assert after["kv_blocks_free"] == before["kv_blocks_free"]
+    assert after["generation_tokens_total"] > before["generation_tokens_total"]
+
+
+def test_what_is_not_done_when_the_drain_ends_is_told_so(server: ServerProcess) -> None:
+    """The last test: it ends the server, while streams run that would go on for long."""
+    ends: list[str] = []
+    started = threading.Barrier(NUM_STREAMS + 1)
+
+    def follow() -> None:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=30) as answer:
+            lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+            next(lines)
+            started.wait(timeout=30)
+            *_, last, done = lines
+            assert done == "[DONE]"
+            ends.append(json.loads(last).get("error", {}).get("message", "finished"))
+
+    threads = [threading.Thread(target=follow) for _ in range(NUM_STREAMS)]
+    for thread in threads:
+        thread.start()
+    started.wait(timeout=30)
+    server.process.terminate()
+    signalled_s = time.monotonic()
+    assert server.process.wait(timeout=20) == 0
+    assert time.monotonic() - signalled_s < 15
+    for thread in threads:
+        thread.join(timeout=10)
+    assert ends == ["the server is shutting down"] * NUM_STREAMS
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.url}/health")
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used so far, its own and the system's for it."""
+    with open(f"/proc/{pid}/stat") as file:
+        user, system = file.read().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,324 @@
+"""The official `openai` client against a real server process on the embedded model.
+
+The server has few seats and a short queue, so that a test can fill both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from headway import LLM, SamplingParams
+from tests.integration.server_process import ServerProcess, running_server
+
+KEY = "test-key"
+MODEL = "SmolLM2-135M-Instruct"
+CONTEXT, SEATS, PLACES = 1024, 8, 16
+OPTIONS = (
+    *("--max-model-len", str(CONTEXT), "--max-num-seqs", str(SEATS), "--max-queue-requests", str(PLACES)),
+    *("--scheduling-policy", "priority"),
+)
+QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
+GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0.0}
+ENDLESS: dict[str, Any] = {"model": MODEL, "prompt": "Tell me", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with running_server(*OPTIONS, environment={"HEADWAY_API_KEY": KEY}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[Any]:
+    """Typed loosely: tests send what the client's own types forbid."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+def async_client(server: ServerProcess) -> Any:
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
+
+
+def gauges(server: ServerProcess) -> dict[str, float]:
+    return server.gauges({"authorization": f"Bearer {KEY}"})
+
+
+def wait_until_idle(server: ServerProcess) -> None:
+    server.wait_until_idle({"authorization": f"Bearer {KEY}"}, timeout_s=10)
+
+
+# ---- chat -----------------------------------------------------------------------------------------------------------
+
+
+def test_chat_whole_and_streamed_are_the_same(client: Any) -> None:
+    options = {**GREEDY, "messages": QUESTION, "max_tokens": 24}
+    whole = client.chat.completions.create(**options)
+    text = whole.choices[0].message.content
+    assert "Paris" in text
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    assert whole.usage.prompt_tokens_details.cached_tokens == 0
+    chunks = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == whole.choices[0].finish_reason
+    assert chunks[-1].usage == whole.usage
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_greedy_answers_are_those_of_the_library(client: Any) -> None:
+    conversations = [
+        QUESTION,
+        [{"role": "system", "content": "You are a pirate."}, {"role": "user", "content": "Who are you?"}],
+        [{"role": "user", "content": "Count to ten."}],
+    ]
+    llm = LLM(max_model_len=CONTEXT)
+    expected = llm.chat(conversations, SamplingParams(temperature=0, max_tokens=32))
+    llm.shutdown()
+    for messages, output in zip(conversations, expected, strict=True):
+        answer = client.chat.completions.create(**GREEDY, messages=messages, max_tokens=32)
+        assert answer.choices[0].message.content == output.outputs[0].text
+        assert answer.choices[0].finish_reason == output.outputs[0].finish_reason
+        assert answer.usage.prompt_tokens == len(output.prompt_token_ids)
+
+
+def test_chat_logprobs_and_choices(client: Any) -> None:
+    options = {"model": MODEL, "messages": QUESTION, "n": 3, "max_tokens": 5, "seed": 1, "temperature": 1.0}
+    answer = client.chat.completions.create(**options, logprobs=True, top_logprobs=3)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    for choice in answer.choices:
+        spelt = b"".join(bytes(entry.bytes or []) for entry in choice.logprobs.content)
+        assert choice.message.content.encode() in spelt
+        assert all(len(entry.top_logprobs) == 3 for entry in choice.logprobs.content)
+    texts, num_logprobs = ["", "", ""], [0, 0, 0]
+    for chunk in client.chat.completions.create(**options, logprobs=True, top_logprobs=3, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            num_logprobs[choice.index] += len(choice.logprobs.content) if choice.logprobs else 0
+    assert texts == [choice.message.content for choice in answer.choices]
+    assert num_logprobs == [len(choice.logprobs.content) for choice in answer.choices]
+
+
+def test_the_newer_name_of_max_tokens_and_parts_of_text(client: Any) -> None:
+    parts = [{"type": "text", "text": "What is the capital of France? "}, {"type": "text", "text": "Answer briefly."}]
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
+    answer = client.chat.completions.create(**GREEDY, messages=messages, max_completion_tokens=3)
+    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (3, "length")
+
+
+# ---- completions ----------------------------------------------------------------------------------------------------
+
+
+def test_completions(client: Any) -> None:
+    prompts = ["The capital of France is", "2 + 2 ="]
+    answer = client.completions.create(**GREEDY, prompt=prompts, max_tokens=6, logprobs=2, echo=True)
+    assert len(answer.choices) == 2
+    assert answer.choices[0].text.startswith("The capital of France is Paris")
+    logprobs = answer.choices[0].logprobs
+    assert "".join(logprobs.tokens) == answer.choices[0].text
+    assert logprobs.token_logprobs[0] is None and all(each <= 0 for each in logprobs.token_logprobs[1:])
+    assert all(len(each) >= 2 for each in logprobs.top_logprobs[1:])
+    texts = ["", ""]
+    for chunk in client.completions.create(**GREEDY, prompt=prompts, max_tokens=6, echo=True, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in answer.choices]
+
+
+def test_token_ids_give_the_same_as_text(server: ServerProcess, client: Any) -> None:
+    prompt = "Once upon a time"
+    headers = {"authorization": f"Bearer {KEY}"}
+    tokens = httpx.post(f"{server.url}/tokenize", json={"prompt": prompt}, headers=headers).json()["tokens"]
+    by_text = client.completions.create(**GREEDY, prompt=prompt, max_tokens=8)
+    by_ids = client.completions.create(**GREEDY, prompt=[tokens, tokens], max_tokens=8)
+    assert [choice.text for choice in by_ids.choices] == [by_text.choices[0].text] * 2
+    assert by_ids.usage.prompt_tokens == 2 * len(tokens)
+
+
+def test_stop_and_seed(client: Any) -> None:
+    stopped = client.completions.create(**GREEDY, prompt="One, two, three,", max_tokens=30, stop=[" five"])
+    assert (stopped.choices[0].finish_reason, stopped.choices[0].stop_reason) == ("stop", " five")
+    assert "five" not in stopped.choices[0].text
+    first, again, other = (
+        client.completions.create(model=MODEL, prompt="A story:", max_tokens=12, seed=seed).choices[0].text
+        for seed in (7, 7, 8)
+    )
+    assert first == again != other
+
+
+def test_extra_body(client: Any) -> None:
+    options = {"model": MODEL, "prompt": "The sky is", "max_tokens": 8, "temperature": 1.0}
+    greedy = client.completions.create(**{**options, "temperature": 0.0}, logprobs=0).choices[0]
+    for extra in ({"top_k": 1}, {"min_p": 1.0}, {"top_k": 1, "repetition_penalty": 1.0, "priority": -3}):
+        assert client.completions.create(**options, extra_body=extra).choices[0].text == greedy.text, extra
+    forced = client.completions.create(model=MODEL, prompt="Hi", max_tokens=20, extra_body={"ignore_eos": True})
+    assert (forced.usage.completion_tokens, forced.choices[0].finish_reason) == (20, "length")
+
+
+def test_stop_token_ids(server: ServerProcess, client: Any) -> None:
+    headers = {"authorization": f"Bearer {KEY}"}
+    (four,) = httpx.post(f"{server.url}/tokenize", json={"prompt": " four"}, headers=headers).json()["tokens"]
+    options = {**GREEDY, "prompt": "One, two, three,", "max_tokens": 30}
+    stopped = client.completions.create(**options, extra_body={"stop_token_ids": [four]})
+    assert (stopped.choices[0].finish_reason, stopped.choices[0].stop_reason) == ("stop", four)
+    assert stopped.usage.completion_tokens == 1
+
+
+# ---- many at once ---------------------------------------------------------------------------------------------------
+
+
+def test_async_clients_share_the_batch(async_client: Any) -> None:
+    async def one(number: int, *, stream: bool) -> str:
+        made = await async_client.chat.completions.create(
+            **GREEDY, messages=[{"role": "user", "content": f"{number} apples"}], max_tokens=16, stream=stream
+        )
+        if not stream:
+            return str(made.choices[0].message.content)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in made])
+
+    async def scenario() -> None:
+        async with async_client:
+            together = await asyncio.gather(*(one(number, stream=number % 2 == 0) for number in range(12)))
+            assert together[3] == await one(3, stream=True)
+            assert together[4] == await one(4, stream=False)
+            assert all(together)
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_is_a_rate_limit_error(server: ServerProcess, async_client: Any) -> None:
+    async def scenario() -> None:
+        async with async_client:
+            seated = await async_client.completions.create(**ENDLESS | {"prompt": ["Tell me"] * SEATS}, stream=True)
+            waiting = asyncio.create_task(async_client.completions.create(**ENDLESS | {"prompt": ["Hi"] * PLACES}))
+            while gauges(server)["queue_requests"] < PLACES:
+                await asyncio.sleep(0.01)
+            with pytest.raises(openai.RateLimitError) as refused:
+                await async_client.completions.create(model=MODEL, prompt="Hi")
+            assert int(refused.value.response.headers["retry-after"]) >= 1
+            assert refused.value.code == "queue_full"
+            waiting.cancel()
+            await seated.close()
+
+    asyncio.run(scenario())
+    wait_until_idle(server)
+
+
+def test_a_smaller_priority_number_goes_first(server: ServerProcess, async_client: Any) -> None:
+    done: list[int] = []
+
+    async def one(priority: int) -> None:
+        await async_client.completions.create(**GREEDY, prompt="Hi", max_tokens=4, extra_body={"priority": priority})
+        done.append(priority)
+
+    async def scenario() -> None:
+        async with async_client:
+            seated = await async_client.completions.create(
+                **ENDLESS | {"prompt": ["Tell me"] * (SEATS - 1)}, stream=True
+            )
+            last_seat = await async_client.completions.create(**ENDLESS | {"max_tokens": 50}, stream=True)
+            waiting = []
+            for count, priority in enumerate((5, 0, -5), start=1):
+                waiting.append(asyncio.create_task(one(priority)))
+                while gauges(server)["num_requests_waiting"] < count:
+                    await asyncio.sleep(0.01)
+            await asyncio.gather(*waiting)
+            await last_seat.close()
+            await seated.close()
+
+    asyncio.run(scenario())
+    assert done == [-5, 0, 5]
+    wait_until_idle(server)
+
+
+# ---- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"temperature": -1}, "temperature"),
+        ({"n": 10**6}, "n"),
+        ({"extra_body": {"top_kk": 3}}, "top_kk"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None),
+        ({"messages": [{"role": "user", "content": "word " * 2000}]}, "messages"),
+    ],
+)
+def test_bad_requests_name_the_field(client: Any, fields: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**{"model": MODEL, "messages": QUESTION} | fields)
+    assert refused.value.param == (param or "messages[0].content[0].type")
+    assert refused.value.type == "invalid_request_error"
+
+
+def test_errors_are_the_clients_own_classes(server: ServerProcess, client: Any) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.completions.create(model="other", prompt="Hi")
+    assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
+    with pytest.raises(openai.BadRequestError) as too_long:
+        client.completions.create(model=MODEL, prompt="word " * 2000)
+    assert too_long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as suffix:
+        client.completions.create(model=MODEL, prompt="Hi", suffix="there")
+    assert suffix.value.param == "suffix"
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0).models.list()
+
+
+def test_a_client_that_loses_patience_leaves_nothing_behind(server: ServerProcess, client: Any) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        client.completions.create(**ENDLESS, timeout=0.3)
+    wait_until_idle(server)
+
+
+def test_a_stream_that_is_closed_frees_its_blocks(server: ServerProcess, client: Any) -> None:
+    stream = client.completions.create(**ENDLESS, stream=True)
+    next(iter(stream))
+    assert gauges(server)["num_requests_running"] == 1
+    stream.close()
+    wait_until_idle(server)
+
+
+# ---- around it ------------------------------------------------------------------------------------------------------
+
+
+def test_models(client: Any) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+
+
+def test_request_ids_travel_and_are_logged(server: ServerProcess, client: Any) -> None:
+    assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
+    mine = client.completions.with_raw_response.create(
+        model=MODEL, prompt="Hi", max_tokens=2, extra_headers={"x-request-id": "find-me"}
+    )
+    assert mine.headers["x-request-id"] == "find-me"
+    theirs = client.completions.create(model=MODEL, prompt="Hi", max_tokens=2)
+    deadline = time.monotonic() + 5
+    while not all(any(name in line for line in server.access_log) for name in ("find-me", theirs._request_id)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    records = {record["request_id"]: record for record in map(json.loads, server.access_log)}
+    assert records["find-me"]["completion_tokens"] == 2
+    assert {"queue_ms", "prefill_ms", "decode_ms", "preemptions", "first_token_ms"} <= records["find-me"].keys()
+
+
+def test_sigterm_lets_running_requests_finish(server: ServerProcess, client: Any) -> None:
+    """The last test: it ends the server."""
+    streams = [client.completions.create(**ENDLESS | {"max_tokens": 40}, stream=True) for _ in range(3)]
+    chunks = [iter(stream) for stream in streams]
+    for each in chunks:
+        next(each)
+    server.process.terminate()
+    for each in chunks:
+        assert [chunk.choices[0].finish_reason for chunk in each][-1] == "length"
+    assert server.process.wait(timeout=30) == 0

@@ -1,0 +1,55 @@
+"""A headless browser for tests of the page. Needs Playwright and a Chromium; tests are skipped without them.
+
+HEADWAY_SCREENSHOTS names a folder for pictures to look at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WIDE, PHONE = {"width": 1440, "height": 900}, {"width": 360, "height": 740}
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Any]:
+    """A browser without a window."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        pytest.skip("no Chromium on this machine")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def number(page: Any, selector: str) -> float:
+    return float(page.text_content(selector).replace(",", "").rstrip("%") or 0)
+
+
+def picture(page: Any, name: str) -> None:
+    if folder := os.environ.get("HEADWAY_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def wait_for_text(page: Any, selector: str, text: str) -> None:
+    page.wait_for_function(
+        "([selector, text]) => document.querySelector(selector)?.textContent.includes(text)", arg=[selector, text]
+    )
+
+
+def pixels(page: Any, selector: str) -> str:
+    return page.evaluate("(selector) => document.querySelector(selector).toDataURL()", selector)
+
+
+def ask(page: Any, question: str) -> None:
+    page.fill("#prompt", question)
+    page.press("#prompt", "Enter")

@@ -1,0 +1,207 @@
+"""An engine client without an engine behind: what it answers is written down by the test, or pushed by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import httpx
+from starlette.types import ASGIApp, Message, Scope
+
+from headway.server.app import create_app
+from headway.server.config import ServerConfig
+from headway.server.engine_client import EngineUnavailable, Health
+from headway.server.messages import AddRequest, Delta, EngineReady, EngineStats, RequestTimings, TokenLogprob
+from headway.server.services import Services
+from headway.server.streams import RequestStream, SnapshotStream
+from headway.tokenizer import Tokenizer, tokenizer_from_gguf
+from tests.unit.tokenizer.small import byte_level_metadata
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_T = TypeVar("_T")
+
+
+def small_tokenizer() -> Tokenizer:
+    metadata = byte_level_metadata(pre="gpt-2", **{"tokenizer.chat_template": CHAT_TEMPLATE})
+    return tokenizer_from_gguf(metadata)
+
+
+def engine_ready(**changes: Any) -> EngineReady:
+    fields: dict[str, Any] = {
+        "model": "small",
+        "max_model_len": 256,
+        "vocab_size": 600,
+        "num_blocks": 100,
+        "block_size": 16,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "device": "cpu",
+        "dtype": "float32",
+        "scheduling_policy": "priority",
+    }
+    return EngineReady(**(fields | changes))
+
+
+class FakeEngine:
+    """Says "Hello world." to everybody, unless `manual`: then deltas come only by `push`."""
+
+    def __init__(self, *, manual: bool = False, words: tuple[str, ...] = ("Hello", " world", ".")) -> None:
+        self.info: EngineReady | None = engine_ready()
+        self.stats: EngineStats | None = EngineStats(num_free_blocks=100)
+        self.num_restarts = 0
+        self.health = Health(True, "")
+        self.requests: list[AddRequest] = []
+        self.aborted: list[str] = []
+        self.listeners: list[Callable[[EngineStats], None]] = []
+        self.streams: dict[str, RequestStream] = {}
+        self._manual = manual
+        self._words = words
+
+    def submit(self, request: AddRequest) -> RequestStream:
+        if not self.health.ok:
+            raise EngineUnavailable(self.health.reason)
+        self.requests.append(request)
+        stream = RequestStream(request.request_id, self._abort)
+        self.streams[request.request_id] = stream
+        if not self._manual:
+            asyncio.get_running_loop().call_soon(self._answer, request)
+        return stream
+
+    def watch(self) -> SnapshotStream:
+        return SnapshotStream(lambda stream: None)
+
+    def add_step_listener(self, listener: Callable[[EngineStats], None]) -> None:
+        self.listeners.append(listener)
+
+    def push(self, delta: Delta) -> None:
+        self.streams[delta.request_id].push(delta)
+
+    def _abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    def _answer(self, request: AddRequest) -> None:
+        """Each of the `n` completions gets the same words, one per delta, as far as `max_tokens` lets it."""
+        params = request.params
+        words = self._words[: params["max_tokens"]]
+        reason = "stop" if words == self._words else "length"
+        num_choices = params.get("n", 1)
+        for index in range(num_choices):
+            for place, word in enumerate(words):
+                is_end = place == len(words) - 1
+                is_last = is_end and index == num_choices - 1
+                self.push(
+                    Delta(
+                        request.request_id,
+                        index=index,
+                        text=word,
+                        token_ids=[300 + place],
+                        logprobs=[_logprobs(300 + place, params["logprobs"])] if "logprobs" in params else None,
+                        finish_reason=reason if is_end else None,
+                        is_last=is_last,
+                        timings=RequestTimings(0.1, 0.2, 0.3, 1, 4) if is_last else None,
+                        prompt_logprobs=self._prompt_logprobs(request) if not place and not index else None,
+                    )
+                )
+
+    def _prompt_logprobs(self, request: AddRequest) -> list[list[TokenLogprob] | None] | None:
+        number = request.params.get("prompt_logprobs")
+        if number is None:
+            return None
+        return [None, *(_logprobs(token_id, number) for token_id in request.prompt_token_ids[1:])]
+
+
+def _logprobs(token_id: int, number: int) -> list[TokenLogprob]:
+    """The chosen token is the second best."""
+    best = [TokenLogprob(token_id + 1, -0.25, 1, None), TokenLogprob(token_id, -0.5, 2, None)]
+    return [best[1], *best[:number]]
+
+
+class FakeServer:
+    """The application around a fake engine, with clients for it."""
+
+    def __init__(self, engine: FakeEngine | None = None, *, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        self.engine = engine or FakeEngine()
+        self.tokenizer = tokenizer or small_tokenizer()
+        self.services = Services.create(ServerConfig(**options), self.engine, self.tokenizer, model_name="small")
+        self.app: ASGIApp = create_app(self.services)
+
+    def client(self, **options: Any) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=self.app, raise_app_exceptions=False), base_url="http://test", **options
+        )
+
+    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """One request, from outside of any event loop."""
+
+        async def send() -> httpx.Response:
+            async with self.client() as client:
+                return await client.request(method, path, **options)
+
+        return run(send())
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return self.call("POST", path, json=body, **options)
+
+    def chat(self, content: str = "Hi", **fields: Any) -> httpx.Response:
+        return self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **fields})
+
+    def complete(self, prompt: Any = "Hi", **fields: Any) -> httpx.Response:
+        return self.post("/v1/completions", {"prompt": prompt, **fields})
+
+
+def run(work: Awaitable[_T]) -> _T:
+    """Drive a coroutine, with an end to it."""
+
+    async def limited() -> _T:
+        return await asyncio.wait_for(work, 20)
+
+    return asyncio.run(limited())
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The JSON of a stream's events; its end is checked."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    parts = response.text.split("\n\n")
+    assert parts[-2:] == ["data: [DONE]", ""]
+    return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
+
+
+class RawClient:
+    """A client that can leave: drives the application message by message."""
+
+    def __init__(self, app: ASGIApp, path: str, body: Any, headers: dict[str, str] | None = None) -> None:
+        self.sent: list[Message] = []
+        self._incoming: asyncio.Queue[Message] = asyncio.Queue()
+        self._incoming.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
+        scope: Scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
+            "client": ("test", 1),
+        }
+        self.task = asyncio.ensure_future(app(scope, self._incoming.get, self._send))  # type: ignore[arg-type]
+
+    async def _send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    async def leave(self) -> None:
+        """Disconnect, and wait until the server has noticed."""
+        self._incoming.put_nowait({"type": "http.disconnect"})
+        await self.task
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Let others work until something is so; `run` has the time limit."""
+    while not condition():
+        await asyncio.sleep(0.001)

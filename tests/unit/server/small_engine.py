@@ -1,0 +1,77 @@
+"""A real `LLMEngine` without a model, for this process or (as a factory) for an engine process.
+
+The n-th token of a sequence is the n-th byte of the alphabet, over and over. What a request is called decides its fate:
+
+    fail-…    every step that it takes part in fails
+    slow-…    the step with which it enters takes a second
+"""
+
+from __future__ import annotations
+
+import string
+import time
+from typing import Any
+
+from headway.config import EngineConfig
+from headway.core import SchedulerOutput
+from headway.engine.llm_engine import LLMEngine
+from headway.errors import ConfigError
+from headway.executor.fake import FakeExecutor, FakeStep
+from headway.models.config import DecoderConfig
+from headway.runner.memory_plan import MemoryPlan
+from headway.tokenizer import Tokenizer
+from headway.tokenizer.from_gguf import tokenizer_from_gguf
+from tests.unit.tokenizer.small import byte_level_metadata
+
+SLOW_STEP_S = 1.0
+MAX_MODEL_LEN = 4096
+
+
+class Executor(FakeExecutor):
+    def __init__(self, token_ids: list[int], step_s: float) -> None:
+        super().__init__(lambda request_id, num_tokens: token_ids[num_tokens % len(token_ids)])
+        self._step_s = step_s
+
+    def submit(self, output: SchedulerOutput) -> FakeStep:
+        time.sleep(self._step_s)
+        if any(new.request_id.startswith("slow-") for new in output.new_requests):
+            time.sleep(SLOW_STEP_S)
+        if any(share.request_id.startswith("fail-") for share in output.scheduled):
+            raise RuntimeError("secret words")
+        return super().submit(output)
+
+
+def small_tokenizer() -> Tokenizer:
+    return tokenizer_from_gguf(byte_level_metadata(pre="gpt-2"))
+
+
+def create_engine(options: dict[str, Any]) -> LLMEngine:
+    """Options of `EngineConfig`; `step_s`; and `refuse`: a text to fail with."""
+    if "refuse" in options:
+        raise ConfigError(options["refuse"])
+    step_s = options.pop("step_s", 0.0)
+    config = EngineConfig.from_options(**options).for_device("cpu")
+    tokenizer = small_tokenizer()
+    token_ids = [tokenizer.encode(letter)[0] for letter in string.ascii_lowercase]
+    model = DecoderConfig(
+        architecture="llama",
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        max_position=MAX_MODEL_LEN,
+    )
+    plan = MemoryPlan(
+        device="none",
+        dtype="none",
+        weight_bytes=0,
+        kv_dtype="none",
+        num_blocks=config.cache.num_kv_blocks or 1024,
+        block_size=4,
+        bytes_per_block=1,
+        max_model_len=MAX_MODEL_LEN,
+    )
+    return LLMEngine(config, executor=Executor(token_ids, step_s), tokenizer=tokenizer, model_config=model, plan=plan)

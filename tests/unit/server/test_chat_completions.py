@@ -1,0 +1,278 @@
+"""/v1/chat/completions as clients see it."""
+
+from __future__ import annotations
+
+import functools
+import typing
+from typing import Any
+
+import msgspec
+import pytest
+
+from headway.server.protocol import ChatCompletionRequest, ChatMessage, CompletionRequest, ContentPart, StreamOptions
+from headway.tokenizer import tokenizer_from_gguf
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, engine_ready, events
+from tests.unit.tokenizer.small import byte_level_metadata
+
+
+def test_answer_has_openais_form() -> None:
+    server = FakeServer()
+    answer = server.chat().json()
+    assert answer["object"] == "chat.completion"
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["model"] == "small"
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hello world.", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": None,
+        }
+    ]
+    prompt_tokens = len(server.engine.requests[0].prompt_token_ids)
+    assert answer["usage"] == {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": 3,
+        "total_tokens": prompt_tokens + 3,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+
+
+def test_messages_go_through_the_template() -> None:
+    server = FakeServer()
+    server.post(
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {"role": "developer", "content": "Be brief."},
+                {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]},
+                {"role": "assistant", "content": "Yes?", "refusal": None, "tool_calls": None, "annotations": []},
+                {"role": "user", "content": "Go"},
+            ]
+        },
+    )
+    expected = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi\nthere<|im_end|>\n"
+        "<|im_start|>assistant\nYes?<|im_end|>\n<|im_start|>user\nGo<|im_end|>\n<|im_start|>assistant\n"
+    )
+    request = server.engine.requests[0]
+    assert request.prompt_token_ids == server.tokenizer.encode(expected, add_special_tokens=False)
+
+
+def test_sampling_fields_reach_the_engine() -> None:
+    server = FakeServer()
+    fields: dict[str, Any] = {
+        "n": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.1,
+        "frequency_penalty": -0.1,
+        "seed": 7,
+        "min_tokens": 1,
+        "stop": ["a", "b"],
+        "stop_token_ids": [5],
+        "bad_words": ["x"],
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "logit_bias": {"5": 1.5},
+    }
+    response = server.chat(max_completion_tokens=9, priority=3, user="me", **fields)
+    assert response.status_code == 200
+    assert server.engine.requests[0].params == fields | {"max_tokens": 9}
+    assert server.engine.requests[0].priority == 3
+    assert [choice["index"] for choice in response.json()["choices"]] == [0, 1]
+
+
+def test_without_max_tokens_the_context_is_the_limit() -> None:
+    server = FakeServer()
+    server.chat(temperature=None, stop=None)
+    assert server.engine.requests[0].params == {"max_tokens": None}
+
+
+def test_stream() -> None:
+    response = FakeServer().chat(stream=True)
+    chunks = events(response)
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks[1:]] == ["Hello", " world", ".", None]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 4 + ["stop"]
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_stream_with_usage() -> None:
+    chunks = events(FakeServer().chat(stream=True, n=2, stream_options={"include_usage": True}))
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 6
+    assert chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    assert {chunk["choices"][0]["index"] for chunk in chunks[:-1]} == {0, 1}
+
+
+@pytest.mark.parametrize("text", ['quo"te', "back\\slash", "new\nline", "\u2028", "é日本👩", "\x00\x1f", "</script>"])
+def test_any_text_survives_the_stream(text: str) -> None:
+    chunks = events(FakeServer(FakeEngine(words=(text,))).chat(stream=True))
+    assert chunks[1]["choices"][0]["delta"]["content"] == text
+
+
+def test_logprobs_are_the_same_streamed_and_whole() -> None:
+    server = FakeServer()
+    whole = server.chat(logprobs=True, top_logprobs=1, max_tokens=2).json()["choices"][0]["logprobs"]["content"]
+    assert [entry["logprob"] for entry in whole] == [-0.5, -0.5]
+    assert [[top["logprob"] for top in entry["top_logprobs"]] for entry in whole] == [[-0.25], [-0.25]]
+    assert whole[0]["token"] == server.tokenizer.token_text(300)
+    assert whole[0]["bytes"] == list(server.tokenizer.token_bytes(300))
+    chunks = events(server.chat(logprobs=True, top_logprobs=1, max_tokens=2, stream=True))
+    streamed = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {}).get("content", [])]
+    assert streamed == whole
+
+
+def test_length_is_told() -> None:
+    choice = FakeServer().chat(max_tokens=2).json()["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "Hello world")
+
+
+def test_prompt_logprobs_in_vllms_form() -> None:
+    answer = FakeServer().chat(prompt_logprobs=1).json()
+    assert answer["prompt_logprobs"][0] is None
+    (first, second) = answer["prompt_logprobs"][1].values()
+    assert (first["logprob"], first["rank"], second["logprob"]) == (-0.5, 2, -0.25)
+
+
+NEUTRAL = {
+    "tools": None,
+    "tool_choice": "none",
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "store": False,
+    "service_tier": "auto",
+    "metadata": None,
+    "user": "somebody",
+    "stream": False,
+    "logprobs": False,
+}
+
+
+def test_neutral_values_of_unsupported_fields_are_fine() -> None:
+    assert FakeServer().chat(**NEUTRAL).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"functions": [{}]}, "functions"),
+        ({"audio": {}}, "audio"),
+        ({"best_of": 2}, "best_of"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"temprature": 1}, "temprature"),
+        ({"stream": True, "stream_options": {"include_usgae": True}}, "stream_options.include_usgae"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"n": 10**6}, "n"),
+        ({"n": 2, "temperature": 0}, "n"),
+        ({"n": True}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"stop": ["x"] * 1000}, "stop"),
+        ({"stop": "x" * 5000}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"9999": 1}}, "logit_bias"),
+        ({"logit_bias": {"word": 1}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"seed": 2**70}, "seed"),
+        ({"priority": 2**40}, "priority"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type",
+        ),
+    ],
+)
+def test_what_is_not_supported_or_wrong_is_400_with_its_name(fields: dict[str, Any], param: str) -> None:
+    server = FakeServer()
+    response = server.chat(**fields)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert param.split(".")[-1].split("[")[0] in error["message"]
+    assert not server.engine.requests
+
+
+def test_priority_is_refused_where_nobody_looks_at_it() -> None:
+    server = FakeServer()
+    server.engine.info = engine_ready(scheduling_policy="fcfs")
+    assert server.chat(priority=0).status_code == 200
+    error = server.chat(priority=1).json()["error"]
+    assert (error["param"], error["code"]) == ("priority", "unsupported_field")
+
+
+def test_what_a_template_says_is_passed_on_and_how_it_fails_is_not() -> None:
+    for template, shown in (("{{ raise_exception('Roles!') }}", "Roles!"), ("{{ messages[0].content + 5 }}", "fails")):
+        tokenizer = tokenizer_from_gguf(byte_level_metadata(pre="gpt-2", **{"tokenizer.chat_template": template}))
+        response = FakeServer(tokenizer=tokenizer).chat()
+        assert response.status_code == 400
+        assert shown in response.json()["error"]["message"]
+        assert "str" not in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("record", "names"),
+    [
+        (ChatCompletionRequest, "chat.completion_create_params.CompletionCreateParamsStreaming"),
+        (CompletionRequest, "completion_create_params.CompletionCreateParamsStreaming"),
+        (ChatMessage, "chat.ChatCompletionAssistantMessageParam"),
+        (ChatMessage, "chat.ChatCompletionUserMessageParam"),
+        (ContentPart, "chat.ChatCompletionContentPartTextParam"),
+        (StreamOptions, "chat.ChatCompletionStreamOptionsParam"),
+    ],
+)
+def test_every_field_of_openais_client_is_known(record: type[msgspec.Struct], names: str) -> None:
+    """Supported, or refused by name unless its value asks for nothing."""
+    openai_types = pytest.importorskip("openai.types")
+    theirs = functools.reduce(getattr, names.split("."), openai_types)
+    assert set(typing.get_type_hints(theirs)) <= {field.name for field in msgspec.structs.fields(record)}
+
+
+def test_unknown_field_names_the_nearest() -> None:
+    assert "Did you mean 'temperature'?" in FakeServer().chat(temprature=1).json()["error"]["message"]
+
+
+def test_missing_messages() -> None:
+    error = FakeServer().post("/v1/chat/completions", {"model": "small"}).json()["error"]
+    assert (error["message"], error["param"]) == ("'messages' is required.", "messages")
+
+
+def test_unknown_model() -> None:
+    response = FakeServer().chat(model="gpt-9")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+
+
+def test_served_model_names() -> None:
+    server = FakeServer(served_model_name=("a", "b"))
+    assert [server.chat(model=name).json()["model"] for name in ("a", "b")] == ["a", "a"]
+    assert server.chat(model="small").status_code == 404
+
+
+def test_a_prompt_that_does_not_fit() -> None:
+    for content in ("word " * 600, "x" * 3_000_000):
+        response = FakeServer().chat(content)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "context_length_exceeded"

@@ -1,0 +1,145 @@
+"""/v1/completions as clients see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.server.messages import Delta
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, events, run, until
+
+
+def test_answer_has_openais_form() -> None:
+    answer = FakeServer().complete("The quick").json()
+    assert (answer["object"], answer["id"][:5]) == ("text_completion", "cmpl-")
+    choice = answer["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["logprobs"]) == ("Hello world.", "stop", None)
+
+
+def test_sixteen_tokens_by_default() -> None:
+    server = FakeServer()
+    server.complete()
+    assert server.engine.requests[0].params == {"max_tokens": 16}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "token_ids"),
+    [([5, 6, 7], [[5, 6, 7]]), ([[5, 6], [7]], [[5, 6], [7]]), ([[5]], [[5]])],
+)
+def test_token_ids(prompt: Any, token_ids: list[list[int]]) -> None:
+    server = FakeServer()
+    answer = server.complete(prompt).json()
+    assert [request.prompt_token_ids for request in server.engine.requests] == token_ids
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, token_ids))
+
+
+def test_several_prompts_and_choices_are_numbered_in_order() -> None:
+    server = FakeServer()
+    answer = server.complete(["one", "two", "three"], n=2, echo=True).json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert texts == [f"{word}Hello world." for word in ("one", "one", "two", "two", "three", "three")]
+    assert answer["usage"]["completion_tokens"] == 18
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 12
+    chunks = events(server.complete(["one", "two", "three"], n=2, echo=True, stream=True))
+    streamed = [""] * 6
+    for chunk in chunks:
+        streamed[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert streamed == texts
+    assert sum(chunk["choices"][0]["finish_reason"] == "stop" for chunk in chunks) == 6
+
+
+def test_echo_of_token_ids_is_their_text() -> None:
+    server = FakeServer()
+    token_ids = server.tokenizer.encode("The quick brown fox")
+    assert server.complete(token_ids, echo=True).json()["choices"][0]["text"] == "The quick brown foxHello world."
+
+
+def test_logprobs() -> None:
+    server = FakeServer()
+    logprobs = server.complete(logprobs=1, max_tokens=2).json()["choices"][0]["logprobs"]
+    token_texts = [server.tokenizer.token_text(300 + place) for place in range(2)]
+    assert logprobs["tokens"] == token_texts
+    assert logprobs["token_logprobs"] == [-0.5, -0.5]
+    assert logprobs["text_offset"] == [0, len(token_texts[0])]
+    assert logprobs["top_logprobs"][0] == {server.tokenizer.token_text(301): -0.25, token_texts[0]: -0.5}
+    chunks = events(server.complete(logprobs=1, max_tokens=2, stream=True))
+    assert [chunk["choices"][0]["logprobs"]["tokens"][0] for chunk in chunks] == token_texts
+    assert [chunk["choices"][0]["logprobs"]["text_offset"][0] for chunk in chunks] == logprobs["text_offset"]
+
+
+def test_echo_with_logprobs_covers_the_prompt() -> None:
+    server = FakeServer()
+    choice = server.complete([5, 6, 7], echo=True, logprobs=0, max_tokens=1).json()["choices"][0]
+    assert choice["logprobs"]["token_logprobs"] == [None, -0.5, -0.5, -0.5]
+    assert choice["logprobs"]["top_logprobs"][0] is None
+    assert choice["prompt_logprobs"] is None
+
+
+def test_only_the_prompt() -> None:
+    answer = FakeServer().complete([5, 6, 7], echo=True, logprobs=0, max_tokens=0).json()
+    assert len(answer["choices"][0]["logprobs"]["tokens"]) == 3
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_special_tokens_can_be_left_out() -> None:
+    server = FakeServer()
+    server.complete("Hi", add_special_tokens=False)
+    assert server.engine.requests[0].prompt_token_ids == server.tokenizer.encode("Hi", add_special_tokens=False)
+
+
+def test_more_prompts_than_can_wait_are_not_even_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeServer()
+    monkeypatch.setattr(server.tokenizer, "encode", lambda *args, **options: pytest.fail("was tokenised"))
+    assert server.complete(["a"] * 100_000).status_code == 400
+
+
+def test_several_prompts_of_a_stream_come_as_they_are_made() -> None:
+    async def scenario() -> None:
+        server = FakeServer(FakeEngine(manual=True))
+        client = RawClient(server.app, "/v1/completions", {"prompt": ["a", "b"], "stream": True})
+        await until(lambda: len(server.engine.requests) == 2)
+        first, second = (request.request_id for request in server.engine.requests)
+        server.engine.push(Delta(second, text="B", token_ids=[1]))
+        await until(lambda: b'"index":1,"text":"B"' in client.body)
+        server.engine.push(Delta(first, text="A", token_ids=[1], finish_reason="stop", is_last=True))
+        await until(lambda: b'"index":0,"text":"A"' in client.body)
+        server.engine.push(Delta(second, text="C", token_ids=[1], finish_reason="stop", is_last=True))
+        await until(lambda: client.body.endswith(b"data: [DONE]\n\n"))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "param"),
+    [
+        ("Hi", {"suffix": "x"}, "suffix"),
+        ("Hi", {"best_of": 3}, "best_of"),
+        ("Hi", {"max_tokens": 0}, "max_tokens"),
+        ("Hi", {"max_tokens": -1}, "max_tokens"),
+        ("Hi", {"logprobs": 21}, "logprobs"),
+        ("Hi", {"logprobs": True}, "logprobs"),
+        ("Hi", {"echo": True, "logprobs": 1, "stream": True}, "echo"),
+        ("", {}, "prompt"),
+        ([], {}, "prompt"),
+        ([[]], {}, "prompt"),
+        ([""], {}, "prompt"),
+        (["Hi", 5], {}, "prompt"),
+        ([5, [6]], {}, "prompt"),
+        ([5.5], {}, "prompt[0]"),
+        ([600], {}, "prompt"),
+        ([-1], {}, "prompt"),
+        (None, {}, "prompt"),
+        ([1] * 256, {}, "prompt"),
+        ([[1]] * 600, {"n": 2}, "n"),
+        (["a"] * 1025, {}, "prompt"),
+    ],
+)
+def test_wrong_input_is_400_with_its_name(prompt: Any, fields: dict[str, Any], param: str) -> None:
+    server = FakeServer()
+    response = server.complete(prompt, **fields)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+    assert not server.engine.requests

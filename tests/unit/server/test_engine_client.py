@@ -1,0 +1,322 @@
+"""The client and a real engine process: streams, aborts, a killed engine, a stalled one, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.errors import InvalidRequestError
+from headway.server.backoff import Backoff
+from headway.server.engine_client import EngineClient, EngineStartError, EngineUnavailable, RequestStream
+from headway.server.messages import AddRequest, Delta, EngineStats
+from headway.server.streams import SnapshotStream
+
+ROOT = Path(__file__).parents[3]
+FACTORY = "tests.unit.server.small_engine:create_engine"
+
+
+class Served:
+    """An event loop that stands still between tests, with a client in it."""
+
+    def __init__(self, runner: asyncio.Runner, client: EngineClient) -> None:
+        self.client = client
+        self._runner = runner
+
+    def run(self, test: Callable[[EngineClient], Awaitable[None]]) -> None:
+        async def with_limit() -> None:
+            async with asyncio.timeout(60):
+                await test(self.client)
+
+        self._runner.run(with_limit())
+
+
+@contextlib.contextmanager
+def serving(**options: Any) -> Iterator[Served]:
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with asyncio.Runner() as runner:
+        client = EngineClient(
+            options, factory=FACTORY, watchdog_s=0.4, backoff=Backoff(first_s=0.05), log_level="CRITICAL"
+        )
+        runner.run(client.start())
+        try:
+            yield Served(runner, client)
+        finally:
+            runner.run(client.shutdown())
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """Steps take 2 ms, so that there is a middle to do something in."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        with serving(step_s=0.002, num_kv_blocks=2048) as running:
+            yield running
+
+
+def add(request_id: str, **params: Any) -> AddRequest:
+    return AddRequest(request_id, [5, 6, 7], {"max_tokens": 8} | params)
+
+
+async def read(stream: RequestStream) -> list[Delta]:
+    return [delta async for deltas in stream for delta in deltas]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def state(stats: EngineStats | None) -> tuple[int, int, int]:
+    assert stats is not None
+    return stats.num_running, stats.num_waiting, stats.num_used_blocks
+
+
+def test_requests_are_streamed(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        assert client.health.ok and client.info is not None and client.info.num_blocks == 2048
+        deltas = await read(client.submit(add("plain")))
+        assert "".join(delta.text for delta in deltas) == "defghijk"
+        assert deltas[-1].finish_reason == "length" and deltas[-1].is_last and deltas[-1].timings is not None
+        assert client.num_open_streams == 0 and state(client.stats) == (0, 0, 0)
+
+    served.run(test)
+
+
+def test_a_late_reader_gets_everything_at_once(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        stream = client.submit(add("late"))
+        await until(lambda: client.num_open_streams == 0)
+        lists = [deltas async for deltas in stream]
+        assert len(lists) == 1 and sum(len(delta.token_ids) for delta in lists[0]) == 8
+        assert [deltas async for deltas in stream] == []
+
+    served.run(test)
+
+
+def test_what_the_engine_refuses_ends_the_stream_with_an_error(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        (refusal,) = await read(client.submit(add("hot", temperature=-1)))
+        assert refusal.error_status == 400 and refusal.error_param == "temperature"
+        assert refusal.error is not None and "temperature" in refusal.error
+        with pytest.raises(InvalidRequestError):
+            client.submit(add("surrogate", stop=["\ud800"]))
+        with pytest.raises(InvalidRequestError):
+            client.submit(add("huge", seed=2**70))
+        with client_stream(client, "twice"), pytest.raises(InvalidRequestError):
+            client.submit(add("twice"))
+
+    served.run(test)
+
+
+@contextlib.contextmanager
+def client_stream(client: EngineClient, request_id: str) -> Iterator[RequestStream]:
+    stream = client.submit(add(request_id, max_tokens=4000))
+    try:
+        yield stream
+    finally:
+        stream.close()
+
+
+def test_closing_a_stream_aborts_its_request_and_frees_its_blocks(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        streams = [client.submit(add(f"left-{index}", max_tokens=4000)) for index in range(20)]
+        for stream in streams:
+            assert await anext(stream)
+        assert state(client.stats)[0] == 20
+        for stream in streams[:10]:
+            await stream.aclose()
+            stream.close()
+        await until(lambda: state(client.stats)[0] == 10)
+        assert [deltas async for deltas in streams[0]] == []
+        for stream in streams:
+            stream.close()
+        await until(lambda: state(client.stats) == (0, 0, 0))
+        assert client.num_open_streams == 0
+
+    served.run(test)
+
+
+def test_a_cancelled_reader_aborts_its_request(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        async def reading() -> None:
+            async with client.submit(add("cancelled", max_tokens=4000)) as stream:
+                await read(stream)
+
+        task = asyncio.create_task(reading())
+        await until(lambda: state(client.stats)[0] == 1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(lambda: state(client.stats) == (0, 0, 0))
+
+    served.run(test)
+
+
+def test_a_request_that_breaks_its_step_fails_alone(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        (failure,) = await read(client.submit(add("fail-1")))
+        assert failure.finish_reason == "error" and failure.error_status == 500
+        assert (await read(client.submit(add("after"))))[-1].finish_reason == "length"
+        assert client.health.ok and client.num_restarts == 0
+
+    served.run(test)
+
+
+def test_a_thousand_short_requests(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        results = await asyncio.gather(*(read(client.submit(add(f"short-{index}"))) for index in range(1000)))
+        assert all(sum(len(delta.token_ids) for delta in deltas) == 8 for deltas in results)
+        assert state(client.stats) == (0, 0, 0)
+
+    served.run(test)
+
+
+def test_steps_are_shown_only_while_somebody_watches(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        seen: list[EngineStats] = []
+        client.add_step_listener(lambda stats: seen.append(stats))
+        async with client.watch() as one, client.watch() as other:
+            await read(client.submit(add("watched")))
+            for viewer in (one, other):
+                snapshot = await anext(viewer)
+                assert [row.request_id for row in snapshot.rows] == ["watched"]
+        assert len(seen) >= 8 and seen[-1] is client.stats
+        assert await ended(one) and await ended(other)
+
+    served.run(test)
+
+
+async def ended(viewer: SnapshotStream) -> bool:
+    return [snapshot async for snapshot in viewer] == []
+
+
+def test_an_idle_engine_sleeps(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        await read(client.submit(add("before-sleep")))
+        pid = client.engine_pid
+        assert pid is not None
+        before_s = cpu_time_s(pid)
+        own_s = time.process_time()
+        await asyncio.sleep(2.0)
+        assert cpu_time_s(pid) - before_s < 0.04
+        assert time.process_time() - own_s < 0.04
+
+    served.run(test)
+
+
+def cpu_time_s(pid: int) -> float:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("reads /proc")
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_the_watchdog_sees_a_stall_and_its_end(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        await read(client.submit(add("first-step")))
+        stream = client.submit(add("slow-1"))
+        await until(lambda: not client.health.ok)
+        assert "no progress" in client.health.reason
+        assert (await read(stream))[-1].finish_reason == "length"
+        assert client.health.ok
+
+    served.run(test)
+
+
+async def recovered(client: EngineClient, request_id: str) -> None:
+    await until(lambda: client.health.ok)
+    assert (await read(client.submit(add(request_id))))[-1].finish_reason == "length"
+
+
+def test_a_killed_engine_ends_streams_and_is_started_again(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        steps_before = client.stats.num_steps if client.stats else 0
+        restarts_before = client.num_restarts
+        viewer = client.watch()
+        streams = [client.submit(add(f"doomed-{index}", max_tokens=4000)) for index in range(5)]
+        await anext(streams[0])
+        assert client.engine_pid is not None
+        os.kill(client.engine_pid, signal.SIGKILL)
+        for stream in streams:
+            last = (await read(stream))[-1]
+            assert (last.finish_reason, last.error_status, last.is_last) == ("error", 503, True)
+            assert last.error == "the engine stopped; please retry"
+        assert not client.health.ok and "restarted" in client.health.reason and client.engine_pid is None
+        with pytest.raises(EngineUnavailable):
+            client.submit(add("too-early"))
+        streams[0].close()
+        await recovered(client, "after-kill")
+        assert client.num_restarts == restarts_before + 1
+        assert client.stats is not None and client.stats.num_steps > steps_before
+        while "after-kill" not in [row.request_id for row in (await anext(viewer)).rows]:
+            pass
+        viewer.close()
+
+    served.run(test)
+
+
+def test_nonsense_in_either_direction_restarts_the_engine(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        for direction in ("to", "from"):
+            stream = client.submit(add(f"garbled-{direction}", max_tokens=4000))
+            await anext(stream)
+            connection = client._connection
+            assert connection is not None and connection._transport is not None
+            if direction == "to":
+                connection._transport.write(b"\x02\x00\x00\x00\xc1\xc1")
+            else:
+                connection.data_received(b"\xff" * 64)
+            assert (await read(stream))[-1].error_status == 503
+            await recovered(client, f"after-nonsense-{direction}")
+
+    served.run(test)
+
+
+def test_sigterm_to_the_engine_alone_drains_it_and_it_comes_back(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        stream = client.submit(add("running", max_tokens=50))
+        await anext(stream)
+        assert client.engine_pid is not None
+        os.kill(client.engine_pid, signal.SIGTERM)
+        assert (await read(stream))[-1].finish_reason == "length"
+        await until(lambda: not client.health.ok)
+        await recovered(client, "after-sigterm")
+
+    served.run(test)
+
+
+def test_shutdown_lets_running_requests_finish_and_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+
+    async def test(client: EngineClient) -> None:
+        running = client.submit(add("running", max_tokens=100))
+        endless = client.submit(add("endless", max_tokens=4000))
+        await anext(running)
+        process, pid = client._process, client.engine_pid
+        assert process is not None and pid is not None
+        await client.shutdown(drain_s=1.5)
+        assert (await read(running))[-1].finish_reason == "length"
+        assert (await read(endless))[-1].error_status == 503
+        with pytest.raises(EngineUnavailable):
+            client.submit(add("late"))
+        assert not client.health.ok
+        assert await process.wait_for_exit(0.0) == 0
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    with serving(step_s=0.002) as running:
+        running.run(test)
+
+
+def test_an_engine_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    with pytest.raises(EngineStartError, match="there is no such model"), serving(refuse="there is no such model"):
+        pass

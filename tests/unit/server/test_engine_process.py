@@ -1,0 +1,300 @@
+"""The engine's loop against a scripted front end, and the process around it where that needs no engine."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from headway.engine.llm_engine import LLMEngine
+from headway.server.engine_channel import ChannelClosedError, EngineChannel
+from headway.server.engine_loop import BrokenEngineError, EngineLoop
+from headway.server.frames import FrameReader, pack
+from headway.server.messages import (
+    AbortRequests,
+    AddRequest,
+    Delta,
+    EngineStats,
+    Heartbeat,
+    Shutdown,
+    StepBatch,
+    StepSnapshot,
+    Watch,
+    decode_from_engine,
+)
+from headway.server.step_snapshots import block_map
+from tests.unit.server.small_engine import create_engine
+
+
+class ScriptedChannel:
+    """Hands out one entry of the script per look: messages, or what to do. At its end the front end is gone."""
+
+    def __init__(self, *script: list[Any] | Callable[[], None]) -> None:
+        self.sent: list[Any] = []
+        self.waits: list[float] = []
+        self._script = iter(script)
+
+    def receive(self, *, timeout_s: float) -> list[Any]:
+        self.waits.append(timeout_s)
+        entry = next(self._script, None)
+        if entry is None:
+            raise ChannelClosedError
+        if callable(entry):
+            entry()
+            return []
+        return entry
+
+    def send(self, message: Any) -> None:
+        self.sent.append(decode_from_engine(pack(message)[4:]))
+
+    @property
+    def batches(self) -> list[StepBatch]:
+        return [message for message in self.sent if isinstance(message, StepBatch)]
+
+    def deltas(self, request_id: str) -> list[Delta]:
+        return [delta for batch in self.batches for delta in batch.deltas if delta.request_id == request_id]
+
+
+def add(request_id: str, prompt: list[int] | None = None, **params: Any) -> AddRequest:
+    return AddRequest(request_id, prompt or [5, 6], {"max_tokens": 4} | params)
+
+
+def run(*script: Any, engine: LLMEngine | None = None, **options: Any) -> ScriptedChannel:
+    """Run a loop to the end of the script; whatever happened, nothing may be left in the engine but what is live."""
+    engine = engine or create_engine(options)
+    channel = ScriptedChannel(*script)
+    try:
+        EngineLoop(engine, channel).run()
+    except ChannelClosedError:
+        pass
+    engine.check_invariants()
+    assert not engine.errors
+    return channel
+
+
+def test_a_request_becomes_deltas() -> None:
+    channel = run([add("a")], *[[]] * 4)
+    deltas = channel.deltas("a")
+    assert "".join(delta.text for delta in deltas) == "cdef"
+    assert [len(delta.token_ids) for delta in deltas] == [1, 1, 1, 1]
+    assert [delta.is_last for delta in deltas] == [False, False, False, True]
+    assert deltas[-1].finish_reason == "length" and deltas[-1].timings is not None
+    assert deltas[-1].timings.prefill_s > 0 and deltas[-1].timings.decode_s > 0
+    last = channel.batches[-1].stats
+    assert (last.num_steps, last.prompt_tokens, last.generation_tokens) == (4, 2, 4)
+    assert (last.num_running, last.num_waiting, last.num_used_blocks) == (0, 0, 0)
+    assert [batch.stats.kind for batch in channel.batches] == ["prefill", "decode", "decode", "decode"]
+    assert all(batch.stats.schedule_s > 0 for batch in channel.batches)
+
+
+def test_it_waits_only_when_there_is_nothing_to_do() -> None:
+    channel = run([], [add("a", max_tokens=2)], [], [], [])
+    assert channel.waits == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
+
+
+def test_an_idle_engine_gives_signs_of_life_and_checks_itself(caplog: pytest.LogCaptureFixture) -> None:
+    engine = create_engine({})
+
+    def leak() -> None:
+        engine.core.scheduler.kv_cache.pool.allocate(1)
+
+    def repair() -> None:
+        engine.core.scheduler.kv_cache.pool.release([1])
+
+    with caplog.at_level(logging.ERROR):
+        channel = run([add("a", max_tokens=1)], leak, [], [], repair, engine=engine)
+    assert sum(isinstance(message, Heartbeat) for message in channel.sent) >= 3
+    assert [record.message.split(":")[0] for record in caplog.records] == ["requests and blocks disagree"]
+
+
+def test_aborts_take_effect_before_the_next_step_and_the_numbers_follow() -> None:
+    channel = run([add("a", max_tokens=50)], [], [AbortRequests(["a", "nobody"])], [])
+    assert len(channel.deltas("a")) == 2
+    assert channel.batches[-2].stats.num_used_blocks == 1
+    last = channel.batches[-1]
+    assert last.deltas == [] and (last.stats.num_running, last.stats.num_used_blocks) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        (add("bad", temperature=-1), "temperature"),
+        (add("bad", no_such_parameter=1), "no_such_parameter"),
+        (add("bad", prompt=[10**6]), "prompt"),
+        (add("bad", prompt=[1] * 5000), "prompt"),
+        (AddRequest("bad", []), "prompt"),
+        (add("bad", stop_token_ids=[10**6]), "stop_token_ids"),
+        (add("good"), "request_id"),
+        (add("", prompt=[1]), "request_id"),
+    ],
+)
+def test_a_bad_request_fails_alone(request_: AddRequest, param: str) -> None:
+    channel = run([add("good"), request_], *[[]] * 5)
+    refusals = [delta for batch in channel.batches for delta in batch.deltas if delta.error is not None]
+    (refusal,) = refusals
+    assert (refusal.request_id, refusal.finish_reason, refusal.is_last) == (request_.request_id, "error", True)
+    assert (refusal.error_status, refusal.error_param) == (400, param)
+    assert channel.deltas("good")[-1].finish_reason == "length"
+
+
+def test_a_failed_step_ends_its_requests_and_says_nothing_of_why() -> None:
+    channel = run([add("fail-1"), add("a")], [add("b")], *[[]] * 5)
+    for request_id in ("fail-1", "a"):
+        (failure,) = channel.deltas(request_id)
+        assert failure.finish_reason == "error" and failure.is_last and failure.error_status == 500
+        assert failure.error is not None and "secret" not in failure.error
+    assert channel.deltas("b")[-1].finish_reason == "length"
+
+
+def test_an_engine_that_only_fails_is_given_up() -> None:
+    with pytest.raises(BrokenEngineError):
+        run([add("fail-1")], [add("fail-2")], [add("fail-3")], [])
+
+
+def test_completions_end_one_by_one_and_the_last_says_so() -> None:
+    channel = run([add("a", n=3, temperature=1.0)], *[[]] * 6)
+    deltas = channel.deltas("a")
+    assert sorted({delta.index for delta in deltas}) == [0, 1, 2]
+    assert [delta.is_last for delta in deltas].count(True) == 1 and deltas[-1].is_last
+    assert sum(delta.finish_reason is not None for delta in deltas) == 3
+
+
+def test_shutdown_finishes_what_runs_and_refuses_what_comes() -> None:
+    channel = run([add("a")], [Shutdown(60.0), add("b")], *[[]] * 10)
+    assert channel.deltas("a")[-1].finish_reason == "length"
+    (refusal,) = channel.deltas("b")
+    assert refusal.error_status == 503
+    assert len(channel.waits) < 8, "it must end by itself"
+
+
+def test_shutdown_ends_what_is_not_done_in_time() -> None:
+    channel = run([add("a", max_tokens=4000), add("b", max_tokens=4000)], [], [Shutdown(0.0)], [])
+    for request_id in ("a", "b"):
+        last = channel.deltas(request_id)[-1]
+        assert last.is_last and last.error_status == 503
+    assert channel.batches[-1].stats.num_used_blocks == 0
+
+
+def test_preemptions_and_lost_tokens_are_counted() -> None:
+    channel = run(
+        [add("a", max_tokens=20), add("b", max_tokens=20), add("c", max_tokens=20)], *[[]] * 90, num_kv_blocks=12
+    )
+    last = channel.batches[-1].stats
+    assert all(channel.deltas(name)[-1].finish_reason == "length" for name in "abc")
+    preemptions = [delta.timings.num_preemptions for name in "abc" if (delta := channel.deltas(name)[-1]).timings]
+    assert last.num_preemptions == sum(preemptions) > 0
+    # What was computed: each token but the last of each request, and once more what was lost.
+    computed = sum(batch.stats.num_step_tokens for batch in channel.batches)
+    assert computed == 3 * (2 + 20 - 1) + last.num_recomputed_tokens
+    assert (last.prompt_tokens, last.generation_tokens) == (6, 60)
+
+
+def test_lost_chunks_of_a_prompt_are_counted() -> None:
+    """Of the second prompt's 12 tokens 10 are computed when the first request, which generates, needs their blocks."""
+    first, second = add("a", prompt=[5] * 8, max_tokens=25), add("b", prompt=[5] * 12)
+    channel = run([first], *[[]] * 10, [second], *[[]] * 60, num_kv_blocks=8, max_chunk_tokens=2)
+    last = channel.batches[-1].stats
+    assert (last.num_preemptions, last.num_recomputed_tokens, last.prompt_tokens) == (1, 10, 20)
+    assert sum(batch.stats.num_step_tokens for batch in channel.batches) == (8 + 24) + (12 + 3) + 10
+
+
+def test_counters_go_on_where_an_engine_before_ended() -> None:
+    channel = ScriptedChannel([add("a")], *[[]] * 4)
+    with pytest.raises(ChannelClosedError):
+        EngineLoop(create_engine({}), channel, counted=EngineStats(num_steps=100, generation_tokens=7)).run()
+    assert (channel.batches[-1].stats.num_steps, channel.batches[-1].stats.generation_tokens) == (104, 11)
+
+
+def test_snapshots_come_only_while_somebody_watches() -> None:
+    requests = [add("a", prompt=[5] * 9), add("b"), add("c")]
+    channel = run([Watch(True), *requests], [], [Watch(False)], [], [], max_num_seqs=2)
+    snapshots = [message for message in channel.sent if isinstance(message, StepSnapshot)]
+    assert len(snapshots) == 2
+    first, second = snapshots
+    assert [(row.request_id, row.num_tokens, row.is_decode) for row in first.rows] == [("a", 9, False), ("b", 2, False)]
+    assert [(row.request_id, row.num_output_tokens, row.is_decode) for row in second.rows] == [
+        ("a", 1, True),
+        ("b", 1, True),
+    ]
+    assert [row.request_id for row in first.waiting] == ["c"] and first.num_waiting == 1
+    assert first.blocks is not None and second.blocks is None, "maps keep their distance"
+    assert first.blocks.owners == ["a", "b"]
+    assert [(run.owner, run.num_blocks) for run in first.blocks.runs][:2] == [(0, 3), (1, 1)]
+    assert sum(run.num_blocks for run in first.blocks.runs) == first.num_blocks
+
+
+def test_a_block_map_shows_gaps() -> None:
+    engine = create_engine({"num_kv_blocks": 8})
+    loop = [[add("a"), add("b"), add("c")], [AbortRequests(["b"])]]
+    run(*loop, engine=engine)
+    found = block_map(engine.core.scheduler.kv_cache)
+    assert [(run.owner, run.num_blocks) for run in found.runs] == [(0, 1), (None, 1), (1, 1), (None, 5)]
+    assert found.owners == ["a", "c"]
+
+
+# ---- the channel ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, EngineChannel]]:
+    ours, theirs = socket.socketpair()
+    channel = EngineChannel(theirs)
+    yield ours, channel
+    ours.close()
+    channel.close()
+
+
+def test_all_that_has_come_is_received_at_once(pair: tuple[socket.socket, EngineChannel]) -> None:
+    ours, channel = pair
+    assert channel.receive(timeout_s=0.0) == []
+    ours.sendall(pack(Watch(True)) + pack(Watch(False)) + pack(Watch(True))[:3])
+    assert channel.receive(timeout_s=10.0) == [Watch(True), Watch(False)]
+    ours.sendall(pack(Watch(True))[3:])
+    assert channel.receive(timeout_s=10.0) == [Watch(True)]
+
+
+def test_a_slow_front_end_does_not_stop_the_engine(pair: tuple[socket.socket, EngineChannel]) -> None:
+    ours, channel = pair
+    batch = StepBatch([Delta("a", text="x" * 1000)], EngineStats())
+    for _ in range(1000):
+        channel.send(batch)  # far more than the socket holds
+    reader, found = FrameReader(), 0
+    ours.settimeout(10.0)
+    while found < 1000:
+        channel.receive(timeout_s=0.0)  # sends on
+        found += len(reader.feed(ours.recv(65536)))
+    assert channel.flush(timeout_s=0.0)
+
+
+def test_a_front_end_that_is_gone_is_noticed(pair: tuple[socket.socket, EngineChannel]) -> None:
+    ours, channel = pair
+    ours.close()
+    with pytest.raises(ChannelClosedError):
+        channel.receive(timeout_s=10.0)
+    with pytest.raises(ChannelClosedError):
+        channel.send(Heartbeat())
+
+
+# ---- the process ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(b"", 0), (b"\xff\xff\xff\xff", 2), (b"\x01\x00\x00\x00\xc1", 2), (pack(Watch(True)), 2)],
+    ids=["nothing", "too long", "no message", "not the first"],
+)
+def test_without_a_proper_first_message_there_is_no_engine(sent: bytes, status: int) -> None:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "headway.server.engine_process", "--fd", str(theirs.fileno())]
+    with subprocess.Popen(command, pass_fds=(theirs.fileno(),), stderr=subprocess.DEVNULL) as process:
+        theirs.close()
+        ours.sendall(sent)
+        if not sent:
+            ours.shutdown(socket.SHUT_WR)
+        assert process.wait(timeout=60) == status
+    ours.close()

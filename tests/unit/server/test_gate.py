@@ -1,0 +1,201 @@
+"""What every request passes: keys, ids, routes that do not exist, CORS, the access log."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import threading
+
+import httpx
+import pytest
+
+from headway.server import access_log
+from headway.server.access_log import AccessLog, AccessRecord
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run
+
+ROUTES = [
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/small"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/metrics"),
+    ("GET", "/version"),
+    ("GET", "/openapi.json"),
+    ("GET", "/docs"),
+    ("GET", "/"),
+    ("GET", "/nothing"),
+]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_every_route_asks_for_a_key(method: str, path: str) -> None:
+    server = FakeServer(api_key=("first", "second"))
+    for headers in ({}, bearer("wrong"), bearer(""), bearer("firs"), {"authorization": "first"}, bearer("é")):
+        encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+        response = server.call(method, path, headers=encoded)
+        assert response.status_code == 401
+        assert response.json()["error"]["type"] == "authentication_error"
+        assert response.headers["www-authenticate"]
+        assert "first" not in response.text
+    for key in ("first", "second"):
+        assert server.call(method, path, headers=bearer(key)).status_code != 401
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_health_needs_no_key(path: str) -> None:
+    assert FakeServer(api_key=("first",)).call("GET", path).status_code == 200
+
+
+def test_browsers_are_asked_in_their_own_way() -> None:
+    server = FakeServer(api_key=("first",))
+    assert server.call("GET", "/docs").headers["www-authenticate"].startswith("Basic")
+    assert server.call("GET", "/v1/models").headers["www-authenticate"].startswith("Bearer")
+    basic = {"authorization": "Basic " + base64.b64encode(b"anybody:first").decode()}
+    assert server.call("GET", "/docs", headers=basic).status_code == 200
+    assert server.call("GET", "/docs", headers={"authorization": "Basic !"}).status_code == 401
+
+
+def test_without_keys_everybody_may_come_in() -> None:
+    assert FakeServer().call("GET", "/v1/models", headers=bearer("whatever")).status_code == 200
+
+
+def test_request_ids_are_honoured_or_made() -> None:
+    server = FakeServer()
+    assert server.call("GET", "/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    made = [server.call("GET", "/health").headers["x-request-id"] for _ in range(2)]
+    assert made[0] != made[1]
+    for bad in ("x" * 200, "a b", ""):
+        assert server.call("GET", "/health", headers={"x-request-id": bad}).headers["x-request-id"] != bad
+    assert server.post("/v1/completions", {}, headers={"x-request-id": "err"}).headers["x-request-id"] == "err"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("POST", "/health", 405),
+        ("GET", "/v1/models/other", 404),
+        ("GET", "/v1/models/", 404),
+        ("DELETE", "/v1/models/small", 405),
+    ],
+)
+def test_wrong_routes_are_error_objects(method: str, path: str, status: int) -> None:
+    response = FakeServer().call(method, path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_cors_only_for_those_named() -> None:
+    server = FakeServer(cors_origin=("https://a.example",), api_key=("k",))
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    preflight = server.call("OPTIONS", "/v1/completions", headers=asked)
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == "https://a.example"
+    other = server.call("GET", "/health", headers={"origin": "https://b.example"})
+    assert "access-control-allow-origin" not in other.headers
+    plain = FakeServer().call("GET", "/health", headers={"origin": "https://a.example"})
+    assert "access-control-allow-origin" not in plain.headers
+
+
+def logging_server(engine: FakeEngine | None = None) -> tuple[FakeServer, list[str]]:
+    server = FakeServer(engine)
+    lines: list[str] = []
+    server.services.on_request_end.append(lambda record: lines.append(record.line().decode()))
+    return server, lines
+
+
+def test_access_log_has_the_whole_story() -> None:
+    server, log_lines = logging_server()
+    response = server.post(
+        "/v1/completions", {"prompt": [1, 2, 3], "user": "u", "stream": True}, headers={"x-request-id": "r1"}
+    )
+    assert response.status_code == 200
+    (line,) = map(json.loads, log_lines)
+    assert line["request_id"] == "r1"
+    assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/completions", 200)
+    assert (line["prompt_tokens"], line["completion_tokens"], line["finish_reasons"]) == (3, 3, ["stop"])
+    assert (line["queue_ms"], line["prefill_ms"], line["decode_ms"], line["preemptions"]) == (100, 200, 300, 1)
+    assert (line["stream"], line["user"], line["cached_tokens"]) == (True, "u", 4)
+    assert line["first_token_ms"] <= line["duration_ms"]
+
+
+def test_access_log_of_errors_and_departures() -> None:
+    server, log_lines = logging_server(FakeEngine(manual=True))
+    server.chat(tools=[1])
+
+    async def leave() -> None:
+        await RawClient(server.app, "/v1/completions", {"prompt": "a"}).leave()
+
+    run(leave())
+    refused, left = map(json.loads, log_lines)
+    assert (refused["status"], refused["error"]) == (400, "unsupported_field")
+    assert (left["status"], left["disconnected"]) == (499, True)
+
+
+def test_paths_with_odd_characters_make_one_line() -> None:
+    server, log_lines = logging_server()
+    server.call("GET", "/a%0Ab%22")
+    assert json.loads(log_lines[0])["path"] == '/a\nb"'
+    assert "\n" not in log_lines[0]
+
+
+def test_head_requests() -> None:
+    response: httpx.Response = FakeServer().call("HEAD", "/health")
+    assert response.status_code == 200
+
+
+def test_access_log_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    server = FakeServer()
+    log = AccessLog()
+    server.services.on_request_end.append(log.write)
+    server.call("GET", "/health", headers={"x-request-id": "seen"})
+    log.close()
+    assert json.loads(capsys.readouterr().out)["request_id"] == "seen"
+
+
+class Pipe:
+    """A stdout that takes nothing until it is told to, or nothing ever again."""
+
+    def __init__(self, error: OSError | None = None) -> None:
+        self.is_open = threading.Event()
+        self._error = error
+
+    def write(self, text: str) -> None:
+        self.is_open.wait()
+        if self._error is not None:
+            raise self._error
+
+    def flush(self) -> None:
+        pass
+
+
+def test_a_reader_that_does_not_read_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = Pipe()
+    monkeypatch.setattr(sys, "stdout", pipe)
+    monkeypatch.setattr(access_log, "CLOSE_S", 0.2)
+    log = AccessLog()
+    for _ in range(2 * access_log.MAX_QUEUED_LINES):
+        log.write(AccessRecord("id", "GET", "/", ""))
+    log.close()
+    assert len(log._lines) <= access_log.MAX_QUEUED_LINES
+    pipe.is_open.set()
+
+
+def test_a_reader_that_has_left_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = Pipe(BrokenPipeError("gone"))
+    pipe.is_open.set()
+    monkeypatch.setattr(sys, "stdout", pipe)
+    log = AccessLog()
+    log.write(AccessRecord("id", "GET", "/", ""))
+    log.close()
+    assert "cannot be written any more: gone" in caplog.text

@@ -1,0 +1,185 @@
+"""Models, tokens, version, metrics, and the API's description of itself."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headway import __version__
+from headway.server import openapi
+from headway.server.histograms import Histogram, RecentQuantiles
+from headway.server.messages import EngineStats
+from tests.unit.server.fake_engine import FakeServer
+
+VLLM_NAMES = [
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries"),
+    *("prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens", "request_success"),
+    *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
+    *("request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
+    *("request_inference_time_seconds", "request_prompt_tokens", "request_generation_tokens"),
+]
+OWN_NAMES = [
+    *("recomputed_tokens", "kv_blocks_live", "kv_blocks_cached", "kv_blocks_free", "kv_waste_perc"),
+    *("step_time_seconds", "scheduler_time_seconds", "recent_inter_token_latency_seconds", "queue_requests"),
+]
+
+
+def test_models() -> None:
+    server = FakeServer(served_model_name=("org/a", "b"))
+    listed = server.call("GET", "/v1/models").json()
+    assert listed["object"] == "list"
+    assert [card["id"] for card in listed["data"]] == ["org/a", "b"]
+    assert listed["data"][0]["max_model_len"] == 256
+    assert server.call("GET", "/v1/models/org/a").json() == listed["data"][0]
+
+
+def test_version() -> None:
+    assert FakeServer().call("GET", "/version").json() == {"version": __version__}
+
+
+def test_tokenize_and_back() -> None:
+    server = FakeServer()
+    text = "The quick brown fox, 日本 <|im_end|>"
+    answer = server.post("/tokenize", {"prompt": text}).json()
+    assert answer["tokens"] == server.tokenizer.encode(text)
+    assert (answer["count"], answer["max_model_len"]) == (len(answer["tokens"]), 256)
+    assert server.post("/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": text}
+
+
+def test_tokenize_longer_than_the_context_and_empty() -> None:
+    server = FakeServer()
+    assert server.post("/tokenize", {"prompt": "word " * 600}).json()["count"] > 256
+    assert server.post("/tokenize", {"prompt": ""}).json()["tokens"] == []
+
+
+def test_tokenize_messages() -> None:
+    server = FakeServer()
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": False}
+    expected = server.tokenizer.encode("<|im_start|>user\nHi<|im_end|>\n", add_special_tokens=False)
+    assert server.post("/tokenize", body).json()["tokens"] == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/tokenize", {}, 400),
+        ("/tokenize", {"prompt": "a", "messages": []}, 400),
+        ("/tokenize", {"prompt": 5}, 400),
+        ("/tokenize", {"prompt": "a", "model": "x"}, 404),
+        ("/detokenize", {"tokens": [600]}, 400),
+        ("/detokenize", {"tokens": [-1]}, 400),
+        ("/detokenize", {"tokens": []}, 400),
+        ("/detokenize", {"tokens": ["a"]}, 400),
+        ("/detokenize", {}, 400),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, 400),
+        ("/tokenize", {"prompt": "a", "chat_template_kwargs": {}}, 400),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": True}, 400),
+    ],
+)
+def test_wrong_tokens(path: str, body: dict[str, Any], status: int) -> None:
+    assert FakeServer().post(path, body).status_code == status
+
+
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})])
+def test_tokens_have_to_wait_their_turn_too(path: str, body: dict[str, Any]) -> None:
+    server = FakeServer(max_queue_requests=1)
+    with server.services.limits.reserve(body_bytes=0):
+        assert server.post(path, body).status_code == 429
+    assert server.post(path, body).status_code == 200
+    assert server.services.limits.num_requests == 0
+
+
+def samples(server: FakeServer) -> dict[str, float]:
+    response = server.call("GET", "/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            extra = {name: value for name, value in sample.labels.items() if name != "model_name"}
+            found[sample.name + (str(sorted(extra.items())) if extra else "")] = sample.value
+    return found
+
+
+def test_metrics_have_the_names_that_dashboards_look_for() -> None:
+    text = FakeServer().call("GET", "/metrics").text
+    for name in (*VLLM_NAMES, *OWN_NAMES):
+        assert re.search(rf"^# TYPE headway:{name}(_total)? ", text, re.MULTILINE), name
+
+
+def test_metrics_count_requests_and_tokens() -> None:
+    server = FakeServer()
+    server.complete([1, 2, 3], n=2)
+    server.complete("x" * 10, best_of=7)
+    server.engine.stats = EngineStats(
+        num_running=2, num_waiting=3, num_used_blocks=25, num_used_slots=300, num_free_blocks=75, generation_tokens=6
+    )
+    found = samples(server)
+    assert found["headway:request_success_total[('finished_reason', 'stop')]"] == 2
+    assert found["headway:time_to_first_token_seconds_count"] == 2
+    assert found["headway:inter_token_latency_seconds_count"] == 4
+    assert found["headway:e2e_request_latency_seconds_count"] == 2
+    assert found["headway:request_queue_time_seconds_sum"] == pytest.approx(0.1)
+    assert found["headway:prefix_cache_queries_total"] == 3
+    assert found["headway:prefix_cache_hits_total"] == 4
+    assert found["headway:kv_cache_usage_perc"] == 0.25
+    assert found["headway:kv_waste_perc"] == pytest.approx(0.25)
+    assert found["headway:generation_tokens_total"] == 6
+    assert found["headway:queue_requests"] == 0
+    assert found["headway:http_responses_total[('route', '/v1/completions'), ('status', '400')]"] == 1
+
+
+def test_metrics_know_each_step_once() -> None:
+    server = FakeServer()
+    for stats in (EngineStats(num_steps=1, step_s=0.01, kind="mixed"), EngineStats(num_steps=1, step_s=0.01)):
+        for listener in server.engine.listeners:
+            listener(stats)
+    found = samples(server)
+    assert found["headway:step_time_seconds_count[('kind', 'mixed')]"] == 1
+    assert found["headway:step_time_seconds_count[('kind', 'decode')]"] == 0
+    assert found["headway:scheduler_time_seconds_count"] == 1
+
+
+def test_histogram_is_cumulative() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 9.0):
+        histogram.observe(value)
+    assert histogram.cumulative() == [("1.0", 2), ("2.0", 3), ("+Inf", 4)]
+    assert histogram.total == 12.0
+
+
+def test_quantiles_forget_what_is_older_than_a_minute() -> None:
+    now = [0.0]
+    quantiles = RecentQuantiles(lambda: now[0])
+    quantiles.observe(1.0, 100)
+    assert quantiles.quantiles((0.5,))[0] == pytest.approx(1.0, rel=0.1)
+    now[0] = 55.0
+    quantiles.observe(0.01, 98)
+    assert quantiles.quantiles((0.25, 0.99)) == pytest.approx([0.01, 1.0], rel=0.1)
+    now[0] = 65.0
+    assert quantiles.quantiles((0.99,))[0] == pytest.approx(0.01, rel=0.1)
+    now[0] = 500.0
+    assert str(quantiles.quantiles((0.5,))[0]) == "nan"
+
+
+def test_openapi_describes_every_route_and_nothing_else() -> None:
+    server = FakeServer()
+    document = server.call("GET", "/openapi.json").json()
+    assert document["openapi"] == "3.1.0"
+    for path, methods in document["paths"].items():
+        for method in methods:
+            response = server.call(method.upper(), path.replace("{name}", "small"))
+            assert response.status_code not in (404, 405), path
+            assert str(response.status_code) in methods[method]["responses"]
+    references = set(re.findall(r'"#/components/schemas/(\w+)"', server.call("GET", "/openapi.json").text))
+    assert references <= set(document["components"]["schemas"])
+
+
+def test_docs_page_loads_nothing() -> None:
+    page = FakeServer().call("GET", "/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert not re.search(r"https?://|<script|<link|src=", page.text)
+    for operation in openapi.OPERATIONS:
+        assert operation.path in page.text

@@ -1,0 +1,426 @@
+"""The live view without a browser: frames, latencies, advice, who watches when, and the page's files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from headway.server.live import live_routes
+from headway.server.live_advice import GROWTH_WINDOW_S, Trend, Vitals, advise
+from headway.server.live_frame import CACHED, FREE, MAX_CELLS, MAX_COLUMNS, Frame, FrameBuilder
+from headway.server.live_hub import MAX_QUEUED_EVENTS, LiveHub
+from headway.server.live_latency import RecentTimes, TokenTimes, percentile
+from headway.server.messages import BlockMap, BlockRun, SnapshotRow, StepSnapshot, WaitingRow
+from tests.unit.server.scripted_engine import ScriptedEngine
+
+
+def row(name: str, *, prompt: int = 4, computed: int = 0, output: int = 0, tokens: int = 1) -> SnapshotRow:
+    return SnapshotRow(name, prompt, computed, output, tokens, 1, tokens == 1 and computed >= prompt)
+
+
+def chunk(name: str, *, computed: int = 0, tokens: int = 4) -> SnapshotRow:
+    return row(name, computed=computed, tokens=tokens)
+
+
+def decode(name: str, *, output: int = 1) -> SnapshotRow:
+    return row(name, computed=3 + output, output=output)
+
+
+def step(step_id: int, *rows: SnapshotRow, **given: Any) -> StepSnapshot:
+    values = {
+        "step_s": 0.1,
+        "kind": "mixed",
+        "num_running": len(rows),
+        "num_waiting": 0,
+        "num_blocks": 8,
+        "num_used_blocks": 0,
+        "num_used_slots": 0,
+        "waiting": [],
+        "preempted": [],
+        "finished": [],
+        "blocks": None,
+    }
+    return StepSnapshot(step_id=step_id, rows=list(rows), **(values | given))
+
+
+def cells(frame: Frame) -> dict[str, str]:
+    return {each.request_id: each.cells for each in frame.rows}
+
+
+def running(frame: Frame) -> set[str]:
+    return {each.request_id for each in frame.rows if each.is_running}
+
+
+# ---- frames ---------------------------------------------------------------------------------------------------------
+
+
+class TestFrames:
+    def test_each_request_has_one_letter_per_step(self) -> None:
+        builder = FrameBuilder()
+        builder.add(step(0, chunk("a")))
+        builder.add(step(1, decode("a"), chunk("b", tokens=2), num_running=2))
+        builder.add(step(2, chunk("b", computed=2, tokens=2), num_running=2))
+        frame = builder.take(1.0)
+        assert cells(frame) == {"a": "cdi", "b": ".cc"}
+        assert [(c.num_decode_tokens, c.num_chunk_tokens) for c in frame.columns] == [(0, 4), (1, 2), (0, 2)]
+
+    def test_who_leaves_is_told_once(self) -> None:
+        builder = FrameBuilder()
+        builder.add(step(0, decode("a"), decode("b"), finished=["a"]))
+        builder.add(step(1, decode("b", output=2)))
+        first, second = builder.take(1.0), builder.take(2.0)
+        assert cells(first) == {"a": "d.", "b": "dd"} and running(first) == {"b"}
+        assert cells(second) == {"b": ""}
+
+    def test_a_preempted_request_comes_back_with_its_number(self) -> None:
+        builder = FrameBuilder()
+        builder.add(step(0, decode("a"), decode("b")))
+        builder.add(step(1, decode("a", output=2), preempted=["b"], waiting=[WaitingRow("b", 5)]))
+        frame = builder.take(1.0)
+        number = {each.request_id: each.number for each in frame.rows}["b"]
+        assert cells(frame)["b"] == "dp" and running(frame) == {"a"}
+        assert frame.waiting == [(number, 5)]
+        builder.add(step(2, decode("a", output=3), chunk("b", tokens=5)))
+        assert {each.request_id: each.number for each in builder.take(2.0).rows}["b"] == number
+
+    def test_an_aborted_request_leaves_although_nobody_says_so(self) -> None:
+        builder = FrameBuilder()
+        builder.add(step(0, decode("gone"), decode("b")))
+        builder.add(step(1, decode("b", output=2), num_running=1))
+        assert running(builder.take(1.0)) == {"b"}
+
+    def test_nobody_runs_in_an_idle_engine(self) -> None:
+        builder = FrameBuilder()
+        builder.add(step(0, decode("gone"), waiting=[WaitingRow("too", 3)]))
+        builder.became_idle()
+        frame = builder.take(1.0)
+        assert running(frame) == set() and frame.waiting == []
+
+    def test_only_the_last_of_too_many_steps_are_drawn(self) -> None:
+        builder = FrameBuilder()
+        for i in range(MAX_COLUMNS + 5):
+            builder.add(step(i, decode("a", output=1 + i)))
+        frame = builder.take(1.0)
+        assert len(frame.columns) == len(cells(frame)["a"]) == MAX_COLUMNS
+        assert frame.num_skipped_columns == 5
+        assert frame.rows[0].num_output_tokens == MAX_COLUMNS + 5
+
+    def test_numbers_of_requests_that_are_gone_are_not_kept(self) -> None:
+        builder = FrameBuilder()
+        for i in range(100):
+            builder.add(step(i, chunk(f"r{i}"), finished=[f"r{i}"]))
+            builder.take(float(i))
+        assert len(builder._numbers) == 0
+
+
+class TestBlocks:
+    def test_owners_are_the_numbers_of_the_rows(self) -> None:
+        builder = FrameBuilder()
+        runs = [BlockRun(0, 2), BlockRun(None, 3), BlockRun(1, 1), BlockRun(-1, 2)]
+        builder.add(step(0, decode("a"), decode("b"), blocks=BlockMap(["b", "a"], runs)))
+        frame = builder.take(1.0)
+        number = {each.request_id: each.number for each in frame.rows}
+        assert frame.blocks is not None
+        assert frame.blocks.runs == [number["b"], 2, FREE, 3, number["a"], 1, CACHED, 2]
+        assert (frame.blocks.num_cells, frame.blocks.blocks_per_cell) == (8, 1)
+        assert builder.take(2.0).blocks is None
+
+    def test_a_large_cache_shows_several_blocks_as_one_cell(self) -> None:
+        builder = FrameBuilder()
+        runs = [BlockRun(0, 1), BlockRun(None, 3), BlockRun(1, 2), BlockRun(0, 4 * MAX_CELLS - 7), BlockRun(None, 1)]
+        builder.add(step(0, decode("a"), decode("b"), blocks=BlockMap(["a", "b"], runs)))
+        blocks = builder.take(1.0).blocks
+        assert blocks is not None
+        assert (blocks.num_cells, blocks.blocks_per_cell) == (MAX_CELLS, 4)
+        # A used block shows among free ones; of two owners with as many blocks the first does.
+        assert blocks.runs == [0, 1, 1, 1, 0, MAX_CELLS - 2] and sum(blocks.runs[1::2]) == MAX_CELLS
+
+
+# ---- latencies ------------------------------------------------------------------------------------------------------
+
+
+class TestLatency:
+    def test_times_are_sums_of_steps(self) -> None:
+        gaps, first_tokens = RecentTimes(now=lambda: 0.0), RecentTimes(now=lambda: 0.0)
+        times = TokenTimes(gaps=gaps, first_tokens=first_tokens)
+        times.add(step(0, chunk("a", tokens=2), step_s=0.1, waiting=[WaitingRow("b", 4)]))
+        times.add(step(1, chunk("a", computed=2, tokens=2), step_s=0.2))  # a's first token
+        times.add(step(2, decode("a"), chunk("b"), step_s=0.4))  # a's second, b's first
+        times.add(step(3, decode("b"), step_s=0.8, finished=["b"]))
+        assert first_tokens.of_last(10) == pytest.approx([0.3, 0.4])
+        assert gaps.of_last(10) == pytest.approx([0.4, 0.8])
+
+    def test_a_request_that_was_decoding_before_anybody_looked_has_no_first_token(self) -> None:
+        gaps, first_tokens = RecentTimes(), RecentTimes()
+        times = TokenTimes(gaps=gaps, first_tokens=first_tokens)
+        times.add(step(0, decode("a", output=7)))
+        assert first_tokens.of_last(10) == gaps.of_last(10) == []
+        times.add(step(1, decode("a", output=8)))
+        assert len(gaps.of_last(10)) == 1
+
+    def test_a_preempted_request_has_one_long_gap(self) -> None:
+        gaps = RecentTimes(now=lambda: 0.0)
+        times = TokenTimes(gaps=gaps, first_tokens=None)
+        times.add(step(0, decode("a")))
+        times.add(step(1, preempted=["a"], waiting=[WaitingRow("a", 6)]))
+        times.forget_others(running=set())
+        times.add(step(2, row("a", output=2, tokens=6)))
+        assert gaps.of_last(10) == pytest.approx([0.2])
+
+    def test_old_samples_do_not_count(self) -> None:
+        now = 0.0
+        times = RecentTimes(now=lambda: now)
+        times.add(1.0)
+        now = 8.0
+        times.add(2.0)
+        now = 11.0
+        assert times.of_last(10) == [2.0]
+        assert times.of_last(60) == [1.0, 2.0]
+        now = 70.5
+        assert times.of_last(600) == []
+
+    @pytest.mark.parametrize(("share", "expected"), [(0.0, 1), (0.5, 51), (0.99, 100), (1.0, 100)])
+    def test_percentile(self, share: float, expected: float) -> None:
+        assert percentile([float(i) for i in range(1, 101)], share) == expected
+        assert percentile([], share) is None
+
+
+# ---- advice ---------------------------------------------------------------------------------------------------------
+
+BUSY = {"num_running": 8, "max_num_seqs": 8}
+EVEN = {"num_gaps": 1000, "gap_p50_s": 0.02, "gap_p99_s": 0.05}
+UNEVEN = {"num_gaps": 1000, "gap_p50_s": 0.02, "gap_p99_s": 0.08}
+
+
+class TestAdvice:
+    @pytest.mark.parametrize(
+        ("vitals", "level", "words"),
+        [
+            (Vitals(), "calm", "Idle"),
+            (Vitals(**UNEVEN, num_preemptions=3), "calm", "Idle"),
+            (Vitals(num_running=1, max_num_seqs=8), "calm", "alone"),
+            (Vitals(**BUSY, **EVEN), "good", "All is well"),
+            (Vitals(**BUSY, **UNEVEN, num_preemptions=3), "warn", "--max-num-seqs"),
+            (Vitals(**BUSY, **UNEVEN), "warn", "--max-chunk-tokens"),
+            (Vitals(**BUSY, **EVEN, num_preemptions=3), "good", "All is well"),
+            (Vitals(**BUSY, num_gaps=5, gap_p50_s=0.01, gap_p99_s=1.0, num_preemptions=1), "good", "All is well"),
+            (Vitals(num_running=3, max_num_seqs=8, num_waiting=2, kv_used=0.97), "warn", "KV memory is full"),
+            (Vitals(num_running=3, max_num_seqs=8, kv_used=0.97), "good", "All is well"),
+            (Vitals(**BUSY, num_waiting=9, queue_growth=5), "warn", "batch is full"),
+            (Vitals(num_running=3, max_num_seqs=8, num_waiting=9, queue_growth=5), "warn", "--max-num-batched-tokens"),
+            (Vitals(**BUSY, num_waiting=9, queue_growth=-2), "good", "All is well"),
+            (Vitals(is_healthy=False, reason="it stopped"), "bad", "it stopped"),
+        ],
+    )
+    def test_says_what_is_seen(self, vitals: Vitals, level: str, words: str) -> None:
+        advice = advise(vitals)
+        assert advice.level == level
+        assert words in f"{advice.title} {advice.text}"
+
+    def test_flags_it_names_exist(self) -> None:
+        from headway.config import EngineConfig
+
+        for name in ("max_num_seqs", "kv_cache_memory", "gpu_memory_utilization", "max_num_batched_tokens"):
+            EngineConfig.from_options(**{name: None if name != "gpu_memory_utilization" else 0.9})
+        EngineConfig.from_options(max_chunk_tokens=64, target_itl_ms=20.0)
+
+    def test_a_queue_grows_only_if_it_was_never_empty(self) -> None:
+        trend = Trend()
+        for second in range(int(GROWTH_WINDOW_S)):
+            trend.add(float(second), num_waiting=second, num_preemptions=0)
+        assert trend.queue_growth == 0
+        for second in range(int(GROWTH_WINDOW_S), int(2 * GROWTH_WINDOW_S)):
+            trend.add(float(second), num_waiting=second, num_preemptions=0)
+        assert trend.queue_growth == GROWTH_WINDOW_S
+
+    def test_a_burst_that_has_just_come_is_no_trend(self) -> None:
+        trend = Trend()
+        trend.add(0.0, num_waiting=1, num_preemptions=0)
+        trend.add(1.0, num_waiting=40, num_preemptions=0)
+        assert trend.queue_growth == 0
+
+    def test_preemptions_of_the_last_minute(self) -> None:
+        trend = Trend()
+        for second in (0, 30, 59, 61):
+            trend.add(float(second), num_waiting=0, num_preemptions=second)
+        assert trend.num_preemptions == 61 - 30
+
+
+# ---- who looks ------------------------------------------------------------------------------------------------------
+
+
+def parse(event: bytes) -> tuple[str, dict[str, Any]]:
+    head, data = event.decode().rstrip("\n").split("\n")
+    return head.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+async def next_frame(events: AsyncIterator[bytes]) -> dict[str, Any]:
+    while True:
+        name, data = parse(await asyncio.wait_for(anext(events), 5))
+        if name == "frame":
+            return data
+
+
+class TestHub:
+    def test_the_engine_is_watched_only_while_somebody_looks(self) -> None:
+        async def scenario() -> None:
+            engine = ScriptedEngine()
+            hub = LiveHub(engine, frame_s=0.01)
+            assert engine.viewers == []
+            first, second = hub.events(), hub.events()
+            name, hello = parse(await anext(first))
+            assert name == "hello" and hello["num_blocks"] == 320
+            await next_frame(first)
+            await next_frame(second)
+            assert len(engine.viewers) == 1 and hub.num_viewers == 2
+            await first.aclose()
+            await asyncio.sleep(0.02)
+            assert len(engine.viewers) == 1
+            await second.aclose()
+            await asyncio.sleep(0.02)
+            assert engine.viewers == [] and hub.num_viewers == 0
+
+        asyncio.run(scenario())
+
+    def test_frames_tell_of_a_request_from_beginning_to_end(self) -> None:
+        async def scenario() -> None:
+            engine = ScriptedEngine(step_s=0.002)
+            work = asyncio.create_task(engine.run())
+            events = LiveHub(engine, frame_s=0.01).events()
+            await next_frame(events)
+            engine.submit(num_prompt_tokens=300, max_tokens=5)
+            strip, frame = "", {}
+            while not strip or any(each[6] for each in frame["rows"]):
+                frame = await next_frame(events)
+                strip += "".join(each[7] for each in frame["rows"])
+            assert strip.replace(".", "") == "ccdddd"
+            assert frame["numbers"]["generation_tokens"] == 5 and frame["numbers"]["num_running"] == 0
+            assert frame["numbers"]["ttft_p50_ms"] > frame["numbers"]["itl_p50_ms"] > 0
+            work.cancel()
+            await events.aclose()
+
+        asyncio.run(scenario())
+
+    def test_a_slow_viewer_misses_frames_and_memory_stays_small(self) -> None:
+        async def scenario() -> None:
+            engine = ScriptedEngine(step_s=0.0)
+            work = asyncio.create_task(engine.run())
+            hub = LiveHub(engine, frame_s=0.001)
+            events = hub.events()
+            await anext(events)
+            engine.submit(num_prompt_tokens=10, max_tokens=60)
+            await asyncio.sleep(0.2)
+            (queue,) = hub._viewers
+            assert queue.qsize() <= MAX_QUEUED_EVENTS
+            assert (await next_frame(events))["numbers"]["generation_tokens"] > 0
+            work.cancel()
+            await events.aclose()
+
+        asyncio.run(scenario())
+
+    def test_closing_ends_all_streams(self) -> None:
+        async def scenario() -> None:
+            hub = LiveHub(ScriptedEngine(), frame_s=0.01)
+            events = hub.events()
+            await next_frame(events)
+            hub.close()
+            assert len([event async for event in events]) <= MAX_QUEUED_EVENTS
+            assert [event async for event in hub.events()] == []
+            assert hub.num_viewers == 0
+
+        asyncio.run(scenario())
+
+    def test_viewers_hear_of_another_engine(self) -> None:
+        async def scenario() -> None:
+            engine = ScriptedEngine()
+            hub = LiveHub(engine, frame_s=0.01)
+            events = hub.events()
+            await next_frame(events)
+            assert engine.info is not None
+            engine.info = msgspec.structs.replace(engine.info, num_blocks=77)
+            while True:
+                name, data = parse(await asyncio.wait_for(anext(events), 5))
+                if name == "hello":
+                    break
+            assert data["num_blocks"] == 77
+            await events.aclose()
+
+        asyncio.run(scenario())
+
+    def test_a_failure_inside_ends_the_streams_and_the_next_viewer_starts_anew(self) -> None:
+        async def scenario() -> None:
+            engine = ScriptedEngine()
+            hub = LiveHub(engine, frame_s=0.01)
+            events = hub.events()
+            await next_frame(events)
+            engine.viewers[0].push("no snapshot")  # type: ignore[arg-type]
+            assert len([event async for event in events]) <= MAX_QUEUED_EVENTS
+            again = hub.events()
+            await next_frame(again)
+            await again.aclose()
+
+        asyncio.run(scenario())
+
+    def test_first_tokens_that_others_measure_are_shown(self) -> None:
+        async def scenario() -> None:
+            first_tokens = RecentTimes()
+            first_tokens.add(1.25)
+            events = LiveHub(ScriptedEngine(), first_tokens=first_tokens, frame_s=0.01).events()
+            assert (await next_frame(events))["numbers"]["ttft_p50_ms"] == 1250
+            await events.aclose()
+
+        asyncio.run(scenario())
+
+
+# ---- the page's files -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def client() -> TestClient:
+    return TestClient(Starlette(routes=[*live_routes(ScriptedEngine())]))
+
+
+class TestFiles:
+    def test_the_page(self, client: TestClient) -> None:
+        answer = client.get("/")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+
+    @pytest.mark.parametrize(
+        ("name", "media_type"),
+        [("app.js", "text/javascript"), ("app.css", "text/css"), ("favicon.svg", "image/svg+xml")],
+    )
+    def test_types_and_caching(self, client: TestClient, name: str, media_type: str) -> None:
+        answer = client.get(f"/web/{name}")
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith(media_type)
+        again = client.get(f"/web/{name}", headers={"if-none-match": f'"other", W/{answer.headers["etag"]}'})
+        assert again.status_code == 304 and again.content == b""
+
+    @pytest.mark.parametrize(
+        "path",
+        ["/web/none.js", "/web/", "/web/..%2flive.py", "/web/%2e%2e/live.py", "/web/..%5clive.py", "/web/a%00.js"],
+    )
+    def test_nothing_else_can_be_asked_for(self, client: TestClient, path: str) -> None:
+        assert client.get(path).status_code == 404
+
+    def test_the_page_asks_nobody_else_for_anything(self, client: TestClient) -> None:
+        import re
+        from importlib import resources
+
+        names = set()
+        for entry in resources.files("headway.server").joinpath("web").iterdir():
+            names.add(entry.name)
+            text = entry.read_text().replace("http://www.w3.org/2000/svg", "")
+            assert "http://" not in text and "https://" not in text, entry.name
+        mentioned = set(re.findall(r"/web/([\w.]+)", client.get("/").text))
+        for script in [name for name in names if name.endswith(".js")]:
+            mentioned |= set(re.findall(r'from "\./([\w.]+)"', client.get(f"/web/{script}").text))
+        assert mentioned == names - {"index.html"}

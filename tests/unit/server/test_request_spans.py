@@ -1,0 +1,119 @@
+"""OpenTelemetry: what a span tells, to which trace it belongs, and what happens without the packages."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from headway.errors import ConfigError
+from headway.server.config import ServerConfig
+from headway.server.serving import run_server
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run
+
+
+class Traced:
+    """A server whose spans stay in memory."""
+
+    def __init__(self, engine: FakeEngine | None = None) -> None:
+        pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra 'otel' is not installed")
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+        from headway.server.request_spans import RequestSpans
+
+        self.server = FakeServer(engine)
+        self._exporter = InMemorySpanExporter()
+        self._spans = RequestSpans(self._exporter, model="small")
+        self.server.services.on_request_end.append(self._spans.export)
+
+    def spans(self) -> list[Any]:
+        self._spans.close()
+        return list(self._exporter.get_finished_spans())
+
+
+def test_a_span_tells_where_the_time_went() -> None:
+    traced = Traced()
+    traced.server.post("/v1/completions", {"prompt": [1, 2, 3], "stream": True}, headers={"x-request-id": "r1"})
+    (span,) = traced.spans()
+    assert span.name == "text_completion small"
+    assert span.parent is None
+    assert span.status.is_unset
+    assert span.resource.attributes["service.name"] == "headway"
+    known = dict(span.attributes)
+    assert known.pop("gen_ai.latency.e2e") >= known.pop("gen_ai.latency.time_to_first_token") > 0
+    assert known == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.response.model": "small",
+        "gen_ai.request.id": "r1",
+        "http.request.method": "POST",
+        "http.route": "/v1/completions",
+        "http.response.status_code": 200,
+        "gen_ai.usage.input_tokens": 3,
+        "gen_ai.usage.output_tokens": 3,
+        "gen_ai.response.finish_reasons": ("stop",),
+        "gen_ai.usage.cache_read.input_tokens": 4,
+        "gen_ai.latency.time_in_queue": 0.1,
+        "gen_ai.latency.time_in_model_prefill": 0.2,
+        "gen_ai.latency.time_in_model_decode": 0.3,
+        "headway.num_preemptions": 1,
+    }
+    assert span.end_time > span.start_time
+
+
+def test_a_span_belongs_to_the_clients_trace() -> None:
+    traced = Traced()
+    header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    traced.server.post("/v1/completions", {"prompt": [1]}, headers={"traceparent": header})
+    (span,) = traced.spans()
+    assert f"{span.context.trace_id:032x}" == "4bf92f3577b34da6a3ce929d0e0e4736"
+    assert f"{span.parent.span_id:016x}" == "00f067aa0ba902b7"
+
+
+@pytest.mark.parametrize("header", ["", "nonsense", "00-0-0-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "\xff" * 9])
+def test_a_header_that_names_no_trace_starts_one(header: str) -> None:
+    traced = Traced()
+    answer = traced.server.post("/v1/completions", {"prompt": [1]}, headers={"traceparent": header.encode("latin-1")})
+    assert answer.status_code == 200
+    (span,) = traced.spans()
+    assert span.parent is None
+
+
+def test_a_trace_that_is_not_sampled_stays_so() -> None:
+    traced = Traced()
+    header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"
+    traced.server.post("/v1/completions", {"prompt": [1]}, headers={"traceparent": header})
+    assert traced.spans() == []
+
+
+def test_refusals_and_departures_have_spans_and_other_routes_have_none() -> None:
+    traced = Traced(FakeEngine(manual=True))
+    traced.server.chat(tools=[1])
+    traced.server.call("GET", "/health")
+
+    async def leave() -> None:
+        await RawClient(traced.server.app, "/v1/completions", {"prompt": "a"}).leave()
+
+    run(leave())
+    refused, left = traced.spans()
+    assert (refused.name, refused.attributes["error.type"]) == ("chat small", "unsupported_field")
+    assert refused.status.is_unset  # a fault of the client's
+    assert (left.attributes["headway.disconnected"], left.attributes["http.response.status_code"]) == (True, 499)
+
+
+def test_what_the_server_is_to_blame_for_is_an_error() -> None:
+    engine = FakeEngine()
+    engine.info = None
+    traced = Traced(engine)
+    traced.server.chat()
+    (span,) = traced.spans()
+    assert not span.status.is_ok and not span.status.is_unset
+    assert span.status.description == "engine_unavailable"
+
+
+def test_missing_packages_are_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "headway.server.request_spans", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    config = ServerConfig(port=0, otlp_traces_endpoint="http://127.0.0.1:1/v1/traces")
+    with pytest.raises(ConfigError, match="install headway\\[otel\\]"):
+        run_server(config, {}, lambda line: None)

@@ -1,0 +1,130 @@
+"""The server's options: ranges, flags, environment, and the page that lists them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.cli import serve
+from headway.cli.flags import CommandParser, chosen
+from headway.config import ModelConfig
+from headway.errors import ConfigError, ModelNotFoundError
+from headway.server.config import ServerConfig
+from headway.server.serving import model_name
+from headway.server.tokenizer_source import load_front_end_tokenizer
+
+ROOT = Path(__file__).parents[3]
+
+
+def parse(*arguments: str) -> ServerConfig:
+    parser = CommandParser(prog="test")
+    serve.add_arguments(parser)
+    return serve.server_config(chosen(parser.parse(list(arguments)), serve.server_flags()))
+
+
+def test_local_by_default() -> None:
+    assert ServerConfig().host == "127.0.0.1"
+    assert ServerConfig().is_local
+    assert not ServerConfig(host="0.0.0.0").is_local
+    assert ServerConfig(host="0.0.0.0").url == "http://127.0.0.1:8000"
+    assert ServerConfig(host="::").url == ServerConfig(host="::1").url == "http://[::1]:8000"
+
+
+def test_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADWAY_API_KEY", raising=False)
+    config = parse(
+        "--port", "9", "--api-key", "a", "--api-key", "b", "--max-body-bytes", "1MiB", "--queue-ttl-s", "2.5",
+        "--served-model-name", "x", "--access-log", "off",
+    )  # fmt: skip
+    assert config == ServerConfig(
+        port=9, api_key=("a", "b"), max_body_bytes=2**20, queue_ttl_s=2.5, served_model_name=("x",), access_log="off"
+    )
+    assert parse() == ServerConfig()
+
+
+def test_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_API_KEY", "secret")
+    assert parse().api_key == ("secret",)
+    assert parse("--api-key", "a").api_key == ("a", "secret")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"port": 65536},
+        {"port": -1},
+        {"port": True},
+        {"api_key": ("",)},
+        {"served_model_name": (" ",)},
+        {"max_queue_requests": 0},
+        {"max_body_bytes": 5},
+        {"queue_ttl_s": -1.0},
+        {"queue_ttl_s": float("nan")},
+        {"receive_timeout_s": 0.0},
+        {"ssl_certfile": "x"},
+        {"ssl_keyfile": "x"},
+        {"access_log": "maybe"},
+        {"otlp_traces_endpoint": "localhost:4318"},
+    ],
+)
+def test_wrong_options(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        ServerConfig(**options)
+
+
+def test_two_models_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    from headway.cli.main import main
+
+    assert main(["serve", "a", "--model", "b"]) == 1
+    assert "two models" in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom headway.cli.main import main\n"
+        "try: main(['serve', '--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'starlette', 'uvicorn', 'tokenizers', 'prometheus_client'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    for flag in ("--port", "--api-key", "--max-num-seqs", "--block-size"):
+        assert flag in done.stdout
+
+
+def test_docs_list_every_option() -> None:
+    page = (ROOT / "docs" / "server.md").read_text()
+    for spec in serve.server_flags():
+        row = f"| `{spec.flag}` | {spec.default_text} | {spec.help} |"
+        assert row in page, row
+
+
+def test_model_names_are_no_paths(tmp_path: Path) -> None:
+    (tmp_path / "some-model").mkdir()
+    (tmp_path / "file.gguf").touch()
+    assert model_name(str(tmp_path / "some-model")) == "some-model"
+    assert model_name(str(tmp_path / "file.gguf")) == "file"
+    assert model_name("org/name") == "org/name"
+    assert model_name(None) == "SmolLM2-135M-Instruct"
+
+
+def test_a_shape_without_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert load_front_end_tokenizer(ModelConfig(model=str(tmp_path), load_format="dummy")) is None
+    assert load_front_end_tokenizer(ModelConfig(model="llama-3.1-8b", load_format="dummy")) is None
+    with pytest.raises(ConfigError):
+        load_front_end_tokenizer(ModelConfig(tokenizer=str(tmp_path / "nothing")))
+
+
+def test_a_model_that_is_nowhere() -> None:
+    with pytest.raises(ModelNotFoundError, match="no file or folder"):
+        load_front_end_tokenizer(ModelConfig(model="/no/such/model.gguf"))
+
+
+def test_the_embedded_tokenizer() -> None:
+    tokenizer = load_front_end_tokenizer(ModelConfig())
+    assert tokenizer is not None and tokenizer.chat_template
