@@ -46,7 +46,7 @@ def replay(rows: list[tuple[float, int, int]], block_size: int, options: argpars
             index += 1
             upcoming = next(arrivals, None)
         output = scheduler.schedule()
-        allocated += scheduler.kv_cache.pool.num_used_blocks * block_size
+        allocated += scheduler.kv_cache.num_used_blocks * block_size
         used += sum(request.num_computed_tokens for request in scheduler.running)
         preemptions += len(output.preempted_request_ids)
         batch += len(scheduler.running)

@@ -21,6 +21,7 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("auto", "none", "int8")
 DEVICES = ("auto", "cpu", "cuda")
+EVICTION_POLICIES = ("lru", "cost")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 ATTENTION_BACKENDS = ("auto", "triton", "cpu", "torch_padded", "torch_reference")
 OVERLAPS = ("auto", "on", "off")
@@ -90,6 +91,18 @@ class CacheConfig:
         metavar="BYTES",
     )
     num_kv_blocks: int | None = option(None, "Exact number of KV blocks; overrides the memory options.")
+    prefix_caching: str = option(
+        "on",
+        "Keep the KV blocks of finished requests while there is room, and start requests that begin with the same "
+        "tokens from them.",
+        choices=("on", "off"),
+    )
+    eviction_policy: str = option(
+        "lru",
+        "Which kept block is given up first when room is needed: the one unused for longest (lru), or the one that "
+        "saves least computing, by how often it was found and how deep it lies (cost).",
+        choices=EVICTION_POLICIES,
+    )
 
     def __post_init__(self) -> None:
         if self.block_size is not None and not 1 <= self.block_size <= 256:

@@ -50,17 +50,27 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int | Sequence[int] = 0,
+        cache_salt: str | None = None,
+        cache_ttl_s: float = 0.0,
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts (text or token ids, one or many), batched; outputs come in the order of the prompts.
 
-        Everything is checked before anything runs. `use_tqdm`: a progress bar; by default on a terminal.
+        Everything is checked before anything runs. Only calls with the same `cache_salt` share cached prefixes, and
+        `cache_ttl_s` keeps those of these prompts for so long, if at all possible. `use_tqdm`: a progress bar; by default on a terminal.
         """
         many = _as_prompts(prompts)
         params = _one_each(sampling_params or SamplingParams(), len(many), "sampling_params", SamplingParams)
         priorities = _one_each(priority, len(many), "priority", int)
         requests = [
-            self.engine.prepare(self._next_id(), prompt, own_params, priority=own_priority)
+            self.engine.prepare(
+                self._next_id(),
+                prompt,
+                own_params,
+                priority=own_priority,
+                cache_salt=cache_salt,
+                cache_ttl_s=cache_ttl_s,
+            )
             for prompt, own_params, own_priority in zip(many, params, priorities, strict=True)
         ]
         for request in requests:

@@ -42,7 +42,7 @@ def run(llm: LLM, prompts: Sequence[str] | Sequence[list[int]], num_tokens: int)
     while llm.engine.has_unfinished_requests():
         done |= {output.request_id: output for output in llm.engine.step()}
         llm.engine.check_invariants()
-    assert llm.engine.core.scheduler.kv_cache.pool.num_used_blocks == 0
+    assert llm.engine.core.scheduler.kv_cache.num_used_blocks == 0
     outputs = [done[f"p{index}"] for index in range(len(prompts))]
     return Run(
         tokens=[output.outputs[0].token_ids for output in outputs],

@@ -25,7 +25,7 @@ def nothing_is_left_behind(llm: LLM):
     yield
     llm.engine.check_invariants()
     assert not llm.engine.has_unfinished_requests()
-    assert llm.engine.core.scheduler.kv_cache.pool.num_used_blocks == 0
+    assert llm.engine.core.scheduler.kv_cache.num_used_blocks == 0
 
 
 def one(llm: LLM, prompt, params: SamplingParams):

@@ -4,9 +4,11 @@ Whatever drives these classes (the real engine, a simulator, a test) gets the sa
 """
 
 from headway.core.block_pool import BlockPool
+from headway.core.eviction import EvictionPolicy, create_eviction_policy
 from headway.core.invariants import check_invariants
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.policy import POLICIES, SchedulingPolicy, create_policy
+from headway.core.prefix_cache import PrefixCache, PrefixCacheStats
 from headway.core.request import Request, RequestStatus
 from headway.core.scheduler import RequestUpdate, Scheduler
 from headway.core.scheduler_output import (
@@ -21,9 +23,12 @@ from headway.core.scheduler_output import (
 __all__ = [
     "POLICIES",
     "BlockPool",
+    "EvictionPolicy",
     "KVCacheManager",
     "ModelRunnerOutput",
     "NewRequest",
+    "PrefixCache",
+    "PrefixCacheStats",
     "PromptLogprobs",
     "Request",
     "RequestStatus",
@@ -34,5 +39,6 @@ __all__ = [
     "SchedulerOutput",
     "SchedulingPolicy",
     "check_invariants",
+    "create_eviction_policy",
     "create_policy",
 ]

@@ -10,7 +10,6 @@ Every operation costs O(1) per block. A block with owners is never on the free l
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 
 
 class BlockPool:

@@ -23,7 +23,7 @@ class CachedBlock:
         self.digest = digest
         self.block_id = block_id
         self.parent = parent
-        self.depth = 0 if parent is None else parent.depth + 1
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self.num_children = 0
         self.num_hits = 0  # how often a request found it here
         self.last_used = 0  # the number of the last time a request let go of it

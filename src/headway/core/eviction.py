@@ -52,11 +52,11 @@ class CostAware:
 DEPTH_COST = 0.01
 """What each block before it adds to the cost of one."""
 
-EVICTION_POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = {"lru": LeastRecentlyUsed, "cost": CostAware}
+POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = {"lru": LeastRecentlyUsed, "cost": CostAware}
 
 
 def create_eviction_policy(name: str) -> EvictionPolicy:
     """The policy of this name."""
-    if name not in EVICTION_POLICIES:
-        raise ConfigError(f"No eviction policy is called '{name}'; there are {', '.join(EVICTION_POLICIES)}.")
-    return EVICTION_POLICIES[name]()
+    if name not in POLICIES:
+        raise ConfigError(f"Unknown eviction policy '{name}'. Known: {', '.join(POLICIES)}.")
+    return POLICIES[name]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 from headway.core.request import RequestStatus
@@ -14,6 +15,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_tokens(scheduler)
     _check_blocks(scheduler)
     _check_promises(scheduler)
+    _check_prefix_cache(scheduler)
     scheduler.waiting.check_invariants()
 
 
@@ -31,9 +33,14 @@ def _check_requests(scheduler: Scheduler) -> None:
     for request in waiting:
         assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), f"{request} is in the queue"
         assert request.num_computed_tokens == 0, f"{request} waits but claims to be in the cache"
-    assert scheduler.num_used_slots == sum(request.num_computed_tokens for request in running), (
-        "the sum of used slots is wrong"
-    )
+    slots = {
+        (table[position // block_size], position % block_size)
+        for request in running
+        for table in [scheduler.kv_cache.block_table(request.request_id)]
+        for block_size in [scheduler.kv_cache.block_size]
+        for position in range(request.num_computed_tokens)
+    }
+    assert scheduler.num_used_slots == len(slots), "the sum of used slots is wrong"
 
 
 def _check_tokens(scheduler: Scheduler) -> None:
@@ -64,9 +71,40 @@ def _check_blocks(scheduler: Scheduler) -> None:
         assert len(table) == kv_cache.blocks_for(request.num_computed_tokens), f"{request} has {len(table)} blocks"
         assert len(set(table)) == len(table), f"{request} has a block twice"
         owners.update(table)
+    kept = kv_cache.kept_blocks
     for block_id in range(pool.num_blocks):
         assert pool.ref_count(block_id) == owners[block_id], f"block {block_id}: wrong reference count"
-        assert pool.is_free(block_id) == (owners[block_id] == 0), f"block {block_id}: used and free, or neither"
+        is_taken = owners[block_id] > 0 or block_id in kept
+        assert pool.is_free(block_id) != is_taken, f"block {block_id}: used and free, or neither"
+    assert kv_cache.num_used_blocks == len(owners), "the number of used blocks is wrong"
+    assert kv_cache.num_table_entries == owners.total(), "the sum of table lengths is wrong"
+
+
+def _check_prefix_cache(scheduler: Scheduler) -> None:
+    """Cached blocks form a tree; who uses one uses all above it; what is announced has somebody who computes it."""
+    kv_cache, cache = scheduler.kv_cache, scheduler.kv_cache.prefix_cache
+    if cache is None:
+        assert not kv_cache.kept_blocks and not kv_cache.num_idle_blocks
+        return
+    kept, children = kv_cache.kept_blocks, Counter(block.parent for block in cache)
+    assert len(cache) == len(kept), "a cached block is unknown to the manager, or the other way round"
+    for block in cache:
+        assert kept[block.block_id] is block, f"{block} is not the one that its id stands for"
+        assert block.is_idle == (kv_cache.pool.ref_count(block.block_id) == 0), f"{block}: idle and in use, or neither"
+        assert block.num_children == children[block], f"{block} has {children[block]} children"
+        assert block.parent is None or kept.get(block.parent.block_id) is block.parent, f"{block}: a split chain"
+    assert cache.num_idle_blocks == sum(block.is_idle for block in cache), "the number of idle blocks is wrong"
+    announced = cache.announced
+    for request in scheduler.running:
+        table, cached = kv_cache.block_table(request.request_id), kv_cache.cached_blocks(request.request_id)
+        assert [block.block_id for block in cached] == list(table[: len(cached)]), f"{request} lost a cached block"
+        assert all(below.parent is above for above, below in itertools.pairwise(cached)), f"{request}: no chain"
+        own = request.block_digests[len(cached) : kv_cache.num_announced_blocks(request.request_id)]
+        for digest in own:
+            if announced.get(digest) == request.request_id:
+                del announced[digest]
+    assert not announced, "blocks are on their way that nobody computes"
+    cache.check_candidates()
 
 
 def _check_promises(scheduler: Scheduler) -> None:

@@ -10,25 +10,51 @@ waste:
 Blocks are taken when tokens are about to be computed, not when a request is admitted. What keeps admission honest is
 the promise: an admitted request has been promised the blocks of all tokens it has now (its prompt, chunk by chunk), and
 no other request is admitted into them.
+
+With a prefix cache, full blocks are kept when their last owner leaves, and a request that begins with the same tokens
+starts with them in its table:
+
+    free ──► in use ──► kept (idle) ──► in use again
+      ▲         │            │
+      └─────────┴────────────┘          not full, or given up because somebody needs room
+
+Kept blocks count as room, since they can be given up at any time.
 """
 
 from __future__ import annotations
 
+from headway.core.block_hash import extend_digests
 from headway.core.block_pool import BlockPool
+from headway.core.cached_block import CachedBlock
+from headway.core.prefix_cache import PrefixCache
 from headway.core.request import Request
+
+
+class _Holding:
+    """What an admitted request has."""
+
+    __slots__ = ("announced", "cached", "promised", "table")
+
+    def __init__(self) -> None:
+        self.table: list[int] = []
+        self.promised = 0  # blocks it still needs for the tokens it came with
+        self.cached: list[CachedBlock] = []  # the first blocks of its table, as far as they are in the cache
+        self.announced = 0  # how many of its first blocks it is going to put there
 
 
 class KVCacheManager:
     """Hands out blocks to requests. The only way to say "does not fit" is `None`."""
 
-    def __init__(self, *, num_blocks: int, block_size: int) -> None:
+    def __init__(self, *, num_blocks: int, block_size: int, prefix_cache: PrefixCache | None = None) -> None:
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, not {block_size}")
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self._tables: dict[str, list[int]] = {}
-        self._promised: dict[str, int] = {}  # blocks each admitted request still needs for the tokens it came with
+        self.prefix_cache = prefix_cache
+        self._holdings: dict[str, _Holding] = {}
+        self._kept: dict[int, CachedBlock] = {}  # every cached block by its id, whether in use or idle
         self._num_promised_blocks = 0
+        self._num_table_entries = 0
 
     @property
     def num_blocks(self) -> int:
@@ -41,18 +67,44 @@ class KVCacheManager:
         return self.pool.num_blocks * self.block_size
 
     @property
+    def num_idle_blocks(self) -> int:
+        """Blocks that nobody uses and that are kept for what they hold."""
+        return 0 if self.prefix_cache is None else self.prefix_cache.num_idle_blocks
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Blocks that can be handed out: free ones, and kept ones that would be given up."""
+        return self.pool.num_free_blocks + self.num_idle_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that at least one request holds."""
+        return self.pool.num_taken_blocks - self.num_idle_blocks
+
+    @property
+    def num_table_entries(self) -> int:
+        """Lengths of all block tables together: more than the used blocks, where blocks are shared."""
+        return self._num_table_entries
+
+    @property
     def num_promised_blocks(self) -> int:
-        """Free blocks that admitted requests are going to need for tokens they already have."""
+        """Blocks that admitted requests are going to need for tokens they already have."""
         return self._num_promised_blocks
 
     def num_promised_to(self, request_id: str) -> int:
         """Blocks one request has been promised and not yet taken."""
-        return self._promised.get(request_id, 0)
+        holding = self._holdings.get(request_id)
+        return 0 if holding is None else holding.promised
 
     @property
     def requests_with_blocks(self) -> tuple[str, ...]:
         """Ids of all requests that are admitted."""
-        return tuple(self._tables)
+        return tuple(self._holdings)
+
+    @property
+    def kept_blocks(self) -> dict[int, CachedBlock]:
+        """All cached blocks by their id, whether a request uses them or not."""
+        return dict(self._kept)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens occupy."""
@@ -60,54 +112,161 @@ class KVCacheManager:
 
     def block_table(self, request_id: str) -> tuple[int, ...]:
         """The blocks of a request, in token order; empty if it has none."""
-        return tuple(self._tables.get(request_id, ()))
+        holding = self._holdings.get(request_id)
+        return () if holding is None else tuple(holding.table)
 
-    def num_blocks_of(self, request_id: str) -> int:
-        """How many blocks a request holds."""
-        return len(self._tables.get(request_id, ()))
+    def cached_blocks(self, request_id: str) -> tuple[CachedBlock, ...]:
+        """The first blocks of a request's table, as far as they are in the prefix cache."""
+        holding = self._holdings.get(request_id)
+        return () if holding is None else tuple(holding.cached)
+
+    def num_announced_blocks(self, request_id: str) -> int:
+        """How many of its first blocks a request has said it is going to put into the prefix cache."""
+        return self._holdings[request_id].announced
+
+    # ---- coming in ------------------------------------------------------------------------------------------------
 
     def can_ever_fit(self, request: Request) -> bool:
         """Whether the request, alone in the cache, could run to its very end."""
         return self.blocks_for(request.max_kv_tokens) <= self.num_blocks
 
     def can_admit(self, request: Request, *, num_spare_blocks: int) -> bool:
-        """Whether all tokens the request has now fit beside what is promised, leaving `num_spare_blocks` free."""
-        num_needed = self.blocks_for(request.num_tokens) + self._num_promised_blocks + num_spare_blocks
-        return num_needed <= self.pool.num_free_blocks
+        """Whether all tokens the request has now fit beside what is promised, leaving `num_spare_blocks`."""
+        found = self._find(request)
+        num_needed = self.blocks_for(request.num_tokens) - len(found) + self._num_promised_blocks + num_spare_blocks
+        return num_needed <= self.num_available_blocks - sum(block.is_idle for block in found)
 
-    def admit(self, request: Request) -> None:
-        """Open a block table for the request and promise it the blocks of its present tokens."""
-        if request.request_id in self._tables:
+    def should_wait(self, request: Request) -> bool:
+        """Whether a running request is just computing the next block that this one needs."""
+        if self.prefix_cache is None or not request.reads_cache:
+            return False
+        num_found, most = len(self._find(request)), self._most_shared(request)
+        return num_found < most and self.prefix_cache.is_on_its_way(request.block_digests[num_found])
+
+    def admit(self, request: Request) -> tuple[int, ...]:
+        """Open a block table and promise the blocks of the present tokens. Returns what is computed already, full
+        blocks from the prefix cache, which are the beginning of the table."""
+        if request.request_id in self._holdings:
             raise RuntimeError(f"request {request.request_id} is admitted twice")
-        self._tables[request.request_id] = []
-        self._promised[request.request_id] = self.blocks_for(request.num_tokens)
-        self._num_promised_blocks += self._promised[request.request_id]
+        holding = self._holdings[request.request_id] = _Holding()
+        if self.prefix_cache is not None:
+            self._share(request, holding, self.prefix_cache)
+        holding.promised = self.blocks_for(request.num_tokens) - len(holding.table)
+        self._num_promised_blocks += holding.promised
+        return tuple(holding.table)
+
+    def _share(self, request: Request, holding: _Holding, cache: PrefixCache) -> None:
+        """Take what is cached, and tell others what is going to be."""
+        found = self._find(request)
+        for block in found:
+            self.pool.share(block.block_id)
+        cache.use(found)
+        holding.cached = found
+        holding.table = [block.block_id for block in found]
+        self._num_table_entries += len(found)
+        cache.stats.num_queried_tokens += request.num_tokens
+        cache.stats.num_hit_tokens += len(found) * self.block_size
+        digests = extend_digests(request, self.block_size, request.num_known_tokens // self.block_size)
+        holding.announced = len(digests)
+        cache.announce(digests[len(found) :], request.request_id)
+
+    def _find(self, request: Request) -> list[CachedBlock]:
+        if self.prefix_cache is None or not request.reads_cache:
+            return []
+        most = self._most_shared(request)
+        return self.prefix_cache.find(extend_digests(request, self.block_size, most)[:most])
+
+    def _most_shared(self, request: Request) -> int:
+        """Full blocks that need not be computed: at least one token must be, or nothing could be sampled."""
+        return (request.num_known_tokens - 1) // self.block_size
+
+    # ---- growing --------------------------------------------------------------------------------------------------
 
     def allocate(self, request: Request, num_tokens: int) -> list[int] | None:
         """Make room for the next `num_tokens` tokens. Returns the blocks added to the table (maybe none), or `None`."""
-        table = self._tables[request.request_id]
-        num_new_blocks = self.blocks_for(request.num_computed_tokens + num_tokens) - len(table)
+        holding = self._holdings[request.request_id]
+        num_new_blocks = self.blocks_for(request.num_computed_tokens + num_tokens) - len(holding.table)
         if num_new_blocks <= 0:
             return []
-        new_blocks = self.pool.allocate(num_new_blocks)
-        if new_blocks is None:
+        if num_new_blocks > self.pool.num_free_blocks and not self._give_up(num_new_blocks):
             return None
-        table.extend(new_blocks)
-        if self._promised[request.request_id]:
-            self._keep_promise(request.request_id, num_new_blocks)
+        new_blocks = self.pool.allocate(num_new_blocks)
+        assert new_blocks is not None
+        holding.table.extend(new_blocks)
+        self._num_table_entries += num_new_blocks
+        if holding.promised:
+            kept = min(num_new_blocks, holding.promised)
+            holding.promised -= kept
+            self._num_promised_blocks -= kept
         return new_blocks
 
     def num_tokens_that_fit(self, request: Request) -> int:
-        """How many more tokens of the request could be computed with the blocks that are free right now."""
-        num_blocks = len(self._tables[request.request_id]) + self.pool.num_free_blocks
+        """How many more tokens of the request could be computed with the blocks that are available right now."""
+        num_blocks = len(self._holdings[request.request_id].table) + self.num_available_blocks
         return num_blocks * self.block_size - request.num_computed_tokens
 
-    def free(self, request: Request) -> None:
-        """Give back all blocks of a request, last one first, and forget what was promised to it."""
-        self._num_promised_blocks -= self._promised.pop(request.request_id)
-        self.pool.release(reversed(self._tables.pop(request.request_id)))
+    def keep_computed(self, request: Request, num_tokens: int) -> None:
+        """The request's first `num_tokens` tokens have been computed: let others find its full blocks."""
+        holding = self._holdings.get(request.request_id)
+        cache = self.prefix_cache
+        if cache is None or holding is None:
+            return
+        num_full = num_tokens // self.block_size
+        cached = holding.cached
+        if len(cached) >= num_full:
+            return
+        digests = extend_digests(request, self.block_size, num_full)
+        for place in range(len(cached), num_full):
+            block = cache.insert(digests[place], holding.table[place], cached[-1] if cached else None)
+            if block is None:
+                # Another request was first. What this one has from here on is its own copy: it cannot hang below the
+                # other's block, which this one does not hold.
+                self._withdraw(request, holding)
+                return
+            self._kept[block.block_id] = block
+            cached.append(block)
+            if request.cache_ttl_s and place < request.num_prompt_tokens // self.block_size:
+                cache.pin(block, request.cache_ttl_s)
+        cache.withdraw(digests[:num_full], request.request_id)
 
-    def _keep_promise(self, request_id: str, num_blocks: int) -> None:
-        kept = min(num_blocks, self._promised[request_id])
-        self._promised[request_id] -= kept
-        self._num_promised_blocks -= kept
+    def _give_up(self, num_blocks: int) -> bool:
+        """Give up kept blocks until so many are free; nothing changes if there are not enough."""
+        if num_blocks > self.num_available_blocks:
+            return False
+        assert self.prefix_cache is not None
+        while self.pool.num_free_blocks < num_blocks:
+            block_id = self.prefix_cache.evict()
+            assert block_id is not None
+            del self._kept[block_id]
+            self.pool.put_back(block_id)
+        return True
+
+    # ---- leaving --------------------------------------------------------------------------------------------------
+
+    def free(self, request: Request, *, keep: bool = True) -> None:
+        """Take back all blocks of a request, last one first. Full ones that are cached stay for others, unless what
+        is in them cannot be trusted: not to be kept."""
+        holding = self._holdings.pop(request.request_id)
+        self._num_promised_blocks -= holding.promised
+        self._num_table_entries -= len(holding.table)
+        self._withdraw(request, holding)
+        for block_id in reversed(holding.table):
+            if self.pool.drop(block_id):
+                self._release(block_id, keep=keep)
+
+    def _release(self, block_id: int, *, keep: bool) -> None:
+        """A block has lost its last owner."""
+        block = self._kept.get(block_id)
+        if block is None:
+            self.pool.put_back(block_id)
+            return
+        assert self.prefix_cache is not None
+        self.prefix_cache.let_go(block)
+        if not keep and self.prefix_cache.forget(block):
+            del self._kept[block_id]
+            self.pool.put_back(block_id)
+
+    def _withdraw(self, request: Request, holding: _Holding) -> None:
+        if self.prefix_cache is not None and holding.announced:
+            self.prefix_cache.withdraw(request.block_digests[: holding.announced], request.request_id)
+            holding.announced = 0

@@ -158,6 +158,12 @@ class PrefixCache:
         self._remove(block)
         return True
 
+    def check_candidates(self) -> None:
+        """Raise `AssertionError` unless exactly the idle leaves can be given up."""
+        found = {id(block) for _, _, _, version, block in self._candidates if version == block.version}
+        leaves = {id(block) for block in self if block.is_idle and not block.num_children}
+        assert leaves <= found, "an idle leaf cannot be given up"
+
     def _remove(self, block: CachedBlock) -> None:
         del self._blocks[block.digest]
         block.version += 1

@@ -58,6 +58,8 @@ class LaunchedStep(NamedTuple):
     output: SchedulerOutput
     requests: tuple[Request, ...]
     """One for each of `output.scheduled`, in the same order."""
+    preempted: set[Request]
+    """Those of them whose blocks were taken away since."""
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ class _StepPlan:
 
     budget: TokenBudget
     scheduled: dict[Request, ScheduledRequest] = field(default_factory=dict)
-    admitted: list[Request] = field(default_factory=list)
+    admitted: list[NewRequest] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
 
 
@@ -83,7 +85,7 @@ class Scheduler:
         self.waiting = RequestQueue(self.policy.key, front_size=config.skip_window + 1)
         self.running: list[Request] = []  # in policy order
         self.in_flight: deque[LaunchedStep] = deque()
-        self.num_used_slots = 0  # KV slots that hold a token: the sum of what running requests have computed
+        self._num_computed_tokens = 0  # of all running requests together
         self._preempted_request_ids: list[str] = []  # since the last step, for the runner to forget
         self._finished_request_ids: list[str] = []  # likewise
         self._num_arrivals = 0
@@ -134,14 +136,24 @@ class Scheduler:
         """Whether any request is waiting or running."""
         return bool(self.requests)
 
+    @property
+    def num_used_slots(self) -> int:
+        """KV slots that hold a token of a running request; a slot that several of them share counts once."""
+        kv_cache = self.kv_cache
+        num_empty = kv_cache.num_table_entries * kv_cache.block_size - self._num_computed_tokens
+        return kv_cache.num_used_blocks * kv_cache.block_size - num_empty
+
     # ---- one step -------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self, *, now_s: float = 0.0) -> SchedulerOutput:
         """Plan the next step: running requests first, decodes before chunks so that none stalls; then admissions.
 
         An empty plan is not a step: it needs no result, and what it would have told the runner comes with the next. If
-        no step is in flight and there are live requests, the plan is never empty.
+        no step is in flight and there are live requests, the plan is never empty. `now_s` is only for blocks that are
+        kept until a certain time.
         """
+        if self.kv_cache.prefix_cache is not None:
+            self.kv_cache.prefix_cache.now_s = now_s
         plan = _StepPlan(TokenBudget(self.limits.max_num_batched_tokens, self.config.max_chunk_tokens))
         longer = self._continue_decodes(plan)
         self._spare_decodes(plan, longer)
@@ -159,7 +171,8 @@ class Scheduler:
         """
         if output.is_empty:
             return []
-        requests = self._landed(output).requests
+        step = self._landed(output)
+        requests, is_cached = step.requests, self.kv_cache.prefix_cache is not None
         if duration_s is not None:
             # Each request takes part with one token at least; what tells a step with prompts are the others.
             num_chunk_tokens = output.num_scheduled_tokens - len(output.scheduled)
@@ -167,6 +180,8 @@ class Scheduler:
         updates = _prompt_logprobs(requests, result) if result.prompt_logprobs else []
         for request, share in zip(requests, output.scheduled):
             sampled = result.sampled.get(share.request_id)
+            if is_cached and (sampled is None or sampled.error is None):
+                self._keep_computed(step, request, share)
             if sampled is None:
                 if not share.samples:
                     continue
@@ -252,7 +267,9 @@ class Scheduler:
             request = self.waiting.peek(place)
             if request is None:
                 return
-            if self._can_admit(request):
+            if self.kv_cache.should_wait(request):
+                place += 1  # not for long, and not for want of room: nobody who passes it takes anything from it
+            elif self._can_admit(request):
                 for passed_place in range(place):
                     passed = self.waiting.peek(passed_place)
                     assert passed is not None
@@ -277,14 +294,20 @@ class Scheduler:
         request.move_to(RequestStatus.RUNNING)
         request.num_skips = 0
         bisect.insort(self.running, request, key=self._running_key)
-        self.kv_cache.admit(request)
-        plan.admitted.append(request)
+        block_ids = self.kv_cache.admit(request)
+        request.num_computed_tokens = len(block_ids) * self.kv_cache.block_size
+        self._num_computed_tokens += request.num_computed_tokens
+        if not request.num_preemptions:
+            request.num_cached_tokens = request.num_computed_tokens
+        plan.admitted.append(_as_new(request, block_ids))
         self._compute_more(plan, request)
 
     def _preempt(self, plan: _StepPlan, request: Request) -> None:
         """Take a running request's blocks; it goes back to the place it had in the queue, and starts over."""
         request.move_to(RequestStatus.PREEMPTED)
         self._stop_running(request)
+        for step in self.in_flight:
+            step.preempted.add(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         already_scheduled = plan.scheduled.pop(request, None)
@@ -296,8 +319,8 @@ class Scheduler:
 
     def _stop_running(self, request: Request) -> None:
         self.running.remove(request)
-        self.kv_cache.free(request)
-        self.num_used_slots -= request.num_computed_tokens
+        self.kv_cache.free(request, keep=request.status is not RequestStatus.FINISHED_ERROR)
+        self._num_computed_tokens -= request.num_computed_tokens
 
     def _commit(self, plan: _StepPlan) -> SchedulerOutput:
         """Advance the requests as planned, so that the next step can be planned before this one has run."""
@@ -307,10 +330,10 @@ class Scheduler:
             request.advance(share.num_tokens, samples=share.samples)
         if not plan.scheduled:
             return SchedulerOutput.empty(self._num_steps)
-        self.num_used_slots += num_scheduled_tokens
+        self._num_computed_tokens += num_scheduled_tokens
         output = SchedulerOutput(
             step_id=self._num_steps,
-            new_requests=tuple(map(_as_new, plan.admitted)),
+            new_requests=tuple(plan.admitted),
             scheduled=tuple(plan.scheduled.values()),
             preempted_request_ids=tuple(self._preempted_request_ids),
             finished_request_ids=tuple(self._finished_request_ids),
@@ -319,7 +342,7 @@ class Scheduler:
         self._preempted_request_ids.clear()
         self._finished_request_ids.clear()
         self._num_steps += 1
-        self.in_flight.append(LaunchedStep(output, tuple(plan.scheduled)))
+        self.in_flight.append(LaunchedStep(output, tuple(plan.scheduled), set()))
         return output
 
     def _running_key(self, request: Request) -> tuple[object, int]:
@@ -332,6 +355,15 @@ class Scheduler:
         if not self.in_flight or self.in_flight[0].output.step_id != output.step_id:
             raise RuntimeError(f"the result of step {output.step_id} came out of order or twice")
         return self.in_flight.popleft()
+
+    def _keep_computed(self, step: LaunchedStep, request: Request, share: ScheduledRequest) -> None:
+        """Others may find the blocks that this share has filled, from now on: what it computed is there for sure."""
+        num_tokens = share.num_computed_tokens + share.num_tokens
+        block_size = self.kv_cache.block_size
+        if num_tokens // block_size == share.num_computed_tokens // block_size:
+            return
+        if request.status is _RUNNING and request not in step.preempted:
+            self.kv_cache.keep_computed(request, num_tokens)
 
     def _append(self, request: Request, sampled: SampledTokens) -> RequestUpdate:
         """Give a live request its new tokens, up to one that ends it."""
@@ -356,11 +388,13 @@ def _prompt_logprobs(requests: Iterable[Request], result: ModelRunnerOutput) -> 
     ]
 
 
-def _as_new(request: Request) -> NewRequest:
+def _as_new(request: Request, block_ids: tuple[int, ...]) -> NewRequest:
     """A request as the runner has to know it when it enters the batch. All its tokens until now are known."""
     return NewRequest(
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
         output_token_ids=tuple(request.output_token_ids),
         sampling_params=request.sampling_params,
+        num_computed_tokens=request.num_computed_tokens,
+        block_ids=block_ids,
     )

@@ -21,6 +21,10 @@ class NewRequest:
     prompt_token_ids: tuple[int, ...]
     output_token_ids: tuple[int, ...]
     sampling_params: object
+    num_computed_tokens: int = 0
+    """How many of its tokens are in the KV cache already, computed for requests that began with the same."""
+    block_ids: tuple[int, ...] = ()
+    """The blocks with these tokens: the beginning of its table."""
 
 
 class ScheduledRequest(NamedTuple):

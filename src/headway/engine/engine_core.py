@@ -108,7 +108,7 @@ class EngineCore:
         launched = []
         while self._has_room():
             with span("schedule"):
-                output = self.scheduler.schedule()
+                output = self.scheduler.schedule(now_s=self._now())
             if output.is_empty:
                 break
             snapshot = take_snapshot(self.scheduler, output)

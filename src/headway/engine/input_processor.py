@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from headway.core import Request
 from headway.errors import InvalidRequestError, RequestTooLargeError
@@ -33,7 +35,16 @@ class InputProcessor:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
 
-    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0) -> PreparedRequest:
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        cache_ttl_s: float = 0.0,
+    ) -> PreparedRequest:
         """Check everything about a request; `InvalidRequestError` says what is wrong with it."""
         if not isinstance(request_id, str) or not request_id:
             raise InvalidRequestError(f"request_id must be a non-empty string, not {request_id!r}.", param="request_id")
@@ -43,6 +54,12 @@ class InputProcessor:
             )
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(f"priority must be a whole number, not {priority!r}.", param="priority")
+        if cache_salt is not None and not isinstance(cache_salt, str):
+            raise InvalidRequestError(f"cache_salt must be a string, not {cache_salt!r}.", param="cache_salt")
+        if isinstance(cache_ttl_s, bool) or not isinstance(cache_ttl_s, int | float) or not 0 <= cache_ttl_s < math.inf:
+            raise InvalidRequestError(
+                f"cache_ttl_s must be 0 or more seconds, not {cache_ttl_s!r}.", param="cache_ttl_s"
+            )
         prompt_token_ids = self._tokenize(prompt)
         params = self._resolve(params, num_prompt_tokens=len(prompt_token_ids))
         return PreparedRequest(
@@ -51,7 +68,15 @@ class InputProcessor:
             prompt_token_ids=prompt_token_ids,
             params=params,
             children=tuple(
-                self._child(request_id, index, prompt_token_ids, params, priority) for index in range(params.n)
+                self._child(
+                    request_id if params.n == 1 else f"{request_id}#{index}",
+                    prompt_token_ids,
+                    params.for_choice(index),
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    cache_ttl_s=cache_ttl_s,
+                )
+                for index in range(params.n)
             ),
         )
 
@@ -91,17 +116,18 @@ class InputProcessor:
         return params if self.tokenizer is None else resolve_bad_words(params, self.tokenizer)
 
     def _child(
-        self, request_id: str, index: int, prompt_token_ids: tuple[int, ...], params: SamplingParams, priority: int
+        self, request_id: str, prompt_token_ids: tuple[int, ...], params: SamplingParams, **more: Any
     ) -> Request:
         assert params.max_tokens is not None
         return Request(
-            request_id if params.n == 1 else f"{request_id}#{index}",
+            request_id,
             prompt_token_ids,
             max_tokens=params.max_tokens,
             min_tokens=params.min_tokens,
             stop_token_ids=self._stop_token_ids(params),
-            priority=priority,
-            sampling_params=params.for_choice(index),
+            sampling_params=params,
+            reads_cache=params.prompt_logprobs is None,
+            **more,
         )
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:

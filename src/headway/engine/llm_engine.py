@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from headway.config import EngineConfig
-from headway.core import KVCacheManager, RequestStatus, Scheduler
+from headway.core import KVCacheManager, PrefixCache, RequestStatus, Scheduler, create_eviction_policy
 from headway.engine.engine_core import EngineCore
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
 from headway.engine.output_processor import OutputProcessor
@@ -48,7 +48,10 @@ class LLMEngine:
         self.errors: dict[str, str] = {}
         """Why requests that finished with reason "error" did so, by request id."""
         self._now = now
-        kv_cache = KVCacheManager(num_blocks=plan.num_blocks, block_size=plan.block_size)
+        prefix_cache = None
+        if config.cache.prefix_caching == "on":
+            prefix_cache = PrefixCache(create_eviction_policy(config.cache.eviction_policy))
+        kv_cache = KVCacheManager(num_blocks=plan.num_blocks, block_size=plan.block_size, prefix_cache=prefix_cache)
         self.core = EngineCore(Scheduler(config.scheduler, kv_cache), executor, now=now)
         self._inputs = InputProcessor(
             tokenizer=tokenizer, vocab_size=model_config.vocab_size, max_model_len=plan.max_model_len
@@ -79,9 +82,24 @@ class LLMEngine:
         _spare_the_collector()
         return cls(config, executor=executor, tokenizer=tokenizer, model_config=checkpoint.config, plan=executor.plan)
 
-    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0) -> PreparedRequest:
-        """Check a request without queueing it; what is returned can be given to `submit`."""
-        prepared = self._inputs.prepare(request_id, prompt, params, priority=priority)
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        cache_ttl_s: float = 0.0,
+    ) -> PreparedRequest:
+        """Check a request without queueing it; what is returned can be given to `submit`.
+
+        Only requests with the same `cache_salt` share cached prefixes; `cache_ttl_s` keeps this prompt's for so long
+        if at all possible.
+        """
+        prepared = self._inputs.prepare(
+            request_id, prompt, params, priority=priority, cache_salt=cache_salt, cache_ttl_s=cache_ttl_s
+        )
         self.core.scheduler.check_fits(prepared.children[0])
         return prepared
 
@@ -95,10 +113,21 @@ class LLMEngine:
         self._outputs.add(request, stream=stream, now_s=self._now())
 
     def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0, stream: Streaming = True
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        cache_ttl_s: float = 0.0,
+        stream: Streaming = True,
     ) -> None:
         """Check and queue a request. `stream` says when it gives outputs and whether they are cumulative."""
-        self.submit(self.prepare(request_id, prompt, params, priority=priority), stream=stream)
+        prepared = self.prepare(
+            request_id, prompt, params, priority=priority, cache_salt=cache_salt, cache_ttl_s=cache_ttl_s
+        )
+        self.submit(prepared, stream=stream)
 
     def step(self) -> list[RequestOutput]:
         """Take in the result of one step and return the outputs that changed; unless they are deltas, text and token

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from headway.core import PromptLogprobs, RequestStatus, RequestUpdate, SchedulerOutput
+from headway.core import NewRequest, PromptLogprobs, RequestStatus, RequestUpdate, SchedulerOutput
 from headway.engine.detokenizer import IncrementalDetokenizer
 from headway.engine.input_processor import PreparedRequest
 from headway.engine.stop_strings import StopChecker
@@ -143,6 +143,7 @@ class _LiveRequest:
             None if request.params.prompt_logprobs is None else [None]
         )
         self._has_told_prompt = False
+        self._num_cached_tokens = 0
         self._metrics = RequestMetrics(arrival_time_s)
         self._prompt_token_ids = list(request.prompt_token_ids)  # shared by all outputs
 
@@ -154,10 +155,11 @@ class _LiveRequest:
     def has_tokens(self) -> bool:
         return self._metrics.first_token_s is not None
 
-    def note_scheduled(self, now_s: float) -> None:
+    def note_scheduled(self, new: NewRequest, now_s: float) -> None:
         """One of its sequences enters the batch; only the first time counts."""
         if self._metrics.first_scheduled_s is None:
             self._metrics = dataclasses.replace(self._metrics, first_scheduled_s=now_s)
+            self._num_cached_tokens = new.num_computed_tokens
 
     def note_first_token(self, now_s: float) -> None:
         """Its first token has come."""
@@ -186,7 +188,8 @@ class _LiveRequest:
             prompt_logprobs,
             [completion.delta() for completion in changed],
             finished,
-            metrics=self._present_metrics(now_s) if finished else self._metrics,
+            self._num_cached_tokens,
+            self._present_metrics(now_s) if finished else self._metrics,
         )
 
     def _output(self, now_s: float) -> RequestOutput:
@@ -199,7 +202,8 @@ class _LiveRequest:
             None if self.prompt_logprobs is None else self.prompt_logprobs.copy(),
             [completion.output() for completion in self.completions],
             finished,
-            metrics=self._present_metrics(now_s if finished else None),
+            self._num_cached_tokens,
+            self._present_metrics(now_s if finished else None),
         )
 
     def _present_metrics(self, finished_s: float | None) -> RequestMetrics:
@@ -258,7 +262,7 @@ class OutputProcessor:
     def note_launched(self, output: SchedulerOutput, *, now_s: float) -> None:
         """A step has been launched. To be called before any later result is taken in: its requests are alive."""
         for new in output.new_requests:
-            self._owner[new.request_id][0].note_scheduled(now_s)
+            self._owner[new.request_id][0].note_scheduled(new, now_s)
 
     def process(self, updates: Sequence[RequestUpdate], *, now_s: float) -> ProcessedStep:
         """Take in a step's result and say what changed for users."""

@@ -133,6 +133,6 @@ def take_snapshot(scheduler: Scheduler, output: SchedulerOutput) -> BatchSnapsho
         num_tokens=tuple([request.num_tokens for request in requests]),
         num_running=len(scheduler.running),
         num_waiting=len(scheduler.waiting),
-        num_used_blocks=scheduler.kv_cache.pool.num_used_blocks,
+        num_used_blocks=scheduler.kv_cache.num_used_blocks,
         num_used_slots=scheduler.num_used_slots,
     )

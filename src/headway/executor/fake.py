@@ -32,7 +32,7 @@ class FakeExecutor:
         for request_id in (*output.preempted_request_ids, *output.finished_request_ids):
             self._num_computed.pop(request_id, None)
         for new in output.new_requests:
-            self._num_computed[new.request_id] = 0
+            self._num_computed[new.request_id] = new.num_computed_tokens
         for scheduled in output.scheduled:
             expected = self._num_computed[scheduled.request_id]
             if scheduled.num_computed_tokens != expected:

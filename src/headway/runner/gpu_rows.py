@@ -101,10 +101,10 @@ class GpuRows:
     # ---- who is in the batch --------------------------------------------------------------------------------------
 
     def add(self, requests: Sequence[NewRequest]) -> list[int]:
-        """Seat requests: send all their tokens, in one copy. Returns their rows; their tables are empty."""
+        """Seat requests: send all their tokens, and the blocks they begin with. Returns their rows."""
         rows = [self._free_rows.pop() for _ in requests]
         self.row_of.update((request.request_id, row) for request, row in zip(requests, rows, strict=True))
-        self._num_blocks[rows] = 0
+        self._num_blocks[rows] = [len(request.block_ids) for request in requests]
         lengths = [len(request.prompt_token_ids) + len(request.output_token_ids) for request in requests]
         starts = np.concatenate([[0], np.cumsum(lengths)])
         tokens = [part for r in requests for part in (r.prompt_token_ids, r.output_token_ids) if part]
@@ -117,6 +117,14 @@ class GpuRows:
             sent[len(starts) :],
             BLOCK=_TILE,
         )
+        entries = [
+            (row, place, block)
+            for row, request in zip(rows, requests, strict=True)
+            for place, block in enumerate(request.block_ids)
+        ]
+        if entries:
+            sent = send(torch.tensor(entries, dtype=torch.int32), self.device)
+            self._append_blocks(sent, len(entries))
         return rows
 
     def remove(self, request_id: str) -> int | None:
@@ -169,13 +177,7 @@ class GpuRows:
             end = _put(buffer.array, self._blocks_start, blocks.ravel())
         self._staged[:end].copy_(buffer.tensor[:end], non_blocking=True)
         if len(blocks):
-            append_blocks_kernel[(-(-len(blocks) // _ENTRIES_TILE),)](
-                self.block_table,
-                self.block_table.stride(0),
-                self._staged[self._blocks_start :],
-                len(blocks),
-                BLOCK=_ENTRIES_TILE,
-            )
+            self._append_blocks(self._staged[self._blocks_start :], len(blocks))
         return step
 
     def tiles(self, num_tiles: int) -> Tensor:
@@ -227,6 +229,12 @@ class GpuRows:
         _put(array, start["sample_rows"], step.sample_rows)
         _put(array, start["sample_positions"], step.seq_lens[step.sampled])
         return _put(array, self._tiles_start, tiles.ravel())
+
+    def _append_blocks(self, entries: Tensor, num_entries: int) -> None:
+        """Entries (row, place in the table, block), on the device."""
+        append_blocks_kernel[(-(-num_entries // _ENTRIES_TILE),)](
+            self.block_table, self.block_table.stride(0), entries, num_entries, BLOCK=_ENTRIES_TILE
+        )
 
     def _new_blocks(self, output: SchedulerOutput) -> NDArray[np.int32]:
         """[n, 3]: (row, place in the table, block)."""

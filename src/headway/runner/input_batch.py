@@ -48,7 +48,7 @@ class InputBatch:
         self._num_blocks: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)
 
     def add(self, request: NewRequest) -> int:
-        """Seat a request; its block table is empty until blocks are appended. Returns its row."""
+        """Seat a request, with the blocks it begins with. Returns its row."""
         row = self._free_rows.pop()
         self.row_of[request.request_id] = row
         num_prompt_tokens = len(request.prompt_token_ids)
@@ -57,6 +57,7 @@ class InputBatch:
         self._token_ids[row, num_prompt_tokens:num_tokens] = request.output_token_ids
         self._num_tokens[row] = num_tokens
         self._num_blocks[row] = 0
+        self.append_blocks(row, request.block_ids)
         return row
 
     def remove(self, request_id: str) -> int | None:

@@ -52,11 +52,11 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
 
 
 class _ModellessEngine(LLMEngine):
-    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0) -> PreparedRequest:
+    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, **options: Any) -> PreparedRequest:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(params, name) is not None:
                 raise InvalidRequestError("This engine has no model, and so no log-probabilities.", param=name)
-        return super().prepare(request_id, prompt, params, priority=priority)
+        return super().prepare(request_id, prompt, params, **options)
 
 
 class _SlowExecutor(FakeExecutor):

@@ -48,11 +48,12 @@ class StepMeter:
     def stats(self) -> EngineStats:
         """The counters, and the present state of queue, batch and blocks. To be sent before the next step is taken."""
         stats, scheduler = self._stats, self._scheduler
-        pool = scheduler.kv_cache.pool
+        kv_cache = scheduler.kv_cache
         stats.num_running = len(scheduler.running)
         stats.num_waiting = len(scheduler.waiting)
-        stats.num_free_blocks = pool.num_free_blocks
-        stats.num_used_blocks = pool.num_used_blocks
+        stats.num_free_blocks = kv_cache.pool.num_free_blocks
+        stats.num_cached_blocks = kv_cache.num_idle_blocks
+        stats.num_used_blocks = kv_cache.num_used_blocks
         stats.num_used_slots = scheduler.num_used_slots
         return stats
 

@@ -8,11 +8,16 @@ from headway.core import BlockPool, KVCacheManager
 from tests.unit.core.driver import request
 
 
+def release(pool: BlockPool, *block_ids: int) -> None:
+    for block_id in block_ids:
+        if pool.drop(block_id):
+            pool.put_back(block_id)
+
+
 def test_the_oldest_freed_block_is_taken_first() -> None:
     pool = BlockPool(4)
     assert pool.allocate(3) == [0, 1, 2]
-    pool.release([1])
-    pool.release([0])
+    release(pool, 1, 0)
     assert pool.allocate(3) == [3, 1, 0]
     assert pool.allocate(1) is None
     assert pool.num_free_blocks == 0
@@ -22,16 +27,28 @@ def test_a_shared_block_is_free_only_when_its_last_owner_is_gone() -> None:
     pool = BlockPool(2)
     (block,) = pool.allocate(1) or []
     pool.share(block)
-    pool.release([block])
+    release(pool, block)
     assert not pool.is_free(block)
-    pool.release([block])
+    release(pool, block)
     assert pool.is_free(block)
+
+
+def test_a_block_that_is_kept_is_neither_free_nor_lost() -> None:
+    pool = BlockPool(2)
+    (block,) = pool.allocate(1) or []
+    assert pool.drop(block)
+    assert not pool.is_free(block)
+    assert (pool.num_taken_blocks, pool.num_free_blocks) == (1, 1)
+    pool.share(block)
+    assert pool.ref_count(block) == 1
 
 
 def test_freeing_twice_and_sharing_a_free_block_raise() -> None:
     pool = BlockPool(2)
+    with pytest.raises(RuntimeError, match="no owner"):
+        pool.drop(0)
     with pytest.raises(RuntimeError, match="freed twice"):
-        pool.release([0])
+        pool.put_back(0)
     with pytest.raises(RuntimeError, match="cannot be shared"):
         pool.share(0)
 
@@ -49,7 +66,7 @@ def test_cost_of_allocation_does_not_grow_with_the_pool() -> None:
         for _ in range(5):
             started = time.perf_counter()
             for _ in range(200):
-                pool.release(pool.allocate(10) or [])
+                release(pool, *(pool.allocate(10) or []))
             best = min(best, time.perf_counter() - started)
         return best
 

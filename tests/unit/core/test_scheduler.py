@@ -135,7 +135,7 @@ def test_an_aborted_request_frees_its_blocks_at_once_in_any_state() -> None:
     scheduler.finish_request("running", RequestStatus.FINISHED_ABORTED)
     scheduler.finish_request("waiting", RequestStatus.FINISHED_ABORTED)
     check_invariants(scheduler)
-    assert scheduler.kv_cache.pool.num_used_blocks == 0
+    assert scheduler.kv_cache.num_used_blocks == 0
     assert finish(scheduler, output) == []
     assert scheduler.schedule().is_empty
     scheduler.add_request(request("next", 1))

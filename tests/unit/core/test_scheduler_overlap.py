@@ -44,7 +44,7 @@ def test_a_request_that_will_end_by_length_is_not_planned_again_and_runs_until_i
     assert scheduler.requests["a"].status is RequestStatus.RUNNING
     (update,) = finish(scheduler, second)
     assert update.finish_status is RequestStatus.FINISHED_LENGTH
-    assert scheduler.kv_cache.pool.num_used_blocks == 0
+    assert scheduler.kv_cache.num_used_blocks == 0
 
 
 def test_the_surplus_token_of_a_request_that_a_stop_token_ended_is_dropped() -> None:

@@ -89,7 +89,7 @@ def run_often(llm: LLM) -> list[Run]:
 def generate(llm: LLM, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]) -> list[RequestOutput]:
     outputs = llm.generate(prompts, params, use_tqdm=False)
     llm.engine.check_invariants()
-    assert llm.engine.core.scheduler.kv_cache.pool.num_used_blocks == 0
+    assert llm.engine.core.scheduler.kv_cache.num_used_blocks == 0
     return outputs
 
 
@@ -196,7 +196,7 @@ def test_the_engine_goes_on_after_an_abort_with_steps_in_flight(overlapped: LLM,
         "b": cpu_tokens[1],
         "d": cpu_tokens[3],
     }
-    assert engine.core.scheduler.kv_cache.pool.num_used_blocks == 0
+    assert engine.core.scheduler.kv_cache.num_used_blocks == 0
 
 
 def test_penalties_and_bans_count_tokens_that_the_host_does_not_know_yet(cpu: LLM, overlapped: LLM) -> None:
