@@ -57,7 +57,8 @@ class LLM:
         """Complete prompts (text or token ids, one or many), batched; outputs come in the order of the prompts.
 
         Everything is checked before anything runs. Only calls with the same `cache_salt` share cached prefixes, and
-        `cache_ttl_s` keeps those of these prompts for so long, if at all possible. `use_tqdm`: a progress bar; by default on a terminal.
+        `cache_ttl_s` keeps those of these prompts for so long, if at all possible. `use_tqdm`: a progress bar; by
+        default on a terminal.
         """
         many = _as_prompts(prompts)
         params = _one_each(sampling_params or SamplingParams(), len(many), "sampling_params", SamplingParams)
