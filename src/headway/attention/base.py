@@ -61,6 +61,11 @@ class LayerKVCache:
             v=zeros(by_token, dtype=dtype, device=device),
         )
 
+    def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy whole blocks; all sources are read before any target is written. Both int64, on the cache's device."""
+        self.k[targets] = self.k[sources]
+        self.v[targets] = self.v[sources]
+
     @property
     def num_blocks(self) -> int:
         return self.k.shape[0]

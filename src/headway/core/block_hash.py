@@ -22,6 +22,11 @@ def root_digest(salt: str | None) -> bytes:
     return blake2b((salt or "").encode(), digest_size=DIGEST_BYTES, person=b"headway-root").digest()
 
 
+def tail_digest(before: bytes, tokens: tuple[int, ...]) -> bytes:
+    """Of a block that is not full: `tokens` are what it holds, `before` the digest of the block before it."""
+    return blake2b(array("i", tokens).tobytes(), digest_size=DIGEST_BYTES, key=before, person=b"headway-tail").digest()
+
+
 def extend_digests(request: Request, block_size: int, num_blocks: int) -> list[bytes]:
     """Digests of the request's first full blocks, at least `num_blocks` of them; all those tokens must be known.
 

@@ -1,4 +1,4 @@
-"""A full block whose keys and values others may use."""
+"""A block whose keys and values others may use: a full one as it is, the tail of a request by copying it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ class CachedBlock:
     """A place in the tree of prefixes: `parent` holds the tokens just before."""
 
     __slots__ = (
+        "before",
         "block_id",
         "depth",
         "digest",
@@ -16,13 +17,24 @@ class CachedBlock:
         "num_hits",
         "parent",
         "pinned_until_s",
+        "tail",
         "version",
     )
 
-    def __init__(self, digest: bytes, block_id: int, parent: CachedBlock | None) -> None:
+    def __init__(
+        self,
+        digest: bytes,
+        block_id: int,
+        parent: CachedBlock | None,
+        *,
+        tail: tuple[int, ...] | None = None,
+        before: bytes = b"",
+    ) -> None:
         self.digest = digest
         self.block_id = block_id
         self.parent = parent
+        self.tail = tail  # its tokens, if it is not full
+        self.before = before  # of a tail: the digest that it comes after
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.num_children = 0
         self.num_hits = 0  # how often a request found it here

@@ -18,12 +18,13 @@ starts with them in its table:
       ▲         │            │
       └─────────┴────────────┘          not full, or given up because somebody needs room
 
-Kept blocks count as room, since they can be given up at any time.
+Kept blocks count as room, since they can be given up at any time. A last block that is not full is kept too; who begins
+with the same tokens gets a copy of it, since the rest of it is going to differ.
 """
 
 from __future__ import annotations
 
-from headway.core.block_hash import extend_digests
+from headway.core.block_hash import extend_digests, root_digest
 from headway.core.block_pool import BlockPool
 from headway.core.cached_block import CachedBlock
 from headway.core.prefix_cache import PrefixCache
@@ -53,6 +54,7 @@ class KVCacheManager:
         self.prefix_cache = prefix_cache
         self._holdings: dict[str, _Holding] = {}
         self._kept: dict[int, CachedBlock] = {}  # every cached block by its id, whether in use or idle
+        self._copies: list[tuple[int, int]] = []
         self._num_promised_blocks = 0
         self._num_table_entries = 0
 
@@ -130,6 +132,11 @@ class KVCacheManager:
         """Whether the request, alone in the cache, could run to its very end."""
         return self.blocks_for(request.max_kv_tokens) <= self.num_blocks
 
+    def take_copies(self) -> tuple[tuple[int, int], ...]:
+        """(from, to) for each block that is to be copied before the next step computes anything."""
+        copies, self._copies = tuple(self._copies), []
+        return copies
+
     def can_admit(self, request: Request, *, num_spare_blocks: int) -> bool:
         """Whether all tokens the request has now fit beside what is promised, leaving `num_spare_blocks`."""
         found = self._find(request)
@@ -143,32 +150,61 @@ class KVCacheManager:
         num_found, most = len(self._find(request)), self._most_shared(request)
         return num_found < most and self.prefix_cache.is_on_its_way(request.block_digests[num_found])
 
-    def admit(self, request: Request) -> tuple[int, ...]:
-        """Open a block table and promise the blocks of the present tokens. Returns what is computed already, full
-        blocks from the prefix cache, which are the beginning of the table."""
+    def admit(self, request: Request) -> tuple[tuple[int, ...], int]:
+        """Open a block table and promise the blocks of the present tokens. Returns the beginning of the table, from
+        the prefix cache, and how many tokens are computed there already. There must be room: see `can_admit`."""
         if request.request_id in self._holdings:
             raise RuntimeError(f"request {request.request_id} is admitted twice")
         holding = self._holdings[request.request_id] = _Holding()
+        num_computed = 0
         if self.prefix_cache is not None:
-            self._share(request, holding, self.prefix_cache)
+            num_computed = self._share(request, holding, self.prefix_cache)
         holding.promised = self.blocks_for(request.num_tokens) - len(holding.table)
         self._num_promised_blocks += holding.promised
-        return tuple(holding.table)
+        return tuple(holding.table), num_computed
 
-    def _share(self, request: Request, holding: _Holding, cache: PrefixCache) -> None:
-        """Take what is cached, and tell others what is going to be."""
+    def _share(self, request: Request, holding: _Holding, cache: PrefixCache) -> int:
+        """Take what is cached, and tell others what is going to be. Returns how many tokens were found."""
         found = self._find(request)
         for block in found:
             self.pool.share(block.block_id)
         cache.use(found)
         holding.cached = found
         holding.table = [block.block_id for block in found]
-        self._num_table_entries += len(found)
-        cache.stats.num_queried_tokens += request.num_tokens
-        cache.stats.num_hit_tokens += len(found) * self.block_size
         digests = extend_digests(request, self.block_size, request.num_known_tokens // self.block_size)
+        num_found = len(found) * self.block_size + self._copy_tail(request, holding, cache)
+        self._num_table_entries += len(holding.table)
+        cache.stats.num_queried_tokens += request.num_tokens
+        cache.stats.num_hit_tokens += num_found
         holding.announced = len(digests)
         cache.announce(digests[len(found) :], request.request_id)
+        return num_found
+
+    def _copy_tail(self, request: Request, holding: _Holding, cache: PrefixCache) -> int:
+        """Begin the block after the shared ones with a copy of somebody's tail. Returns how many tokens of it are
+        this request's too."""
+        if not request.reads_cache:
+            return 0
+        start = len(holding.table) * self.block_size
+        end = min(start + self.block_size, request.num_known_tokens - 1)
+        block, num_equal = cache.find_tail(
+            self._digest_before(request, len(holding.table)), request.known_tokens(start, end)
+        )
+        if block is None:
+            return 0
+        cache.copy_from(block)
+        # The tail itself may have to be given up for the copy's block: what is in it stays until the next step writes.
+        if not self._give_up(1):
+            return 0
+        (own,) = self.pool.allocate(1) or ()
+        holding.table.append(own)
+        if own != block.block_id:
+            self._copies.append((block.block_id, own))
+        return num_equal
+
+    def _digest_before(self, request: Request, num_blocks: int) -> bytes:
+        """What the block after the first `num_blocks` ones comes after."""
+        return request.block_digests[num_blocks - 1] if num_blocks else root_digest(request.cache_salt)
 
     def _find(self, request: Request) -> list[CachedBlock]:
         if self.prefix_cache is None or not request.reads_cache:
@@ -217,6 +253,7 @@ class KVCacheManager:
             return
         digests = extend_digests(request, self.block_size, num_full)
         for place in range(len(cached), num_full):
+            self._drop_tail(holding.table[place])
             block = cache.insert(digests[place], holding.table[place], cached[-1] if cached else None)
             if block is None:
                 # Another request was first. What this one has from here on is its own copy: it cannot hang below the
@@ -229,6 +266,33 @@ class KVCacheManager:
                 cache.pin(block, request.cache_ttl_s)
         cache.withdraw(digests[:num_full], request.request_id)
 
+    def keep_tail(self, request: Request, num_tokens: int) -> None:
+        """Let others start from a copy of the request's last block, of which so many tokens in all are computed."""
+        holding = self._holdings.get(request.request_id)
+        cache = self.prefix_cache
+        num_full, num_in_tail = divmod(num_tokens, self.block_size)
+        if cache is None or holding is None or not num_in_tail or len(holding.cached) != num_full:
+            return
+        block_id = holding.table[num_full]
+        self._drop_tail(block_id)
+        before = self._digest_before(request, num_full)
+        tokens = request.known_tokens(num_full * self.block_size, num_tokens)
+        block = cache.insert_tail(before, tokens, block_id, holding.cached[-1] if holding.cached else None)
+        if block is None:
+            return
+        self._kept[block_id] = block
+        surplus = cache.surplus_tail(before)
+        if surplus is not None and cache.forget(surplus):
+            self._forget(surplus.block_id)
+
+    def _drop_tail(self, block_id: int) -> None:
+        """Forget what was kept of a block that is not full, since there is more in it by now."""
+        block = self._kept.get(block_id)
+        if block is not None and block.tail is not None:
+            assert self.prefix_cache is not None
+            self.prefix_cache.drop_tail(block)
+            del self._kept[block_id]
+
     def _give_up(self, num_blocks: int) -> bool:
         """Give up kept blocks until so many are free; nothing changes if there are not enough."""
         if num_blocks > self.num_available_blocks:
@@ -237,9 +301,13 @@ class KVCacheManager:
         while self.pool.num_free_blocks < num_blocks:
             block_id = self.prefix_cache.evict()
             assert block_id is not None
-            del self._kept[block_id]
-            self.pool.put_back(block_id)
+            self._forget(block_id)
         return True
+
+    def _forget(self, block_id: int) -> None:
+        """A block that nobody uses is not in the prefix cache any more."""
+        del self._kept[block_id]
+        self.pool.put_back(block_id)
 
     # ---- leaving --------------------------------------------------------------------------------------------------
 
@@ -263,8 +331,7 @@ class KVCacheManager:
         assert self.prefix_cache is not None
         self.prefix_cache.let_go(block)
         if not keep and self.prefix_cache.forget(block):
-            del self._kept[block_id]
-            self.pool.put_back(block_id)
+            self._forget(block_id)
 
     def _withdraw(self, request: Request, holding: _Holding) -> None:
         if self.prefix_cache is not None and holding.announced:

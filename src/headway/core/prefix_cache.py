@@ -9,6 +9,11 @@ Who uses a block uses all blocks above it, so what is idle hangs at the bottom. 
 ever split: a block can always be found from the root. Which leaf goes first is the eviction policy's to say; blocks
 that are pinned go when there is nothing else.
 
+The last block of a request, which is not full, may hang in the tree too: it is a tail. Nobody else can write into it,
+but who begins with some of its tokens can start from a copy:
+
+    [You are a helpful] ─ [assistant.\nWhat is] ─ [the capital]                two of four tokens
+
 A block that is not in the tree yet may be on its way: a running request is computing it. Others that need it should
 wait rather than compute it too.
 """
@@ -19,8 +24,12 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from headway.core.block_hash import tail_digest
 from headway.core.cached_block import CachedBlock
 from headway.core.eviction import EvictionPolicy, LeastRecentlyUsed
+
+MAX_TAILS = 32
+"""So many tails are kept below one block: who looks for one compares its tokens with all of them."""
 
 _Candidate = tuple[bool, float, int, int, CachedBlock]
 """(pinned, the policy's key, order of arrival, version, block): what is least is given up first"""
@@ -50,6 +59,7 @@ class PrefixCache:
         self.stats = PrefixCacheStats()
         self.now_s = 0.0  # told from outside; only pins look at it
         self._blocks: dict[bytes, CachedBlock] = {}
+        self._tails: dict[bytes, dict[bytes, CachedBlock]] = {}  # by the digest before them, the oldest first
         self._on_their_way: dict[bytes, str] = {}
         self._candidates: list[_Candidate] = []
         self._pins: list[tuple[float, int, CachedBlock]] = []
@@ -79,6 +89,22 @@ class PrefixCache:
                 break
             chain.append(block)
         return chain
+
+    def find_tail(self, before: bytes, tokens: Sequence[int]) -> tuple[CachedBlock | None, int]:
+        """The tail behind this digest that begins with most of these tokens, and with how many."""
+        best, most = None, 0
+        for block in self._tails.get(before, {}).values():
+            assert block.tail is not None
+            num_equal = _num_equal(block.tail, tokens)
+            if num_equal > most:
+                best, most = block, num_equal
+        return best, most
+
+    def copy_from(self, block: CachedBlock) -> None:
+        """A request has found a tail and starts from a copy of it."""
+        block.num_hits += 1
+        if block.is_idle:
+            self._touch(block)
 
     def use(self, chain: Sequence[CachedBlock]) -> None:
         """A request has found these and uses them from now on."""
@@ -125,19 +151,45 @@ class PrefixCache:
         self.stats.num_inserted_blocks += 1
         return block
 
+    def insert_tail(
+        self, before: bytes, tokens: tuple[int, ...], block_id: int, parent: CachedBlock | None
+    ) -> CachedBlock | None:
+        """Keep a block that is not full and that a request still uses. `None` if there is one like it already, or too
+        many others that are in use."""
+        digest = tail_digest(before, tokens)
+        tails = self._tails.setdefault(before, {})
+        if digest in tails or (len(tails) >= MAX_TAILS and all(not block.is_idle for block in tails.values())):
+            return None
+        block = CachedBlock(digest, block_id, parent, tail=tokens, before=before)
+        if parent is not None:
+            parent.num_children += 1
+        self._blocks[digest] = tails[digest] = block
+        self.stats.num_inserted_blocks += 1
+        return block
+
+    def surplus_tail(self, before: bytes) -> CachedBlock | None:
+        """The oldest idle tail behind this digest, if there are too many."""
+        tails = self._tails.get(before, {})
+        if len(tails) <= MAX_TAILS:
+            return None
+        return next((block for block in tails.values() if block.is_idle), None)
+
+    def drop_tail(self, block: CachedBlock) -> None:
+        """The request that uses this tail has written more into it, so what was kept of it is no tail any more."""
+        self._unlink(block)
+        if block.is_idle:
+            block.is_idle = False
+            self._num_idle -= 1
+
     def pin(self, block: CachedBlock, seconds: float) -> None:
         """Give a block up only when nothing else is left, for so long from now on."""
         block.pinned_until_s = max(block.pinned_until_s, self.now_s + seconds)
 
     def let_go(self, block: CachedBlock) -> None:
         """Nobody uses the block any more; blocks below it have been let go before."""
-        self._num_uses += 1
-        block.last_used = self._num_uses
         block.is_idle = True
-        block.version += 1
         self._num_idle += 1
-        if block.num_children == 0:
-            self._offer(block)
+        self._touch(block)
 
     def evict(self) -> int | None:
         """Forget the block that is worth least. Returns its id, or `None` if nothing is idle."""
@@ -164,16 +216,36 @@ class PrefixCache:
         leaves = {id(block) for block in self if block.is_idle and not block.num_children}
         assert leaves <= found, "an idle leaf cannot be given up"
 
-    def _remove(self, block: CachedBlock) -> None:
-        del self._blocks[block.digest]
+    def _touch(self, block: CachedBlock) -> None:
+        """An idle block was used just now."""
+        self._num_uses += 1
+        block.last_used = self._num_uses
         block.version += 1
+        if block.num_children == 0:
+            self._offer(block)
+
+    def _remove(self, block: CachedBlock) -> None:
         block.is_idle = False
         self._num_idle -= 1
+        self._unlink(block)
+
+    def _unlink(self, block: CachedBlock) -> None:
+        del self._blocks[block.digest]
+        block.version += 1
+        if block.tail is not None:
+            self._forget_tail(block)
         parent = block.parent
         if parent is not None:
             parent.num_children -= 1
             if parent.num_children == 0 and parent.is_idle:
                 self._offer(parent)
+
+    def _forget_tail(self, block: CachedBlock) -> None:
+        before = block.before
+        tails = self._tails[before]
+        del tails[block.digest]
+        if not tails:
+            del self._tails[before]
 
     def _offer(self, block: CachedBlock) -> None:
         """An idle leaf may be given up from now on."""
@@ -197,3 +269,11 @@ class PrefixCache:
         """Drop candidates that are none any more, so that the list stays as short as the tree."""
         self._candidates = [one for one in self._candidates if one[3] == one[4].version and one[4].num_children == 0]
         heapq.heapify(self._candidates)
+
+
+def _num_equal(some: Sequence[int], others: Sequence[int]) -> int:
+    """How many of the first tokens are the same."""
+    for place, (one, other) in enumerate(zip(some, others, strict=False)):
+        if one != other:
+            return place
+    return min(len(some), len(others))

@@ -187,7 +187,7 @@ class Scheduler:
                     continue
                 sampled = _NO_TOKEN
             if request.status is _RUNNING or request.status is _PREEMPTED:
-                updates.append(self._append(request, sampled))
+                updates.append(self._append(request, sampled, share.num_computed_tokens + share.num_tokens))
         return updates
 
     # ---- the parts of schedule() ----------------------------------------------------------------------------------
@@ -294,8 +294,7 @@ class Scheduler:
         request.move_to(RequestStatus.RUNNING)
         request.num_skips = 0
         bisect.insort(self.running, request, key=self._running_key)
-        block_ids = self.kv_cache.admit(request)
-        request.num_computed_tokens = len(block_ids) * self.kv_cache.block_size
+        block_ids, request.num_computed_tokens = self.kv_cache.admit(request)
         self._num_computed_tokens += request.num_computed_tokens
         if not request.num_preemptions:
             request.num_cached_tokens = request.num_computed_tokens
@@ -338,6 +337,7 @@ class Scheduler:
             preempted_request_ids=tuple(self._preempted_request_ids),
             finished_request_ids=tuple(self._finished_request_ids),
             num_scheduled_tokens=num_scheduled_tokens,
+            block_copies=self.kv_cache.take_copies(),
         )
         self._preempted_request_ids.clear()
         self._finished_request_ids.clear()
@@ -360,13 +360,18 @@ class Scheduler:
         """Others may find the blocks that this share has filled, from now on: what it computed is there for sure."""
         num_tokens = share.num_computed_tokens + share.num_tokens
         block_size = self.kv_cache.block_size
-        if num_tokens // block_size == share.num_computed_tokens // block_size:
+        has_filled_block = num_tokens // block_size > share.num_computed_tokens // block_size
+        is_prompt_complete = num_tokens == request.num_prompt_tokens
+        if not (has_filled_block or is_prompt_complete):
             return
         if request.status is _RUNNING and request not in step.preempted:
-            self.kv_cache.keep_computed(request, num_tokens)
+            if has_filled_block:
+                self.kv_cache.keep_computed(request, num_tokens)
+            if is_prompt_complete:
+                self.kv_cache.keep_tail(request, num_tokens)
 
-    def _append(self, request: Request, sampled: SampledTokens) -> RequestUpdate:
-        """Give a live request its new tokens, up to one that ends it."""
+    def _append(self, request: Request, sampled: SampledTokens, num_computed: int) -> RequestUpdate:
+        """Give a live request its new tokens, up to one that ends it. So many tokens were computed to get them."""
         token_ids, logprobs, error = sampled
         finish_status = None if error is None else RequestStatus.FINISHED_ERROR
         for num_taken, token_id in enumerate(token_ids):
@@ -375,6 +380,8 @@ class Scheduler:
                 break
             finish_status = request.append_output_token(token_id)
         if finish_status is not None:
+            if error is None and request.status is _RUNNING:
+                self.kv_cache.keep_tail(request, num_computed)
             self.finish_request(request.request_id, finish_status)
         return make_tuple(RequestUpdate, (request.request_id, token_ids, logprobs, finish_status, error, None))
 

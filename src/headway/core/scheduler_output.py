@@ -55,6 +55,8 @@ class SchedulerOutput:
     preempted_request_ids: tuple[str, ...]
     finished_request_ids: tuple[str, ...]
     num_scheduled_tokens: int
+    block_copies: tuple[tuple[int, int], ...] = ()
+    """(from, to): blocks to be copied before anything is computed, all of them read before any is written."""
 
     @classmethod
     def empty(cls, step_id: int) -> SchedulerOutput:

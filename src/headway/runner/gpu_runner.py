@@ -26,6 +26,7 @@ from headway.core.scheduler_output import (
     SchedulerOutput,
 )
 from headway.models.decoder import Decoder
+from headway.runner.block_copies import copy_blocks
 from headway.runner.cuda_graphs import (
     StepGraphs,
     StepShape,
@@ -117,7 +118,8 @@ class GpuModelRunner:
     # ---- the batch ------------------------------------------------------------------------------------------------
 
     def _apply_changes(self, output: SchedulerOutput) -> None:
-        """Who left frees a row, who enters gets one."""
+        """Who left frees a row, who enters gets one, and some blocks begin as copies of others."""
+        copy_blocks(self.attention.kv_caches, output.block_copies)
         for request_id in (*output.finished_request_ids, *output.preempted_request_ids):
             row = self._rows.remove(request_id)
             if row is not None:

@@ -14,6 +14,7 @@ from headway.core.scheduler_output import (
     SchedulerOutput,
 )
 from headway.models.decoder import Decoder
+from headway.runner.block_copies import copy_blocks
 from headway.runner.input_batch import InputBatch, StepInputs
 from headway.runner.logprobs import prompt_logprobs
 from headway.runner.sampler import Sampler
@@ -64,7 +65,8 @@ class ModelRunner:
         )
 
     def _apply_changes(self, output: SchedulerOutput) -> None:
-        """Who left frees a row, who enters gets one, and new blocks join their tables."""
+        """Who left frees a row, who enters gets one, new blocks join their tables, and some begin as copies."""
+        copy_blocks(self.attention.kv_caches, output.block_copies)
         for request_id in (*output.finished_request_ids, *output.preempted_request_ids):
             row = self._rows.remove(request_id)
             if row is not None:
