@@ -187,19 +187,19 @@ class KVCacheManager:
             return 0
         start = len(holding.table) * self.block_size
         end = min(start + self.block_size, request.num_known_tokens - 1)
-        block, num_equal = cache.find_tail(
-            self._digest_before(request, len(holding.table)), request.known_tokens(start, end)
-        )
+        before = self._digest_before(request, len(holding.table))
+        block, num_equal = cache.find_tail(before, request.known_tokens(start, end))
         if block is None:
             return 0
         cache.copy_from(block)
         # The tail itself may have to be given up for the copy's block: what is in it stays until the next step writes.
         if not self._give_up(1):
             return 0
-        (own,) = self.pool.allocate(1) or ()
-        holding.table.append(own)
-        if own != block.block_id:
-            self._copies.append((block.block_id, own))
+        new_blocks = self.pool.allocate(1)
+        assert new_blocks is not None
+        holding.table += new_blocks
+        if new_blocks[0] != block.block_id:
+            self._copies.append((block.block_id, new_blocks[0]))
         return num_equal
 
     def _digest_before(self, request: Request, num_blocks: int) -> bytes:
