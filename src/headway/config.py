@@ -91,6 +91,12 @@ class CacheConfig:
         metavar="BYTES",
     )
     num_kv_blocks: int | None = option(None, "Exact number of KV blocks; overrides the memory options.")
+    host_cache_memory: int | None = option(
+        None,
+        "Bytes of host memory for KV blocks that had to leave the device, e.g. 16GiB; they are copied back when a "
+        "request needs them. Default: none.",
+        metavar="BYTES",
+    )
     prefix_caching: str = option(
         "on",
         "Keep the KV blocks of finished requests while there is room, and start requests that begin with the same "
@@ -111,6 +117,9 @@ class CacheConfig:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization}.")
         _check_at_least(self, "kv_cache_memory", 1)
         _check_at_least(self, "num_kv_blocks", 1)
+        _check_at_least(self, "host_cache_memory", 1)
+        if self.host_cache_memory is not None and self.prefix_caching == "off":
+            raise ConfigError("host_cache_memory keeps blocks of the prefix cache, and prefix_caching is off.")
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise ConfigError("kv_cache_memory and num_kv_blocks both size the KV cache; give one of them.")
 
@@ -162,6 +171,12 @@ class SchedulerConfig:
         64,
         "How many requests may be admitted past one that does not fit in the free KV blocks, before it blocks the "
         "queue until there is room. 0: strict order.",
+    )
+    preemption_mode: str = option(
+        "auto",
+        "How a preempted request comes back, where there is a host cache: its blocks are copied back (swap), its "
+        "tokens are computed again (recompute), or whichever is faster by measurement (auto).",
+        choices=("auto", "recompute", "swap"),
     )
     skip_window: int = option(8, "How many waiting requests a step looks at, past one that does not fit.")
 

@@ -61,10 +61,10 @@ class LayerKVCache:
             v=zeros(by_token, dtype=dtype, device=device),
         )
 
-    def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy whole blocks; all sources are read before any target is written. Both int64, on the cache's device."""
-        self.k[targets] = self.k[sources]
-        self.v[targets] = self.v[sources]
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is stored; the first dimension is the block."""
+        return (self.k, self.v)
 
     @property
     def num_blocks(self) -> int:

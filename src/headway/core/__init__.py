@@ -5,6 +5,7 @@ Whatever drives these classes (the real engine, a simulator, a test) gets the sa
 
 from headway.core.block_pool import BlockPool
 from headway.core.eviction import EvictionPolicy, create_eviction_policy
+from headway.core.host_tier import HostTier
 from headway.core.invariants import check_invariants
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.policy import POLICIES, SchedulingPolicy, create_policy
@@ -24,6 +25,7 @@ __all__ = [
     "POLICIES",
     "BlockPool",
     "EvictionPolicy",
+    "HostTier",
     "KVCacheManager",
     "ModelRunnerOutput",
     "NewRequest",

@@ -105,6 +105,8 @@ def _check_prefix_cache(scheduler: Scheduler) -> None:
                 del announced[digest]
     assert not announced, "blocks are on their way that nobody computes"
     cache.check_candidates()
+    if kv_cache.host_tier is not None:
+        kv_cache.host_tier.check_invariants()
 
 
 def _check_promises(scheduler: Scheduler) -> None:

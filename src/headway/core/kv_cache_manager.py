@@ -27,8 +27,11 @@ from __future__ import annotations
 from headway.core.block_hash import extend_digests, root_digest
 from headway.core.block_pool import BlockPool
 from headway.core.cached_block import CachedBlock
+from headway.core.host_tier import HostTier
 from headway.core.prefix_cache import PrefixCache
 from headway.core.request import Request
+from headway.core.restore_choice import RestoreChoice
+from headway.core.scheduler_output import NO_MOVES, BlockMoves
 
 
 class _Holding:
@@ -46,15 +49,25 @@ class _Holding:
 class KVCacheManager:
     """Hands out blocks to requests. The only way to say "does not fit" is `None`."""
 
-    def __init__(self, *, num_blocks: int, block_size: int, prefix_cache: PrefixCache | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        prefix_cache: PrefixCache | None = None,
+        host_tier: HostTier | None = None,
+        restore_block_s: float = 0.0,
+    ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, not {block_size}")
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.prefix_cache = prefix_cache
+        self.host_tier = host_tier
+        self.restore_choice = RestoreChoice(restore_block_s=restore_block_s)
         self._holdings: dict[str, _Holding] = {}
         self._kept: dict[int, CachedBlock] = {}  # every cached block by its id, whether in use or idle
-        self._copies: list[tuple[int, int]] = []
+        self._moves = NO_MOVES
         self._num_promised_blocks = 0
         self._num_table_entries = 0
 
@@ -132,10 +145,12 @@ class KVCacheManager:
         """Whether the request, alone in the cache, could run to its very end."""
         return self.blocks_for(request.max_kv_tokens) <= self.num_blocks
 
-    def take_copies(self) -> tuple[tuple[int, int], ...]:
-        """(from, to) for each block that is to be copied before the next step computes anything."""
-        copies, self._copies = tuple(self._copies), []
-        return copies
+    def take_moves(self) -> BlockMoves:
+        """What has to be copied before the next step computes anything."""
+        moves, self._moves = self._moves, NO_MOVES
+        if self.host_tier is not None:
+            self.host_tier.step_planned()
+        return moves
 
     def can_admit(self, request: Request, *, num_spare_blocks: int) -> bool:
         """Whether all tokens the request has now fit beside what is promised, leaving `num_spare_blocks`."""
@@ -172,13 +187,28 @@ class KVCacheManager:
         holding.cached = found
         holding.table = [block.block_id for block in found]
         digests = extend_digests(request, self.block_size, request.num_known_tokens // self.block_size)
-        num_found = len(found) * self.block_size + self._copy_tail(request, holding, cache)
+        self._restore(request, holding, digests[len(found) : self._most_shared(request)])
+        num_found = len(holding.table) * self.block_size + self._copy_tail(request, holding, cache)
         self._num_table_entries += len(holding.table)
         cache.stats.num_queried_tokens += request.num_tokens
         cache.stats.num_hit_tokens += num_found
         holding.announced = len(digests)
-        cache.announce(digests[len(found) :], request.request_id)
+        cache.announce(digests[num_found // self.block_size :], request.request_id)
         return num_found
+
+    def _restore(self, request: Request, holding: _Holding, digests: list[bytes]) -> None:
+        """Go on with blocks from the host tier, if that is faster than to compute them."""
+        tier = self.host_tier
+        found = [] if tier is None or not request.reads_cache else tier.find(digests)
+        num_tokens = len(found) * self.block_size
+        if not found or not self.restore_choice.should_restore(request, num_blocks=len(found), num_tokens=num_tokens):
+            return
+        assert tier is not None
+        slots = [tier.read(digest) for digest in found]
+        blocks = self._take(len(found))
+        if blocks is not None:
+            holding.table += blocks
+            self._move(moved_in=tuple(zip(slots, blocks, strict=True)))
 
     def _copy_tail(self, request: Request, holding: _Holding, cache: PrefixCache) -> int:
         """Begin the block after the shared ones with a copy of somebody's tail. Returns how many tokens of it are
@@ -193,13 +223,12 @@ class KVCacheManager:
             return 0
         cache.copy_from(block)
         # The tail itself may have to be given up for the copy's block: what is in it stays until the next step writes.
-        if not self._give_up(1):
+        new_blocks = self._take(1)
+        if new_blocks is None:
             return 0
-        new_blocks = self.pool.allocate(1)
-        assert new_blocks is not None
         holding.table += new_blocks
         if new_blocks[0] != block.block_id:
-            self._copies.append((block.block_id, new_blocks[0]))
+            self._move(copied=((block.block_id, new_blocks[0]),))
         return num_equal
 
     def _digest_before(self, request: Request, num_blocks: int) -> bytes:
@@ -224,10 +253,9 @@ class KVCacheManager:
         num_new_blocks = self.blocks_for(request.num_computed_tokens + num_tokens) - len(holding.table)
         if num_new_blocks <= 0:
             return []
-        if num_new_blocks > self.pool.num_free_blocks and not self._give_up(num_new_blocks):
+        new_blocks = self._take(num_new_blocks)
+        if new_blocks is None:
             return None
-        new_blocks = self.pool.allocate(num_new_blocks)
-        assert new_blocks is not None
         holding.table.extend(new_blocks)
         self._num_table_entries += num_new_blocks
         if holding.promised:
@@ -293,16 +321,34 @@ class KVCacheManager:
             self.prefix_cache.drop_tail(block)
             del self._kept[block_id]
 
-    def _give_up(self, num_blocks: int) -> bool:
-        """Give up kept blocks until so many are free; nothing changes if there are not enough."""
+    def _take(self, num_blocks: int) -> list[int] | None:
+        """So many blocks, kept ones given up where free ones do not suffice; `None` if there are not enough."""
         if num_blocks > self.num_available_blocks:
-            return False
-        assert self.prefix_cache is not None
+            return None
         while self.pool.num_free_blocks < num_blocks:
-            block_id = self.prefix_cache.evict()
-            assert block_id is not None
-            self._forget(block_id)
-        return True
+            self._give_up_one()
+        return self.pool.allocate(num_blocks)
+
+    def _give_up_one(self) -> None:
+        """Give up the kept block that is worth least; a full one may go to the host."""
+        assert self.prefix_cache is not None
+        block = self.prefix_cache.evict()
+        assert block is not None
+        if self.host_tier is not None and block.tail is None:
+            slot = self.host_tier.put(block.digest)
+            if slot is not None:
+                self._move(moved_out=((block.block_id, slot),))
+        self._forget(block.block_id)
+
+    def _move(
+        self,
+        *,
+        moved_out: tuple[tuple[int, int], ...] = (),
+        copied: tuple[tuple[int, int], ...] = (),
+        moved_in: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        moves = self._moves
+        self._moves = BlockMoves(moves.moved_out + moved_out, moves.copied + copied, moves.moved_in + moved_in)
 
     def _forget(self, block_id: int) -> None:
         """A block that nobody uses is not in the prefix cache any more."""

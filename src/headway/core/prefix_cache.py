@@ -191,8 +191,8 @@ class PrefixCache:
         self._num_idle += 1
         self._touch(block)
 
-    def evict(self) -> int | None:
-        """Forget the block that is worth least. Returns its id, or `None` if nothing is idle."""
+    def evict(self) -> CachedBlock | None:
+        """Forget the block that is worth least. Returns what it was, or `None` if nothing is idle."""
         self._unpin_expired()
         while self._candidates:
             _, key, _, version, block = heapq.heappop(self._candidates)
@@ -200,7 +200,7 @@ class PrefixCache:
                 self.policy.evicted(key)
                 self.stats.num_evicted_blocks += 1
                 self._remove(block)
-                return block.block_id
+                return block
         return None
 
     def forget(self, block: CachedBlock) -> bool:

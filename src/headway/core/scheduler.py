@@ -25,6 +25,7 @@ from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.policy import SchedulingPolicy, create_policy
 from headway.core.request import Request, RequestStatus
 from headway.core.request_queue import RequestQueue
+from headway.core.restore_choice import RestoreChoice
 from headway.core.scheduler_output import (
     ModelRunnerOutput,
     NewRequest,
@@ -80,6 +81,11 @@ class Scheduler:
         self.limits = config.limits
         self.kv_cache = kv_cache
         self.pace = DecodePace(target_s=self.limits.target_itl_ms / 1e3, max_tokens=self.limits.max_num_batched_tokens)
+        self.kv_cache.restore_choice = RestoreChoice(
+            mode=config.preemption_mode,
+            restore_block_s=kv_cache.restore_choice.restore_block_s,
+            token_s=lambda: self.pace.step_time.per_token_s,
+        )
         self.policy: SchedulingPolicy = create_policy(config.scheduling_policy)
         self.requests: dict[str, Request] = {}
         self.waiting = RequestQueue(self.policy.key, front_size=config.skip_window + 1)
@@ -337,7 +343,7 @@ class Scheduler:
             preempted_request_ids=tuple(self._preempted_request_ids),
             finished_request_ids=tuple(self._finished_request_ids),
             num_scheduled_tokens=num_scheduled_tokens,
-            block_copies=self.kv_cache.take_copies(),
+            moves=self.kv_cache.take_moves(),
         )
         self._preempted_request_ids.clear()
         self._finished_request_ids.clear()

@@ -42,6 +42,21 @@ class ScheduledRequest(NamedTuple):
     that an earlier step, still under way, samples: then only the runner knows it."""
 
 
+class BlockMoves(NamedTuple):
+    """What is copied before a step computes anything. First all that goes out, then copies on the device, then what
+    comes in; all copies read before any of them is written."""
+
+    moved_out: tuple[tuple[int, int], ...] = ()
+    """(block, slot of the host tier)"""
+    copied: tuple[tuple[int, int], ...] = ()
+    """(from, to)"""
+    moved_in: tuple[tuple[int, int], ...] = ()
+    """(slot of the host tier, block)"""
+
+
+NO_MOVES = BlockMoves()
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One step: who enters, who computes how much, who has left since the step before.
@@ -55,8 +70,7 @@ class SchedulerOutput:
     preempted_request_ids: tuple[str, ...]
     finished_request_ids: tuple[str, ...]
     num_scheduled_tokens: int
-    block_copies: tuple[tuple[int, int], ...] = ()
-    """(from, to): blocks to be copied before anything is computed, all of them read before any is written."""
+    moves: BlockMoves = NO_MOVES
 
     @classmethod
     def empty(cls, step_id: int) -> SchedulerOutput:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from headway.config import EngineConfig
-from headway.core import KVCacheManager, PrefixCache, RequestStatus, Scheduler, create_eviction_policy
+from headway.core import HostTier, KVCacheManager, PrefixCache, RequestStatus, Scheduler, create_eviction_policy
 from headway.engine.engine_core import EngineCore
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
 from headway.engine.output_processor import OutputProcessor
@@ -51,7 +51,13 @@ class LLMEngine:
         prefix_cache = None
         if config.cache.prefix_caching == "on":
             prefix_cache = PrefixCache(create_eviction_policy(config.cache.eviction_policy))
-        kv_cache = KVCacheManager(num_blocks=plan.num_blocks, block_size=plan.block_size, prefix_cache=prefix_cache)
+        kv_cache = KVCacheManager(
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            prefix_cache=prefix_cache,
+            host_tier=HostTier(plan.num_host_slots) if plan.num_host_slots else None,
+            restore_block_s=plan.restore_block_s,
+        )
         self.core = EngineCore(Scheduler(config.scheduler, kv_cache), executor, now=now)
         self._inputs = InputProcessor(
             tokenizer=tokenizer, vocab_size=model_config.vocab_size, max_model_len=plan.max_model_len

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from headway.layers import create_ops
 from headway.models import load_decoder
 from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder
+from headway.runner.block_moves import HostBlocks
 from headway.runner.memory_plan import MemoryPlan, plan_memory
 from headway.runner.model_runner import ModelRunner
 
@@ -69,8 +71,13 @@ class LocalExecutor:
         attention = create_backend(
             formats.attention_backend, _allocate(plan, decoder, formats, device), decoder.config.num_heads
         )
+        host_blocks = HostBlocks(attention.kv_caches, plan.num_host_slots) if plan.num_host_slots else None
+        if host_blocks is not None:
+            plan = dataclasses.replace(plan, restore_block_s=host_blocks.measure_restore())
         make_submit = _gpu_submit if formats.kernels == "triton" else _cpu_submit
-        submit = make_submit(config, decoder, attention, plan, device=device, eos_token_ids=eos_token_ids)
+        submit = make_submit(
+            config, decoder, attention, plan, device=device, eos_token_ids=eos_token_ids, host_blocks=host_blocks
+        )
         return cls(submit, plan, max_in_flight=2 if config.device.overlap == "on" else 1)
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
@@ -92,6 +99,7 @@ def _gpu_submit(
     *,
     device: torch.device,
     eos_token_ids: tuple[int, ...],
+    host_blocks: HostBlocks | None,
 ) -> Submit:
     from headway.runner.gpu_runner import GpuModelRunner
 
@@ -107,6 +115,7 @@ def _gpu_submit(
         eos_token_ids=eos_token_ids,
         seed=config.model.seed,
         use_graphs=config.device.cuda_graphs == "on",
+        host_blocks=host_blocks,
     )
     return runner.submit
 
@@ -119,6 +128,7 @@ def _cpu_submit(
     *,
     device: torch.device,
     eos_token_ids: tuple[int, ...],
+    host_blocks: HostBlocks | None,
 ) -> Submit:
     """Steps run when they are submitted. The rest of the process may want torch's threads: they are only borrowed."""
     runner = ModelRunner(
@@ -130,6 +140,7 @@ def _cpu_submit(
         block_size=plan.block_size,
         eos_token_ids=eos_token_ids,
         seed=config.model.seed,
+        host_blocks=host_blocks,
     )
     num_threads = _torch_threads(config.device.num_threads, device, uses_native=decoder.ops.name == "native")
 

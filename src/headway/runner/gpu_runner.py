@@ -26,7 +26,7 @@ from headway.core.scheduler_output import (
     SchedulerOutput,
 )
 from headway.models.decoder import Decoder
-from headway.runner.block_copies import copy_blocks
+from headway.runner.block_moves import HostBlocks, apply_moves
 from headway.runner.cuda_graphs import (
     StepGraphs,
     StepShape,
@@ -64,11 +64,13 @@ class GpuModelRunner:
         eos_token_ids: tuple[int, ...] = (),
         seed: int = 0,
         use_graphs: bool = True,
+        host_blocks: HostBlocks | None = None,
     ) -> None:
         self.decoder = decoder
         self.attention = attention
         self.device = device
         self._seed = seed
+        self._host_blocks = host_blocks
         self._rows = GpuRows(
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
@@ -119,7 +121,7 @@ class GpuModelRunner:
 
     def _apply_changes(self, output: SchedulerOutput) -> None:
         """Who left frees a row, who enters gets one, and some blocks begin as copies of others."""
-        copy_blocks(self.attention.kv_caches, output.block_copies)
+        apply_moves(self.attention.kv_caches, self._host_blocks, output.moves)
         for request_id in (*output.finished_request_ids, *output.preempted_request_ids):
             row = self._rows.remove(request_id)
             if row is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from headway.config import EngineConfig
-from headway.errors import OutOfMemoryError
+from headway.errors import ConfigError, OutOfMemoryError
 from headway.models.config import DecoderConfig
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,10 @@ class MemoryPlan:
     block_size: int
     bytes_per_block: int
     max_model_len: int
+    num_host_slots: int = 0
+    """Blocks for which there is room in host memory, beside the cache."""
+    restore_block_s: float = 0.0
+    """Time to copy one of these back, measured."""
 
     @property
     def kv_bytes(self) -> int:
@@ -52,7 +56,15 @@ class MemoryPlan:
             f"{self.num_blocks:,} blocks of {self.block_size} tokens\n"
             f"capacity  {self.num_tokens:,} tokens = {self.num_full_requests:.1f} requests of full length "
             f"({self.max_model_len:,} tokens)"
+            f"{self._host_line}"
         )
+
+    @property
+    def _host_line(self) -> str:
+        if not self.num_host_slots:
+            return ""
+        rate = f", {self.bytes_per_block / self.restore_block_s / 1e9:.1f} GB/s back" if self.restore_block_s else ""
+        return f"\nhost      {_mib(self.num_host_slots * self.bytes_per_block)} = {self.num_host_slots:,} blocks{rate}"
 
 
 def plan_memory(
@@ -92,7 +104,19 @@ def plan_memory(
         block_size=block_size,
         bytes_per_block=bytes_per_block,
         max_model_len=max_model_len,
+        num_host_slots=_num_host_slots(config, bytes_per_block),
     )
+
+
+def _num_host_slots(config: EngineConfig, bytes_per_block: int) -> int:
+    wanted = config.cache.host_cache_memory
+    if wanted is None:
+        return 0
+    if wanted < bytes_per_block:
+        raise ConfigError(
+            f"host_cache_memory of {wanted:,} bytes has no room for a single KV block of {bytes_per_block:,} bytes."
+        )
+    return wanted // bytes_per_block
 
 
 def _num_blocks(

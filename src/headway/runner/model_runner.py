@@ -14,7 +14,7 @@ from headway.core.scheduler_output import (
     SchedulerOutput,
 )
 from headway.models.decoder import Decoder
-from headway.runner.block_copies import copy_blocks
+from headway.runner.block_moves import HostBlocks, apply_moves
 from headway.runner.input_batch import InputBatch, StepInputs
 from headway.runner.logprobs import prompt_logprobs
 from headway.runner.sampler import Sampler
@@ -40,11 +40,13 @@ class ModelRunner:
         block_size: int,
         eos_token_ids: tuple[int, ...] = (),
         seed: int = 0,
+        host_blocks: HostBlocks | None = None,
     ) -> None:
         self.decoder = decoder
         self.attention = attention
         self.device = device
         self._seed = seed
+        self._host_blocks = host_blocks
         self._rows = InputBatch(max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=block_size)
         self._sampling = SamplingBatch(max_num_seqs, decoder.config.vocab_size, eos_token_ids=eos_token_ids)
         self._sampler = Sampler()
@@ -66,7 +68,7 @@ class ModelRunner:
 
     def _apply_changes(self, output: SchedulerOutput) -> None:
         """Who left frees a row, who enters gets one, new blocks join their tables, and some begin as copies."""
-        copy_blocks(self.attention.kv_caches, output.block_copies)
+        apply_moves(self.attention.kv_caches, self._host_blocks, output.moves)
         for request_id in (*output.finished_request_ids, *output.preempted_request_ids):
             row = self._rows.remove(request_id)
             if row is not None:
