@@ -32,7 +32,11 @@ def main() -> None:
     options = parser.parse_args()
 
     config = EngineConfig.from_options(
-        model=options.model, load_format="dummy", dtype=options.dtype, max_model_len=SCENARIOS["b1"].max_model_len
+        model=options.model,
+        load_format="dummy",
+        dtype=options.dtype,
+        max_model_len=SCENARIOS["b1"].max_model_len,
+        prefix_caching="off",  # every round has the same prompts
     )
     engine = LLMEngine.from_config(config)
     print(f"{options.model}: {measure_start_up(engine)}", flush=True)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import EngineConfig
 from headway.errors import HeadwayError, InvalidRequestError
-from headway.outputs import CompletionOutput, Logprob, RequestOutput
-from headway.sampling_params import SamplingParams
+from headway.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
+from headway.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
@@ -17,6 +17,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EngineConfig",
     "HeadwayError",

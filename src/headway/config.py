@@ -105,8 +105,8 @@ class CacheConfig:
     )
     eviction_policy: str = option(
         "lru",
-        "Which kept block is given up first when room is needed: the one unused for longest (lru), or the one that "
-        "saves least computing, by how often it was found and how deep it lies (cost).",
+        "Which kept block is given up first when room is needed: the one unused for longest (lru), or the one that is "
+        "least likely to be found again, learnt by how often blocks were found before and how deep they lie (cost).",
         choices=EVICTION_POLICIES,
     )
 

@@ -15,8 +15,8 @@ from headway.config import EngineConfig
 from headway.engine.input_processor import Prompt
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import EngineDeadError, InvalidRequestError
-from headway.outputs import RequestOutput
-from headway.sampling_params import SamplingParams
+from headway.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
+from headway.sampling_params import BeamSearchParams, SamplingParams
 from headway.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -78,6 +78,18 @@ class LLM:
             self.engine.submit(request, stream=False)
         return self._run([request.request_id for request in requests], use_tqdm)
 
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool | None = None
+    ) -> list[BeamSearchOutput]:
+        """The most likely continuations of each prompt, `beam_width` of them, the best first.
+
+        `generate` does the same with `SamplingParams(use_beam_search=True, ...)`; this gives the results vLLM's form.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidRequestError(f"params must be BeamSearchParams, not {type(params).__name__}.", param="params")
+        outputs = self.generate(prompts, params.sampling_params(), use_tqdm=use_tqdm)
+        return [BeamSearchOutput([self._sequence(output, each) for each in output.outputs]) for output in outputs]
+
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -115,6 +127,19 @@ class LLM:
 
     def _next_id(self) -> str:
         return str(next(self._ids))
+
+    def _sequence(self, output: RequestOutput, completion: CompletionOutput) -> BeamSearchSequence:
+        assert completion.cumulative_logprob is not None
+        prompt, tokenizer = output.prompt, self.engine.tokenizer
+        if prompt is None:
+            prompt = "" if tokenizer is None else tokenizer.decode(output.prompt_token_ids)
+        return BeamSearchSequence(
+            tokens=output.prompt_token_ids + completion.token_ids,
+            text=prompt + completion.text,
+            cum_logprob=completion.cumulative_logprob,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+        )
 
     def _stream(self, request_id: str) -> Iterator[RequestOutput]:
         finished = False

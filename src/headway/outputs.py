@@ -73,7 +73,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    """Sum of the chosen tokens' logprobs; None unless `logprobs` was asked for."""
+    """Sum of the chosen tokens' logprobs; None unless `logprobs` was asked for, or beams were compared by it."""
     logprobs: list[LogprobsOfOnePosition] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -100,3 +100,24 @@ class RequestOutput:
     num_cached_tokens: int = 0
     """Prompt tokens whose keys and values were found in the prefix cache."""
     metrics: RequestMetrics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One of the sequences that `LLM.beam_search` has found, in vLLM's form: tokens and text begin with the prompt."""
+
+    tokens: list[int]
+    """Prompt and output; if a stop token has ended it, that is the last."""
+    text: str
+    cum_logprob: float
+    """Sum of the output tokens' logprobs."""
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """What `LLM.beam_search` has found for one prompt."""
+
+    sequences: list[BeamSearchSequence]
+    """The best first."""

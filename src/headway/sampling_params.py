@@ -25,6 +25,7 @@ MAX_N = 1024
 MAX_LOGPROBS = 1024
 MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 100.0
+MAX_LENGTH_PENALTY = 10.0
 MAX_COUNT = 2**31 - 1
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 SHOWN_VALUE_CHARS = 80
@@ -35,7 +36,10 @@ class SamplingParams:
     """How to choose, and when to stop choosing, the tokens of one request."""
 
     n: int = 1
-    """How many independent completions to make of the prompt."""
+    """How many completions of the prompt to return; independent ones, unless `use_beam_search`."""
+    best_of: int | None = None
+    """Make this many completions and return the `n` with the highest log-probability per token, the best first. With
+    `use_beam_search`: how many beams. None: as many as `n`."""
     temperature: float = 1.0
     """Divides the logits: 0 (or below 1e-5) is greedy, 1 the model's own distribution, more is flatter."""
     top_p: float = 1.0
@@ -76,6 +80,15 @@ class SamplingParams:
     """Leave special tokens such as end-of-sequence markers out of the text."""
     detokenize: bool = True
     """Make text from the output tokens. False returns token ids only, which rules out stop strings."""
+    use_beam_search: bool = False
+    """Look for the most likely sequences instead of sampling tokens: `best_of` beams go on at a time, and the `n` best
+    sequences are returned, the best first."""
+    length_penalty: float = 1.0
+    """Beam search ranks by the sum of logprobs / length**length_penalty: above 0 favours long sequences, below short
+    ones."""
+    early_stopping: bool | str = False
+    """When beam search ends. False: when the best beam, were it to end now, is not better than the worst of `best_of`
+    ended ones. True: as soon as that many have ended. "never": when no beam can become better at any length."""
 
     bad_word_token_ids: tuple[tuple[int, ...], ...] | None = field(default=None, init=False, repr=False)
     """The token sequences of `bad_words`, set by `with_bad_word_token_ids` where a tokenizer is at hand."""
@@ -101,7 +114,9 @@ class SamplingParams:
         set_field(self, "bad_words", _strings("bad_words", self.bad_words))
         set_field(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         set_field(self, "logit_bias", _logit_bias(self.logit_bias))
+        set_field(self, "early_stopping", _early_stopping(self.early_stopping))
         self._check_conflicts()
+        self._check_search()
 
     def _check_conflicts(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -112,12 +127,31 @@ class SamplingParams:
             raise InvalidRequestError(
                 "stop strings need text to be searched: leave detokenize on, or use stop_token_ids", param="stop"
             )
-        if self.greedy and self.n > 1:
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequestError(f"best_of ({self.best_of}) must not be less than n ({self.n})", param="best_of")
+        if self.greedy and self.num_choices > 1 and not self.use_beam_search:
+            name = "n" if self.n > 1 else "best_of"
             raise InvalidRequestError(
-                f"n must be 1 when sampling is greedy (temperature {self.temperature:g}): all {self.n} completions "
-                "would be the same; raise the temperature or ask for one",
-                param="n",
+                f"{name} must be 1 when sampling is greedy (temperature {self.temperature:g}): all {self.num_choices} "
+                "completions would be the same; raise the temperature or ask for one",
+                param=name,
             )
+
+    def _check_search(self) -> None:
+        """Beams are compared by the model's own logprobs, so nothing that changes or draws from them goes with it."""
+        if not self.use_beam_search:
+            for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+                if getattr(self, name) != default:
+                    raise InvalidRequestError(f"{name} is for beam search: set use_beam_search too", param=name)
+            return
+        for name, neutral in _NEUTRAL_IN_BEAM_SEARCH.items():
+            if getattr(self, name) not in neutral and not (name == "temperature" and self.greedy):
+                shown = " or ".join(_shown(value) for value in neutral if value != ())
+                raise InvalidRequestError(
+                    f"{name} does not go with use_beam_search, which ranks whole sequences by the model's own "
+                    f"log-probabilities: {f'leave it at {shown}' if shown else 'leave it out'}",
+                    param=name,
+                )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
@@ -157,14 +191,33 @@ class SamplingParams:
         return resolved
 
     def for_choice(self, index: int) -> SamplingParams:
-        """The parameters of the `index`-th of `n` completions: one completion, with a seed of its own if seeded."""
-        if self.n == 1 and index == 0:
+        """The parameters of the `index`-th completion that is made: one, with a seed of its own if seeded, and with
+        logprobs if it is to be compared with others."""
+        if self.num_choices == 1 and index == 0:
             return self
         choice = copy.copy(self)
         object.__setattr__(choice, "n", 1)
+        object.__setattr__(choice, "best_of", None)
+        if self.chooses_best and self.logprobs is None:
+            object.__setattr__(choice, "logprobs", 0)
         if self.seed is not None:
             object.__setattr__(choice, "seed", (self.seed + index) % 2**64)
         return choice
+
+    @property
+    def num_choices(self) -> int:
+        """How many completions are made, or beams kept; `n` of them are returned."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def chooses_best(self) -> bool:
+        """Whether more completions are sampled than are returned."""
+        return self.num_choices > self.n and not self.use_beam_search
+
+    @property
+    def can_stream(self) -> bool:
+        """Whether tokens can be told before the end: which ones are returned must not depend on those that follow."""
+        return not self.use_beam_search and not self.chooses_best
 
     @property
     def greedy(self) -> bool:
@@ -188,7 +241,7 @@ class SamplingParams:
 
 
 _FIELD_NAMES = tuple(item.name for item in dataclasses.fields(SamplingParams) if item.init)
-_FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
+_FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize", "use_beam_search")
 # name: (lowest, highest, whether the lowest itself is excluded)
 _REAL_RANGES: dict[str, tuple[float, float, bool]] = {
     "temperature": (0.0, MAX_TEMPERATURE, False),
@@ -197,10 +250,12 @@ _REAL_RANGES: dict[str, tuple[float, float, bool]] = {
     "repetition_penalty": (0.0, MAX_REPETITION_PENALTY, True),
     "presence_penalty": (-2.0, 2.0, False),
     "frequency_penalty": (-2.0, 2.0, False),
+    "length_penalty": (-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY, False),
 }
 # name: (lowest, highest, whether None is allowed)
 _INTEGER_RANGES: dict[str, tuple[int, int, bool]] = {
     "n": (1, MAX_N, False),
+    "best_of": (1, MAX_N, True),
     "top_k": (-1, MAX_COUNT, False),
     "seed": (MIN_SEED, MAX_SEED, True),
     "max_tokens": (1, MAX_COUNT, True),
@@ -208,6 +263,53 @@ _INTEGER_RANGES: dict[str, tuple[int, int, bool]] = {
     "logprobs": (0, MAX_LOGPROBS, True),
     "prompt_logprobs": (0, MAX_LOGPROBS, True),
 }
+# name: the values that change nothing
+_NEUTRAL_IN_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
+    "temperature": (0.0, 1.0),
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "stop": ((),),
+    "bad_words": ((),),
+    "logprobs": (None,),
+    "prompt_logprobs": (None,),
+    "logit_bias": (None,),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchParams:
+    """What `LLM.beam_search` is asked for: vLLM's names, and those of `SamplingParams` with `use_beam_search`."""
+
+    beam_width: int
+    """How many beams go on at a time, and how many sequences are returned."""
+    max_tokens: int | None = 16
+    ignore_eos: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    stop_token_ids: Sequence[int] | None = None
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "beam_width", _integer("beam_width", self.beam_width, low=1, high=MAX_N))
+        self.sampling_params()
+
+    def sampling_params(self) -> SamplingParams:
+        """The same as a request to the engine."""
+        return SamplingParams(
+            n=self.beam_width,
+            temperature=0.0,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            stop_token_ids=self.stop_token_ids,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            use_beam_search=True,
+            length_penalty=self.length_penalty,
+            early_stopping=self.early_stopping,
+        )
 
 
 def _unknown_name(name: object) -> InvalidRequestError:
@@ -278,6 +380,15 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
 def _token_ids(value: Any) -> tuple[int, ...]:
     items = _items("stop_token_ids", value, "token ids")
     return tuple(cast(int, _integer("stop_token_ids", item, low=0, high=MAX_COUNT)) for item in items)
+
+
+def _early_stopping(value: Any) -> bool | str:
+    """A command line has only text, so "true" stands for True."""
+    known: dict[object, bool | str] = {True: True, False: False, "true": True, "false": False, "never": "never"}
+    kept = known.get(value.lower() if isinstance(value, str) else value) if isinstance(value, bool | str) else None
+    if kept is None:
+        raise _wrong("early_stopping", value, "must be True, False or 'never'")
+    return kept
 
 
 def _logit_bias(value: Any) -> dict[int, float] | None:

@@ -86,7 +86,8 @@ def test_a_killed_engine_leaves_nothing_in_the_metrics(server: ServerProcess) ->
     assert "the engine stopped" in last and done == "data: [DONE]"
     after = server.wait_until_idle(timeout_s=20)  # without a new request
     assert after["engine_restarts_total"] == before["engine_restarts_total"] + 1
-    assert after["kv_blocks_free"] == before["kv_blocks_free"]
+    assert after["kv_blocks_cached"] == 0, "what was cached went with it"
+    assert after["kv_blocks_free"] == before["kv_blocks_free"] + before["kv_blocks_cached"]
     assert after["generation_tokens_total"] > before["generation_tokens_total"]
 
 

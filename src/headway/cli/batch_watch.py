@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,7 @@ class WatchedRequest:
     max_tokens: int
     state: State = State.EXPECTED
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     num_computed_tokens: int = 0
     num_output_tokens: int = 0
     text: str = ""
@@ -67,6 +68,7 @@ class Summary:
     num_steps: int
     elapsed_s: float
     num_prompt_tokens: int
+    num_cached_tokens: int
     num_output_tokens: int
     mean_batch_size: float
     mean_kv_waste: float
@@ -91,6 +93,7 @@ class BatchWatch:
         self.token_budget = token_budget
         self.report: StepReport | None = None
         self.block_owners: Mapping[int, str] = {}
+        self.cached_blocks: Collection[int] = ()
         self.elapsed_s = 0.0
         self.num_steps = 0
         self.num_preemptions = 0
@@ -106,14 +109,20 @@ class BatchWatch:
         request.arrived_s = self.elapsed_s
 
     def stepped(
-        self, report: StepReport, outputs: Sequence[RequestOutput], block_tables: Mapping[str, Sequence[int]]
+        self,
+        report: StepReport,
+        outputs: Sequence[RequestOutput],
+        block_tables: Mapping[str, Sequence[int]],
+        cached_blocks: Collection[int] = (),
     ) -> None:
-        """Take in one step: its report, the outputs it changed, and who holds which blocks after it."""
+        """Take in one step: its report, the outputs it changed, who holds which blocks after it, and which of the rest
+        the prefix cache keeps."""
         self.report = report
         self.num_steps += 1
         self.elapsed_s += report.duration_s
         self.num_preemptions += len(report.preempted)
         self.block_owners = {block: name for name, table in block_tables.items() for block in table}
+        self.cached_blocks = cached_blocks
         self._count_step(report)
         rows = {row.request_id: row for row in report.rows}
         for request in self.requests.values():
@@ -131,6 +140,8 @@ class BatchWatch:
     def _advance(self, request: WatchedRequest, row: StepRow | None, report: StepReport) -> Cell:
         """Bring a request's state up to the step; what it did in it is the new cell of its strip."""
         if row is not None:
+            if row.num_output_tokens == 0 and row.num_cached_tokens:
+                request.num_cached_tokens = row.num_cached_tokens
             request.num_computed_tokens = row.num_computed_tokens + row.num_tokens
             request.state = State.DECODE if row.is_decode else State.PREFILL
             return Cell.DECODE if row.is_decode else Cell.CHUNK
@@ -173,6 +184,7 @@ class BatchWatch:
             num_steps=self.num_steps,
             elapsed_s=self.elapsed_s,
             num_prompt_tokens=sum(request.num_prompt_tokens for request in self.requests.values()),
+            num_cached_tokens=sum(request.num_cached_tokens for request in self.requests.values()),
             num_output_tokens=self.num_output_tokens,
             mean_batch_size=statistics.fmean(self._batch_sizes) if self._batch_sizes else 0.0,
             mean_kv_waste=statistics.fmean(self._kv_waste) if self._kv_waste else 0.0,

@@ -214,7 +214,10 @@ class _Run:
 def _engine_config(arguments: argparse.Namespace, scenario: Scenario | None) -> EngineConfig:
     """The engine's options: those given, over the scenario's, over what a shape without weights needs."""
     given = chosen(arguments, engine_flags())
-    defaults: dict[str, Any] = {} if scenario is None else {"max_model_len": scenario.max_model_len}
+    # Every round has the same prompts: with a prefix cache only the first would measure their computation.
+    defaults: dict[str, Any] = {"prefix_caching": "off"}
+    if scenario is not None:
+        defaults["max_model_len"] = scenario.max_model_len
     if "model" in given:
         from headway.loader.dummy import BUILTIN_SHAPES
 

@@ -94,7 +94,7 @@ def run_demo(engine: LLMEngine, view: BatchView, *, pace_s: float = 0.0) -> Batc
         outputs = engine.step()
         report = engine.last_step
         assert report is not None
-        watch.stepped(report, outputs, _block_tables(engine))
+        watch.stepped(report, outputs, _block_tables(engine), _cached_blocks(engine))
         view.stepped(watch)
         time.sleep(max(0.0, pace_s - report.duration_s))
     return watch
@@ -103,6 +103,11 @@ def run_demo(engine: LLMEngine, view: BatchView, *, pace_s: float = 0.0) -> Batc
 def _block_tables(engine: LLMEngine) -> dict[str, tuple[int, ...]]:
     kv_cache = engine.core.scheduler.kv_cache
     return {request_id: kv_cache.block_table(request_id) for request_id in kv_cache.requests_with_blocks}
+
+
+def _cached_blocks(engine: LLMEngine) -> set[int]:
+    cache = engine.core.scheduler.kv_cache.prefix_cache
+    return {block.block_id for block in cache or () if block.is_idle}
 
 
 def _arrive(engine: LLMEngine, watch: BatchWatch, view: BatchView, request: DemoRequest) -> None:

@@ -141,7 +141,7 @@ class _TextPrinter:
     """A single completion streams as it comes; several are printed whole, under a heading each."""
 
     def __init__(self, num_prompts: int, params: SamplingParams) -> None:
-        self._streams = num_prompts == 1 and params.n == 1 and params.detokenize
+        self._streams = num_prompts == 1 and params.n == 1 and params.detokenize and params.can_stream
         self._many = num_prompts > 1 or params.n > 1
         self._detokenize = params.detokenize
         self._num_printed_chars = 0

@@ -3,7 +3,7 @@
 header          model, step, time, speed
 requests        a row each; its strip has one column per step, shared by all rows, so that a column is a batch
 this step       the token budget: decode tokens first, then chunks
-KV cache        one cell per block, in the colour of the request that holds it
+KV cache        one cell per block, in the colour of the request that holds it; hollow ones are kept by the prefix cache
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FRAMES_PER_S = 12
 PROGRESS_EVERY_STEPS = 50
 NAME_WIDTH = 12
 STATE_WIDTH = 10
-COUNT_WIDTH = 16
+COUNT_WIDTH = 18
 
 CHUNK_COLOUR = "orange1"
 DECODE_COLOUR = "turquoise2"
@@ -59,8 +59,8 @@ STATE_STYLES = {
 
 
 CHUNK, DECODE, WAITING, IDLE, PREEMPTED = "█", "▪", "·", "-", "x"
-BLOCK, FREE, RULE, DOT = "■", "·", "─", "●"
-TO_ASCII = str.maketrans({CHUNK: "#", DECODE: "+", WAITING: ".", BLOCK: "#", RULE: "-", DOT: "*"})
+BLOCK, CACHED_BLOCK, FREE, RULE, DOT = "■", "□", "·", "─", "●"
+TO_ASCII = str.maketrans({CHUNK: "#", DECODE: "+", WAITING: ".", BLOCK: "#", CACHED_BLOCK: "o", RULE: "-", DOT: "*"})
 
 CELL_LOOKS = {
     Cell.ABSENT: (" ", ""),
@@ -123,17 +123,20 @@ class BatchPicture:
         report = self.watch.report
         if report is None:
             return []
-        owners = self.watch.block_owners
+        owners, cached = self.watch.block_owners, self.watch.cached_blocks
         what = (
             f"{len(owners)} of {report.num_blocks} blocks held · {self.watch.current_kv_waste:.1%} of their slots empty"
         )
+        if cached:
+            what += f" · {len(cached)} cached"
         room = width - 2
         lines = [_heading("KV cache", what, width=width)]
         for start in range(0, report.num_blocks, room):
             line = Text(" ")
             blocks = range(start, min(start + room, report.num_blocks))
-            for owner, run in itertools.groupby(blocks, key=owners.get):
-                glyph, style = (FREE, "dim") if owner is None else (BLOCK, colours[owner])
+            for (owner, is_cached), run in itertools.groupby(blocks, key=lambda i: (owners.get(i), i in cached)):
+                idle = CACHED_BLOCK if is_cached else FREE
+                glyph, style = (idle, "dim") if owner is None else (BLOCK, colours[owner])
                 line.append(glyph * len(list(run)), style=style)
             lines.append(line)
         return lines
@@ -194,7 +197,9 @@ def _count(request: WatchedRequest) -> str:
         return ""
     if request.state is State.PREFILL and request.num_computed_tokens < request.num_prompt_tokens:
         return f"{request.num_computed_tokens}/{request.num_prompt_tokens} in"
-    return f"{request.num_prompt_tokens} in {request.num_output_tokens:>3} out"
+    found = request.num_cached_tokens
+    prompt = f"{found}+{request.num_prompt_tokens - found}" if found else f"{request.num_prompt_tokens}"
+    return f"{prompt} in {request.num_output_tokens:>3} out"
 
 
 class LiveView:
@@ -268,7 +273,8 @@ class PlainView:
             verb = "computes" if name in self._inside else "enters with"
             end, known = row.num_computed_tokens + row.num_tokens, row.num_prompt_tokens + row.num_output_tokens
             part = f"all {known} tokens" if row.num_tokens == known else f"{row.num_computed_tokens}-{end} of {known}"
-            news.append(f"{name} {verb} {part}")
+            found = f", {row.num_cached_tokens} found in the cache" if row.num_cached_tokens else ""
+            news.append(f"{name} {verb} {part}{found}")
         self._inside |= chunks.keys()
         self._inside -= set(report.preempted)
         news += [f"{name} is preempted" for name in report.preempted]
@@ -293,6 +299,7 @@ def summary_table(summary: Summary) -> Table:
         ("steps", f"{summary.num_steps}", f"{summary.num_mixed_steps} of them mixed chunks with decodes"),
         ("mean batch size", f"{summary.mean_batch_size:.2f}", "requests per step"),
         ("mean KV waste", f"{summary.mean_kv_waste:.1%}", "of the slots in held blocks were empty"),
+        ("cached tokens", f"{summary.num_cached_tokens}", "of the prompts were found in the cache"),
         ("preemptions", f"{summary.num_preemptions}", ""),
         ("TTFT p50", f"{summary.ttft_p50_s * 1000:.0f} ms", "from arrival to first token"),
     )

@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, Command | CommandGroup] = {
     "serve": Command(
         "headway.cli.serve", "Serve the model over HTTP, with OpenAI's API and a page to watch the batch."
     ),
+    "kv": Command("headway.cli.kv", "Show what a running server's KV memory holds, as numbers and as a map."),
     "demo": Command("headway.cli.demo", "Watch a dozen requests of very different lengths share one batch."),
     "bench": CommandGroup(
         "Measure speed, beside the least time that the machine allows.",

@@ -18,8 +18,10 @@ DIGEST_BYTES = 32
 
 
 def root_digest(salt: str | None) -> bytes:
-    """What the first block of a request with this salt comes after."""
-    return blake2b((salt or "").encode(), digest_size=DIGEST_BYTES, person=b"headway-root").digest()
+    """What the first block of a request with this salt comes after. Any string will do, also one that is no text."""
+    return blake2b(
+        (salt or "").encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES, person=b"headway-root"
+    ).digest()
 
 
 def tail_digest(before: bytes, tokens: tuple[int, ...]) -> bytes:

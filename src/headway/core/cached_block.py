@@ -19,6 +19,7 @@ class CachedBlock:
         "pinned_until_s",
         "tail",
         "version",
+        "worth",
     )
 
     def __init__(
@@ -39,6 +40,7 @@ class CachedBlock:
         self.num_children = 0
         self.num_hits = 0  # how often a request found it here
         self.last_used = 0  # the number of the last time a request let go of it
+        self.worth = 0.0  # the eviction policy's key, from that time
         self.is_idle = False  # no request uses it
         self.pinned_until_s = 0.0
         self.version = 0  # counts changes; a candidate of an older version is none any more

@@ -1,7 +1,11 @@
-"""Which cached block to give up first when memory is needed. A policy is one number per block: the least goes first."""
+"""Which cached block to give up first when memory is needed. A policy is one number per block: the least goes first.
+
+Only leaves are given up, so a block with a small number still waits for those below it.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -10,10 +14,14 @@ from headway.errors import ConfigError
 
 
 class EvictionPolicy(Protocol):
-    """Asked only about blocks that nobody uses and that no cached block comes after."""
+    """Told of what happens to blocks that nobody uses."""
 
     def key(self, block: CachedBlock) -> float:
-        """What the block is worth. Asked when it becomes a candidate; it stays so until it is used again."""
+        """What the block is worth. Asked when its last user leaves it; it stays so until it is used again."""
+        ...
+
+    def found(self, block: CachedBlock) -> None:
+        """Somebody is about to use the block again; this is not counted in its hits yet."""
         ...
 
     def evicted(self, key: float) -> None:
@@ -27,30 +35,72 @@ class LeastRecentlyUsed:
     def key(self, block: CachedBlock) -> float:
         return block.last_used
 
+    def found(self, block: CachedBlock) -> None:
+        """Nothing to learn."""
+
     def evicted(self, key: float) -> None:
         """Nothing to learn."""
 
 
 class CostAware:
-    """The block that saves least: tokens to compute again × how likely they are wanted.
+    """The block that is expected to save least: its tokens × the likelihood that somebody wants them.
 
-    A block that has been found before is likely to be found again, each time more so, and one deep in a context is
-    expensive, as each of its tokens attends to all before. Age counts as in GreedyDual: all keys start from the key of
-    the block that was given up last, so what is not used is overtaken.
+    Blocks hold equally many tokens, so it is the likelihood that tells them apart. It is learnt by kind: of all blocks
+    that had been found as often and lay as deep, which share was found once more after its last user had left? Whether
+    second turns come more often than third ones, whether long contexts return: it shows in these counts.
+
+    The key lies between that of the block given up last and the present, as far up as the likelihood says:
+
+        given up last ├──────────────┼─────┤ now               likelihood 0.7
+                                     key
+
+    so a block that is twice as likely to be found is kept for twice as long, and certain ones are as with LRU. Costs
+    O(1) per block.
     """
 
     def __init__(self) -> None:
-        self._floor = 0.0
+        self._kinds: defaultdict[tuple[int, int, bool], _Kind] = defaultdict(_Kind)
+        self._given_up = 0.0
 
     def key(self, block: CachedBlock) -> float:
-        return self._floor + (1 + block.num_hits) * (1 + block.depth * DEPTH_COST)
+        kind = self._kinds[_kind_of(block)]
+        kind.let_go()
+        return self._given_up + kind.likelihood * (block.last_used - self._given_up)
+
+    def found(self, block: CachedBlock) -> None:
+        self._kinds[_kind_of(block)].num_found += 1
 
     def evicted(self, key: float) -> None:
-        self._floor = max(self._floor, key)
+        self._given_up = max(self._given_up, key)
 
 
-DEPTH_COST = 0.01
-"""What each block before it adds to the cost of one."""
+class _Kind:
+    """How often blocks of one kind were left by their last user and found again. Old counts fade."""
+
+    __slots__ = ("num_found", "num_let_go")
+
+    def __init__(self) -> None:
+        self.num_found = 1.0  # as if one of two had been found before anything is known
+        self.num_let_go = 2.0
+
+    def let_go(self) -> None:
+        self.num_let_go += 1
+        if self.num_let_go > MEMORY:
+            self.num_let_go /= 2
+            self.num_found /= 2
+
+    @property
+    def likelihood(self) -> float:
+        return min(1.0, self.num_found / self.num_let_go)
+
+
+def _kind_of(block: CachedBlock) -> tuple[int, int, bool]:
+    """Hits up to four, depth by powers of two, and whether it is a tail."""
+    return min(block.num_hits, 4), block.depth.bit_length(), block.tail is not None
+
+
+MEMORY = 4096
+"""Blocks of a kind after which what was counted before weighs half."""
 
 POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = {"lru": LeastRecentlyUsed, "cost": CostAware}
 

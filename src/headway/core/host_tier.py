@@ -12,7 +12,7 @@ plan says.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 
@@ -82,6 +82,11 @@ class HostTier:
         slot = self._slots.pop(digest, None)
         if slot is not None:
             self._free.append(slot)
+
+    def discard_slots(self, slots: Collection[int]) -> None:
+        """Forget the blocks in these slots, likewise."""
+        for digest in [digest for digest, slot in self._slots.items() if slot in slots]:
+            self.discard(digest)
 
     def _take_oldest(self) -> int | None:
         for digest, slot in self._slots.items():

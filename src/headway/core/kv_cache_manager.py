@@ -152,6 +152,11 @@ class KVCacheManager:
             self.host_tier.step_planned()
         return moves
 
+    def distrust(self, moves: BlockMoves) -> None:
+        """The step that was to make these moves has failed, maybe before it made any."""
+        if self.host_tier is not None and moves.moved_out:
+            self.host_tier.discard_slots({slot for _, slot in moves.moved_out})
+
     def can_admit(self, request: Request, *, num_spare_blocks: int) -> bool:
         """Whether all tokens the request has now fit beside what is promised, leaving `num_spare_blocks`."""
         found = self._find(request)
@@ -184,14 +189,17 @@ class KVCacheManager:
         for block in found:
             self.pool.share(block.block_id)
         cache.use(found)
+        for place, block in enumerate(found):
+            self._pin(request, place, block, cache)
         holding.cached = found
         holding.table = [block.block_id for block in found]
         digests = extend_digests(request, self.block_size, request.num_known_tokens // self.block_size)
         self._restore(request, holding, digests[len(found) : self._most_shared(request)])
         num_found = len(holding.table) * self.block_size + self._copy_tail(request, holding, cache)
         self._num_table_entries += len(holding.table)
-        cache.stats.num_queried_tokens += request.num_tokens
-        cache.stats.num_hit_tokens += num_found
+        if request.reads_cache:
+            cache.stats.num_queried_tokens += request.num_tokens
+            cache.stats.num_hit_tokens += num_found
         holding.announced = len(digests)
         cache.announce(digests[num_found // self.block_size :], request.request_id)
         return num_found
@@ -279,10 +287,11 @@ class KVCacheManager:
         cached = holding.cached
         if len(cached) >= num_full:
             return
+        num_before, table = len(cached), holding.table
         digests = extend_digests(request, self.block_size, num_full)
-        for place in range(len(cached), num_full):
-            self._drop_tail(holding.table[place])
-            block = cache.insert(digests[place], holding.table[place], cached[-1] if cached else None)
+        self._drop_tail(table[num_before])  # only the first can have been a tail
+        for place in range(num_before, num_full):
+            block = cache.insert(digests[place], table[place], cached[-1] if cached else None)
             if block is None:
                 # Another request was first. What this one has from here on is its own copy: it cannot hang below the
                 # other's block, which this one does not hold.
@@ -290,9 +299,14 @@ class KVCacheManager:
                 return
             self._kept[block.block_id] = block
             cached.append(block)
-            if request.cache_ttl_s and place < request.num_prompt_tokens // self.block_size:
-                cache.pin(block, request.cache_ttl_s)
-        cache.withdraw(digests[:num_full], request.request_id)
+            if request.cache_ttl_s:
+                self._pin(request, place, block, cache)
+        cache.withdraw(digests[num_before:num_full], request.request_id)
+
+    def _pin(self, request: Request, place: int, block: CachedBlock, cache: PrefixCache) -> None:
+        """Keep a block for as long as the request asks, whether it was computed or found, if it is of the prompt."""
+        if request.cache_ttl_s and place < request.num_prompt_tokens // self.block_size:
+            cache.pin(block, request.cache_ttl_s)
 
     def keep_tail(self, request: Request, num_tokens: int) -> None:
         """Let others start from a copy of the request's last block, of which so many tokens in all are computed."""
@@ -323,10 +337,12 @@ class KVCacheManager:
 
     def _take(self, num_blocks: int) -> list[int] | None:
         """So many blocks, kept ones given up where free ones do not suffice; `None` if there are not enough."""
-        if num_blocks > self.num_available_blocks:
-            return None
-        while self.pool.num_free_blocks < num_blocks:
-            self._give_up_one()
+        num_missing = num_blocks - self.pool.num_free_blocks
+        if num_missing > 0:
+            if num_missing > self.num_idle_blocks:
+                return None
+            for _ in range(num_missing):
+                self._give_up_one()
         return self.pool.allocate(num_blocks)
 
     def _give_up_one(self) -> None:

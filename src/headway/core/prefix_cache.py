@@ -62,7 +62,7 @@ class PrefixCache:
         self._tails: dict[bytes, dict[bytes, CachedBlock]] = {}  # by the digest before them, the oldest first
         self._on_their_way: dict[bytes, str] = {}
         self._candidates: list[_Candidate] = []
-        self._pins: list[tuple[float, int, CachedBlock]] = []
+        self._pins: list[tuple[float, int, int, CachedBlock]] = []  # (until, order of arrival, version, block)
         self._num_idle = 0
         self._num_uses = 0
         self._num_pushed = 0
@@ -102,18 +102,22 @@ class PrefixCache:
 
     def copy_from(self, block: CachedBlock) -> None:
         """A request has found a tail and starts from a copy of it."""
+        is_idle = block.is_idle
+        if is_idle:
+            self.policy.found(block)
         block.num_hits += 1
-        if block.is_idle:
+        if is_idle:
             self._touch(block)
 
     def use(self, chain: Sequence[CachedBlock]) -> None:
         """A request has found these and uses them from now on."""
         for block in chain:
-            block.num_hits += 1
             if block.is_idle:
+                self.policy.found(block)
                 block.is_idle = False
                 block.version += 1
                 self._num_idle -= 1
+            block.num_hits += 1
 
     # ---- what is on its way ---------------------------------------------------------------------------------------
 
@@ -220,6 +224,7 @@ class PrefixCache:
         """An idle block was used just now."""
         self._num_uses += 1
         block.last_used = self._num_uses
+        block.worth = self.policy.key(block)
         block.version += 1
         if block.num_children == 0:
             self._offer(block)
@@ -252,23 +257,25 @@ class PrefixCache:
         self._num_pushed += 1
         is_pinned = block.pinned_until_s > self.now_s
         if is_pinned:
-            heapq.heappush(self._pins, (block.pinned_until_s, self._num_pushed, block))
-        candidate = (is_pinned, self.policy.key(block), self._num_pushed, block.version, block)
+            heapq.heappush(self._pins, (block.pinned_until_s, self._num_pushed, block.version, block))
+        candidate = (is_pinned, block.worth, self._num_pushed, block.version, block)
         heapq.heappush(self._candidates, candidate)
-        if len(self._candidates) > 2 * len(self._blocks) + 64:
+        if max(len(self._candidates), len(self._pins)) > 2 * len(self._blocks) + 64:
             self._clean_up()
 
     def _unpin_expired(self) -> None:
         while self._pins and self._pins[0][0] <= self.now_s:
-            _, _, block = heapq.heappop(self._pins)
-            if block.is_idle and block.num_children == 0 and block.pinned_until_s <= self.now_s:
+            _, _, version, block = heapq.heappop(self._pins)
+            if version == block.version:
                 block.version += 1
                 self._offer(block)
 
     def _clean_up(self) -> None:
-        """Drop candidates that are none any more, so that the list stays as short as the tree."""
+        """Drop candidates that are none any more, so that the lists stay as short as the tree."""
         self._candidates = [one for one in self._candidates if one[3] == one[4].version and one[4].num_children == 0]
         heapq.heapify(self._candidates)
+        self._pins = [one for one in self._pins if one[2] == one[3].version]
+        heapq.heapify(self._pins)
 
 
 def _num_equal(some: Sequence[int], others: Sequence[int]) -> int:

@@ -178,22 +178,29 @@ class Scheduler:
         if output.is_empty:
             return []
         step = self._landed(output)
-        requests, is_cached = step.requests, self.kv_cache.prefix_cache is not None
+        requests = step.requests
+        block_size = 0 if self.kv_cache.prefix_cache is None else self.kv_cache.block_size
         if duration_s is not None:
             # Each request takes part with one token at least; what tells a step with prompts are the others.
             num_chunk_tokens = output.num_scheduled_tokens - len(output.scheduled)
             self.pace.observe(num_chunk_tokens=num_chunk_tokens, duration_s=duration_s)
+        if output.moves.moved_out and _all_failed(output, result):
+            self.kv_cache.distrust(output.moves)
         updates = _prompt_logprobs(requests, result) if result.prompt_logprobs else []
         for request, share in zip(requests, output.scheduled):
             sampled = result.sampled.get(share.request_id)
-            if is_cached and (sampled is None or sampled.error is None):
-                self._keep_computed(step, request, share)
-            if sampled is None:
-                if not share.samples:
-                    continue
+            if sampled is None and share.samples:
                 sampled = _NO_TOKEN
+            num_computed = share.num_computed_tokens + share.num_tokens
+            # What can be kept of it: a block that it has filled, and the last one of the prompt.
+            if block_size and (
+                num_computed % block_size < share.num_tokens or num_computed == request.num_prompt_tokens
+            ):
+                self._keep_computed(step, request, num_computed, sampled)
+            if sampled is None:
+                continue
             if request.status is _RUNNING or request.status is _PREEMPTED:
-                updates.append(self._append(request, sampled, share.num_computed_tokens + share.num_tokens))
+                updates.append(self._append(request, sampled, num_computed))
         return updates
 
     # ---- the parts of schedule() ----------------------------------------------------------------------------------
@@ -362,19 +369,15 @@ class Scheduler:
             raise RuntimeError(f"the result of step {output.step_id} came out of order or twice")
         return self.in_flight.popleft()
 
-    def _keep_computed(self, step: LaunchedStep, request: Request, share: ScheduledRequest) -> None:
-        """Others may find the blocks that this share has filled, from now on: what it computed is there for sure."""
-        num_tokens = share.num_computed_tokens + share.num_tokens
-        block_size = self.kv_cache.block_size
-        has_filled_block = num_tokens // block_size > share.num_computed_tokens // block_size
-        is_prompt_complete = num_tokens == request.num_prompt_tokens
-        if not (has_filled_block or is_prompt_complete):
-            return
-        if request.status is _RUNNING and request not in step.preempted:
-            if has_filled_block:
-                self.kv_cache.keep_computed(request, num_tokens)
-            if is_prompt_complete:
-                self.kv_cache.keep_tail(request, num_tokens)
+    def _keep_computed(
+        self, step: LaunchedStep, request: Request, num_computed: int, sampled: SampledTokens | None
+    ) -> None:
+        """Others may find what this step has computed, from now on: it is there for sure, and it was no failure."""
+        is_good = sampled is None or sampled.error is None
+        if is_good and request.status is _RUNNING and request not in step.preempted:
+            self.kv_cache.keep_computed(request, num_computed)
+            if num_computed == request.num_prompt_tokens:
+                self.kv_cache.keep_tail(request, num_computed)
 
     def _append(self, request: Request, sampled: SampledTokens, num_computed: int) -> RequestUpdate:
         """Give a live request its new tokens, up to one that ends it. So many tokens were computed to get them."""
@@ -390,6 +393,12 @@ class Scheduler:
                 self.kv_cache.keep_tail(request, num_computed)
             self.finish_request(request.request_id, finish_status)
         return make_tuple(RequestUpdate, (request.request_id, token_ids, logprobs, finish_status, error, None))
+
+
+def _all_failed(output: SchedulerOutput, result: ModelRunnerOutput) -> bool:
+    """Whether no request got anything out of a step, so that nothing of it may have run."""
+    sampled = (result.sampled.get(share.request_id) for share in output.scheduled)
+    return all(one is not None and one.error is not None for one in sampled)
 
 
 def _prompt_logprobs(requests: Iterable[Request], result: ModelRunnerOutput) -> list[RequestUpdate]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from headway.core import Request
 from headway.errors import InvalidRequestError, RequestTooLargeError
-from headway.sampling_params import SamplingParams
+from headway.sampling_params import MAX_LOGPROBS, SamplingParams
 from headway.tokenizer import Tokenizer, resolve_bad_words
 
 Prompt = str | Sequence[int]
@@ -18,7 +18,8 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A request that is known to be good. It has one child, a sequence of its own, per completion asked for."""
+    """A request that is known to be good. It has one child, a sequence of its own, per completion that is made; for a
+    beam search there is one, which is not run itself: it says how long a beam may get, and what all have in common."""
 
     request_id: str
     prompt: str | None
@@ -62,6 +63,7 @@ class InputProcessor:
             )
         prompt_token_ids = self._tokenize(prompt)
         params = self._resolve(params, num_prompt_tokens=len(prompt_token_ids))
+        num_children = 1 if params.use_beam_search else params.num_choices
         return PreparedRequest(
             request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
@@ -69,14 +71,14 @@ class InputProcessor:
             params=params,
             children=tuple(
                 self._child(
-                    request_id if params.n == 1 else f"{request_id}#{index}",
+                    request_id if num_children == 1 else f"{request_id}#{index}",
                     prompt_token_ids,
                     params.for_choice(index),
                     priority=priority,
                     cache_salt=cache_salt,
                     cache_ttl_s=cache_ttl_s,
                 )
-                for index in range(params.n)
+                for index in range(num_children)
             ),
         )
 
@@ -109,11 +111,23 @@ class InputProcessor:
         params.validate_for_vocabulary(self.vocab_size)
         if self.tokenizer is None and (params.stop_strings or params.bad_words):
             raise InvalidRequestError("stop and bad_words need a tokenizer, and this model has none.", param="stop")
+        if params.use_beam_search:
+            self._check_width(params)
         room = self.max_model_len - num_prompt_tokens
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         if params.max_tokens != max_tokens or params.min_tokens > max_tokens:
             params = dataclasses.replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
         return params if self.tokenizer is None else resolve_bad_words(params, self.tokenizer)
+
+    def _check_width(self, params: SamplingParams) -> None:
+        """Each beam is asked for as many logprobs as there are beams and tokens that end one."""
+        num_stops = len(self._stop_token_ids(params))
+        if params.num_choices + num_stops > MAX_LOGPROBS:
+            raise InvalidRequestError(
+                f"Beam search with {params.num_choices} beams and {num_stops} end-of-sequence and stop tokens is too "
+                f"wide: together they may be {MAX_LOGPROBS}.",
+                param="n" if params.best_of is None else "best_of",
+            )
 
     def _child(
         self, request_id: str, prompt_token_ids: tuple[int, ...], params: SamplingParams, **more: Any

@@ -8,9 +8,19 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from headway.config import EngineConfig
-from headway.core import HostTier, KVCacheManager, PrefixCache, RequestStatus, Scheduler, create_eviction_policy
+from headway.core import (
+    HostTier,
+    KVCacheManager,
+    PrefixCache,
+    RequestStatus,
+    RequestUpdate,
+    Scheduler,
+    create_eviction_policy,
+)
+from headway.engine.beam_requests import BeamRequests
 from headway.engine.engine_core import EngineCore
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
 from headway.engine.output_processor import OutputProcessor
@@ -63,6 +73,9 @@ class LLMEngine:
             tokenizer=tokenizer, vocab_size=model_config.vocab_size, max_model_len=plan.max_model_len
         )
         self._outputs = OutputProcessor(tokenizer)
+        self._beams = BeamRequests(
+            tokenizer, vocab_size=model_config.vocab_size, is_taken=self.core.scheduler.requests.__contains__
+        )
 
     @classmethod
     def from_config(cls, config: EngineConfig, *, progress: Callable[[int, int], None] | None = None) -> LLMEngine:
@@ -112,8 +125,13 @@ class LLMEngine:
     def submit(self, request: PreparedRequest, *, stream: Streaming = True) -> None:
         """Queue a prepared request."""
         taken = [child.request_id for child in request.children if child.request_id in self.core.scheduler.requests]
-        if taken or request.request_id in self._outputs:
+        if taken or request.request_id in self._outputs or request.request_id in self._beams:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
+        if stream and not request.params.can_stream:
+            _refuse_stream(request.params)
+        if request.params.use_beam_search:
+            self.core.add_request(self._beams.add(request, now_s=self._now()))
+            return
         for child in request.children:
             self.core.add_request(child)
         self._outputs.add(request, stream=stream, now_s=self._now())
@@ -146,22 +164,38 @@ class LLMEngine:
         self.last_step = step.report
         for launched in step.launched:
             self._outputs.note_launched(launched, now_s=started_s)
+            self._beams.note_launched(launched, now_s=started_s)
         with span("outputs"):
-            processed = self._outputs.process(step.updates, now_s=self._now())
+            updates = step.updates
+            outputs: list[RequestOutput] = []
+            if self._beams:
+                updates, outputs = self._search(updates)
+            processed = self._outputs.process(updates, now_s=self._now())
         for request_id in processed.stopped_request_ids:
             self.core.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
         self.errors.update(processed.errors)
-        return processed.outputs
+        return outputs + processed.outputs
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request and free its blocks at once. Returns what it had, or as a delta what was new; `None` if there
         is no such request."""
-        if request_id not in self._outputs:
+        owner = next((owner for owner in (self._outputs, self._beams) if request_id in owner), None)
+        if owner is None:
             return None
-        output, running = self._outputs.abort(request_id, now_s=self._now())
+        output, running = owner.abort(request_id, now_s=self._now())
         for child_id in running:
             self.core.finish_request(child_id, RequestStatus.FINISHED_ABORTED)
         return output
+
+    def _search(self, updates: list[RequestUpdate]) -> tuple[list[RequestUpdate], list[RequestOutput]]:
+        """Let beam searches go on with their part of a step's result. Returns the rest of it, and their outputs."""
+        searched = self._beams.process(updates, now_s=self._now())
+        for request_id in searched.dropped_request_ids:
+            self.core.finish_request(request_id, RequestStatus.FINISHED_ABORTED)
+        for beam in searched.new_beams:
+            self.core.add_request(beam)
+        self.errors.update(searched.errors)
+        return searched.others, searched.outputs
 
     def has_unfinished_requests(self) -> bool:
         """Whether any request is waiting or running."""
@@ -174,6 +208,12 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Free the model and its cache."""
         self.core.shutdown()
+
+
+def _refuse_stream(params: SamplingParams) -> NoReturn:
+    name = "use_beam_search" if params.use_beam_search else "best_of"
+    reason = "which tokens are returned is known only at the end"
+    raise InvalidRequestError(f"{name} does not go with streaming: {reason}.", param=name)
 
 
 def _spare_the_collector() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from headway.core import NewRequest, PromptLogprobs, RequestStatus, RequestUpdate, SchedulerOutput
+from headway.engine.best_of import choose_best
 from headway.engine.detokenizer import IncrementalDetokenizer
 from headway.engine.input_processor import PreparedRequest
 from headway.engine.stop_strings import StopChecker
@@ -19,6 +20,7 @@ from headway.outputs import (
     RequestOutput,
     Streaming,
 )
+from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -26,13 +28,14 @@ if TYPE_CHECKING:
 
 
 class _Completion:
-    """One of a request's `n` sequences, as far as it has come."""
+    """One of a request's sequences, as far as it has come."""
 
     def __init__(self, index: int, request: PreparedRequest, tokenizer: Tokenizer | None) -> None:
-        params = request.params
+        child = request.children[index]
+        params = cast(SamplingParams, child.sampling_params)
         self.index = index
         self.params = params
-        self.request_id = request.children[index].request_id
+        self.request_id = child.request_id
         self.token_ids: list[int] = []
         self.logprobs: list[LogprobsOfOnePosition] | None = None if params.logprobs is None else []
         self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
@@ -138,7 +141,7 @@ class _LiveRequest:
         self.request = request
         self.stream = stream
         self.changed: list[_Completion] = []  # in the step that is being processed; for deltas only
-        self.completions = [_Completion(index, request, tokenizer) for index in range(request.params.n)]
+        self.completions = [_Completion(index, request, tokenizer) for index in range(len(request.children))]
         self.prompt_logprobs: list[LogprobsOfOnePosition | None] | None = (
             None if request.params.prompt_logprobs is None else [None]
         )
@@ -195,12 +198,15 @@ class _LiveRequest:
     def _output(self, now_s: float) -> RequestOutput:
         """A record of the present state that later steps do not change. By position: made for every streamed token."""
         finished = self.is_finished
+        outputs = [completion.output() for completion in self.completions]
+        if len(outputs) > self.request.params.n:
+            outputs = choose_best(outputs, self.request.params)
         return RequestOutput(
             self.request.request_id,
             self.request.prompt,
             self._prompt_token_ids,
             None if self.prompt_logprobs is None else self.prompt_logprobs.copy(),
-            [completion.output() for completion in self.completions],
+            outputs,
             finished,
             self._num_cached_tokens,
             self._present_metrics(now_s if finished else None),
@@ -260,9 +266,11 @@ class OutputProcessor:
         return live.news(now_s), [completion.request_id for completion in running]
 
     def note_launched(self, output: SchedulerOutput, *, now_s: float) -> None:
-        """A step has been launched. To be called before any later result is taken in: its requests are alive."""
+        """A step has been launched. To be called before any later result is taken in: its requests are alive, and
+        those that are not followed here are beams."""
         for new in output.new_requests:
-            self._owner[new.request_id][0].note_scheduled(new, now_s)
+            if new.request_id in self._owner:
+                self._owner[new.request_id][0].note_scheduled(new, now_s)
 
     def process(self, updates: Sequence[RequestUpdate], *, now_s: float) -> ProcessedStep:
         """Take in a step's result and say what changed for users."""

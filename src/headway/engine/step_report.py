@@ -26,6 +26,8 @@ class StepRow(NamedTuple):
     """Tokens it had generated before the step; one that the step before was still sampling is counted."""
     num_blocks: int
     """KV blocks it holds during the step."""
+    num_cached_tokens: int = 0
+    """If it entered the batch with this step: how many of its tokens were in the cache by then."""
 
     @property
     def is_decode(self) -> bool:
@@ -69,6 +71,7 @@ class StepReport:
     def rows(self) -> tuple[StepRow, ...]:
         """What each scheduled request did."""
         snapshot = self.snapshot
+        num_cached = {new.request_id: new.num_computed_tokens for new in snapshot.output.new_requests}
         return tuple(
             StepRow(
                 request_id=share.request_id,
@@ -77,6 +80,7 @@ class StepReport:
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_output_tokens=num_tokens - share.samples - request.num_prompt_tokens,
                 num_blocks=-(-(share.num_computed_tokens + share.num_tokens) // self.block_size),
+                num_cached_tokens=num_cached.get(share.request_id, 0),
             )
             for share, request, num_tokens in zip(
                 snapshot.output.scheduled, snapshot.requests, snapshot.num_tokens, strict=True

@@ -39,6 +39,8 @@ class AccessRecord:
     disconnected: bool = False
     error: str | None = None
     """The code of the error object, if the answer was one."""
+    key: str | None = None
+    """The digest of its API key. Not for the log."""
     user: str | None = None
     stream: bool | None = None
     num_prompt_tokens: int | None = None

@@ -25,10 +25,10 @@ class ApiKeys:
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
 
-    def check(self, path: str, authorization: bytes | None) -> None:
-        """Raise 401 unless the header holds one of the keys."""
+    def check(self, path: str, authorization: bytes | None) -> str | None:
+        """Raise 401 unless the header holds one of the keys. Returns its digest; None where none is asked for."""
         if not self._digests or path in OPEN_PATHS:
-            return
+            return None
         given = _digest(_key_in(authorization or b""))
         # All keys are looked at, and digests have one length: time tells nothing about any of them.
         matches = [hmac.compare_digest(given, known) for known in self._digests]
@@ -41,6 +41,7 @@ class ApiKeys:
                 code="invalid_api_key",
                 headers={"www-authenticate": scheme},
             )
+        return given.hex()
 
 
 def _digest(key: bytes) -> bytes:

@@ -25,6 +25,12 @@ class ServerConfig:
         f"${API_KEY_VARIABLE} adds one. Without any, everybody who reaches the port may use the server.",
         metavar="KEY",
     )
+    cache_salt_by_key: str = option(
+        "off",
+        "Whether requests with different API keys never share cached prefixes, so that nobody can tell from the time "
+        "to a first token what others have asked. Needs --api-key.",
+        choices=("on", "off"),
+    )
     served_model_name: tuple[str, ...] = option(
         (), "Name of the model in requests and answers; the first one is shown. Default: the name it was loaded by."
     )
@@ -87,8 +93,11 @@ class ServerConfig:
             raise ConfigError(
                 f"otlp_traces_endpoint must be an http:// or https:// URL, not {self.otlp_traces_endpoint!r}."
             )
-        if self.access_log not in ("on", "off"):
-            raise ConfigError(f"access_log must be one of on, off; not {self.access_log!r}.")
+        for name in ("access_log", "cache_salt_by_key"):
+            if getattr(self, name) not in ("on", "off"):
+                raise ConfigError(f"{name} must be one of on, off; not {getattr(self, name)!r}.")
+        if self.cache_salt_by_key == "on" and not self.api_key:
+            raise ConfigError("cache_salt_by_key tells requests apart by their API key; give an api_key.")
 
     @property
     def url(self) -> str:

@@ -25,6 +25,7 @@ from headway.server.engine_connection import EXIT_GRACE_S, EngineConnection, Eng
 from headway.server.messages import (
     AbortRequests,
     AddRequest,
+    BlockSnapshot,
     Delta,
     EngineReady,
     EngineStats,
@@ -178,11 +179,11 @@ class EngineClient:
     # ---- watching -------------------------------------------------------------------------------------------------
 
     def watch(self) -> SnapshotStream:
-        """Every step from now on, until the stream is closed. The engine makes snapshots only while somebody looks."""
+        """The blocks as they are, and every step from now on, until the stream is closed. The engine makes snapshots
+        only while somebody looks."""
         viewer = SnapshotStream(self._leave)
         self._viewers.append(viewer)
-        if len(self._viewers) == 1:
-            self._tell_watching()
+        self._tell_watching()
         return viewer
 
     def add_step_listener(self, listener: Callable[[EngineStats], None]) -> None:
@@ -205,7 +206,7 @@ class EngineClient:
         if type(news) is StepBatch:
             self._has_stepped = True
             self._take_step(news)
-        elif type(news) is StepSnapshot:
+        elif type(news) is StepSnapshot or type(news) is BlockSnapshot:
             for viewer in self._viewers:
                 viewer.push(news)
 
@@ -264,6 +265,8 @@ class EngineClient:
                 num_used_blocks=0,
                 num_used_slots=0,
                 num_cached_blocks=0,
+                num_table_entries=0,
+                num_host_blocks=0,
                 num_free_blocks=self.info.num_blocks,
             )
 

@@ -22,10 +22,10 @@ from headway.server.messages import (
     EngineReady,
     FromEngine,
     Heartbeat,
+    Snapshot,
     Start,
     StartUpFailed,
     StepBatch,
-    StepSnapshot,
     decode_from_engine,
 )
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 EXIT_GRACE_S = 5.0
 """How long a process may take to exit once its socket is closed."""
 
-News = StepBatch | StepSnapshot | Heartbeat
+News = StepBatch | Snapshot | Heartbeat
 
 
 class EngineStartError(HeadwayError):

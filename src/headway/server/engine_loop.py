@@ -103,6 +103,8 @@ class EngineLoop:
         is_idle = not self._engine.has_unfinished_requests()
         if is_idle and self._stats_are_stale:
             self._send_step([])
+        if is_idle and self._is_watched and self._snapshots.is_map_stale:
+            self._channel.send(self._snapshots.blocks())
         may_sleep = is_idle and self._drain_until_s is None
         messages = self._channel.receive(timeout_s=HEARTBEAT_S if may_sleep else 0.0)
         if may_sleep and not messages:
@@ -120,6 +122,8 @@ class EngineLoop:
             self._abort(message.request_ids)
         elif isinstance(message, Watch):
             self._is_watched = message.on
+            if message.on:
+                self._channel.send(self._snapshots.blocks())
         elif isinstance(message, Shutdown):
             self.drain(message.drain_s)
 
@@ -131,7 +135,13 @@ class EngineLoop:
         try:
             params = SamplingParams.from_dict(request.params)
             self._engine.add_request(
-                request.request_id, request.prompt_token_ids, params, priority=request.priority, stream="delta"
+                request.request_id,
+                request.prompt_token_ids,
+                params,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                cache_ttl_s=request.cache_ttl_s,
+                stream="delta",
             )
         except InvalidRequestError as error:
             refusal = _failure(request.request_id, str(error), status=error.http_status, param=error.param)
@@ -148,6 +158,7 @@ class EngineLoop:
             self._engine.errors.pop(request_id, None)
             self._live.discard(request_id)
         self._stats_are_stale = True
+        self._snapshots.is_map_stale = True
 
     def _rest(self) -> None:
         """There has been nothing to do for a while."""

@@ -119,7 +119,7 @@ def _run(engine: LLMEngine, channel: EngineChannel, start: Start) -> int:
 def _ready(engine: LLMEngine) -> EngineReady:
     from headway.loader.embedded import MODEL_NAME
 
-    plan, limits = engine.plan, engine.core.scheduler.limits
+    plan, limits, kv_cache = engine.plan, engine.core.scheduler.limits, engine.core.scheduler.kv_cache
     return EngineReady(
         model=engine.config.model.model or MODEL_NAME,
         max_model_len=plan.max_model_len,
@@ -131,6 +131,8 @@ def _ready(engine: LLMEngine) -> EngineReady:
         device=plan.device,
         dtype=plan.dtype,
         scheduling_policy=engine.config.scheduler.scheduling_policy,
+        prefix_caching=kv_cache.prefix_cache is not None,
+        num_host_slots=0 if kv_cache.host_tier is None else kv_cache.host_tier.num_slots,
     )
 
 

@@ -52,7 +52,7 @@ class Gate:
             await send(message)
 
         try:
-            self._services.keys.check(scope["path"], headers.get(b"authorization"))
+            record.key = self._services.keys.check(scope["path"], headers.get(b"authorization"))
             await self._app(scope, receive, send_with_id)
         except ClientDisconnected:
             record.disconnected = True

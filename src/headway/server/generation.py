@@ -18,6 +18,7 @@ from headway.server.errors import ApiError, from_delta, unavailable
 from headway.server.jobs import Job
 from headway.server.limits import Reservation
 from headway.server.messages import AddRequest, Delta
+from headway.server.prompts import Prompt
 from headway.server.protocol import PromptTokensDetails, Usage
 from headway.server.services import Services
 from headway.server.streams import RequestStream, merged
@@ -60,8 +61,7 @@ class Generation:
         try:
             for number, prompt in enumerate(self.job.prompts):
                 request_id = self.id if len(self.job.prompts) == 1 else f"{self.id}-{number}"
-                message = AddRequest(request_id, prompt.token_ids, self.job.params, priority=self.job.priority)
-                self._streams.append(self._services.engine.submit(message))
+                self._streams.append(self._services.engine.submit(self._message(request_id, prompt)))
                 self._metrics.prompt_length.observe(len(prompt.token_ids))
         except BaseException:
             self._close()
@@ -90,6 +90,17 @@ class Generation:
                     delta.index += number * self.job.n
                 self._account(deltas)
                 yield deltas
+
+    def _message(self, request_id: str, prompt: Prompt) -> AddRequest:
+        job = self.job
+        return AddRequest(
+            request_id,
+            prompt.token_ids,
+            job.params,
+            priority=job.priority,
+            cache_salt=self._services.cache_salt(job.cache_salt, key=self._record.key),
+            cache_ttl_s=job.cache_ttl_s,
+        )
 
     def _account(self, deltas: list[Delta]) -> None:
         """Count tokens and time; runs for every token of every stream."""
@@ -127,9 +138,8 @@ class Generation:
         self._metrics.finished[reason] += 1
         self._record.finish_reasons.append(reason)
         if delta.timings is not None:
-            prompt = self.job.prompts[index // self.job.n]
             self._num_cached_tokens += delta.timings.num_cached_tokens
-            self._metrics.observe_timings(delta.timings, num_prompt_tokens=len(prompt.token_ids))
+            self._metrics.observe_timings(delta.timings)
             self._record.note_timings(delta.timings)
         if reason == "error":
             raise from_delta(delta)

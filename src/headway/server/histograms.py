@@ -1,4 +1,4 @@
-"""Counting how long things take: for Prometheus since the start, and as quantiles of the last minute."""
+"""Counting times and shares: for Prometheus since the start, and over the last minute."""
 
 from __future__ import annotations
 
@@ -87,3 +87,38 @@ class RecentQuantiles:
             if left <= 0:
                 return math.exp((place + 0.5) * self._FACTOR) / 1e6
         raise AssertionError("the share of a whole cannot exceed it")
+
+
+class RecentShare:
+    """By how much one counter has grown in the last minute, as a share of another's growth."""
+
+    WINDOW_S = 60
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._part = self._whole = 0
+        self._marks: deque[tuple[int, int, int]] = deque()  # of each second with news: the counters before it
+
+    def observe(self, part: int, whole: int) -> None:
+        """What the counters say now. Counters that have fallen started anew."""
+        if whole < self._whole or part < self._part:
+            self._marks.clear()
+        elif whole > self._whole:
+            self._mark(int(self._now()))
+        self._part, self._whole = part, whole
+
+    def share(self) -> float | None:
+        """Of the last minute; None if the whole has not grown in it."""
+        oldest = int(self._now()) - self.WINDOW_S
+        while self._marks and self._marks[0][0] <= oldest:
+            self._marks.popleft()
+        if not self._marks:
+            return None
+        _, part, whole = self._marks[0]
+        return (self._part - part) / (self._whole - whole)
+
+    def _mark(self, second: int) -> None:
+        if not self._marks or self._marks[-1][0] != second:
+            self._marks.append((second, self._part, self._whole))
+            while self._marks[0][0] <= second - self.WINDOW_S:
+                self._marks.popleft()

@@ -19,6 +19,8 @@ MAX_STOP_CHARS = 1024
 MAX_LIST_ITEMS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_PRIORITY = 2**31
+MAX_SALT_CHARS = 256
+MAX_CACHE_TTL_S = 86_400.0
 _SAMPLING_NAMES = tuple(
     field.name
     for field in msgspec.structs.fields(GenerationRequest)
@@ -38,6 +40,8 @@ class Job:
     stream: bool
     include_usage: bool
     user: str | None
+    cache_salt: str | None = None
+    cache_ttl_s: float = 0.0
     num_logprobs: int | None = None
     """How many alternatives per token to report; None: no log-probabilities."""
     wants_prompt_logprobs: bool = False
@@ -106,6 +110,8 @@ def _job(request: GenerationRequest, prompts: list[Prompt], params: dict[str, An
         stream=bool(request.stream),
         include_usage=request.include_usage,
         user=request.user,
+        cache_salt=request.cache_salt,
+        cache_ttl_s=request.cache_ttl_s or 0.0,
         wants_prompt_logprobs=request.prompt_logprobs is not None,
         **more,
     )
@@ -133,9 +139,24 @@ def _check(request: GenerationRequest, services: Services) -> None:
             param="priority",
             code="unsupported_field",
         )
+    _check_cache(request, services.info)
     if request.prompt_logprobs is not None and request.stream:
         raise bad_request("'prompt_logprobs' cannot be streamed.", param="prompt_logprobs")
     _check_top("prompt_logprobs", request.prompt_logprobs)
+
+
+def _check_cache(request: GenerationRequest, info: EngineReady) -> None:
+    if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= MAX_SALT_CHARS:
+        raise bad_request(f"'cache_salt' must have 1 to {MAX_SALT_CHARS} characters.", param="cache_salt")
+    if request.cache_ttl_s is not None and not 0 <= request.cache_ttl_s <= MAX_CACHE_TTL_S:
+        raise bad_request(f"'cache_ttl_s' must be from 0 to {MAX_CACHE_TTL_S:g} seconds.", param="cache_ttl_s")
+    for name in ("cache_salt", "cache_ttl_s"):
+        if getattr(request, name) and not info.prefix_caching:
+            raise bad_request(
+                f"'{name}' needs a prefix cache, and this server was started with --prefix-caching off.",
+                param=name,
+                code="unsupported_field",
+            )
 
 
 def _chat_logprobs(request: ChatCompletionRequest) -> int | None:

@@ -3,8 +3,9 @@
 A frame has one column per step, and for each request that was in the batch a string with one letter per column:
 
     c  computed a chunk of its prompt          i  was running, but had no share in the step
-    d  decoded one token                       p  was preempted
-    .  was not in the batch
+    h  the same, after it had entered with     p  was preempted
+       a part of it found in the cache         .  was not in the batch
+    d  decoded one token
 
 Requests travel as numbers, given out in the order in which they are first seen: the page makes colours of them.
 """
@@ -17,15 +18,16 @@ from typing import Any
 
 import msgspec
 
+from headway.server import messages
 from headway.server.messages import BlockMap, SnapshotRow, StepSnapshot
 
 MAX_COLUMNS = 40
 """Steps in a frame; of more only the last are drawn."""
 MAX_CELLS = 1920
 """Of the block map. Larger caches show several blocks as one cell."""
-CHUNK, DECODE, IDLE, PREEMPTED, ABSENT = "c", "d", "i", "p", "."
-FREE, CACHED = -1, -2
-"""Owners of blocks that no request holds."""
+CHUNK, HIT, DECODE, IDLE, PREEMPTED, ABSENT = "c", "h", "d", "i", "p", "."
+FREE, CACHED, SHARED = -1, -2, -3
+"""Owners of blocks that no request holds, the second of them kept by the prefix cache, and of those that several do."""
 
 
 class FrameRow(msgspec.Struct, array_like=True):
@@ -39,6 +41,8 @@ class FrameRow(msgspec.Struct, array_like=True):
     num_blocks: int
     is_running: bool
     cells: str
+    num_cached_tokens: int = 0
+    """How many of its tokens were in the cache when it entered the batch."""
 
 
 class FrameBlocks(msgspec.Struct):
@@ -79,6 +83,7 @@ class _Seen:
     number: int
     row: SnapshotRow
     cells: list[str]
+    num_cached_tokens: int = 0
     is_running: bool = True
     last_step: int = 0
 
@@ -93,11 +98,14 @@ class FrameBuilder:
         self._columns: list[Column] = []
         self._waiting: list[tuple[int, int]] = []
         self._blocks: FrameBlocks | None = None
+        self._owners: frozenset[str] = frozenset()  # of blocks in the last map
+        self.last_blocks: FrameBlocks | None = None
+        """The last map that a frame has told."""
 
     @property
     def has_news(self) -> bool:
-        """Whether a step was added since the last frame."""
-        return bool(self._columns)
+        """Whether a step or a map was added since the last frame."""
+        return bool(self._columns) or self._blocks is not None
 
     @property
     def running(self) -> set[str]:
@@ -119,7 +127,12 @@ class FrameBuilder:
                 seen.is_running = False
         self._waiting = [(self._number(row.request_id), row.num_tokens) for row in snapshot.waiting]
         if snapshot.blocks is not None:
-            self._blocks = self._draw_blocks(snapshot.blocks)
+            self.add_blocks(snapshot.blocks)
+
+    def add_blocks(self, block_map: BlockMap) -> None:
+        """Take in a map of the blocks."""
+        self._blocks = self._draw_blocks(block_map)
+        self._owners = frozenset(block_map.owners)
 
     def became_idle(self) -> None:
         """Nothing runs or waits any more, also nothing that left without a snapshot telling so."""
@@ -139,11 +152,11 @@ class FrameBuilder:
             blocks=self._blocks,
         )
         self._columns = []
-        self._blocks = None
+        self.last_blocks, self._blocks = self._blocks or self.last_blocks, None
         self._seen = {request_id: seen for request_id, seen in self._seen.items() if seen.is_running}
         for seen in self._seen.values():
             seen.cells.clear()
-        known = self._seen.keys()
+        known = self._seen.keys() | self._owners
         waiting = {number for number, _ in self._waiting}
         self._numbers = {i: n for i, n in self._numbers.items() if i in known or n in waiting}
         return frame
@@ -162,10 +175,12 @@ class FrameBuilder:
         if seen is None:
             missed = [ABSENT] * len(self._columns)
             seen = self._seen[row.request_id] = _Seen(self._number(row.request_id), row, missed)
+        if row.num_computed_tokens == row.num_cached_tokens:  # it has just entered
+            seen.num_cached_tokens = row.num_cached_tokens
         seen.row = row
         seen.is_running = True
         seen.last_step = step_id
-        seen.cells.append(DECODE if row.is_decode else CHUNK)
+        seen.cells.append(HIT if row.num_cached_tokens else DECODE if row.is_decode else CHUNK)
 
     def _drop_vanished(self, num_running: int) -> None:
         """Aborted requests leave without a word: there are more in memory than the step had."""
@@ -197,7 +212,10 @@ class FrameBuilder:
 def _owner(index: int | None, owners: list[int]) -> int:
     if index is None:
         return FREE
-    return owners[index] if index >= 0 else CACHED
+    return _HOLDERS[index] if index < 0 else owners[index]
+
+
+_HOLDERS = {messages.CACHED: CACHED, messages.SHARED: SHARED}
 
 
 def _frame_row(seen: _Seen) -> FrameRow:
@@ -211,11 +229,13 @@ def _frame_row(seen: _Seen) -> FrameRow:
         num_blocks=row.num_blocks,
         is_running=seen.is_running,
         cells="".join(seen.cells[-MAX_COLUMNS:]),
+        num_cached_tokens=seen.num_cached_tokens,
     )
 
 
 def _coarsen(runs: list[tuple[int, int]], blocks_per_cell: int) -> list[tuple[int, int]]:
-    """One cell for that many blocks, in the name of the owner of most of them; a used block counts before free ones."""
+    """One cell for that many blocks, in the name of the owner of most of them. Used blocks count before cached ones,
+    these before free ones."""
     cells = []
     inside: Counter[int] = Counter()
     room = blocks_per_cell
@@ -235,7 +255,7 @@ def _coarsen(runs: list[tuple[int, int]], blocks_per_cell: int) -> list[tuple[in
 
 
 def _foremost(inside: Counter[int]) -> int:
-    return max(inside, key=lambda owner: (owner >= 0, inside[owner]))
+    return max(inside, key=lambda owner: (owner not in (FREE, CACHED), owner != FREE, inside[owner]))
 
 
 def _merge(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -17,10 +17,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from headway.server.histograms import RecentShare
 from headway.server.live_advice import Advice, Trend, Vitals, advise
 from headway.server.live_frame import Frame, FrameBuilder
 from headway.server.live_latency import WINDOW_S, RecentTimes, TokenTimes, percentile
-from headway.server.messages import EngineReady, EngineStats, StepSnapshot
+from headway.server.messages import BlockSnapshot, EngineReady, EngineStats, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class EngineHealth(Protocol):
 class Snapshots(Protocol):
     """See `streams.SnapshotStream`."""
 
-    def __aiter__(self) -> AsyncIterator[StepSnapshot]: ...
+    def __aiter__(self) -> AsyncIterator[Snapshot]: ...
     async def aclose(self) -> None: ...
 
 
@@ -70,10 +71,12 @@ class LiveHub:
         engine: WatchedEngine,
         *,
         first_tokens: RecentTimes | None = None,
+        hits: RecentShare | None = None,
         now: Callable[[], float] = time.monotonic,
         frame_s: float = FRAME_S,
     ) -> None:
-        """`first_tokens` is filled by whoever sees requests arrive; without it, the times are read from snapshots."""
+        """`first_tokens` is filled by whoever sees requests arrive; without it, the times are read from snapshots.
+        `hits`, of the prefix cache, by whoever sees every step; without it, they are read for each frame."""
         self._engine = engine
         self._now = now
         self._frame_s = frame_s
@@ -83,6 +86,8 @@ class LiveHub:
         self._token_times = TokenTimes(
             gaps=self._gaps, first_tokens=self._first_tokens if first_tokens is None else None
         )
+        self._hits = RecentShare(now) if hits is None else hits
+        self._is_counting_hits = hits is None
         self._builder = FrameBuilder()
         self._trend = Trend()
         self._advice_s = float("-inf")
@@ -120,11 +125,19 @@ class LiveHub:
         if self._engine.info is not None:
             queue.put_nowait(_hello(self._engine.info))
         self._viewers.add(queue)
-        if self._task is None:
+        if self._task is not None:
+            self._tell_present(queue)
+        else:
             self._builder = FrameBuilder()
             self._trend = Trend()
             self._told = self._engine.info
             self._task = asyncio.create_task(self._look())
+
+    def _tell_present(self, queue: asyncio.Queue[Event | None]) -> None:
+        """Maps are told when they change, so who comes later is told the last one."""
+        frame = Frame(at_s=self._at_s(self._now()), blocks=self._builder.last_blocks)
+        frame.numbers = self._numbers(self._engine.stats or EngineStats())
+        queue.put_nowait(_event("frame", frame))
 
     def _leave(self, queue: asyncio.Queue[Event | None]) -> None:
         self._viewers.discard(queue)
@@ -152,8 +165,11 @@ class LiveHub:
     async def _gather(self) -> None:
         async with contextlib.aclosing(self._engine.watch()) as snapshots:
             async for snapshot in snapshots:
-                self._builder.add(snapshot)
-                self._token_times.add(snapshot)
+                if isinstance(snapshot, BlockSnapshot):
+                    self._builder.add_blocks(snapshot.blocks)
+                else:
+                    self._builder.add(snapshot)
+                    self._token_times.add(snapshot)
 
     async def _publish(self) -> None:
         told_s = float("-inf")
@@ -179,14 +195,19 @@ class LiveHub:
             self._builder.became_idle()
             self._token_times.became_idle()
         self._token_times.forget_others(self._builder.running)
-        frame = self._builder.take(round(now_s - self._began_s, 3))
+        frame = self._builder.take(self._at_s(now_s))
         frame.numbers = self._numbers(stats)
         if now_s - self._advice_s >= QUIET_FRAME_S:
             self._advice_s = now_s
             frame.advice = msgspec.to_builtins(self._advise(stats, now_s))
         return frame
 
+    def _at_s(self, now_s: float) -> float:
+        return round(now_s - self._began_s, 3)
+
     def _numbers(self, stats: EngineStats) -> dict[str, Any]:
+        if self._is_counting_hits:
+            self._hits.observe(stats.num_hit_tokens, stats.num_queried_tokens)
         gaps = self._gaps.of_last(SHOWN_LATENCY_S)
         first_tokens = self._first_tokens.of_last(SHOWN_LATENCY_S)
         health = self._engine.health
@@ -198,8 +219,20 @@ class LiveHub:
             "num_used_blocks": stats.num_used_blocks,
             "num_used_slots": stats.num_used_slots,
             "num_cached_blocks": stats.num_cached_blocks,
+            "num_free_blocks": stats.num_free_blocks,
+            "num_host_blocks": stats.num_host_blocks,
+            "num_moved_out_blocks": stats.num_moved_out_blocks,
+            "num_moved_in_blocks": stats.num_moved_in_blocks,
+            "num_table_entries": stats.num_table_entries,
+            "num_queried_tokens": stats.num_queried_tokens,
+            "num_hit_tokens": stats.num_hit_tokens,
+            "num_saved_tokens": stats.num_saved_tokens,
+            "num_inserted_blocks": stats.num_inserted_blocks,
+            "num_evicted_blocks": stats.num_evicted_blocks,
+            "hit_rate": self._hits.share(),
             "num_steps": stats.num_steps,
             "num_preemptions": stats.num_preemptions,
+            "num_recomputed_tokens": stats.num_recomputed_tokens,
             "prompt_tokens": stats.prompt_tokens,
             "generation_tokens": stats.generation_tokens,
             "ttft_p50_ms": _ms(percentile(first_tokens, 0.5)),
@@ -208,7 +241,7 @@ class LiveHub:
         }
 
     def _advise(self, stats: EngineStats, now_s: float) -> Advice:
-        self._trend.add(now_s, num_waiting=stats.num_waiting, num_preemptions=stats.num_preemptions)
+        self._trend.add(now_s, stats)
         info, health = self._engine.info, self._engine.health
         gaps = self._gaps.of_last(WINDOW_S)
         vitals = Vitals(
@@ -220,6 +253,9 @@ class LiveHub:
             queue_growth=self._trend.queue_growth,
             kv_used=stats.num_used_blocks / info.num_blocks if info else 0.0,
             num_preemptions=self._trend.num_preemptions,
+            evicted=self._trend.num_evicted_blocks / info.num_blocks if info else 0.0,
+            hit_rate=self._trend.hit_rate,
+            hit_rate_before=self._trend.hit_rate_before,
             num_gaps=len(gaps),
             gap_p50_s=percentile(gaps, 0.5),
             gap_p99_s=percentile(gaps, 0.99),

@@ -44,6 +44,10 @@ class AddRequest(_Message):
     params: dict[str, Any] = {}
     """Fields of `SamplingParams`."""
     priority: int = 0
+    cache_salt: str | None = None
+    """Only requests with the same one share cached prefixes."""
+    cache_ttl_s: float = 0.0
+    """So long its prompt's blocks are kept if at all possible."""
 
 
 class AbortRequests(_Message):
@@ -53,7 +57,7 @@ class AbortRequests(_Message):
 
 
 class Watch(_Message):
-    """Whether step snapshots are wanted."""
+    """Whether snapshots are wanted."""
 
     on: bool
 
@@ -83,6 +87,9 @@ class EngineReady(_Message):
     device: str
     dtype: str
     scheduling_policy: str = "fcfs"
+    prefix_caching: bool = True
+    num_host_slots: int = 0
+    """Blocks for which there is room in host memory."""
 
 
 class StartUpFailed(_Message):
@@ -151,13 +158,14 @@ class EngineStats(_Part):
     num_running: int = 0
     num_waiting: int = 0
     num_free_blocks: int = 0
+    """Blocks that hold nothing of use."""
     num_used_blocks: int = 0
     num_used_slots: int = 0
     """KV slots that hold a token; the rest of the used blocks is waste."""
     num_steps: int = 0
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
-    """Tokens that preempted requests had in the cache and lost."""
+    """Tokens that preempted requests had in the cache, lost, and have computed again."""
     prompt_tokens: int = 0
     """Prompt tokens of all requests that have entered the batch."""
     generation_tokens: int = 0
@@ -169,7 +177,22 @@ class EngineStats(_Part):
     num_step_tokens: int = 0
     """Tokens that the last step computed."""
     num_cached_blocks: int = 0
-    """Blocks that no request holds but the prefix cache may give again; counted as free as well."""
+    """Blocks that no request holds, kept by the prefix cache. With the free and the used ones they are all."""
+    num_table_entries: int = 0
+    """Blocks that requests hold, each counted once for every request that holds it."""
+    num_queried_tokens: int = 0
+    """Tokens that requests had when they entered the batch, for the first time or after a preemption."""
+    num_hit_tokens: int = 0
+    """Of these, found in the prefix cache."""
+    num_saved_tokens: int = 0
+    """Of these, found by requests that entered for the first time: prompt that nobody had to compute."""
+    num_inserted_blocks: int = 0
+    num_evicted_blocks: int = 0
+    num_host_blocks: int = 0
+    """Blocks that are kept in host memory."""
+    num_moved_out_blocks: int = 0
+    num_moved_in_blocks: int = 0
+    """Blocks that went to host memory, and came back."""
 
 
 class StepBatch(_Message):
@@ -192,6 +215,8 @@ class SnapshotRow(_Part):
     """Tokens computed for it in the step."""
     num_blocks: int
     is_decode: bool
+    num_cached_tokens: int = 0
+    """If it entered the batch with this step: how many of its tokens were in the cache by then."""
 
 
 class WaitingRow(_Part):
@@ -202,11 +227,15 @@ class WaitingRow(_Part):
     """What it has to compute when it is its turn: its prompt, and its output if it was preempted."""
 
 
+CACHED, SHARED = -1, -2
+"""Owners of blocks that no request holds and the prefix cache keeps, and of blocks that several requests hold."""
+
+
 class BlockRun(_Part):
     """Neighbouring blocks with the same owner."""
 
     owner: int | None
-    """Index into `BlockMap.owners`; None: free."""
+    """Index into `BlockMap.owners`, or `CACHED` or `SHARED`; None: free."""
     num_blocks: int
 
 
@@ -239,11 +268,18 @@ class StepSnapshot(_Message):
     """None on steps that follow another map too closely."""
 
 
+class BlockSnapshot(_Message):
+    """The blocks between two steps: for who has just begun to watch, and when the engine comes to rest."""
+
+    blocks: BlockMap
+
+
 class Heartbeat(_Message):
     """The loop turns although there is no step to tell of."""
 
 
-FromEngine = EngineReady | StartUpFailed | StepBatch | StepSnapshot | Heartbeat
+Snapshot = StepSnapshot | BlockSnapshot
+FromEngine = EngineReady | StartUpFailed | StepBatch | Snapshot | Heartbeat
 
 # ---- their packed form ----------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ Latencies are measured here, in the front end, as clients see them; the engine's
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -14,7 +15,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from headway.server.histograms import LATENCY_BUCKETS_S, STEP_BUCKETS_S, TOKEN_BUCKETS, Histogram, RecentQuantiles
+from headway.server.histograms import (
+    LATENCY_BUCKETS_S,
+    STEP_BUCKETS_S,
+    TOKEN_BUCKETS,
+    Histogram,
+    RecentQuantiles,
+    RecentShare,
+)
 from headway.server.limits import QueueLimits
 from headway.server.live_latency import RecentTimes
 from headway.server.messages import EngineReady, EngineStats, RequestTimings
@@ -53,14 +61,15 @@ class ServerMetrics:
         self.recent_itl = RecentQuantiles(now)
         self.recent_first_tokens = RecentTimes(now=now)
         """For the page, which shows those of the last seconds."""
+        self.recent_hits = RecentShare(now)
+        """Tokens found in the prefix cache, of those looked up. The page shows it too."""
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.responses: dict[tuple[str, int], int] = {}
-        self.num_cached_tokens = 0
-        self.num_queried_tokens = 0
         self._num_steps = -1
 
     def observe_step(self, stats: EngineStats) -> None:
         """A step's numbers; those of a step that is known already are passed over."""
+        self.recent_hits.observe(stats.num_hit_tokens, stats.num_queried_tokens)
         if stats.num_steps != self._num_steps:
             self._num_steps = stats.num_steps
             self.step_time[stats.kind].observe(stats.step_s)
@@ -77,14 +86,12 @@ class ServerMetrics:
         self.inter_token_latency.observe(each_s, num_tokens)
         self.recent_itl.observe(each_s, num_tokens)
 
-    def observe_timings(self, timings: RequestTimings, *, num_prompt_tokens: int) -> None:
+    def observe_timings(self, timings: RequestTimings) -> None:
         """What the engine says about a request that has ended."""
         self.queue_time.observe(timings.queue_s)
         self.prefill_time.observe(timings.prefill_s)
         self.decode_time.observe(timings.decode_s)
         self.inference_time.observe(timings.prefill_s + timings.decode_s)
-        self.num_queried_tokens += num_prompt_tokens
-        self.num_cached_tokens += timings.num_cached_tokens
 
     def count_response(self, route: str, status: int) -> None:
         """An HTTP answer has gone out."""
@@ -107,7 +114,9 @@ class _Snapshot(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client."""
-        yield from self._engine_metrics(self._engine.stats or EngineStats())
+        stats = self._engine.stats or EngineStats()
+        yield from self._engine_metrics(stats)
+        yield from self._prefix_cache_metrics(stats)
         yield from self._latencies()
         yield from self._server_metrics()
 
@@ -121,21 +130,43 @@ class _Snapshot(Collector):
             "kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", _share(stats.num_used_blocks, num_blocks)
         )
         yield self._gauge("kv_blocks_live", "KV blocks held by requests.", stats.num_used_blocks)
-        yield self._gauge("kv_blocks_cached", "Free KV blocks with reusable contents.", stats.num_cached_blocks)
         yield self._gauge(
-            "kv_blocks_free", "Free KV blocks.", stats.num_free_blocks if self._engine.stats is not None else num_blocks
+            "kv_blocks_cached", "KV blocks held by nobody, kept by the prefix cache.", stats.num_cached_blocks
         )
+        yield self._gauge(
+            "kv_blocks_free",
+            "KV blocks without contents.",
+            stats.num_free_blocks if self._engine.stats is not None else num_blocks,
+        )
+        yield self._gauge("kv_blocks_host", "KV blocks kept in host memory.", stats.num_host_blocks)
         waste = 1.0 - _share(stats.num_used_slots, used_slots) if used_slots else 0.0
         yield self._gauge("kv_waste_perc", "Share of slots in used KV blocks that hold no token.", waste)
+        sharing = stats.num_table_entries / stats.num_used_blocks if stats.num_used_blocks else 1.0
+        yield self._gauge("kv_sharing_factor", "How many requests hold a live KV block, on average.", sharing)
         yield self._counter("num_preemptions", "Times a request lost its blocks to another.", stats.num_preemptions)
         yield self._counter("recomputed_tokens", "Tokens computed again after that.", stats.num_recomputed_tokens)
         yield self._counter("prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
         yield self._counter("engine_steps", "Steps of the engine.", stats.num_steps)
         yield self._counter("engine_restarts", "Times the engine process had to be started again.", self._restarts)
-        metrics = self._metrics
-        yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", metrics.num_queried_tokens)
-        yield self._counter("prefix_cache_hits", "Of these, found in the prefix cache.", metrics.num_cached_tokens)
+
+    def _prefix_cache_metrics(self, stats: EngineStats) -> Iterator[Metric]:
+        for name, help_text, value in (
+            ("prefix_cache_queries", "Tokens looked up, of requests that enter the batch.", stats.num_queried_tokens),
+            ("prefix_cache_hits", "Of these, found in the prefix cache.", stats.num_hit_tokens),
+            ("prefix_cache_saved_tokens", "Prompt tokens that nobody had to compute.", stats.num_saved_tokens),
+            ("prefix_cache_inserted_blocks", "KV blocks taken into the prefix cache.", stats.num_inserted_blocks),
+            ("prefix_cache_evicted_blocks", "KV blocks given up for room.", stats.num_evicted_blocks),
+            ("kv_blocks_moved_out", "KV blocks copied to host memory.", stats.num_moved_out_blocks),
+            ("kv_blocks_moved_in", "KV blocks copied back from there.", stats.num_moved_in_blocks),
+        ):
+            yield self._counter(name, help_text, value)
+        hit_rate = self._metrics.recent_hits.share()
+        yield self._gauge(
+            "prefix_cache_hit_rate",
+            "Share of the tokens looked up in the last minute that were found.",
+            math.nan if hit_rate is None else hit_rate,
+        )
 
     @property
     def _restarts(self) -> int:

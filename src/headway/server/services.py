@@ -79,6 +79,12 @@ class Services:
             raise unavailable("The engine is starting; please retry.", code="engine_unavailable")
         return self.engine.info
 
+    def cache_salt(self, wanted: str | None, *, key: str | None) -> str | None:
+        """What sets a request's cached prefixes apart: the salt it asks for, and its API key where that counts too."""
+        if self.config.cache_salt_by_key == "off":
+            return wanted
+        return f"{key}:{wanted or ''}"
+
     def check_model(self, name: str | None) -> None:
         """404 for a model that is not served here."""
         if name is not None and name not in self.model_names:

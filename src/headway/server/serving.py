@@ -73,7 +73,8 @@ async def _serve(
     tokenizer = await asyncio.to_thread(load_front_end_tokenizer, engine_config.model)
     services = Services.create(config, engine, tokenizer, model_name=name)
     services.on_request_end += request_listeners
-    hub = LiveHub(engine, first_tokens=services.metrics.recent_first_tokens)
+    metrics = services.metrics
+    hub = LiveHub(engine, first_tokens=metrics.recent_first_tokens, hits=metrics.recent_hits)
     app = create_app(services, [*live_routes(engine, hub=hub)])
 
     async def drain() -> None:

@@ -9,9 +9,11 @@ from types import TracebackType
 
 import msgspec
 
-from headway.core import Scheduler, SchedulerOutput
-from headway.engine.step_report import BatchSnapshot, StepReport
+from headway.core import PrefixCacheStats, Scheduler, SchedulerOutput
+from headway.core.host_tier import HostTierStats
+from headway.engine.step_report import StepReport
 from headway.server.messages import EngineStats, StepKind
+from headway.server.recomputed import RecomputedTokens
 from headway.tracing import Recorder
 
 _NOTHING = nullcontext()
@@ -23,8 +25,9 @@ class StepMeter:
     def __init__(self, scheduler: Scheduler, *, counted: EngineStats | None = None) -> None:
         """`counted`: numbers of an engine before this one, whose counters go on."""
         self._scheduler = scheduler
-        self._stats = msgspec.structs.replace(counted or EngineStats(), step_s=0.0, schedule_s=0.0, num_step_tokens=0)
-        self._partly_computed: dict[str, int] = {}  # tokens in the cache of requests amid their prompt
+        self._before = counted or EngineStats()
+        self._stats = msgspec.structs.replace(self._before, step_s=0.0, schedule_s=0.0, num_step_tokens=0)
+        self._recomputed = RecomputedTokens()
         self.planning = PlanningTime()
 
     def take(self, report: StepReport, *, num_new_tokens: int) -> None:
@@ -36,14 +39,11 @@ class StepMeter:
         stats.schedule_s = self.planning.take_s()
         stats.kind = kind_of(plan)
         stats.num_step_tokens = plan.num_scheduled_tokens
-        if plan.preempted_request_ids:
-            self._count_preempted(plan)
+        stats.num_preemptions += len(plan.preempted_request_ids)
         if plan.new_requests:
-            self._count_prompts(report.snapshot)
-        if stats.kind != "decode":
-            self._note_chunks(plan)
-        for request_id in plan.finished_request_ids:
-            self._partly_computed.pop(request_id, None)
+            self._count_prompts(plan)
+        self._recomputed.take(plan, self._scheduler.requests, is_decode=stats.kind == "decode")
+        stats.num_recomputed_tokens = self._before.num_recomputed_tokens + self._recomputed.num_tokens
 
     def stats(self) -> EngineStats:
         """The counters, and the present state of queue, batch and blocks. To be sent before the next step is taken."""
@@ -55,32 +55,32 @@ class StepMeter:
         stats.num_cached_blocks = kv_cache.num_idle_blocks
         stats.num_used_blocks = kv_cache.num_used_blocks
         stats.num_used_slots = scheduler.num_used_slots
+        stats.num_table_entries = kv_cache.num_table_entries
+        if kv_cache.prefix_cache is not None:
+            self._count_cache(kv_cache.prefix_cache.stats)
+        if kv_cache.host_tier is not None:
+            stats.num_host_blocks = len(kv_cache.host_tier)
+            self._count_moves(kv_cache.host_tier.stats)
         return stats
 
-    def _count_preempted(self, plan: SchedulerOutput) -> None:
-        """They lose what they had in the cache: amid the prompt what was computed of it, later all but the last token.
-        One that has ended since then computes nothing again."""
-        self._stats.num_preemptions += len(plan.preempted_request_ids)
-        for request_id in plan.preempted_request_ids:
-            num_computed = self._partly_computed.pop(request_id, 0)
-            request = self._scheduler.requests.get(request_id)
-            if request is not None:
-                is_past_prompt = request.num_tokens > request.num_prompt_tokens
-                self._stats.num_recomputed_tokens += request.num_tokens - 1 if is_past_prompt else num_computed
+    def _count_cache(self, found: PrefixCacheStats) -> None:
+        stats, before = self._stats, self._before
+        stats.num_queried_tokens = before.num_queried_tokens + found.num_queried_tokens
+        stats.num_hit_tokens = before.num_hit_tokens + found.num_hit_tokens
+        stats.num_inserted_blocks = before.num_inserted_blocks + found.num_inserted_blocks
+        stats.num_evicted_blocks = before.num_evicted_blocks + found.num_evicted_blocks
 
-    def _count_prompts(self, snapshot: BatchSnapshot) -> None:
+    def _count_moves(self, moved: HostTierStats) -> None:
+        self._stats.num_moved_out_blocks = self._before.num_moved_out_blocks + moved.num_moved_out
+        self._stats.num_moved_in_blocks = self._before.num_moved_in_blocks + moved.num_moved_in
+
+    def _count_prompts(self, plan: SchedulerOutput) -> None:
         """Of requests that enter the batch for the first time."""
-        entered = {new.request_id for new in snapshot.output.new_requests}
-        for request in snapshot.requests:
-            if request.request_id in entered and request.num_preemptions == 0:
-                self._stats.prompt_tokens += request.num_prompt_tokens
-
-    def _note_chunks(self, plan: SchedulerOutput) -> None:
-        for share in plan.scheduled:
-            if share.samples:
-                self._partly_computed.pop(share.request_id, None)
-            else:
-                self._partly_computed[share.request_id] = share.num_computed_tokens + share.num_tokens
+        just_left = frozenset(plan.preempted_request_ids)
+        for new in plan.new_requests:
+            if new.request_id not in just_left and not self._recomputed.has_left(new.request_id):
+                self._stats.prompt_tokens += len(new.prompt_token_ids)
+                self._stats.num_saved_tokens += new.num_computed_tokens
 
 
 def kind_of(plan: SchedulerOutput) -> StepKind:

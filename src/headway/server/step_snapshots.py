@@ -8,7 +8,16 @@ from collections.abc import Callable
 
 from headway.core import KVCacheManager, Scheduler
 from headway.engine.step_report import StepReport
-from headway.server.messages import BlockMap, BlockRun, SnapshotRow, StepSnapshot, WaitingRow
+from headway.server.messages import (
+    CACHED,
+    SHARED,
+    BlockMap,
+    BlockRun,
+    BlockSnapshot,
+    SnapshotRow,
+    StepSnapshot,
+    WaitingRow,
+)
 from headway.server.step_meter import kind_of
 
 NUM_WAITING_SHOWN = 8
@@ -17,12 +26,14 @@ BLOCK_MAP_INTERVAL_S = 0.1
 
 
 class SnapshotMaker:
-    """Remembers when it last drew the map of the blocks."""
+    """Remembers when it last drew the map of the blocks, and whether it still holds."""
 
     def __init__(self, scheduler: Scheduler, *, now: Callable[[], float] = time.monotonic) -> None:
         self._scheduler = scheduler
         self._now = now
         self._map_due_s = float("-inf")
+        self.is_map_stale = True
+        """Whether blocks may have changed hands since the last map. Whoever changes them without a step sets this."""
 
     def snapshot(self, report: StepReport) -> StepSnapshot:
         """Rows and counts are of the step; queue and blocks are as they are now, after it."""
@@ -44,6 +55,7 @@ class SnapshotMaker:
                     row.num_tokens,
                     row.num_blocks,
                     row.is_decode,
+                    row.num_cached_tokens,
                 )
                 for row in report.rows
             ],
@@ -53,6 +65,10 @@ class SnapshotMaker:
             blocks=self._map_if_due(),
         )
 
+    def blocks(self) -> BlockSnapshot:
+        """The blocks alone, as they are now."""
+        return BlockSnapshot(self._map())
+
     def _waiting(self) -> list[WaitingRow]:
         queue = self._scheduler.waiting
         num_shown = min(len(queue), NUM_WAITING_SHOWN, self._scheduler.config.skip_window + 1)
@@ -60,18 +76,22 @@ class SnapshotMaker:
         return [WaitingRow(request.request_id, request.num_tokens) for request in requests if request is not None]
 
     def _map_if_due(self) -> BlockMap | None:
-        now_s = self._now()
-        if now_s < self._map_due_s:
-            return None
-        self._map_due_s = now_s + BLOCK_MAP_INTERVAL_S
+        self.is_map_stale = True
+        return None if self._now() < self._map_due_s else self._map()
+
+    def _map(self) -> BlockMap:
+        self._map_due_s = self._now() + BLOCK_MAP_INTERVAL_S
+        self.is_map_stale = False
         return block_map(self._scheduler.kv_cache)
 
 
 def block_map(kv_cache: KVCacheManager) -> BlockMap:
-    """Of a block with several owners, the one that was admitted last is shown."""
+    """Whose each block is: one request's, several requests', the prefix cache's or nobody's."""
     owners = list(kv_cache.requests_with_blocks)
     owner_of: list[int | None] = [None] * kv_cache.num_blocks
+    for block in kv_cache.prefix_cache or ():
+        owner_of[block.block_id] = CACHED
     for index, request_id in enumerate(owners):
         for block_id in kv_cache.block_table(request_id):
-            owner_of[block_id] = index
+            owner_of[block_id] = index if owner_of[block_id] in (None, CACHED) else SHARED
     return BlockMap(owners, [BlockRun(owner, len(list(run))) for owner, run in itertools.groupby(owner_of)])

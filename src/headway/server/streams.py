@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from headway.server.messages import Delta, StepSnapshot
+from headway.server.messages import Delta, Snapshot
 
 MAX_SNAPSHOTS = 512
 """Steps that a viewer may lag behind before it misses some."""
@@ -114,15 +114,15 @@ async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, l
 
 
 class SnapshotStream:
-    """Step snapshots for one viewer, one by one. It never ends by itself, not even when the engine is restarted."""
+    """Snapshots for one viewer, one by one. It never ends by itself, not even when the engine is restarted."""
 
     def __init__(self, on_close: Callable[[SnapshotStream], None]) -> None:
         self._on_close = on_close
-        self._snapshots: deque[StepSnapshot] = deque(maxlen=MAX_SNAPSHOTS)
+        self._snapshots: deque[Snapshot] = deque(maxlen=MAX_SNAPSHOTS)
         self._closed = False
         self._waiter = _Waiter()
 
-    def push(self, snapshot: StepSnapshot) -> None:
+    def push(self, snapshot: Snapshot) -> None:
         """Called by the client for each snapshot."""
         self._snapshots.append(snapshot)
         self._waiter.wake()
@@ -130,7 +130,7 @@ class SnapshotStream:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> StepSnapshot:
+    async def __anext__(self) -> Snapshot:
         while not self._snapshots:
             if self._closed:
                 raise StopAsyncIteration

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from headway.config import EngineConfig
-from headway.core import KVCacheManager, Request, RequestStatus, Scheduler
+from headway.core import KVCacheManager, PrefixCache, Request, RequestStatus, Scheduler
 from headway.engine.engine_core import EngineCore
 from headway.engine.step_report import StepReport
 from headway.errors import InvalidRequestError, RequestTooLargeError
@@ -44,7 +44,11 @@ class FakeEngine:
         self._answers: dict[str, str] = {}
         self._outputs: dict[str, RequestOutput] = {}
         self._params: dict[str, SamplingParams] = {}
-        kv_cache = KVCacheManager(num_blocks=config.cache.num_kv_blocks or 1024, block_size=config.cache.block_size)
+        kv_cache = KVCacheManager(
+            num_blocks=config.cache.num_kv_blocks or 1024,
+            block_size=config.cache.block_size,
+            prefix_cache=PrefixCache() if config.cache.prefix_caching == "on" else None,
+        )
         clock = itertools.count()
         scheduler = Scheduler(config.scheduler, kv_cache)
         self.core = EngineCore(scheduler, FakeExecutor(self._next_token), now=lambda: next(clock) / 1000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -40,7 +41,7 @@ class Camera:
         self.columns.append({name: request.cells[-1] for name, request in watch.requests.items()})
 
 
-def make_engine(**options: int) -> FakeEngine:
+def make_engine(**options: Any) -> FakeEngine:
     # A token is a character here, so the prompts are about four times as long as with a real tokenizer.
     config = demo.demo_config({"num_kv_blocks": 150, "block_size": 64, "max_chunk_tokens": 256, **options})
     return FakeEngine(config, lambda prompt: "x" * (30 + len(prompt) % 70), max_model_len=8192)
@@ -100,7 +101,26 @@ def test_block_map_has_a_cell_per_block(film: tuple[Camera, BatchWatch]) -> None
         held = int(re.search(r"(\d+) of 150 blocks", frame[start])[1])  # type: ignore[index]
         cells = "".join(frame[start + 1 : -1])
         assert cells.count("■") == held
-        assert cells.count("■") + cells.count("·") == 150
+        assert cells.count("■") + cells.count("□") + cells.count("·") == 150
+
+
+def test_what_is_found_in_the_cache_is_shown() -> None:
+    camera = Camera(width=90)
+    watch = demo.run_demo(make_engine(block_size=4, num_kv_blocks=2000), camera)
+    found = {name: request.num_cached_tokens for name, request in watch.requests.items()}
+    assert found["capital"] == 0, "the first to come finds nothing"
+    assert all(num_tokens >= 4 for name, num_tokens in found.items() if name != "capital"), "they begin alike"
+    last = "\n".join(camera.frames[-1])
+    sky = watch.requests["sky"]
+    assert f"{found['sky']}+{sky.num_prompt_tokens - found['sky']} in" in last
+    assert re.search(r"KV cache .* · \d+ cached", last) and "□" in last
+    assert watch.summary().num_cached_tokens == sum(found.values())
+
+
+def test_nothing_is_cached_without_a_cache() -> None:
+    camera = Camera(width=90)
+    watch = demo.run_demo(make_engine(prefix_caching="off"), camera)
+    assert watch.summary().num_cached_tokens == 0 and "cached" not in "\n".join(camera.frames[-1])
 
 
 def test_terminal_without_unicode_gets_ascii() -> None:

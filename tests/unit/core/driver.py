@@ -6,6 +6,7 @@ from headway.config import SchedulerConfig
 from headway.core import (
     KVCacheManager,
     ModelRunnerOutput,
+    PrefixCache,
     Request,
     RequestUpdate,
     SampledTokens,
@@ -15,10 +16,13 @@ from headway.core import (
 )
 
 
-def make_scheduler(*, num_blocks: int = 64, block_size: int = 4, **options: object) -> Scheduler:
+def make_scheduler(
+    *, num_blocks: int = 64, block_size: int = 4, prefix_cache: PrefixCache | None = None, **options: object
+) -> Scheduler:
     """Small limits unless the test says otherwise."""
     options = {"max_num_seqs": 4, "max_num_batched_tokens": 16} | options
-    return Scheduler(SchedulerConfig(**options), KVCacheManager(num_blocks=num_blocks, block_size=block_size))
+    kv_cache = KVCacheManager(num_blocks=num_blocks, block_size=block_size, prefix_cache=prefix_cache)
+    return Scheduler(SchedulerConfig(**options), kv_cache)
 
 
 def request(name: str, num_prompt_tokens: int, max_tokens: int = 8, **options: object) -> Request:

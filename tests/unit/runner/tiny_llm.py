@@ -36,13 +36,14 @@ _SHAPE = {
 class TinyLLM:
     """Makes engines of one model. Its weights are ten times as large as those of other dummies: every part matters."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_model_len: int = MAX_MODEL_LEN) -> None:
+        self.max_model_len = max_model_len
         self._shape = folder / "tiny.json"
-        self._shape.write_text(json.dumps(_SHAPE))
+        self._shape.write_text(json.dumps(_SHAPE | {"max_position_embeddings": max_model_len}))
 
-    def on_cpu(self) -> LLM:
+    def on_cpu(self, **options: Any) -> LLM:
         """The reference: float32, one step at a time."""
-        return self._make(device="cpu", dtype="float32", quantization="none")
+        return self._make(device="cpu", dtype="float32", quantization="none", **options)
 
     def on_gpu(self, **options: Any) -> LLM:
         """The GPU runner, with small limits, so that padding costs the interpreter little; and nothing overlaps."""
@@ -54,7 +55,7 @@ class TinyLLM:
     def _make(self, **options: Any) -> LLM:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dummy, "_STD", 0.2)
-            return LLM(str(self._shape), load_format="dummy", max_model_len=MAX_MODEL_LEN, **options)
+            return LLM(str(self._shape), load_format="dummy", max_model_len=self.max_model_len, **options)
 
 
 def random_prompts(*lengths: int) -> list[list[int]]:

@@ -1,6 +1,8 @@
 """A pretended engine and an API in front of it, for the page: seats, chunks, blocks, preemptions, and no model at all.
 
-It has the interface of `EngineClient` that the live view uses. `python -m tests.unit.server.scripted_engine` serves it.
+Its prefix cache is simple: all long prompts begin with the same few blocks, and the other blocks of requests that are
+done are kept until somebody needs them. It has the interface of `EngineClient` that the live view uses.
+`python -m tests.unit.server.scripted_engine` serves it.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headway.server.engine_client import Health
 from headway.server.live import live_routes
 from headway.server.messages import (
+    CACHED,
+    SHARED,
     BlockMap,
     BlockRun,
+    BlockSnapshot,
     EngineReady,
     EngineStats,
     SnapshotRow,
@@ -32,6 +37,7 @@ from headway.server.messages import (
 )
 from headway.server.streams import SnapshotStream
 
+COMMON_BLOCKS = 4
 WORDS = ("a", "batch", "that", "never", "stops", "leaves", "no", "gap:", "every", "request", "makes", "headway.")
 
 
@@ -44,6 +50,7 @@ class Pretended:
     max_tokens: int
     num_computed_tokens: int = 0
     num_output_tokens: int = 0
+    num_cached_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -75,6 +82,8 @@ class ScriptedEngine:
         self.health = Health(True, "")
         self.viewers: list[SnapshotStream] = []
         self._free = deque(range(num_blocks))
+        self._kept: deque[int] = deque()
+        self._common: list[int] = []
         self._running: list[Pretended] = []
         self._waiting: deque[Pretended] = deque()
         self._numbers = itertools.count()
@@ -84,6 +93,7 @@ class ScriptedEngine:
     def watch(self) -> SnapshotStream:
         viewer = SnapshotStream(self.viewers.remove)
         self.viewers.append(viewer)
+        viewer.push(BlockSnapshot(self._map()))
         return viewer
 
     def submit(self, *, num_prompt_tokens: int, max_tokens: int) -> Pretended:
@@ -113,9 +123,10 @@ class ScriptedEngine:
                 budget -= self._give(request, budget, rows, preempted)
         while self._waiting and budget > 0 and len(self._running) < self.info.max_num_seqs and not preempted:
             request = self._waiting[0]
-            if len(self._free) < -(-request.num_tokens // 16):
+            if self._num_available < -(-request.num_tokens // 16):
                 break
             self._running.append(self._waiting.popleft())
+            self._find_common(request)
             budget -= self._give(request, budget, rows, preempted)
         num_running = len(self._running)
         step_s = self._step_s + (256 - budget) * 1e-4
@@ -148,7 +159,9 @@ class ScriptedEngine:
         num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
         if num_tokens == 0:
             return 0
-        while (missing := -(-(request.num_computed_tokens + num_tokens) // 16) - len(request.blocks)) > len(self._free):
+        while (
+            missing := -(-(request.num_computed_tokens + num_tokens) // 16) - len(request.blocks)
+        ) > self._num_available:
             victim = self._running[-1]
             self._running.remove(victim)
             self._release(victim)
@@ -157,7 +170,7 @@ class ScriptedEngine:
             preempted.append(victim)
             if victim is request:
                 return 0
-        request.blocks += [self._free.popleft() for _ in range(missing)]
+        request.blocks += [self._take_block() for _ in range(missing)]
         is_decode = num_tokens == 1 and request.num_computed_tokens >= request.num_prompt_tokens
         rows.append(
             SnapshotRow(
@@ -168,9 +181,30 @@ class ScriptedEngine:
                 num_tokens,
                 len(request.blocks),
                 is_decode,
+                request.num_cached_tokens,
             )
         )
+        request.num_cached_tokens = 0
         return num_tokens
+
+    @property
+    def _num_available(self) -> int:
+        return len(self._free) + len(self._kept)
+
+    def _take_block(self) -> int:
+        if self._free:
+            return self._free.popleft()
+        self.stats.num_evicted_blocks += 1
+        return self._kept.popleft()
+
+    def _find_common(self, request: Pretended) -> None:
+        """A request enters: its beginning may have been computed for another."""
+        self.stats.num_queried_tokens += request.num_tokens
+        if self._common and request.num_prompt_tokens > 16 * COMMON_BLOCKS:
+            request.blocks = self._common.copy()
+            request.num_computed_tokens = request.num_cached_tokens = 16 * COMMON_BLOCKS
+            self.stats.num_hit_tokens += request.num_cached_tokens
+            self.stats.num_saved_tokens += request.num_cached_tokens
 
     def _update(self, rows: list[SnapshotRow]) -> list[str]:
         """Computed tokens, new tokens, and who leaves."""
@@ -179,9 +213,11 @@ class ScriptedEngine:
         for row in rows:
             if (request := by_id.get(row.request_id)) is None:
                 continue
-            if request.num_computed_tokens == 0:
+            if row.num_output_tokens == 0 and row.num_computed_tokens == row.num_cached_tokens:
                 self.stats.prompt_tokens += request.num_prompt_tokens
             request.num_computed_tokens += row.num_tokens
+            if not self._common and request.num_computed_tokens > 16 * COMMON_BLOCKS:
+                self._common = request.blocks[:COMMON_BLOCKS]
             if request.num_computed_tokens == request.num_tokens:
                 request.num_output_tokens += 1
                 self.stats.generation_tokens += 1
@@ -193,7 +229,11 @@ class ScriptedEngine:
         return finished
 
     def _release(self, request: Pretended) -> None:
-        self._free.extend(request.blocks)
+        own = [block for block in request.blocks if block not in self._common]
+        num_full = max(0, request.num_computed_tokens // 16 - (len(request.blocks) - len(own)))
+        self._kept.extend(own[:num_full])
+        self._free.extend(own[num_full:])
+        self.stats.num_inserted_blocks += num_full
         request.blocks = []
 
     def _count(
@@ -202,17 +242,23 @@ class ScriptedEngine:
         stats = self.stats
         stats.num_running, stats.num_waiting = len(self._running), len(self._waiting)
         stats.num_free_blocks = len(self._free)
-        stats.num_used_blocks = self.info.num_blocks - len(self._free)
-        stats.num_used_slots = sum(request.num_computed_tokens for request in self._running)
+        tables = [request.blocks for request in self._running]
+        stats.num_table_entries = sum(map(len, tables))
+        stats.num_used_blocks = len({block for table in tables for block in table})
+        stats.num_cached_blocks = self.info.num_blocks - len(self._free) - stats.num_used_blocks
+        num_twice = 16 * (stats.num_table_entries - stats.num_used_blocks)
+        stats.num_used_slots = sum(request.num_computed_tokens for request in self._running) - num_twice
         stats.num_steps += num_steps
         stats.num_preemptions += num_preemptions
         stats.step_s, stats.num_step_tokens = step_s, num_step_tokens
 
     def _map(self) -> BlockMap:
         owner_of: list[int | None] = [None] * self.info.num_blocks
+        for block in (*self._kept, *self._common):
+            owner_of[block] = CACHED
         for index, request in enumerate(self._running):
             for block in request.blocks:
-                owner_of[block] = index
+                owner_of[block] = index if owner_of[block] in (None, CACHED) else SHARED
         runs = [BlockRun(owner, len(list(run))) for owner, run in itertools.groupby(owner_of)]
         return BlockMap([request.request_id for request in self._running], runs)
 

@@ -17,7 +17,7 @@ import pytest
 from headway.errors import InvalidRequestError
 from headway.server.backoff import Backoff
 from headway.server.engine_client import EngineClient, EngineStartError, EngineUnavailable, RequestStream
-from headway.server.messages import AddRequest, Delta, EngineStats
+from headway.server.messages import AddRequest, BlockSnapshot, Delta, EngineStats, StepSnapshot
 from headway.server.streams import SnapshotStream
 
 ROOT = Path(__file__).parents[3]
@@ -186,12 +186,19 @@ def test_steps_are_shown_only_while_somebody_watches(served: Served) -> None:
         async with client.watch() as one, client.watch() as other:
             await read(client.submit(add("watched")))
             for viewer in (one, other):
-                snapshot = await anext(viewer)
+                assert isinstance(await anext(viewer), BlockSnapshot), "the blocks as they are come first"
+                snapshot = await next_step(viewer)
                 assert [row.request_id for row in snapshot.rows] == ["watched"]
         assert len(seen) >= 8 and seen[-1] is client.stats
         assert await ended(one) and await ended(other)
 
     served.run(test)
+
+
+async def next_step(viewer: SnapshotStream) -> StepSnapshot:
+    while not isinstance(snapshot := await anext(viewer), StepSnapshot):
+        pass
+    return snapshot
 
 
 async def ended(viewer: SnapshotStream) -> bool:
@@ -256,7 +263,7 @@ def test_a_killed_engine_ends_streams_and_is_started_again(served: Served) -> No
         await recovered(client, "after-kill")
         assert client.num_restarts == restarts_before + 1
         assert client.stats is not None and client.stats.num_steps > steps_before
-        while "after-kill" not in [row.request_id for row in (await anext(viewer)).rows]:
+        while "after-kill" not in [row.request_id for row in (await next_step(viewer)).rows]:
             pass
         viewer.close()
 

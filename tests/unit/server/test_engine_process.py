@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,8 +18,11 @@ from headway.server.engine_channel import ChannelClosedError, EngineChannel
 from headway.server.engine_loop import BrokenEngineError, EngineLoop
 from headway.server.frames import FrameReader, pack
 from headway.server.messages import (
+    CACHED,
+    SHARED,
     AbortRequests,
     AddRequest,
+    BlockSnapshot,
     Delta,
     EngineStats,
     Heartbeat,
@@ -104,7 +109,9 @@ def test_an_idle_engine_gives_signs_of_life_and_checks_itself(caplog: pytest.Log
         engine.core.scheduler.kv_cache.pool.allocate(1)
 
     def repair() -> None:
-        engine.core.scheduler.kv_cache.pool.release([1])
+        pool = engine.core.scheduler.kv_cache.pool
+        assert pool.drop(1)
+        pool.put_back(1)
 
     with caplog.at_level(logging.ERROR):
         channel = run([add("a", max_tokens=1)], leak, [], [], repair, engine=engine)
@@ -180,27 +187,35 @@ def test_shutdown_ends_what_is_not_done_in_time() -> None:
     assert channel.batches[-1].stats.num_used_blocks == 0
 
 
-def test_preemptions_and_lost_tokens_are_counted() -> None:
-    channel = run(
-        [add("a", max_tokens=20), add("b", max_tokens=20), add("c", max_tokens=20)], *[[]] * 90, num_kv_blocks=12
-    )
+@pytest.mark.parametrize("prefix_caching", ["on", "off"])
+def test_preemptions_and_what_is_computed_again_are_counted(prefix_caching: str) -> None:
+    requests = [add(name, prompt=[5 + number] * 2, max_tokens=20) for number, name in enumerate("abc")]
+    channel = run(requests, *[[]] * 120, num_kv_blocks=16, prefix_caching=prefix_caching)
     last = channel.batches[-1].stats
     assert all(channel.deltas(name)[-1].finish_reason == "length" for name in "abc")
     preemptions = [delta.timings.num_preemptions for name in "abc" if (delta := channel.deltas(name)[-1]).timings]
     assert last.num_preemptions == sum(preemptions) > 0
-    # What was computed: each token but the last of each request, and once more what was lost.
+    # What was computed: each token but the last of each request, and some of them again.
     computed = sum(batch.stats.num_step_tokens for batch in channel.batches)
     assert computed == 3 * (2 + 20 - 1) + last.num_recomputed_tokens
-    assert (last.prompt_tokens, last.generation_tokens) == (6, 60)
+    assert (last.prompt_tokens, last.generation_tokens, last.num_saved_tokens) == (6, 60, 0)
+    if prefix_caching == "off":
+        assert last.num_queried_tokens == last.num_hit_tokens == last.num_cached_blocks == 0
+    else:
+        assert 0 < last.num_hit_tokens < last.num_queried_tokens, "they find some of their own blocks again"
 
 
-def test_lost_chunks_of_a_prompt_are_counted() -> None:
+@pytest.mark.parametrize("prefix_caching", ["on", "off"])
+def test_lost_chunks_of_a_prompt_are_counted(prefix_caching: str) -> None:
     """Of the second prompt's 12 tokens 10 are computed when the first request, which generates, needs their blocks."""
-    first, second = add("a", prompt=[5] * 8, max_tokens=25), add("b", prompt=[5] * 12)
-    channel = run([first], *[[]] * 10, [second], *[[]] * 60, num_kv_blocks=8, max_chunk_tokens=2)
+    first, second = add("a", prompt=[5] * 8, max_tokens=25), add("b", prompt=[6] * 12)
+    options = {"num_kv_blocks": 8, "max_chunk_tokens": 2, "prefix_caching": prefix_caching}
+    channel = run([first], *[[]] * 10, [second], *[[]] * 60, **options)
     last = channel.batches[-1].stats
-    assert (last.num_preemptions, last.num_recomputed_tokens, last.prompt_tokens) == (1, 10, 20)
-    assert sum(batch.stats.num_step_tokens for batch in channel.batches) == (8 + 24) + (12 + 3) + 10
+    assert (last.num_preemptions, last.num_recomputed_tokens + last.num_hit_tokens, last.prompt_tokens) == (1, 10, 20)
+    assert last.num_recomputed_tokens == 10 or prefix_caching == "on"
+    computed = sum(batch.stats.num_step_tokens for batch in channel.batches)
+    assert computed == (8 + 24) + (12 + 3) + last.num_recomputed_tokens
 
 
 def test_counters_go_on_where_an_engine_before_ended() -> None:
@@ -210,9 +225,99 @@ def test_counters_go_on_where_an_engine_before_ended() -> None:
     assert (channel.batches[-1].stats.num_steps, channel.batches[-1].stats.generation_tokens) == (104, 11)
 
 
+def test_cache_counters_go_on_as_well() -> None:
+    before = EngineStats(
+        num_queried_tokens=100, num_hit_tokens=60, num_saved_tokens=50, num_inserted_blocks=9, num_evicted_blocks=2
+    )
+    prompt = list(range(5, 18))  # three full blocks and one token
+    channel = ScriptedChannel([add("a", prompt=prompt)], *[[]] * 4, [add("b", prompt=prompt)], *[[]] * 4)
+    with pytest.raises(ChannelClosedError):
+        EngineLoop(create_engine({}), channel, counted=before).run()
+    last = channel.batches[-1].stats
+    assert (last.num_queried_tokens, last.num_hit_tokens, last.num_saved_tokens) == (126, 72, 62)
+    assert last.num_inserted_blocks > 9 + 3 and last.num_evicted_blocks == 2
+
+
+# ---- the prefix cache -----------------------------------------------------------------------------------------------
+
+PROMPT = list(range(5, 18))
+"""Three full blocks, and one token."""
+
+
+def cached_tokens(channel: ScriptedChannel, request_id: str) -> int:
+    timings = channel.deltas(request_id)[-1].timings
+    assert timings is not None
+    return timings.num_cached_tokens
+
+
+def test_the_second_of_two_equal_requests_finds_the_first() -> None:
+    channel = run([add("a", prompt=PROMPT)], *[[]] * 4, [add("b", prompt=PROMPT)], *[[]] * 4)
+    assert (cached_tokens(channel, "a"), cached_tokens(channel, "b")) == (0, 12)
+    last = channel.batches[-1].stats
+    assert (last.num_used_blocks, last.num_table_entries) == (0, 0)
+    assert last.num_cached_blocks + last.num_free_blocks == 1024 and last.num_cached_blocks >= 4
+
+
+def test_several_completions_count_their_prompt_once() -> None:
+    several = {"prompt": PROMPT, "n": 3, "temperature": 1.0}
+    channel = run([add("a", **several)], *[[]] * 8, [add("b", **several)], *[[]] * 8)
+    assert (cached_tokens(channel, "a"), cached_tokens(channel, "b")) == (0, 12)
+
+
+@pytest.mark.parametrize(("salts", "found"), [(("x", "x"), 12), (("x", "y"), 0), ((None, "x"), 0), (("x", None), 0)])
+def test_only_requests_with_the_same_salt_share(salts: tuple[str | None, str | None], found: int) -> None:
+    one, other = (
+        AddRequest(name, PROMPT, {"max_tokens": 2}, cache_salt=salt) for name, salt in zip("ab", salts, strict=True)
+    )
+    channel = run([one], *[[]] * 4, [other], *[[]] * 4)
+    assert cached_tokens(channel, "b") == found
+
+
+@pytest.mark.parametrize(("ttl_s", "found"), [(0.0, 0), (1000.0, 12)])
+def test_a_prompt_with_a_time_limit_outlives_others(ttl_s: float, found: int) -> None:
+    """Seven others pass through a cache that has no room for all of them."""
+    script: list[Any] = [[AddRequest("kept", PROMPT, {"max_tokens": 2}, cache_ttl_s=ttl_s)], *[[]] * 3]
+    for number in range(7):
+        script += [[add(f"other-{number}", prompt=[30 + number] * 13, max_tokens=2)], *[[]] * 3]
+    channel = run(*script, [add("again", prompt=PROMPT)], *[[]] * 5, num_kv_blocks=12)
+    assert cached_tokens(channel, "again") == found
+    assert channel.batches[-1].stats.num_evicted_blocks > 0
+
+
+def test_a_watcher_hears_of_blocks_at_once_and_when_all_is_quiet() -> None:
+    requests = [add("a", prompt=PROMPT), add("b", prompt=PROMPT)]
+    channel = run([Watch(True)], [*requests], *[[]] * 8, num_kv_blocks=16)
+    maps = [message.blocks for message in channel.sent if isinstance(message, BlockSnapshot)]
+    assert [(run.owner, run.num_blocks) for run in maps[0].runs] == [(None, 16)]
+    assert len(maps) == 2 and {run.owner for run in maps[-1].runs} == {CACHED, None}
+    num_cached = sum(run.num_blocks for run in maps[-1].runs if run.owner == CACHED)
+    assert num_cached == channel.batches[-1].stats.num_cached_blocks > 0
+
+
+def test_a_block_map_tells_shared_blocks_from_others() -> None:
+    engine = create_engine({"num_kv_blocks": 16})
+    run(
+        [add("done", prompt=PROMPT, max_tokens=2)],
+        [],
+        [],
+        [add("a", prompt=PROMPT), add("b", prompt=PROMPT)],
+        engine=engine,
+    )
+    found = block_map(engine.core.scheduler.kv_cache)
+    num_blocks = Counter[int | None]()
+    for each in found.runs:
+        num_blocks[each.owner] += each.num_blocks
+    assert found.owners == ["a", "b"]
+    assert num_blocks[SHARED] == 3 and num_blocks[0] == num_blocks[1] == 1
+    assert sum(num_blocks.values()) == 16
+
+
+# ---- who watches ----------------------------------------------------------------------------------------------------
+
+
 def test_snapshots_come_only_while_somebody_watches() -> None:
     requests = [add("a", prompt=[5] * 9), add("b"), add("c")]
-    channel = run([Watch(True), *requests], [], [Watch(False)], [], [], max_num_seqs=2)
+    channel = run([*requests, Watch(True)], [], [Watch(False)], [], [], max_num_seqs=2)
     snapshots = [message for message in channel.sent if isinstance(message, StepSnapshot)]
     assert len(snapshots) == 2
     first, second = snapshots
@@ -222,10 +327,21 @@ def test_snapshots_come_only_while_somebody_watches() -> None:
         ("b", 1, True),
     ]
     assert [row.request_id for row in first.waiting] == ["c"] and first.num_waiting == 1
-    assert first.blocks is not None and second.blocks is None, "maps keep their distance"
-    assert first.blocks.owners == ["a", "b"]
-    assert [(run.owner, run.num_blocks) for run in first.blocks.runs][:2] == [(0, 3), (1, 1)]
-    assert sum(run.num_blocks for run in first.blocks.runs) == first.num_blocks
+    (before,) = [message for message in channel.sent if isinstance(message, BlockSnapshot)]
+    assert [run.num_blocks for run in before.blocks.runs] == [first.num_blocks]
+    assert first.blocks is None and second.blocks is None, "maps keep their distance"
+
+
+def test_a_step_brings_a_map_if_there_was_none_for_a_while() -> None:
+    engine = create_engine({"max_num_seqs": 2})
+    now_s = itertools.count(step=1.0)
+    channel = ScriptedChannel([Watch(True), add("a", prompt=[5] * 9), add("b")], [])
+    with pytest.raises(ChannelClosedError):
+        EngineLoop(engine, channel, now=lambda: next(now_s)).run()
+    blocks = next(message for message in channel.sent if isinstance(message, StepSnapshot)).blocks
+    assert blocks is not None and blocks.owners == ["a", "b"]
+    assert [(run.owner, run.num_blocks) for run in blocks.runs][:2] == [(0, 3), (1, 1)]
+    assert sum(run.num_blocks for run in blocks.runs) == 1024
 
 
 def test_a_block_map_shows_gaps() -> None:

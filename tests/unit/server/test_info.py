@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -10,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headway import __version__
 from headway.server import openapi
-from headway.server.histograms import Histogram, RecentQuantiles
+from headway.server.histograms import Histogram, RecentQuantiles, RecentShare
 from headway.server.messages import EngineStats
 from tests.unit.server.fake_engine import FakeServer
 
@@ -23,6 +24,8 @@ VLLM_NAMES = [
 ]
 OWN_NAMES = [
     *("recomputed_tokens", "kv_blocks_live", "kv_blocks_cached", "kv_blocks_free", "kv_waste_perc"),
+    *("kv_sharing_factor", "prefix_cache_saved_tokens", "prefix_cache_inserted_blocks"),
+    *("prefix_cache_evicted_blocks", "prefix_cache_hit_rate"),
     *("step_time_seconds", "scheduler_time_seconds", "recent_inter_token_latency_seconds", "queue_requests"),
 ]
 
@@ -122,13 +125,40 @@ def test_metrics_count_requests_and_tokens() -> None:
     assert found["headway:inter_token_latency_seconds_count"] == 4
     assert found["headway:e2e_request_latency_seconds_count"] == 2
     assert found["headway:request_queue_time_seconds_sum"] == pytest.approx(0.1)
-    assert found["headway:prefix_cache_queries_total"] == 3
-    assert found["headway:prefix_cache_hits_total"] == 4
     assert found["headway:kv_cache_usage_perc"] == 0.25
     assert found["headway:kv_waste_perc"] == pytest.approx(0.25)
     assert found["headway:generation_tokens_total"] == 6
     assert found["headway:queue_requests"] == 0
     assert found["headway:http_responses_total[('route', '/v1/completions'), ('status', '400')]"] == 1
+
+
+def test_metrics_of_the_prefix_cache_are_the_engines() -> None:
+    server = FakeServer()
+    assert math.isnan(samples(server)["headway:prefix_cache_hit_rate"])
+    stats = EngineStats(
+        num_used_blocks=20,
+        num_cached_blocks=30,
+        num_free_blocks=50,
+        num_table_entries=50,
+        num_queried_tokens=1000,
+        num_hit_tokens=600,
+        num_saved_tokens=500,
+        num_inserted_blocks=70,
+        num_evicted_blocks=5,
+        num_host_blocks=8,
+        num_moved_out_blocks=10,
+        num_moved_in_blocks=3,
+    )
+    server.engine.stats = stats
+    for listener in server.engine.listeners:
+        listener(stats)
+    found = samples(server)
+    names = ("kv_blocks_live", "kv_blocks_cached", "kv_blocks_free", "kv_sharing_factor", "prefix_cache_hit_rate")
+    assert [found[f"headway:{name}"] for name in names] == [20, 30, 50, 2.5, 0.6]
+    counters = ("queries", "hits", "saved_tokens", "inserted_blocks", "evicted_blocks")
+    assert [found[f"headway:prefix_cache_{name}_total"] for name in counters] == [1000, 600, 500, 70, 5]
+    moves = ("kv_blocks_host", "kv_blocks_moved_out_total", "kv_blocks_moved_in_total")
+    assert [found[f"headway:{name}"] for name in moves] == [8, 10, 3]
 
 
 def test_metrics_know_each_step_once() -> None:
@@ -162,6 +192,25 @@ def test_quantiles_forget_what_is_older_than_a_minute() -> None:
     assert quantiles.quantiles((0.99,))[0] == pytest.approx(0.01, rel=0.1)
     now[0] = 500.0
     assert str(quantiles.quantiles((0.5,))[0]) == "nan"
+
+
+def test_a_recent_share_is_that_of_the_last_minute() -> None:
+    now = [0.0]
+    recent = RecentShare(lambda: now[0])
+    assert recent.share() is None
+    recent.observe(0, 100)
+    now[0] = 30.0
+    recent.observe(100, 200)
+    recent.observe(100, 200)
+    assert recent.share() == 0.5
+    now[0] = 61.0
+    assert recent.share() == 1.0, "what was looked up at first is forgotten"
+    now[0] = 200.0
+    assert recent.share() is None
+    recent.observe(150, 400)
+    assert recent.share() == 0.25
+    recent.observe(1, 10)
+    assert recent.share() is None, "another engine, which counts from the beginning"
 
 
 def test_openapi_describes_every_route_and_nothing_else() -> None:

@@ -12,17 +12,20 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from headway.server import messages
 from headway.server.live import live_routes
 from headway.server.live_advice import GROWTH_WINDOW_S, Trend, Vitals, advise
-from headway.server.live_frame import CACHED, FREE, MAX_CELLS, MAX_COLUMNS, Frame, FrameBuilder
+from headway.server.live_frame import CACHED, FREE, MAX_CELLS, MAX_COLUMNS, SHARED, Frame, FrameBuilder
 from headway.server.live_hub import MAX_QUEUED_EVENTS, LiveHub
 from headway.server.live_latency import RecentTimes, TokenTimes, percentile
-from headway.server.messages import BlockMap, BlockRun, SnapshotRow, StepSnapshot, WaitingRow
+from headway.server.messages import BlockMap, BlockRun, EngineStats, SnapshotRow, StepSnapshot, WaitingRow
 from tests.unit.server.scripted_engine import ScriptedEngine
 
 
-def row(name: str, *, prompt: int = 4, computed: int = 0, output: int = 0, tokens: int = 1) -> SnapshotRow:
-    return SnapshotRow(name, prompt, computed, output, tokens, 1, tokens == 1 and computed >= prompt)
+def row(
+    name: str, *, prompt: int = 4, computed: int = 0, output: int = 0, tokens: int = 1, cached: int = 0
+) -> SnapshotRow:
+    return SnapshotRow(name, prompt, computed, output, tokens, 1, tokens == 1 and computed >= prompt, cached)
 
 
 def chunk(name: str, *, computed: int = 0, tokens: int = 4) -> SnapshotRow:
@@ -103,6 +106,24 @@ class TestFrames:
         frame = builder.take(1.0)
         assert running(frame) == set() and frame.waiting == []
 
+    def test_what_a_request_found_in_the_cache_is_told_as_long_as_it_runs(self) -> None:
+        builder = FrameBuilder()
+        builder.add(step(0, row("a", prompt=40, computed=32, tokens=8, cached=32), chunk("b")))
+        builder.add(step(1, row("a", prompt=40, computed=40, output=1), decode("b")))
+        frame = builder.take(1.0)
+        assert cells(frame) == {"a": "hd", "b": "cd"}
+        assert [each.num_cached_tokens for each in frame.rows] == [32, 0]
+        builder.add(step(2, row("a", prompt=40, computed=41, output=2), num_running=2))
+        assert [each.num_cached_tokens for each in builder.take(2.0).rows] == [32, 0]
+
+    def test_a_request_that_comes_back_finds_something_else(self) -> None:
+        builder = FrameBuilder()
+        builder.add(step(0, row("a", prompt=40, computed=32, tokens=8, cached=32)))
+        builder.add(step(1, preempted=["a"], waiting=[WaitingRow("a", 41)]))
+        builder.add(step(2, row("a", prompt=40, computed=0, tokens=41, output=1)))
+        frame = builder.take(1.0)
+        assert cells(frame) == {"a": "hpc"} and frame.rows[0].num_cached_tokens == 0
+
     def test_only_the_last_of_too_many_steps_are_drawn(self) -> None:
         builder = FrameBuilder()
         for i in range(MAX_COLUMNS + 5):
@@ -123,13 +144,14 @@ class TestFrames:
 class TestBlocks:
     def test_owners_are_the_numbers_of_the_rows(self) -> None:
         builder = FrameBuilder()
-        runs = [BlockRun(0, 2), BlockRun(None, 3), BlockRun(1, 1), BlockRun(-1, 2)]
+        shared, cached = BlockRun(messages.SHARED, 2), BlockRun(messages.CACHED, 2)
+        runs = [BlockRun(0, 2), BlockRun(None, 3), BlockRun(1, 1), cached, shared]
         builder.add(step(0, decode("a"), decode("b"), blocks=BlockMap(["b", "a"], runs)))
         frame = builder.take(1.0)
         number = {each.request_id: each.number for each in frame.rows}
         assert frame.blocks is not None
-        assert frame.blocks.runs == [number["b"], 2, FREE, 3, number["a"], 1, CACHED, 2]
-        assert (frame.blocks.num_cells, frame.blocks.blocks_per_cell) == (8, 1)
+        assert frame.blocks.runs == [number["b"], 2, FREE, 3, number["a"], 1, CACHED, 2, SHARED, 2]
+        assert (frame.blocks.num_cells, frame.blocks.blocks_per_cell) == (10, 1)
         assert builder.take(2.0).blocks is None
 
     def test_a_large_cache_shows_several_blocks_as_one_cell(self) -> None:
@@ -141,6 +163,23 @@ class TestBlocks:
         assert (blocks.num_cells, blocks.blocks_per_cell) == (MAX_CELLS, 4)
         # A used block shows among free ones; of two owners with as many blocks the first does.
         assert blocks.runs == [0, 1, 1, 1, 0, MAX_CELLS - 2] and sum(blocks.runs[1::2]) == MAX_CELLS
+
+    def test_in_a_coarse_map_used_shows_before_cached_and_cached_before_free(self) -> None:
+        builder = FrameBuilder()
+        shared, cached = BlockRun(messages.SHARED, 1), BlockRun(messages.CACHED, 2)
+        runs = [shared, cached, BlockRun(None, 1), BlockRun(messages.CACHED, 1), BlockRun(None, 4 * MAX_CELLS - 5)]
+        builder.add_blocks(BlockMap([], runs))
+        assert builder.has_news
+        blocks = builder.take(1.0).blocks
+        assert blocks is not None and blocks.runs == [SHARED, 1, CACHED, 1, FREE, MAX_CELLS - 2]
+
+    def test_a_request_keeps_its_number_from_the_first_map_on(self) -> None:
+        builder = FrameBuilder()
+        builder.add_blocks(BlockMap(["a", "b"], [BlockRun(1, 4)]))
+        first = builder.take(1.0).blocks
+        builder.add(step(0, decode("a"), decode("b")))
+        numbers = {each.request_id: each.number for each in builder.take(2.0).rows}
+        assert first is not None and first.runs == [numbers["b"], 4]
 
 
 # ---- latencies ------------------------------------------------------------------------------------------------------
@@ -216,6 +255,10 @@ class TestAdvice:
             (Vitals(**BUSY, num_waiting=9, queue_growth=5), "warn", "batch is full"),
             (Vitals(num_running=3, max_num_seqs=8, num_waiting=9, queue_growth=5), "warn", "--max-num-batched-tokens"),
             (Vitals(**BUSY, num_waiting=9, queue_growth=-2), "good", "All is well"),
+            (Vitals(**BUSY, evicted=0.5, hit_rate=0.2, hit_rate_before=0.6), "warn", "from 60% to 20%"),
+            (Vitals(**BUSY, evicted=0.1, hit_rate=0.2, hit_rate_before=0.6), "good", "All is well"),
+            (Vitals(**BUSY, evicted=0.5, hit_rate=0.55, hit_rate_before=0.6), "good", "All is well"),
+            (Vitals(**BUSY, evicted=0.5, hit_rate=None, hit_rate_before=0.6), "good", "All is well"),
             (Vitals(is_healthy=False, reason="it stopped"), "bad", "it stopped"),
         ],
     )
@@ -234,23 +277,39 @@ class TestAdvice:
     def test_a_queue_grows_only_if_it_was_never_empty(self) -> None:
         trend = Trend()
         for second in range(int(GROWTH_WINDOW_S)):
-            trend.add(float(second), num_waiting=second, num_preemptions=0)
+            trend.add(float(second), EngineStats(num_waiting=second))
         assert trend.queue_growth == 0
         for second in range(int(GROWTH_WINDOW_S), int(2 * GROWTH_WINDOW_S)):
-            trend.add(float(second), num_waiting=second, num_preemptions=0)
+            trend.add(float(second), EngineStats(num_waiting=second))
         assert trend.queue_growth == GROWTH_WINDOW_S
 
     def test_a_burst_that_has_just_come_is_no_trend(self) -> None:
         trend = Trend()
-        trend.add(0.0, num_waiting=1, num_preemptions=0)
-        trend.add(1.0, num_waiting=40, num_preemptions=0)
+        trend.add(0.0, EngineStats(num_waiting=1))
+        trend.add(1.0, EngineStats(num_waiting=40))
         assert trend.queue_growth == 0
 
     def test_preemptions_of_the_last_minute(self) -> None:
         trend = Trend()
         for second in (0, 30, 59, 61):
-            trend.add(float(second), num_waiting=0, num_preemptions=second)
+            trend.add(float(second), EngineStats(num_preemptions=second))
         assert trend.num_preemptions == 61 - 30
+
+    def test_hit_rates_of_the_last_minute_and_the_one_before(self) -> None:
+        trend = Trend()
+        assert trend.hit_rate is None and trend.hit_rate_before is None and trend.num_evicted_blocks == 0
+        hits = 0
+        for second in range(121):
+            hits += 80 if 0 < second <= 60 else 20 if second else 0
+            stats = EngineStats(num_queried_tokens=100 * second, num_hit_tokens=hits, num_evicted_blocks=second)
+            trend.add(float(second), stats)
+        assert (trend.hit_rate_before, trend.hit_rate, trend.num_evicted_blocks) == (0.8, 0.2, 60)
+
+    def test_a_few_lookups_are_no_hit_rate(self) -> None:
+        trend = Trend()
+        trend.add(0.0, EngineStats())
+        trend.add(1.0, EngineStats(num_queried_tokens=500, num_hit_tokens=100))
+        assert trend.hit_rate is None
 
 
 # ---- who looks ------------------------------------------------------------------------------------------------------
@@ -289,6 +348,21 @@ class TestHub:
 
         asyncio.run(scenario())
 
+    def test_who_comes_later_is_told_the_last_map(self) -> None:
+        async def scenario() -> None:
+            hub = LiveHub(ScriptedEngine(num_blocks=32), frame_s=0.01)
+            first = hub.events()
+            while (frame := await next_frame(first))["blocks"] is None:
+                pass
+            assert frame["blocks"]["runs"] == [FREE, 32]
+            second = hub.events()
+            assert parse(await anext(second))[0] == "hello"
+            assert (await next_frame(second))["blocks"] == frame["blocks"]
+            await first.aclose()
+            await second.aclose()
+
+        asyncio.run(scenario())
+
     def test_frames_tell_of_a_request_from_beginning_to_end(self) -> None:
         async def scenario() -> None:
             engine = ScriptedEngine(step_s=0.002)
@@ -297,7 +371,7 @@ class TestHub:
             await next_frame(events)
             engine.submit(num_prompt_tokens=300, max_tokens=5)
             strip, frame = "", {}
-            while not strip or any(each[6] for each in frame["rows"]):
+            while len(strip.replace(".", "")) < 6 or any(each[6] for each in frame["rows"]):
                 frame = await next_frame(events)
                 strip += "".join(each[7] for each in frame["rows"])
             assert strip.replace(".", "") == "ccdddd"

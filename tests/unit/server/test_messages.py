@@ -16,6 +16,7 @@ STATS = m.EngineStats(num_running=3, step_s=0.25, kind="mixed")
 TO_ENGINE = [
     m.Start({"model": None, "block_size": 16}, counted=STATS),
     m.AddRequest("a", [1, 2, 3], {"seed": 2**64 - 1, "logit_bias": {7: -1.5}, "stop": ["é", "\x00"]}, priority=-3),
+    m.AddRequest("b", [1], cache_salt="é", cache_ttl_s=0.5),
     m.AbortRequests(["a", "b"]),
     m.Watch(True),
     m.Shutdown(1.5),
@@ -40,12 +41,13 @@ FROM_ENGINE = [
         num_blocks=3,
         num_used_blocks=4,
         num_used_slots=5,
-        rows=[m.SnapshotRow("a", 1, 2, 3, 4, 5, True)],
+        rows=[m.SnapshotRow("a", 1, 2, 3, 4, 5, True, 2)],
         waiting=[m.WaitingRow("b", 6)],
         preempted=["c"],
         finished=["d"],
         blocks=m.BlockMap(["a"], [m.BlockRun(0, 2), m.BlockRun(None, 1)]),
     ),
+    m.BlockSnapshot(m.BlockMap([], [m.BlockRun(m.CACHED, 2), m.BlockRun(m.SHARED, 1)])),
     m.Heartbeat(),
 ]
 

@@ -141,6 +141,30 @@ def test_load_shows_in_the_batch_of_a_phone(base_url: str, open_page: Callable[.
     assert "failed" not in page.text_content("#load-status")
 
 
+def test_cached_and_shared_blocks_are_shown_and_stay_when_all_is_quiet(
+    base_url: str, open_page: Callable[..., Any], engine: ScriptedEngine
+) -> None:
+    page = open_page(base_url)
+    assert page.text_content("#n-hits") == "–"
+    page.wait_for_timeout(300)
+    empty = pixels(page, "#blocks")
+    page.click("#load")
+    wait_for_text(page, "#blocks-text", "requests per block")
+    wait_for_text(page, "#n-hits", "%")
+    assert number(page, "#n-hits") > 0
+    picture(page, "load-wide")
+    page.click("#load-cancel")
+    page.wait_for_function("() => document.querySelector('#n-running').textContent === '0'")
+    wait_for_text(page, "#blocks-text", "0 of 320 in use")
+    assert "cached" in page.text_content("#blocks-text") and engine.stats.num_cached_blocks > 0
+    page.wait_for_timeout(300)
+    assert pixels(page, "#blocks") != empty
+    later = open_page(base_url)
+    wait_for_text(later, "#blocks-text", "cached")
+    later.wait_for_timeout(300)
+    assert pixels(later, "#blocks") != empty, "who comes later sees them too"
+
+
 def test_load_can_be_cancelled(base_url: str, open_page: Callable[..., Any], engine: ScriptedEngine) -> None:
     engine._step_s = 0.05
     page = open_page(base_url)

@@ -1,8 +1,12 @@
-// The KV cache, one cell per block (or per few blocks, if there are many), in the colour of who holds it.
+// The KV cache, one cell per block (or per few blocks, if there are many), in the colour of who holds it. A block that
+// several requests hold has a hole in the middle, where cells are large enough.
 
 import { colours, ownerColour, prepare } from "./canvas.js";
 
-const FREE = -1;
+const [FREE, CACHED, SHARED] = [-1, -2, -3];
+const SMALLEST_WITH_HOLE = 6;
+
+const NAMES = { [FREE]: "free", [CACHED]: "cached", [SHARED]: "reused" };
 
 export class BlockMap {
   constructor(canvas) {
@@ -40,10 +44,12 @@ export class BlockMap {
     let index = 0;
     for (let r = 0; r < runs.length; r += 2) {
       const owner = runs[r];
-      context.fillStyle = owner >= 0 ? ownerColour(owner) : owner === FREE ? palette.free : palette.cached;
+      context.fillStyle = owner >= 0 ? ownerColour(owner) : palette[NAMES[owner]];
+      const side = pitch - gap;
       for (const end = index + runs[r + 1]; index < end; index++) {
         const [x, y] = [(index % perRow) * pitch, Math.floor(index / perRow) * pitch];
-        context.fillRect(x, y, pitch - gap, pitch - gap);
+        context.fillRect(x, y, side, side);
+        if (owner === SHARED && side >= SMALLEST_WITH_HOLE) context.clearRect(x + side / 3, y + side / 3, side / 3, side / 3);
       }
     }
   }

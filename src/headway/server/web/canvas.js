@@ -6,7 +6,7 @@ let palette = null;
 export function colours() {
   if (palette === null) {
     const style = getComputedStyle(document.documentElement);
-    const names = ["chunk", "decode", "preempted", "idle", "cached", "free", "text", "dim", "line", "sunken", "series-1", "series-2", "own"];
+    const names = ["chunk", "reused", "decode", "preempted", "idle", "cached", "free", "text", "dim", "line", "sunken", "series-1", "series-2", "own"];
     palette = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
     palette.ownerLight = style.getPropertyValue("--owner-light").trim();
     palette.ownerSat = style.getPropertyValue("--owner-sat").trim();
@@ -20,10 +20,11 @@ export function forgetColours() {
   palette = null;
 }
 
-/** A request's colour: neighbours in number are far apart in hue. */
+/** A request's colour: neighbours in number are far apart in hue, and none is as violet as what is used twice. */
 export function ownerColour(number) {
   const { owners, ownerSat, ownerLight } = colours();
-  const hue = Math.round((number * 137.508) % 360);
+  const turn = (number * 0.381966 * 285) % 285;
+  const hue = Math.round(turn < 225 ? turn : turn + 75);
   if (!owners.has(hue)) owners.set(hue, `hsl(${hue} ${ownerSat} ${ownerLight})`);
   return owners.get(hue);
 }

@@ -140,6 +140,7 @@ class Progress {
   constructor() {
     this.text = "";
     this.tokens = 0;
+    this.cached = 0;
     this.ending = "";
     this.askedAt = performance.now();
     this.firstAt = null;
@@ -156,7 +157,10 @@ class Progress {
       this.tokens += 1;
     }
     if (choice?.finish_reason) this.ending = ENDINGS[choice.finish_reason] ?? choice.finish_reason;
-    if (chunk.usage) this.tokens = chunk.usage.completion_tokens;
+    if (chunk.usage) {
+      this.tokens = chunk.usage.completion_tokens;
+      this.cached = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
+    }
   }
 
   facts() {
@@ -165,6 +169,7 @@ class Progress {
     const facts = [`first token ${ms(this.firstAt - this.askedAt)}`];
     if (seconds > 0 && this.tokens > 1) facts.push(`${((this.tokens - 1) / seconds).toFixed(1)} tokens/s`);
     facts.push(plural(this.tokens, "token"));
+    if (this.cached > 0) facts.push(`${plural(this.cached, "prompt token")} from the cache`);
     if (this.ending) facts.push(this.ending);
     return facts;
   }

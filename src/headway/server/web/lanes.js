@@ -6,6 +6,7 @@ import { colours, FONT, ownerColour, prepare } from "./canvas.js";
 const MAX_COLUMNS = 700;
 const ROW = 16;
 const MIN_ROWS = 16;
+const STRIPED = 9;
 const FAST_STEPS_PER_S = 60;
 const QUIET_COLUMNS = 110;
 
@@ -31,8 +32,8 @@ export class Lanes {
   /** Takes in a frame: every lane gets one cell per column. */
   add(frame, stepsPerS) {
     this.stepsPerS = stepsPerS;
-    const entries = frame.rows.map(([number, id, prompt, computed, output, blocks, isRunning, cells]) => ({
-      number, id, prompt, computed, output, blocks, isRunning, cells,
+    const entries = frame.rows.map(([number, id, prompt, computed, output, blocks, isRunning, cells, cached]) => ({
+      number, id, prompt, computed, output, blocks, isRunning, cells, cached,
     }));
     const width = frame.columns.length;
     for (const lane of this.lanes) lane.fresh = null;
@@ -62,7 +63,7 @@ export class Lanes {
     context.textBaseline = "middle";
     const isNarrow = width < 480;
     const nameWidth = isNarrow ? 52 : 138;
-    const countWidth = isNarrow ? 76 : 116;
+    const countWidth = isNarrow ? 76 : 136;
     const stripWidth = width - nameWidth - countWidth;
     const column = this.stepsPerS > FAST_STEPS_PER_S ? 3 : 6;
     const visible = Math.floor(stripWidth / column);
@@ -147,10 +148,17 @@ export class Lanes {
       context.fillStyle = palette[STATE_COLOURS[state]];
       context.fillText(state, 66, middle);
     }
+    const found = Math.min(row.cached, row.prompt);
+    const computed = found > 0 ? `+${row.prompt - found}` : `${row.prompt}`;
+    const long = isPrefill ? `${row.computed}/${row.prompt} in` : `${computed} in  ${row.output} out`;
+    const text = isNarrow ? `${row.prompt} → ${row.output}` : long;
     context.fillStyle = palette.dim;
     context.textAlign = "right";
-    const long = isPrefill ? `${row.computed}/${row.prompt} in` : `${row.prompt} in  ${row.output} out`;
-    context.fillText(isNarrow ? `${row.prompt} → ${row.output}` : long, width - 6, middle, countWidth - 12);
+    context.fillText(text, width - 6, middle, countWidth - 12);
+    if (found > 0 && !isNarrow && !isPrefill) {
+      context.fillStyle = palette.reused;
+      context.fillText(`${found}`, width - 6 - context.measureText(text).width, middle);
+    }
     context.textAlign = "left";
     context.globalAlpha = 1;
   }
@@ -165,7 +173,11 @@ export class Lanes {
       const x = start + (i - first) * column;
       const look = LOOKS[cell];
       context.fillStyle = palette[look.colour];
-      context.fillRect(x, y + (ROW - look.height) / 2, column - gap, look.height);
+      const top = y + (ROW - look.height) / 2;
+      const striped = look.stripes ? STRIPED : 0;
+      context.fillRect(x, top + striped, column - gap, look.height - striped);
+      context.fillStyle = palette.reused;
+      for (let line = 0; line < striped; line += 3) context.fillRect(x, top + line, column - gap, 2);
       if (i > 0 && lane.owners[i] !== lane.owners[i - 1]) {
         context.fillStyle = ownerColour(lane.owners[i]);
         context.fillRect(x - 2, y + 1, 2, ROW - 2);
@@ -181,6 +193,7 @@ const STATE_COLOURS = { prefill: "chunk", decode: "decode", preempted: "preempte
 
 const LOOKS = {
   c: { colour: "chunk", height: 13 },
+  h: { colour: "chunk", height: 13, stripes: true },
   d: { colour: "decode", height: 6 },
   i: { colour: "idle", height: 2 },
   p: { colour: "preempted", height: 13 },

@@ -43,7 +43,7 @@ export class BatchPanel {
     const isNewPoint = this.series.add(frame.at_s, numbers);
     this.lanes.add(frame, this.series.rate("steps"));
     this.blocks.add(frame);
-    if (numbers.num_running === 0 && numbers.num_used_blocks === 0) this.blocks.clear();
+    if (numbers.num_used_blocks === 0 && numbers.num_cached_blocks === 0) this.blocks.clear();
     this.#showHealth(numbers.ok ? "good" : "bad", numbers.ok ? "serving" : numbers.reason || "not ready");
     this.#showTiles(numbers);
     this.#showStep(frame.columns.at(-1), numbers);
@@ -98,6 +98,7 @@ export class BatchPanel {
     setText($("n-ttft"), ms(numbers.ttft_p50_ms));
     setText($("n-itl"), msPair(numbers.itl_p50_ms, numbers.itl_p99_ms));
     setText($("n-kv"), percent(share));
+    setText($("n-hits"), percent(numbers.hit_rate));
     setText($("n-preempt"), count(numbers.num_preemptions));
   }
 
@@ -132,11 +133,13 @@ export class BatchPanel {
 
   #showBlockText(numbers) {
     if (!this.info) return;
-    const { num_used_blocks: used, num_used_slots: slots, num_cached_blocks: cached } = numbers;
+    const { num_used_blocks: used, num_used_slots: slots, num_cached_blocks: cached, num_table_entries: held } = numbers;
     const waste = used > 0 ? Math.max(0, 1 - slots / (used * this.info.block_size)) : 0;
     const parts = [`${count(used)} of ${count(this.info.num_blocks)} in use`];
     if (cached > 0) parts.push(`${count(cached)} cached`);
-    if (used > 0) parts.push(`${percent(waste)} of their room empty`);
+    if (numbers.num_host_blocks > 0) parts.push(`${count(numbers.num_host_blocks)} on the host`);
+    if (held > used) parts.push(`${(held / used).toFixed(1)} requests per block`);
+    if (used > 0) parts.push(`${percent(waste)} empty`);
     const perCell = this.blocks.map?.blocks_per_cell ?? 1;
     if (perCell > 1) parts.push(`a cell is ${perCell} blocks`);
     setText($("blocks-text"), parts.join(" · "));

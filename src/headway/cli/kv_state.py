@@ -1,0 +1,145 @@
+"""The KV cache of a running server, as its live stream tells it: counts, rates, who has which block. No drawing."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from headway.cli.live_events import LiveEvent
+from headway.server.live_frame import CACHED, FREE, SHARED
+
+
+class Holder(enum.Enum):
+    """Who has a block."""
+
+    FREE = "free"
+    CACHED = "cached"
+    SHARED = "shared"
+    ONE = "one request"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring cells of the map with the same holder."""
+
+    holder: Holder
+    request: int
+    """With `Holder.ONE`: the number of the request."""
+    num_cells: int
+
+
+@dataclass(frozen=True)
+class BlockCells:
+    """The map. In large caches a cell stands for several blocks."""
+
+    runs: tuple[Run, ...]
+    blocks_per_cell: int
+
+
+@dataclass(frozen=True)
+class KVState:
+    """One moment."""
+
+    model: str
+    block_size: int
+    num_blocks: int
+    num_live_blocks: int
+    num_cached_blocks: int
+    num_free_blocks: int
+    num_host_blocks: int
+    num_host_slots: int
+    """Blocks for which there is room in host memory; 0: there is no such tier."""
+    num_moved_out_blocks: int
+    num_moved_in_blocks: int
+    num_used_slots: int
+    num_table_entries: int
+    num_running: int
+    num_waiting: int
+    num_queried_tokens: int
+    num_hit_tokens: int
+    num_saved_tokens: int
+    num_inserted_blocks: int
+    num_evicted_blocks: int
+    num_preemptions: int
+    num_recomputed_tokens: int
+    recent_hit_rate: float | None
+    """Over the last minute; None if nothing was looked up."""
+    cells: BlockCells | None
+    """None if the server has not told yet."""
+    is_caching: bool = True
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Since the server's start."""
+        return self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else None
+
+    @property
+    def waste(self) -> float:
+        """Share of the slots in live blocks that hold no token."""
+        num_slots = self.num_live_blocks * self.block_size
+        return 1 - self.num_used_slots / num_slots if num_slots else 0.0
+
+    @property
+    def sharing_factor(self) -> float:
+        """How many requests hold a live block, on average."""
+        return self.num_table_entries / self.num_live_blocks if self.num_live_blocks else 1.0
+
+    @property
+    def host_text(self) -> str:
+        """What is in host memory, and what went there and back."""
+        moves = f"{self.num_moved_out_blocks:,} moved out, {self.num_moved_in_blocks:,} back"
+        return f"{self.num_host_blocks:,} of {self.num_host_slots:,} blocks in host memory · {moves}"
+
+
+def states(events: Iterator[LiveEvent]) -> Iterator[KVState]:
+    """One state per frame. Frames tell the map only when it has changed."""
+    info: dict[str, Any] | None = None
+    cells: BlockCells | None = None
+    for name, data in events:
+        if name == "hello":
+            info, cells = data, None
+        elif name == "frame" and info is not None:
+            cells = _cells(data["blocks"]) if data["blocks"] is not None else cells
+            yield _state(info, data["numbers"], cells)
+
+
+def _state(info: dict[str, Any], numbers: dict[str, Any], cells: BlockCells | None) -> KVState:
+    num_held = numbers["num_used_blocks"] + numbers["num_cached_blocks"]
+    return KVState(
+        model=info["model"].rstrip("/").rpartition("/")[2],
+        block_size=info["block_size"],
+        num_blocks=info["num_blocks"],
+        num_live_blocks=numbers["num_used_blocks"],
+        num_cached_blocks=numbers["num_cached_blocks"],
+        num_free_blocks=info["num_blocks"] - num_held,
+        num_host_blocks=numbers["num_host_blocks"],
+        num_host_slots=info["num_host_slots"],
+        num_moved_out_blocks=numbers["num_moved_out_blocks"],
+        num_moved_in_blocks=numbers["num_moved_in_blocks"],
+        num_used_slots=numbers["num_used_slots"],
+        num_table_entries=numbers["num_table_entries"],
+        num_running=numbers["num_running"],
+        num_waiting=numbers["num_waiting"],
+        num_queried_tokens=numbers["num_queried_tokens"],
+        num_hit_tokens=numbers["num_hit_tokens"],
+        num_saved_tokens=numbers["num_saved_tokens"],
+        num_inserted_blocks=numbers["num_inserted_blocks"],
+        num_evicted_blocks=numbers["num_evicted_blocks"],
+        num_preemptions=numbers["num_preemptions"],
+        num_recomputed_tokens=numbers["num_recomputed_tokens"],
+        recent_hit_rate=numbers["hit_rate"],
+        cells=cells,
+        is_caching=info["prefix_caching"],
+    )
+
+
+def _cells(blocks: dict[str, Any]) -> BlockCells:
+    pairs = zip(blocks["runs"][::2], blocks["runs"][1::2])
+    return BlockCells(tuple(_run(owner, num_cells) for owner, num_cells in pairs), blocks["blocks_per_cell"])
+
+
+def _run(owner: int, num_cells: int) -> Run:
+    holder = {FREE: Holder.FREE, CACHED: Holder.CACHED, SHARED: Holder.SHARED}.get(owner, Holder.ONE)
+    return Run(holder, max(owner, 0), num_cells)

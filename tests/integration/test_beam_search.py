@@ -1,0 +1,239 @@
+"""Beam search with real models: the sequences of transformers, and memory and steps that forks are meant to save."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from headway import LLM, InvalidRequestError, RequestOutput, SamplingParams
+from headway.loader.embedded import embedded_model_path
+from headway.sampling_params import BeamSearchParams
+from tests.integration.prompts import PASSAGE, PROMPTS
+from tests.unit.models.tiny import VOCAB_SIZE, hf_model
+
+pytestmark = pytest.mark.timeout(900)
+
+Sequences = list[tuple[list[int], float]]
+"""Output tokens and score, the best first."""
+
+TINY_STOPS = [2, 5, 9, 17, 33, 40]  # so many that sequences end early and late
+
+
+def searched_by_transformers(model: Any, prompt: list[int], params: SamplingParams, eos: list[int]) -> Sequences:
+    with torch.inference_mode():
+        found = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            num_beams=params.num_choices,
+            num_return_sequences=params.n,
+            max_new_tokens=params.max_tokens,
+            min_new_tokens=params.min_tokens or None,
+            length_penalty=params.length_penalty,
+            early_stopping=params.early_stopping,
+            eos_token_id=eos,
+            pad_token_id=eos[0],
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+    outputs = [_until_first(tokens[len(prompt) :], eos) for tokens in found.sequences.tolist()]
+    return list(zip(outputs, found.sequences_scores.tolist(), strict=True))
+
+
+def _until_first(tokens: list[int], eos: list[int]) -> list[int]:
+    """What follows is padding."""
+    end = next((place for place, token in enumerate(tokens) if token in eos), len(tokens) - 1)
+    return tokens[: end + 1]
+
+
+def searched(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[Sequences]:
+    """All prompts at once; invariants are checked after every step."""
+    done: dict[str, RequestOutput] = {}
+    for index, prompt in enumerate(prompts):
+        llm.engine.add_request(str(index), prompt, params, stream=False)
+    while llm.engine.has_unfinished_requests():
+        done |= {output.request_id: output for output in llm.engine.step()}
+        llm.engine.check_invariants()
+    assert llm.engine.core.scheduler.kv_cache.num_used_blocks == 0
+    return [
+        [
+            (each.token_ids, each.cumulative_logprob / len(each.token_ids) ** params.length_penalty)
+            for each in done[str(index)].outputs
+            if each.cumulative_logprob is not None
+        ]
+        for index in range(len(prompts))
+    ]
+
+
+def assert_same(ours: list[Sequences], theirs: list[Sequences]) -> None:
+    for own, other in zip(ours, theirs, strict=True):
+        assert [tokens for tokens, _ in own] == [tokens for tokens, _ in other]
+        assert [score for _, score in own] == pytest.approx([score for _, score in other], rel=1e-4, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str, list[list[int]]]:
+    reference = hf_model("llama")
+    folder = tmp_path_factory.mktemp("tiny")
+    reference.save_pretrained(folder)
+    rng = random.Random(1)
+    prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 2, 16, 17, 31, 60)]
+    return reference, str(folder), prompts
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 2},
+        {"n": 4},
+        {"n": 3, "best_of": 7},
+        {"n": 4, "early_stopping": True},
+        {"n": 4, "early_stopping": "never"},
+        {"n": 4, "early_stopping": "never", "length_penalty": 0.0},
+        {"n": 4, "length_penalty": 2.0},
+        {"n": 4, "length_penalty": -1.0},
+        {"n": 4, "min_tokens": 12},
+    ],
+    ids=str,
+)
+def test_a_random_model_gives_the_sequences_of_transformers(
+    tiny: tuple[Any, str, list[list[int]]], options: dict[str, Any]
+) -> None:
+    reference, folder, prompts = tiny
+    params = SamplingParams(use_beam_search=True, max_tokens=24, stop_token_ids=TINY_STOPS, **options)
+    llm = LLM(folder, dtype="float32", device="cpu")
+    theirs = [searched_by_transformers(reference, prompt, params, TINY_STOPS) for prompt in prompts]
+    assert_same(searched(llm, prompts, params), theirs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefix_caching": "off"},
+        {"num_kv_blocks": 8},
+        {"num_kv_blocks": 8, "prefix_caching": "off"},
+        {"num_kv_blocks": 24, "block_size": 4, "overlap": "on"},
+        {"block_size": 1},
+        {"max_num_seqs": 3, "max_chunk_tokens": 5},
+        {"overlap": "on", "eviction_policy": "cost"},
+    ],
+    ids=str,
+)
+def test_what_changes_speed_does_not_change_sequences(
+    tiny: tuple[Any, str, list[list[int]]], options: dict[str, Any]
+) -> None:
+    _, folder, prompts = tiny
+    params = SamplingParams(use_beam_search=True, n=4, max_tokens=24, stop_token_ids=TINY_STOPS)
+    expected = searched(LLM(folder, dtype="float32", device="cpu"), prompts, params)
+    assert_same(searched(LLM(folder, dtype="float32", device="cpu", **options), prompts, params), expected)
+
+
+def test_the_embedded_model_gives_the_sequences_of_transformers() -> None:
+    path = Path(str(embedded_model_path()))
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    ).eval()
+    llm = LLM(dtype="float32", device="cpu", max_model_len=512)
+    tokenizer = llm.get_tokenizer()
+    chat = llm.chat_prompt([{"role": "user", "content": "Say hello in one short sentence."}])
+    prompts = [chat, *(tokenizer.encode(PROMPTS[index]) for index in (4,))]
+    params = SamplingParams(use_beam_search=True, n=2, best_of=4, max_tokens=10)
+    eos = list(tokenizer.eos_token_ids)
+    theirs = [searched_by_transformers(reference, prompt, params, eos) for prompt in prompts]
+    assert any(tokens[-1] in eos for sequences in theirs for tokens, _ in sequences)
+    assert_same(searched(llm, prompts, params), theirs)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(max_model_len=1024)
+
+
+def test_beam_search_returns_whole_sequences(llm: LLM) -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=8)
+    by_text, by_ids = llm.beam_search([PROMPTS[0], llm.get_tokenizer().encode(PROMPTS[0])], params, use_tqdm=False)
+    assert by_text == by_ids
+    assert len(by_text.sequences) == 3
+    assert "Paris" in by_text.sequences[0].text
+    prompt_tokens = llm.get_tokenizer().encode(PROMPTS[0])
+    for sequence in by_text.sequences:
+        assert sequence.text.startswith(PROMPTS[0])
+        assert sequence.tokens[: len(prompt_tokens)] == prompt_tokens
+        assert len(sequence.tokens) == len(prompt_tokens) + 8
+        assert sequence.finish_reason == "length"
+    logprobs = [sequence.cum_logprob for sequence in by_text.sequences]
+    assert logprobs == sorted(logprobs, reverse=True)
+    with pytest.raises(InvalidRequestError, match="BeamSearchParams"):
+        llm.beam_search(PROMPTS[0], SamplingParams())  # type: ignore[arg-type]
+
+
+def test_a_stop_token_is_in_the_tokens_and_not_in_the_text(llm: LLM) -> None:
+    prompt = llm.chat_prompt([{"role": "user", "content": "Say hello in one short sentence."}])
+    params = SamplingParams(use_beam_search=True, n=1, best_of=3, max_tokens=40)
+    (output,) = llm.generate(prompt, params, use_tqdm=False)
+    (best,) = output.outputs
+    assert (best.finish_reason, best.stop_reason) == ("stop", None)
+    assert best.token_ids[-1] in llm.get_tokenizer().eos_token_ids
+    assert best.text and "<|im_end|>" not in best.text
+    with pytest.raises(InvalidRequestError, match="streaming"):
+        llm.stream(prompt, params)
+
+
+def test_best_of_is_the_most_likely_of_the_same_completions(llm: LLM) -> None:
+    every, best = (
+        llm.generate(PROMPTS[4], SamplingParams(seed=3, max_tokens=12, logprobs=0, **options), use_tqdm=False)[0]
+        for options in ({"n": 5}, {"n": 2, "best_of": 5})
+    )
+    ranked = sorted(every.outputs, key=lambda each: -(each.cumulative_logprob or 0.0) / len(each.token_ids))
+    assert [each.token_ids for each in best.outputs] == [each.token_ids for each in ranked[:2]]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(n=8, temperature=1.0, seed=1, max_tokens=40, ignore_eos=True),
+        SamplingParams(n=8, use_beam_search=True, max_tokens=40, ignore_eos=True),
+    ],
+    ids=["samples", "beams"],
+)
+def test_eight_on_a_long_prompt_need_few_more_blocks_than_one(llm: LLM, params: SamplingParams) -> None:
+    prompt = llm.get_tokenizer().encode(f"{'Beams' if params.use_beam_search else 'Samples'}: {PASSAGE} {PASSAGE}")
+    one = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    num_together, num_alone = peak_blocks(llm, prompt, params), peak_blocks(llm, prompt, one)
+    num_output_blocks = -(-40 // 16)
+    assert num_alone >= len(prompt) // 16
+    assert num_together <= num_alone + 8 * (num_output_blocks + 1)
+
+
+def peak_blocks(llm: LLM, prompt: list[int], params: SamplingParams) -> int:
+    """Most blocks that requests held in a step; with invariants after every step."""
+    engine = llm.engine
+    engine.add_request("a", prompt, params, stream=False)
+    peak = 0
+    while engine.has_unfinished_requests():
+        engine.step()
+        engine.check_invariants()
+        assert engine.last_step is not None
+        peak = max(peak, engine.last_step.num_used_blocks)
+    assert engine.core.scheduler.kv_cache.num_used_blocks == 0
+    return peak
+
+
+def test_beams_of_a_position_share_a_step_and_compute_one_token_each(llm: LLM) -> None:
+    prompt = llm.get_tokenizer().encode(PASSAGE)
+    llm.engine.add_request("a", prompt, SamplingParams(temperature=0, max_tokens=1))
+    params = SamplingParams(n=4, use_beam_search=True, max_tokens=24, ignore_eos=True)
+    while llm.engine.has_unfinished_requests():
+        llm.engine.step()
+    llm.engine.add_request("b", prompt, params, stream=False)
+    shares = []
+    while llm.engine.has_unfinished_requests():
+        llm.engine.step()
+        assert llm.engine.last_step is not None
+        shares.append([row.num_tokens for row in llm.engine.last_step.rows])
+    assert shares == [[1]] + [[1] * 4] * 23

@@ -1,0 +1,139 @@
+"""The prefix cache changes speed only: greedy tokens in float32 are those of each request alone, without a cache."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from headway import LLM, SamplingParams
+from tests.integration.conversations import Alone, Conversations, greedy
+from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM
+
+MAX_MODEL_LEN = 160
+MAX_TOKENS = 24
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "cache off": {"prefix_caching": "off"},
+    "blocks of 1": {"block_size": 1},
+    "blocks of 3": {"block_size": 3, "max_chunk_tokens": 7},
+    "blocks of 16": {"block_size": 16},
+    "blocks of 64": {"block_size": 64, "overlap": "on"},
+    "one token at a time": {"block_size": 4, "max_chunk_tokens": 1, "max_num_batched_tokens": 8},
+    "overlapping steps": {"block_size": 5, "overlap": "on"},
+    "by what a block saves": {"block_size": 3, "num_kv_blocks": 60, "eviction_policy": "cost"},
+}
+TOO_SMALL: dict[str, dict[str, Any]] = {
+    "blocks of 1": {"block_size": 1, "num_kv_blocks": 45, "overlap": "on"},
+    "blocks of 3": {"block_size": 3, "num_kv_blocks": 16},
+    "blocks of 16": {"block_size": 16, "num_kv_blocks": 5, "max_chunk_tokens": 9, "overlap": "on"},
+    "swapped": {"block_size": 2, "num_kv_blocks": 24, "host_cache_memory": 2**20, "preemption_mode": "swap"},
+    "swapped, large blocks": {"block_size": 16, "num_kv_blocks": 5, "host_cache_memory": 2**16, "overlap": "on"},
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
+    return TinyLLM(tmp_path_factory.mktemp("tiny"), MAX_MODEL_LEN)
+
+
+@pytest.fixture(scope="module")
+def alone(tiny: TinyLLM) -> Alone:
+    return Alone(tiny.on_cpu(prefix_caching="off"), MAX_TOKENS)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tokens_are_those_of_each_request_alone(tiny: TinyLLM, alone: Alone, variant: str) -> None:
+    llm = tiny.on_cpu(max_num_seqs=6, **VARIANTS[variant])
+    talk = Conversations(llm, random.Random(3), vocab_size=VOCAB_SIZE, max_prompt=120, max_tokens=12)
+    turns = talk.run(28)
+    alone.check(turns)
+    num_cached = sum(turn.num_cached_tokens for turn in turns)
+    assert num_cached == 0 if variant == "cache off" else num_cached > 200
+    assert any(not turn.finished for turn in turns)
+
+
+@pytest.mark.parametrize("variant", TOO_SMALL)
+def test_tokens_stay_the_same_where_requests_have_to_give_way(tiny: TinyLLM, alone: Alone, variant: str) -> None:
+    llm = tiny.on_cpu(max_num_seqs=6, **TOO_SMALL[variant])
+    talk = Conversations(llm, random.Random(4), vocab_size=VOCAB_SIZE, max_prompt=20, max_tokens=MAX_TOKENS)
+    turns = talk.run(40)
+    alone.check(turns)
+    assert sum(turn.num_preemptions for turn in turns) >= 1
+    kv_cache = llm.engine.core.scheduler.kv_cache
+    assert kv_cache.prefix_cache is not None and kv_cache.prefix_cache.stats.num_evicted_blocks >= 10
+    assert kv_cache.host_tier is None or kv_cache.host_tier.stats.num_moved_in >= 2
+
+
+def test_cached_tokens_are_told(tiny: TinyLLM) -> None:
+    llm = tiny.on_cpu(block_size=4)
+    rng = random.Random(0)
+    prompt = [rng.randrange(VOCAB_SIZE) for _ in range(18)]
+
+    def num_cached(tokens: list[int], n: int = 1, **options: Any) -> int:
+        return llm.generate(tokens, greedy(5, n), use_tqdm=False, **options)[0].num_cached_tokens
+
+    assert num_cached(prompt) == 0
+    assert num_cached(prompt) == 16, "the block after that one ends with the answer"
+    assert num_cached(prompt, n=4) == 16
+    assert num_cached([*prompt[:9], 1, 2, 3]) == 8
+    assert num_cached(prompt, cache_salt="tenant") == 0
+    assert num_cached(prompt, cache_salt="tenant") == 16
+    (turn,) = llm.generate(prompt[1:], greedy(9), use_tqdm=False)
+    assert num_cached([*prompt[1:], *turn.outputs[0].token_ids, 7]) == 17 + 8, "the last token was never computed"
+
+
+def test_several_answers_share_their_prompt(tiny: TinyLLM, alone: Alone) -> None:
+    llm = tiny.on_cpu(block_size=4, max_num_seqs=8)
+    prompt = tuple(range(70))
+    llm.engine.add_request("r", list(prompt), greedy(8, n=8))
+    most = 0
+    while llm.engine.has_unfinished_requests():
+        outputs = llm.engine.step()
+        most = max(most, llm.engine.core.scheduler.kv_cache.num_used_blocks)
+    assert [answer.token_ids for answer in outputs[-1].outputs] == [alone.answer(prompt)[:8]] * 8
+    assert most <= 17 + 8 * 3, "the prompt's full blocks once, and what differs for each"
+
+
+def test_prompt_logprobs_are_complete_and_the_same(tiny: TinyLLM) -> None:
+    """They are computed for every token, so such a request reads nothing from the cache."""
+    params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2)
+    prompt = list(range(50, 83))
+    llm = tiny.on_cpu(block_size=4)
+    llm.generate(prompt, greedy(3), use_tqdm=False)
+    (found,) = llm.generate(prompt, params, use_tqdm=False)
+    (expected,) = tiny.on_cpu(prefix_caching="off").generate(prompt, params, use_tqdm=False)
+    assert found.num_cached_tokens == 0
+    assert found.prompt_logprobs is not None and expected.prompt_logprobs is not None
+    assert len(found.prompt_logprobs) == len(prompt)
+    for one, other in zip(found.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
+        assert one is not None and other is not None
+        assert {token: entry.logprob for token, entry in one.items()} == pytest.approx(
+            {token: entry.logprob for token, entry in other.items()}, abs=1e-4
+        )
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_a_conversation_with_the_embedded_model() -> None:
+    """Each turn starts from the one before, and the answers stay what they are without a cache."""
+    questions = ["Name three colours.", "Which of them is the warmest?"]
+
+    def talk(llm: LLM) -> tuple[list[str], list[int], list[int]]:
+        messages: list[dict[str, str]] = []
+        answers, cached, lengths = [], [], []
+        for question in questions:
+            messages.append({"role": "user", "content": question})
+            (output,) = llm.chat(messages, greedy(10), use_tqdm=False)
+            answers.append(output.outputs[0].text)
+            cached.append(output.num_cached_tokens)
+            lengths.append(len(output.prompt_token_ids))
+            messages.append({"role": "assistant", "content": answers[-1]})
+        return answers, cached, lengths
+
+    options: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 512}
+    answers, cached, lengths = talk(LLM(**options))
+    expected, none, _ = talk(LLM(prefix_caching="off", **options))
+    assert answers == expected
+    assert none == [0, 0]
+    assert cached[1] >= lengths[0], "the whole turn before, and some of its answer"

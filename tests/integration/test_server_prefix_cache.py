@@ -1,0 +1,106 @@
+"""The prefix cache of a server process as clients, tenants and operators see it. The engine has no model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.server_process import ServerProcess, running_server
+
+FACTORY = ("--engine-factory", "headway.server.modelless:create_engine", "--access-log", "off")
+BLOCK_SIZE, NUM_BLOCKS = 16, 64
+PROMPT = "The metro of Porto has six lines, and all of them meet at one station in the middle of the town. "
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    keys = ("--api-key", "alice", "--api-key", "bob", "--cache-salt-by-key", "on")
+    with running_server(*FACTORY, *keys, "--num-kv-blocks", str(NUM_BLOCKS), "--max-model-len", "512") as running:
+        yield running
+
+
+def complete(server: ServerProcess, prompt: Any, *, key: str = "alice", **fields: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": 4} | fields
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def cached(answer: dict[str, Any]) -> int:
+    found: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return found
+
+
+def test_equal_requests_of_one_key_share_and_of_two_do_not(server: ServerProcess) -> None:
+    first, second = complete(server, PROMPT), complete(server, PROMPT)
+    num_tokens = first["usage"]["prompt_tokens"]
+    assert cached(first) == 0
+    assert num_tokens - BLOCK_SIZE <= cached(second) < num_tokens
+    assert second["choices"][0]["text"] == first["choices"][0]["text"]
+    assert cached(complete(server, PROMPT, key="bob")) == 0
+    assert cached(complete(server, PROMPT, key="bob")) == cached(second)
+    assert cached(complete(server, PROMPT, cache_salt="mine")) == 0
+    assert cached(complete(server, PROMPT, key="bob", cache_salt="mine")) == 0
+    assert cached(complete(server, PROMPT, cache_salt="mine")) == cached(second)
+
+
+def test_completions_and_prompts_of_one_request(server: ServerProcess) -> None:
+    prompt = "Several answers to one question. " * 3
+    several = {"n": 3, "temperature": 1.0, "seed": 1}
+    first, second = (complete(server, prompt, **several) for _ in range(2))
+    assert cached(first) == 0, "what its own completions share is not found: it was not there before"
+    assert first["usage"]["prompt_tokens"] - BLOCK_SIZE <= cached(second) < first["usage"]["prompt_tokens"]
+    twice = complete(server, [prompt, prompt])
+    assert twice["usage"]["prompt_tokens"] == 2 * first["usage"]["prompt_tokens"]
+    assert cached(twice) == 2 * cached(second)
+
+
+def test_metrics_agree_with_what_clients_are_told(server: ServerProcess) -> None:
+    headers = {"authorization": "Bearer alice"}
+    before = server.wait_until_idle(headers, timeout_s=10)
+    prompt = "A prompt that only this test has, and long enough for some blocks of sixteen tokens each."
+    answers = [complete(server, prompt) for _ in range(3)]
+    after = server.wait_until_idle(headers, timeout_s=10)
+    grown = {name: after[name] - before[name] for name in after}
+    assert grown["prefix_cache_queries_total"] == sum(answer["usage"]["prompt_tokens"] for answer in answers)
+    assert grown["prefix_cache_hits_total"] == grown["prefix_cache_saved_tokens_total"] == sum(map(cached, answers)) > 0
+    assert grown["prefix_cache_inserted_blocks_total"] > 0 == grown["recomputed_tokens_total"]
+    assert 0 < after["prefix_cache_hit_rate"] < 1
+    assert after["kv_blocks_live"] == 0 < after["kv_blocks_cached"]
+    assert after["kv_blocks_cached"] + after["kv_blocks_free"] == NUM_BLOCKS
+
+
+def test_a_prompt_that_is_to_be_kept_survives_a_flood(server: ServerProcess) -> None:
+    keep, leave = "These words are to be kept for long. " * 3, "These other words may be forgotten soon. " * 3
+    complete(server, keep, cache_ttl_s=600)
+    complete(server, leave)
+    for number in range(12):
+        complete(server, [number] * 200)
+    assert cached(complete(server, keep)) > 0
+    assert cached(complete(server, leave)) == 0
+
+
+def test_the_command_shows_an_idle_servers_cache(server: ServerProcess) -> None:
+    gauges = server.wait_until_idle({"authorization": "Bearer bob"}, timeout_s=10)
+    command = [sys.executable, "-m", "headway", "kv", "--url", server.url, "--api-key", "bob"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    num_cached = int(gauges["kv_blocks_cached"])
+    assert f"0 live · {num_cached} cached · {NUM_BLOCKS - num_cached} free" in done.stdout
+    drawn = done.stdout[done.stdout.index("free  \n") :]
+    assert drawn.count("+") == num_cached and drawn.count(".") == NUM_BLOCKS - num_cached
+
+
+def test_without_a_prefix_cache_nothing_is_found_and_its_fields_are_refused() -> None:
+    with running_server(*FACTORY, "--prefix-caching", "off") as server:
+        assert [cached(complete(server, PROMPT)) for _ in range(2)] == [0, 0]
+        for fields in ({"cache_salt": "x"}, {"cache_ttl_s": 5}):
+            answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": PROMPT} | fields)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, *fields)
+        gauges = server.gauges()
+        assert gauges["prefix_cache_queries_total"] == gauges["kv_blocks_cached"] == 0

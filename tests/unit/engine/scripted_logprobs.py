@@ -1,0 +1,112 @@
+"""An engine whose model is a function of the tokens so far, logprobs included."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any, cast
+
+from headway.config import EngineConfig
+from headway.core import ModelRunnerOutput, SampledTokens, SchedulerOutput
+from headway.engine.llm_engine import LLMEngine
+from headway.executor.fake import FakeExecutor, FakeStep
+from headway.models.config import DecoderConfig
+from headway.outputs import RequestOutput
+from headway.runner.logprobs import TokenLogprobs
+from headway.runner.memory_plan import MemoryPlan
+from headway.sampling_params import SamplingParams
+
+VOCAB_SIZE = 12
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 64
+
+
+def next_logprobs(tokens: tuple[int, ...]) -> list[float]:
+    """The model: some distribution for any tokens."""
+    rng = random.Random(str(tokens))
+    weights = [rng.random() ** 4 + 1e-3 for _ in range(VOCAB_SIZE)]
+    return [math.log(weight / sum(weights)) for weight in weights]
+
+
+def most_likely(tokens: tuple[int, ...], count: int) -> TokenLogprobs:
+    """The model's choice after these tokens, and its `count` most likely ones."""
+    logprobs = next_logprobs(tokens)
+    order = sorted(range(VOCAB_SIZE), key=lambda token: (-logprobs[token], token))
+    best = order[0]
+    return TokenLogprobs(best, logprobs[best], 1, order[:count], [logprobs[token] for token in order[:count]])
+
+
+class ScriptedExecutor(FakeExecutor):
+    """Greedy, or by request id if the request is not. Keeps each request's tokens as a runner does."""
+
+    def __init__(self, *, max_in_flight: int = 1) -> None:
+        super().__init__(max_in_flight=max_in_flight)
+        self.fails_at: Callable[[SchedulerOutput], bool] = lambda output: False
+        self._tokens: dict[str, list[int]] = {}
+        self._params: dict[str, SamplingParams] = {}
+
+    def submit(self, output: SchedulerOutput) -> FakeStep:
+        for new in output.new_requests:
+            self._tokens[new.request_id] = [*new.prompt_token_ids, *new.output_token_ids]
+            self._params[new.request_id] = cast(SamplingParams, new.sampling_params)
+        return super().submit(output)
+
+    def _answer(self, step: FakeStep, output: SchedulerOutput) -> ModelRunnerOutput:
+        super()._answer(step, output)
+        if self.fails_at(output):
+            raise RuntimeError("the kernel caught fire")
+        return ModelRunnerOutput(
+            {share.request_id: self._sample(share.request_id) for share in output.scheduled if share.samples}, {}
+        )
+
+    def _sample(self, request_id: str) -> SampledTokens:
+        tokens, params = self._tokens[request_id], self._params[request_id]
+        found = most_likely(tuple(tokens), params.logprobs or 0)
+        if not params.greedy:
+            token_id = random.Random(f"{request_id}{tokens}").randrange(VOCAB_SIZE)
+            found = TokenLogprobs(token_id, next_logprobs(tuple(tokens))[token_id], 1, [], [])
+        tokens.append(found.token_id)
+        return SampledTokens((found.token_id,), logprobs=() if params.logprobs is None else (found,))
+
+
+def make_engine(*, overlap: bool = False, num_blocks: int = 128, **options: Any) -> LLMEngine:
+    """An engine on this model."""
+    model = DecoderConfig(
+        architecture="llama",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        max_position=MAX_MODEL_LEN,
+    )
+    plan = MemoryPlan(
+        device="none",
+        dtype="none",
+        weight_bytes=0,
+        kv_dtype="none",
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        bytes_per_block=1,
+        max_model_len=MAX_MODEL_LEN,
+    )
+    return LLMEngine(
+        EngineConfig.from_options(**options),
+        executor=ScriptedExecutor(max_in_flight=2 if overlap else 1),
+        tokenizer=None,
+        model_config=model,
+        plan=plan,
+    )
+
+
+def run_to_end(engine: LLMEngine) -> dict[str, RequestOutput]:
+    """Last outputs by request id; invariants are checked after every step."""
+    outputs = {}
+    while engine.has_unfinished_requests():
+        outputs |= {output.request_id: output for output in engine.step()}
+        engine.check_invariants()
+    assert engine.core.scheduler.kv_cache.num_used_blocks == 0
+    return outputs

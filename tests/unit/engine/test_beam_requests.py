@@ -1,0 +1,240 @@
+"""Beam searches in the engine: the same result whatever happens around them, and nothing left when they end."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from headway.engine.beam_search import BeamRules, BeamSearch
+from headway.engine.llm_engine import LLMEngine
+from headway.errors import InvalidRequestError, RequestTooLargeError
+from headway.outputs import RequestOutput
+from headway.sampling_params import SamplingParams
+from tests.unit.engine.scripted_logprobs import BLOCK_SIZE, ScriptedExecutor, make_engine, most_likely, run_to_end
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+STOPS = (0, 7)
+both = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+
+
+def beams(width: int = 4, max_tokens: int = 10, **changes: Any) -> SamplingParams:
+    return SamplingParams(n=width, use_beam_search=True, max_tokens=max_tokens, stop_token_ids=STOPS, **changes)
+
+
+def expected(prompt: list[int], params: SamplingParams) -> list[tuple[int, ...]]:
+    """The same search without an engine."""
+    assert params.max_tokens is not None
+    rules = BeamRules(
+        width=params.num_choices,
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        stop_token_ids=frozenset(params.extra_stop_token_ids),
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+    )
+    search = BeamSearch(rules)
+    while search.live:
+        search.advance([most_likely((*prompt, *beam.token_ids), rules.num_top) for beam in search.live])
+    return [beam.token_ids for beam in search.best(params.n)]
+
+
+def sequences(output: RequestOutput) -> list[tuple[int, ...]]:
+    return [tuple(completion.token_ids) for completion in output.outputs]
+
+
+def nothing_is_left(engine: LLMEngine) -> bool:
+    kv_cache = engine.core.scheduler.kv_cache
+    return not engine.has_unfinished_requests() and not kv_cache.num_used_blocks and not kv_cache.requests_with_blocks
+
+
+@both
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"prefix_caching": "off"}, {"num_blocks": 6}, {"max_num_seqs": 3}, {"max_chunk_tokens": 2}],
+    ids=str,
+)
+def test_the_same_whatever_the_engine_is_like(overlap: bool, options: dict[str, Any]) -> None:
+    engine = make_engine(overlap=overlap, **options)
+    params = beams(length_penalty=0.5)
+    engine.add_request("a", PROMPT, params, stream=False)
+    output = run_to_end(engine)["a"]
+    assert sequences(output) == expected(PROMPT, params)
+    assert output.finished and output.prompt_token_ids == PROMPT
+    assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
+    for completion in output.outputs:
+        stopped = completion.token_ids[-1] in STOPS
+        assert completion.finish_reason == ("stop" if stopped else "length")
+        assert completion.stop_reason == (completion.token_ids[-1] if stopped else None)
+        assert completion.cumulative_logprob is not None and completion.cumulative_logprob < 0
+        assert completion.logprobs is None
+    assert nothing_is_left(engine)
+
+
+@both
+def test_many_searches_among_other_requests_in_a_small_cache(overlap: bool) -> None:
+    engine = make_engine(overlap=overlap, num_blocks=7, max_num_seqs=6)
+    prompts = {f"s{i}": PROMPT[: 4 + i] for i in range(4)}
+    params = {name: beams(2 + i, 6 + i, early_stopping=i % 2 == 0) for i, name in enumerate(prompts)}
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, params[name], stream=False)
+        engine.add_request(f"{name} greedy", prompt, SamplingParams(temperature=0, max_tokens=20))
+    outputs = run_to_end(engine)
+    assert {name: sequences(outputs[name]) for name in prompts} == {
+        name: expected(prompt, params[name]) for name, prompt in prompts.items()
+    }
+    for name, prompt in prompts.items():
+        tokens = tuple(prompt)
+        for _ in range(20):
+            tokens += (most_likely(tokens, 0).token_id,)
+        assert sequences(outputs[f"{name} greedy"]) == [tokens[len(prompt) :]]
+    preemptions = [output.metrics.num_preemptions for output in outputs.values() if output.metrics]
+    assert sum(preemptions) > 0
+
+
+def test_a_step_per_position_and_one_token_per_beam() -> None:
+    engine = make_engine()
+    engine.add_request("a", PROMPT, SamplingParams(n=4, use_beam_search=True, max_tokens=9), stream=False)
+    shares = []
+    while engine.has_unfinished_requests():
+        engine.step()
+        assert engine.last_step is not None
+        shares.append([row.num_tokens for row in engine.last_step.rows])
+    assert shares == [[len(PROMPT)]] + [[1] * 4] * 8
+
+
+def test_n_of_best_of_are_returned() -> None:
+    engine = make_engine()
+    params = beams(2, best_of=5)
+    engine.add_request("a", PROMPT, params, stream=False)
+    found = sequences(run_to_end(engine)["a"])
+    assert len(found) == 2
+    assert found == expected(PROMPT, params) == expected(PROMPT, beams(5))[:2]
+
+
+@both
+def test_abort_at_any_time_frees_everything(overlap: bool) -> None:
+    num_steps = 0
+    while True:
+        engine = make_engine(overlap=overlap, num_blocks=16)
+        engine.add_request("a", PROMPT, beams(5, early_stopping="never"), stream=False)
+        engine.add_request("b", PROMPT[:3], SamplingParams(temperature=0, max_tokens=45))
+        other = {}
+        for _ in range(num_steps):
+            other |= {output.request_id: output for output in engine.step()}
+            engine.check_invariants()
+        output = engine.abort("a")
+        if output is None:
+            break
+        engine.check_invariants()
+        assert output.finished and 1 <= len(output.outputs) <= 5
+        assert all(completion.finish_reason is not None for completion in output.outputs)
+        assert any(completion.finish_reason == "abort" for completion in output.outputs)
+        assert set(engine.core.scheduler.requests) <= {"b"}
+        assert engine.abort("a") is None
+        assert len((other | run_to_end(engine))["b"].outputs[0].token_ids) == 45
+        assert nothing_is_left(engine)
+        num_steps += 1
+    assert num_steps >= 10
+
+
+@both
+@pytest.mark.parametrize("failing_step", [0, 1, 4])
+def test_a_failing_step_ends_the_search_with_the_reason(overlap: bool, failing_step: int) -> None:
+    engine = make_engine(overlap=overlap, max_num_seqs=3)  # the beams of a position take two steps
+    cast(ScriptedExecutor, engine.core.executor).fails_at = lambda output: output.step_id == failing_step
+    engine.add_request("a", PROMPT, beams(), stream=False)
+    output = run_to_end(engine)["a"]
+    assert output.finished
+    assert {completion.finish_reason for completion in output.outputs} == {"error"}
+    assert "caught fire" in engine.errors["a"]
+    assert nothing_is_left(engine)
+    engine.add_request("a", PROMPT, beams(), stream=False)
+    assert sequences(run_to_end(engine)["a"]) == expected(PROMPT, beams())
+
+
+def test_ids_of_others_are_left_alone() -> None:
+    engine = make_engine()
+    for name in ("a#0", "a#2", "a#3"):
+        engine.add_request(name, PROMPT, SamplingParams(temperature=0, max_tokens=20))
+    engine.add_request("a", PROMPT, beams(), stream=False)
+    for name in ("a", "a#1"):
+        with pytest.raises(InvalidRequestError, match="already in use"):
+            engine.add_request(name, PROMPT, SamplingParams())
+    outputs = run_to_end(engine)
+    assert sequences(outputs["a"]) == expected(PROMPT, beams())
+    assert len({tuple(outputs[name].outputs[0].token_ids) for name in ("a#0", "a#2", "a#3")}) == 1
+
+
+@pytest.mark.parametrize("stream", [True, "full", "delta"])
+def test_streaming_is_refused(stream: Any) -> None:
+    engine = make_engine()
+    for params, name in ((beams(), "use_beam_search"), (SamplingParams(best_of=2), "best_of")):
+        with pytest.raises(InvalidRequestError, match="streaming") as caught:
+            engine.add_request("a", PROMPT, params, stream=stream)
+        assert caught.value.param == name
+    assert nothing_is_left(engine)
+    engine.add_request("a", PROMPT, SamplingParams(n=2, best_of=2, max_tokens=2), stream=stream)
+    run_to_end(engine)
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    engine = make_engine(num_blocks=4)
+    with pytest.raises(RequestTooLargeError, match="whole cache holds 16"):
+        engine.add_request("a", PROMPT, beams(max_tokens=9), stream=False)
+    engine.add_request("a", PROMPT, beams(max_tokens=8), stream=False)
+    assert sequences(run_to_end(engine)["a"]) == expected(PROMPT, beams(max_tokens=8))
+
+
+def test_too_many_beams_and_stops_are_refused() -> None:
+    params = SamplingParams(n=1, best_of=1024, use_beam_search=True, stop_token_ids=[1])
+    with pytest.raises(InvalidRequestError, match="too wide") as caught:
+        make_engine().prepare("a", PROMPT, params)
+    assert caught.value.param == "best_of"
+
+
+def test_without_a_limit_it_goes_on_to_the_end_of_the_context() -> None:
+    engine = make_engine()
+    engine.add_request("a", PROMPT, SamplingParams(n=2, use_beam_search=True, max_tokens=None), stream=False)
+    output = run_to_end(engine)["a"]
+    assert [len(completion.token_ids) for completion in output.outputs] == [64 - len(PROMPT)] * 2
+
+
+def test_times_and_cached_tokens_are_those_of_the_request() -> None:
+    engine = make_engine()
+    engine.add_request("before", PROMPT, SamplingParams(temperature=0, max_tokens=1))
+    run_to_end(engine)
+    engine.add_request("a", PROMPT, beams(), stream=False)
+    output = run_to_end(engine)["a"]
+    assert output.num_cached_tokens == len(PROMPT) - 1
+    metrics = output.metrics
+    assert metrics is not None and metrics.first_scheduled_s is not None and metrics.finished_s is not None
+    assert metrics.arrival_time_s < metrics.first_scheduled_s < metrics.first_token_s < metrics.finished_s
+
+
+def test_only_the_same_salt_shares() -> None:
+    engine = make_engine()
+    for name, salt in (("a", "x"), ("b", "x"), ("c", "y")):
+        engine.add_request(name, PROMPT, beams(), stream=False, cache_salt=salt)
+        output = run_to_end(engine)[name]
+        assert sequences(output) == expected(PROMPT, beams())
+        assert output.num_cached_tokens == (len(PROMPT) - 1 if name == "b" else 0)
+
+
+@pytest.mark.parametrize("params", [beams(8, 16), SamplingParams(n=8, max_tokens=16)], ids=["beams", "samples"])
+def test_eight_need_little_more_blocks_than_one(params: SamplingParams) -> None:
+    prompt = [token % 12 for token in range(41)]
+    alone, together = (_peak_blocks(prompt, each) for each in (SamplingParams(temperature=0, max_tokens=16), params))
+    assert together <= alone + 8 * (16 // BLOCK_SIZE + 1)
+    assert together > alone
+
+
+def _peak_blocks(prompt: list[int], params: SamplingParams) -> int:
+    engine, peak = make_engine(), 0
+    engine.add_request("a", prompt, params, stream=False)
+    while engine.has_unfinished_requests():
+        engine.step()
+        engine.check_invariants()
+        assert engine.last_step is not None
+        peak = max(peak, engine.last_step.num_used_blocks)
+    return peak

@@ -1,0 +1,92 @@
+"""Which tokens count as computed again, step by step."""
+
+from __future__ import annotations
+
+from headway.core import NewRequest, ScheduledRequest, SchedulerOutput
+from headway.server.recomputed import RecomputedTokens
+
+LIVE = frozenset({"a", "b"})
+
+
+def share(name: str, *, computed: int, tokens: int, samples: bool = True) -> ScheduledRequest:
+    return ScheduledRequest(name, tokens, computed, (), samples)
+
+
+def enters(name: str, *, prompt: int, output: int = 0, found: int = 0) -> NewRequest:
+    return NewRequest(name, (1,) * prompt, (1,) * output, None, num_computed_tokens=found)
+
+
+class Counted:
+    """A counter, and plans as its tests write them."""
+
+    def __init__(self) -> None:
+        self.counter = RecomputedTokens()
+        self._num_steps = 0
+
+    def step(
+        self,
+        *shares: ScheduledRequest,
+        new: tuple[NewRequest, ...] = (),
+        preempted: tuple[str, ...] = (),
+        finished: tuple[str, ...] = (),
+    ) -> int:
+        """Returns how many tokens of this step were computed again."""
+        before = self.counter.num_tokens
+        num_tokens = sum(each.num_tokens for each in shares)
+        plan = SchedulerOutput(self._num_steps, new, shares, preempted, finished, num_scheduled_tokens=num_tokens)
+        self._num_steps += 1
+        self.counter.take(plan, LIVE, is_decode=num_tokens == len(shares))
+        return self.counter.num_tokens - before
+
+
+def test_what_is_found_again_does_not_count() -> None:
+    counted = Counted()
+    assert counted.step(share("a", computed=0, tokens=10), new=(enters("a", prompt=10),)) == 0
+    assert counted.step(share("a", computed=10, tokens=1)) == 0
+    assert counted.step(share("b", computed=0, tokens=4), new=(enters("b", prompt=4),), preempted=("a",)) == 0
+    assert counted.counter.has_left("a") and not counted.counter.has_left("b")
+    back = enters("a", prompt=10, output=2, found=8)
+    assert counted.step(share("a", computed=8, tokens=4), new=(back,)) == 3, "8, 9, 10; the last one is new"
+    assert counted.step(share("a", computed=12, tokens=1)) == 0
+
+
+def test_chunk_by_chunk_and_only_what_was_reached() -> None:
+    counted = Counted()
+    counted.step(share("a", computed=0, tokens=6, samples=False), new=(enters("a", prompt=20),))
+    counted.step(share("a", computed=6, tokens=6, samples=False))
+    counted.step(share("b", computed=0, tokens=1), new=(enters("b", prompt=1),), preempted=("a",))
+    back = enters("a", prompt=20, found=4)
+    assert counted.step(share("a", computed=4, tokens=5, samples=False), new=(back,)) == 5
+    assert counted.step(share("a", computed=9, tokens=11)) == 3, "12 had been computed"
+
+
+def test_twice_preempted_counts_twice() -> None:
+    counted = Counted()
+    counted.step(share("a", computed=0, tokens=10), new=(enters("a", prompt=10),))
+    counted.step(share("b", computed=0, tokens=1), new=(enters("b", prompt=1),), preempted=("a",))
+    back = enters("a", prompt=10, output=1)
+    assert counted.step(share("a", computed=0, tokens=4, samples=False), new=(back,)) == 4
+    assert counted.step(share("b", computed=1, tokens=1), preempted=("a",)) == 0
+    assert counted.step(share("a", computed=0, tokens=11), new=(back,)) == 10
+
+
+def test_back_at_once_and_single_tokens() -> None:
+    """A request may leave and come back with the same step, and may have to catch up token by token."""
+    counted = Counted()
+    counted.step(share("a", computed=0, tokens=3), new=(enters("a", prompt=3),))
+    back = enters("a", prompt=3, output=1, found=2)
+    again = [counted.step(share("a", computed=2, tokens=1, samples=False), new=(back,), preempted=("a",))]
+    again.append(counted.step(share("a", computed=3, tokens=1)))
+    assert again == [1, 0]
+
+
+def test_requests_that_end_are_forgotten() -> None:
+    counted = Counted()
+    counted.step(share("a", computed=0, tokens=2, samples=False), new=(enters("a", prompt=9),))
+    counted.step(share("b", computed=0, tokens=1), new=(enters("b", prompt=1),), finished=("a",))
+    counted.step(share("b", computed=1, tokens=1), preempted=("gone", "b"))
+    assert counted.counter.has_left("b") and not counted.counter.has_left("gone")
+    back = enters("b", prompt=1, output=2)
+    assert counted.step(share("b", computed=0, tokens=1, samples=False), new=(back,), finished=("b",)) == 1
+    counter = counted.counter
+    assert not counter._amid_prompt and not counter._left and not counter._catching_up
