@@ -95,13 +95,18 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        cache_salt: str | None = None,
+        cache_ttl_s: float = 0.0,
         use_tqdm: bool | None = None,
         **template_options: Any,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several. `template_options` go to the model's chat template."""
+        """Answer a conversation, or several. `template_options` go to the model's chat template; the rest is as in
+        `generate`."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self.chat_prompt(conversation, **template_options) for conversation in conversations]  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(
+            prompts, sampling_params, cache_salt=cache_salt, cache_ttl_s=cache_ttl_s, use_tqdm=use_tqdm
+        )
 
     def chat_prompt(self, messages: Sequence[Message], **template_options: Any) -> list[int]:
         """The token ids that the model's chat template makes of a conversation."""
