@@ -240,11 +240,13 @@ class BruteForceScheduler:
         return token_s is None or self.restore_block_s < self.block_size * token_s
 
     def keep(self, share: Share) -> None:
-        """A share has been computed for sure: its full blocks are cached, and the tail of a prompt that is complete."""
+        """A share has been computed for sure: full blocks are cached, those that came from the host once the prompt is
+        complete or another has been filled; and the tail of a prompt that is complete."""
         entry, cache = share.entry, self.cache
         if cache is None or entry not in self.entries or entry.name not in self.running or entry.stay != share.stay:
             return
-        if share.end // self.block_size > share.start // self.block_size:
+        is_prompt_complete = share.end == len(entry.prompt)
+        if share.end // self.block_size > share.start // self.block_size or is_prompt_complete:
             for prefix in cache.full_blocks(entry.salt, entry.known[: share.end])[len(entry.shared) :]:
                 if entry.tail is not None and cache.parent(prefix) == cache.parent(entry.tail):
                     self.drop_tail(entry)
@@ -256,7 +258,7 @@ class BruteForceScheduler:
                     del cache.on_their_way[prefix]
                 if entry.ttl and len(prefix[1]) <= len(entry.prompt):
                     cache.pin(prefix, entry.ttl)
-        if share.end == len(entry.prompt):
+        if is_prompt_complete:
             self.keep_tail(entry, share.end)
 
     def keep_tail(self, entry: Entry, end: int) -> None:
