@@ -67,7 +67,9 @@ class KVCacheManager:
         self.restore_choice = RestoreChoice(restore_block_s=restore_block_s)
         self._holdings: dict[str, _Holding] = {}
         self._kept: dict[int, CachedBlock] = {}  # every cached block by its id, whether in use or idle
-        self._moves = NO_MOVES
+        self._moved_out: list[tuple[int, int]] = []  # these three as in `BlockMoves`, for the next step
+        self._copied: list[tuple[int, int]] = []
+        self._moved_in: list[tuple[int, int]] = []
         self._num_promised_blocks = 0
         self._num_table_entries = 0
 
@@ -145,18 +147,6 @@ class KVCacheManager:
         """Whether the request, alone in the cache, could run to its very end."""
         return self.blocks_for(request.max_kv_tokens) <= self.num_blocks
 
-    def take_moves(self) -> BlockMoves:
-        """What has to be copied before the next step computes anything."""
-        moves, self._moves = self._moves, NO_MOVES
-        if self.host_tier is not None:
-            self.host_tier.step_planned()
-        return moves
-
-    def distrust(self, moves: BlockMoves) -> None:
-        """The step that was to make these moves has failed, maybe before it made any."""
-        if self.host_tier is not None and moves.moved_out:
-            self.host_tier.discard_slots({slot for _, slot in moves.moved_out})
-
     def can_admit(self, request: Request, *, num_spare_blocks: int) -> bool:
         """Whether all tokens the request has now fit beside what is promised, leaving `num_spare_blocks`."""
         found = self._find(request)
@@ -216,7 +206,7 @@ class KVCacheManager:
         blocks = self._take(len(found))
         if blocks is not None:
             holding.table += blocks
-            self._move(moved_in=tuple(zip(slots, blocks, strict=True)))
+            self._moved_in += zip(slots, blocks, strict=True)
 
     def _copy_tail(self, request: Request, holding: _Holding, cache: PrefixCache) -> int:
         """Begin the block after the shared ones with a copy of somebody's tail. Returns how many tokens of it are
@@ -236,7 +226,7 @@ class KVCacheManager:
             return 0
         holding.table += new_blocks
         if new_blocks[0] != block.block_id:
-            self._move(copied=((block.block_id, new_blocks[0]),))
+            self._copied.append((block.block_id, new_blocks[0]))
         return num_equal
 
     def _digest_before(self, request: Request, num_blocks: int) -> bytes:
@@ -353,23 +343,31 @@ class KVCacheManager:
         if self.host_tier is not None and block.tail is None:
             slot = self.host_tier.put(block.digest)
             if slot is not None:
-                self._move(moved_out=((block.block_id, slot),))
+                self._moved_out.append((block.block_id, slot))
         self._forget(block.block_id)
-
-    def _move(
-        self,
-        *,
-        moved_out: tuple[tuple[int, int], ...] = (),
-        copied: tuple[tuple[int, int], ...] = (),
-        moved_in: tuple[tuple[int, int], ...] = (),
-    ) -> None:
-        moves = self._moves
-        self._moves = BlockMoves(moves.moved_out + moved_out, moves.copied + copied, moves.moved_in + moved_in)
 
     def _forget(self, block_id: int) -> None:
         """A block that nobody uses is not in the prefix cache any more."""
         del self._kept[block_id]
         self.pool.put_back(block_id)
+
+    # ---- moving ---------------------------------------------------------------------------------------------------
+
+    def take_moves(self) -> BlockMoves:
+        """What has to be copied before the next step computes anything, all that was planned since the last call."""
+        if not (self._moved_out or self._copied or self._moved_in):
+            return NO_MOVES
+        moves = BlockMoves(tuple(self._moved_out), tuple(self._copied), tuple(self._moved_in))
+        for planned in (self._moved_out, self._copied, self._moved_in):
+            planned.clear()
+        if self.host_tier is not None:
+            self.host_tier.step_planned()
+        return moves
+
+    def distrust(self, moves: BlockMoves) -> None:
+        """The step that was to make these moves has failed, maybe before it made any."""
+        if self.host_tier is not None and moves.moved_out:
+            self.host_tier.discard_slots({slot for _, slot in moves.moved_out})
 
     # ---- leaving --------------------------------------------------------------------------------------------------
 

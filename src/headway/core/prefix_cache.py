@@ -180,10 +180,8 @@ class PrefixCache:
 
     def drop_tail(self, block: CachedBlock) -> None:
         """The request that uses this tail has written more into it, so what was kept of it is no tail any more."""
+        assert not block.is_idle
         self._unlink(block)
-        if block.is_idle:
-            block.is_idle = False
-            self._num_idle -= 1
 
     def pin(self, block: CachedBlock, seconds: float) -> None:
         """Give a block up only when nothing else is left, for so long from now on."""

@@ -14,12 +14,12 @@ from types import TracebackType
 from typing import Self
 
 from headway.server.access_log import AccessRecord
+from headway.server.answers import PromptTokensDetails, Usage
 from headway.server.errors import ApiError, from_delta, unavailable
 from headway.server.jobs import Job
 from headway.server.limits import Reservation
 from headway.server.messages import AddRequest, Delta
 from headway.server.prompts import Prompt
-from headway.server.protocol import PromptTokensDetails, Usage
 from headway.server.services import Services
 from headway.server.streams import RequestStream, merged
 

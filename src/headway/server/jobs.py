@@ -11,7 +11,7 @@ from headway.sampling_params import SamplingParams
 from headway.server.errors import bad_request
 from headway.server.messages import EngineReady
 from headway.server.prompts import Prompt, PromptMaker
-from headway.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from headway.server.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from headway.server.services import Services
 
 MAX_STOP_STRINGS = 64

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.server.answers import ChatLogprob, ChatLogprobs, CompletionLogprobs, PromptLogprob, TopLogprob
 from headway.server.messages import PositionLogprobs, TokenLogprob
 from headway.server.prompts import PromptMaker
-from headway.server.protocol import ChatLogprob, ChatLogprobs, CompletionLogprobs, PromptLogprob, TopLogprob
 
 LEAST_LOGPROB = -9999.0
 """What stands for minus infinity, which JSON cannot write."""

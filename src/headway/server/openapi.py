@@ -9,23 +9,25 @@ from typing import Any
 import msgspec
 
 from headway import __version__
-from headway.server.errors import ErrorResponse
-from headway.server.protocol import (
+from headway.server.answers import (
     ChatCompletion,
-    ChatCompletionRequest,
-    ChatMessage,
     Completion,
-    CompletionRequest,
-    ContentPart,
-    DetokenizeRequest,
     DetokenizeResponse,
     HealthResponse,
     ModelCard,
     ModelList,
-    StreamOptions,
-    TokenizeRequest,
     TokenizeResponse,
     VersionResponse,
+)
+from headway.server.errors import ErrorResponse
+from headway.server.requests import (
+    ChatCompletionRequest,
+    ChatMessage,
+    CompletionRequest,
+    ContentPart,
+    DetokenizeRequest,
+    StreamOptions,
+    TokenizeRequest,
 )
 
 

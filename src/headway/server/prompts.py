@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from headway.errors import HeadwayError
 from headway.server.errors import ApiError, bad_request
 from headway.server.messages import EngineReady
-from headway.server.protocol import ChatMessage
+from headway.server.requests import ChatMessage
 from headway.tokenizer import Tokenizer
 
 _T = TypeVar("_T")

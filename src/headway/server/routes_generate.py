@@ -19,7 +19,7 @@ from headway.server.errors import from_exception
 from headway.server.generation import Generation
 from headway.server.jobs import Job, chat_job, completion_job
 from headway.server.json_body import decode_json
-from headway.server.protocol import ChatCompletionRequest, CompletionRequest
+from headway.server.requests import ChatCompletionRequest, CompletionRequest
 from headway.server.services import Services
 from headway.server.sse import DONE, ChatEvents, CompletionEvents, event
 from headway.server.whole_answer import chat_answer, completion_answer, echoed_texts

@@ -8,18 +8,17 @@ from starlette.types import Receive, Scope, Send
 
 from headway import __version__
 from headway.server import metrics
-from headway.server.asgi import send_json, until_disconnect
-from headway.server.json_body import decode_json
-from headway.server.protocol import (
-    DetokenizeRequest,
+from headway.server.answers import (
     DetokenizeResponse,
     HealthResponse,
     ModelCard,
     ModelList,
-    TokenizeRequest,
     TokenizeResponse,
     VersionResponse,
 )
+from headway.server.asgi import send_json, until_disconnect
+from headway.server.json_body import decode_json
+from headway.server.requests import DetokenizeRequest, TokenizeRequest
 from headway.server.responses import json_response
 from headway.server.services import Services
 

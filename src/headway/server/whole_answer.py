@@ -6,11 +6,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from headway.server.generation import Generation
-from headway.server.logprobs import CompletionLogprobsWriter, chat_logprobs, prompt_logprobs
-from headway.server.messages import Delta, PositionLogprobs
-from headway.server.prompts import PromptMaker
-from headway.server.protocol import (
+from headway.server.answers import (
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
@@ -20,6 +16,10 @@ from headway.server.protocol import (
     FinishReason,
     PromptLogprob,
 )
+from headway.server.generation import Generation
+from headway.server.logprobs import CompletionLogprobsWriter, chat_logprobs, prompt_logprobs
+from headway.server.messages import Delta, PositionLogprobs
+from headway.server.prompts import PromptMaker
 
 
 class _Choice:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import re
 import socket
-import threading
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from rich.console import Console
 
 from headway.cli import kv, live_events, main
@@ -21,6 +18,7 @@ from headway.cli.kv_html import page
 from headway.cli.kv_picture import KVPicture
 from headway.cli.kv_state import BlockCells, Holder, KVState, Run, states
 from headway.cli.live_events import LiveEvent
+from tests.unit.server.http_thread import serving
 from tests.unit.server.scripted_engine import ScriptedEngine, create_app
 
 NUMBERS = {
@@ -156,19 +154,6 @@ def test_the_page_stands_for_itself(state: KVState) -> None:
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def serving(app: Any) -> Iterator[str]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
 
 
 @pytest.fixture(scope="module")

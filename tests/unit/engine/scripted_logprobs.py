@@ -11,11 +11,10 @@ from headway.config import EngineConfig
 from headway.core import ModelRunnerOutput, SampledTokens, SchedulerOutput
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor, FakeStep
-from headway.models.config import DecoderConfig
 from headway.outputs import RequestOutput
 from headway.runner.logprobs import TokenLogprobs
-from headway.runner.memory_plan import MemoryPlan
 from headway.sampling_params import SamplingParams
+from tests.unit.no_model import nominal_config, nominal_plan
 
 VOCAB_SIZE = 12
 BLOCK_SIZE = 4
@@ -72,27 +71,8 @@ class ScriptedExecutor(FakeExecutor):
 
 def make_engine(*, overlap: bool = False, num_blocks: int = 128, **options: Any) -> LLMEngine:
     """An engine on this model."""
-    model = DecoderConfig(
-        architecture="llama",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
-        max_position=MAX_MODEL_LEN,
-    )
-    plan = MemoryPlan(
-        device="none",
-        dtype="none",
-        weight_bytes=0,
-        kv_dtype="none",
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        bytes_per_block=1,
-        max_model_len=MAX_MODEL_LEN,
-    )
+    model = nominal_config(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN)
+    plan = nominal_plan(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN)
     return LLMEngine(
         EngineConfig.from_options(**options),
         executor=ScriptedExecutor(max_in_flight=2 if overlap else 1),

@@ -17,10 +17,9 @@ from headway.core import SchedulerOutput
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import ConfigError
 from headway.executor.fake import FakeExecutor, FakeStep
-from headway.models.config import DecoderConfig
-from headway.runner.memory_plan import MemoryPlan
 from headway.tokenizer import Tokenizer
 from headway.tokenizer.from_gguf import tokenizer_from_gguf
+from tests.unit.no_model import nominal_config, nominal_plan
 from tests.unit.tokenizer.small import byte_level_metadata
 
 SLOW_STEP_S = 1.0
@@ -53,25 +52,6 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
     config = EngineConfig.from_options(**options).for_device("cpu")
     tokenizer = small_tokenizer()
     token_ids = [tokenizer.encode(letter)[0] for letter in string.ascii_lowercase]
-    model = DecoderConfig(
-        architecture="llama",
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
-        max_position=MAX_MODEL_LEN,
-    )
-    plan = MemoryPlan(
-        device="none",
-        dtype="none",
-        weight_bytes=0,
-        kv_dtype="none",
-        num_blocks=config.cache.num_kv_blocks or 1024,
-        block_size=4,
-        bytes_per_block=1,
-        max_model_len=MAX_MODEL_LEN,
-    )
+    model = nominal_config(vocab_size=tokenizer.vocab_size, max_model_len=MAX_MODEL_LEN)
+    plan = nominal_plan(num_blocks=config.cache.num_kv_blocks or 1024, block_size=4, max_model_len=MAX_MODEL_LEN)
     return LLMEngine(config, executor=Executor(token_ids, step_s), tokenizer=tokenizer, model_config=model, plan=plan)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.server.protocol import ChatCompletionRequest, ChatMessage, CompletionRequest, ContentPart, StreamOptions
+from headway.server.requests import ChatCompletionRequest, ChatMessage, CompletionRequest, ContentPart, StreamOptions
 from headway.tokenizer import tokenizer_from_gguf
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, engine_ready, events
 from tests.unit.tokenizer.small import byte_level_metadata

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway.server.prompts import ITEM_CHARS, SHORT_CHARS, PromptMaker
-from headway.server.protocol import ChatMessage
+from headway.server.requests import ChatMessage
 from tests.unit.server.fake_engine import engine_ready, run, small_tokenizer
 
 INFO = engine_ready(max_model_len=100_000)
