@@ -40,9 +40,9 @@ class TinyLLM:
         self._shape = folder / "tiny.json"
         self._shape.write_text(json.dumps(_SHAPE))
 
-    def on_cpu(self) -> LLM:
+    def on_cpu(self, **options: Any) -> LLM:
         """The reference: float32, one step at a time."""
-        return self._make(device="cpu", dtype="float32", quantization="none")
+        return self._make(device="cpu", dtype="float32", quantization="none", **options)
 
     def on_gpu(self, **options: Any) -> LLM:
         """The GPU runner, with small limits, so that padding costs the interpreter little; and nothing overlaps."""
