@@ -22,6 +22,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("auto", "none", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 EVICTION_POLICIES = ("lru", "cost")
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "bf16", "fp8", "int8", "int4")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 ATTENTION_BACKENDS = ("auto", "triton", "cpu", "torch_padded", "torch_reference")
 OVERLAPS = ("auto", "on", "off")
@@ -109,8 +110,19 @@ class CacheConfig:
         "least likely to be found again, learnt by how often blocks were found before and how deep they lie (cost).",
         choices=EVICTION_POLICIES,
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "Number format of cached keys and values. auto: the model's own dtype, float16 where its weights are int8. fp8 "
+        "and int8 take 8 bits for each number, int4 takes 8 for keys and 4 for values, each with a scale per token and "
+        "head: more tokens in the same memory, and less to read, for a little quality (docs/kv_quantisation.md). bf16 "
+        "is bfloat16.",
+        choices=KV_CACHE_DTYPES,
+    )
 
     def __post_init__(self) -> None:
+        _check_choices(self)
+        if self.kv_cache_dtype == "bf16":
+            object.__setattr__(self, "kv_cache_dtype", "bfloat16")
         if self.block_size is not None and not 1 <= self.block_size <= 256:
             raise ConfigError(f"block_size must be between 1 and 256, not {self.block_size}.")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:

@@ -8,9 +8,18 @@ from collections.abc import Sequence
 import torch
 
 from headway.attention.base import AttentionBackend, AttentionBatch, LayerKVCache
+from headway.attention.kv_format import FORMATS, KVFormat
 from headway.errors import ConfigError
 
-__all__ = ["BACKEND_NAMES", "AttentionBackend", "AttentionBatch", "LayerKVCache", "create_backend"]
+__all__ = [
+    "BACKEND_NAMES",
+    "FORMATS",
+    "AttentionBackend",
+    "AttentionBatch",
+    "KVFormat",
+    "LayerKVCache",
+    "create_backend",
+]
 
 BACKEND_NAMES = ("auto", "triton", "cpu", "torch_padded", "torch_reference")
 
@@ -18,8 +27,8 @@ BACKEND_NAMES = ("auto", "triton", "cpu", "torch_padded", "torch_reference")
 def create_backend(name: str, kv_caches: Sequence[LayerKVCache], num_heads: int) -> AttentionBackend:
     """Build the named backend over `kv_caches` (one per layer) for a model with `num_heads` query heads.
 
-    `auto` takes the Triton kernels on CUDA, the native CPU kernels for a float32 cache on the CPU where they can be
-    built, and torch otherwise.
+    `auto` takes the Triton kernels on CUDA, the native CPU kernels for a float32 or quantised cache on the CPU where
+    they can be built, and torch otherwise.
     """
     if name == "auto":
         name = _best_backend(kv_caches, num_heads)
@@ -51,8 +60,8 @@ def _best_backend(kv_caches: Sequence[LayerKVCache], num_heads: int) -> str:
 
 
 def _native_fits(kv_caches: Sequence[LayerKVCache], num_heads: int) -> bool:
-    cache = kv_caches[0].k
-    if cache.device.type != "cpu" or cache.dtype != torch.float32:
+    cache = kv_caches[0]
+    if cache.k.device.type != "cpu" or not (cache.format.is_scaled or cache.k.dtype == torch.float32):
         return False
     from headway import native
     from headway.attention.cpu import CpuAttention

@@ -1,10 +1,11 @@
-"""Attention on the CPU kernels: the whole batch of a layer in one call, float32 or float16 cache.
+"""Attention on the CPU kernels: the whole batch of a layer in one call, for every format of the cache but bfloat16.
 
 A row's result is the same to the last bit in any batch, chunking, block size and number of threads.
 """
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections.abc import Sequence
 
@@ -13,9 +14,8 @@ from torch import Tensor
 
 from headway.attention.base import AttentionBatch, LayerKVCache, SeparateRotation
 from headway.errors import ConfigError
+from headway.native.kv_cache import KEY_NUMBERS, NativeKVCache
 from headway.native.lib import NativeLibrary, check, load
-
-_DTYPES = (torch.float32, torch.float16)
 
 
 class CpuAttention(SeparateRotation):
@@ -33,12 +33,11 @@ class CpuAttention(SeparateRotation):
         self._head_dim = cache.head_dim
         self._block_size = cache.block_size
         self._num_blocks = cache.num_blocks
-        self._half = cache.k.dtype is torch.float16
-        self._pointers = [(layer.k.data_ptr(), layer.v.data_ptr()) for layer in kv_caches]
+        self._native = [NativeKVCache.of(layer.k, layer.v, layer.scales) for layer in kv_caches]
         functions = (library or load()).released
         for layer in kv_caches:  # blocks are read in any order: fewer, larger pages save address translations
-            functions.hw_advise_huge(layer.k.data_ptr(), layer.k.nbytes)
-            functions.hw_advise_huge(layer.v.data_ptr(), layer.v.nbytes)
+            for tensor in layer.tensors:
+                functions.hw_advise_huge(tensor.data_ptr(), tensor.nbytes)
         self._run = functions.hw_attention_run
         self._set_plan = functions.hw_attention_plan_set
         self._plan = functions.hw_attention_plan_new(num_heads, cache.num_kv_heads, cache.head_dim, cache.block_size)
@@ -82,8 +81,7 @@ class CpuAttention(SeparateRotation):
         if check(q, torch.float32, "q").shape != (tokens, self.num_heads, self._head_dim):
             raise ValueError(f"q has shape {tuple(q.shape)} for {tokens} tokens and {self.num_heads} heads")
         out = torch.empty(tokens, self.num_heads * self._head_dim)
-        k, v = self._pointers[layer]
-        self._run(self._plan, q.data_ptr(), k, v, self._half, out.data_ptr())
+        self._run(self._plan, q.data_ptr(), ctypes.addressof(self._native[layer]), out.data_ptr())
         return out
 
 
@@ -92,8 +90,8 @@ def unsupported_reason(kv_caches: Sequence[LayerKVCache], num_heads: int) -> str
     first = kv_caches[0]
     if first.k.device.type != "cpu":
         return f"the KV cache is on {first.k.device}"
-    if first.k.dtype not in _DTYPES:
-        return f"the KV cache is {first.k.dtype}, not float32 or float16"
+    if first.k.dtype not in KEY_NUMBERS:
+        return f"the KV cache is {first.format.name}, not float32, float16, fp8, int8 or int4"
     if first.head_dim % 2:
         return f"the head size {first.head_dim} is odd"
     if num_heads % first.num_kv_heads:
@@ -101,7 +99,7 @@ def unsupported_reason(kv_caches: Sequence[LayerKVCache], num_heads: int) -> str
     if first.k.transpose(2, 3).is_contiguous() and not first.k.is_contiguous():
         return "its keys are stored token by token (token_major), not transposed within a block"
     for cache in kv_caches:
-        for tensor in (cache.k, cache.v):
-            if tensor.dtype != first.k.dtype or not tensor.is_contiguous() or cache.k.shape != first.k.shape:
-                return "its layers differ in shape or dtype, or are not contiguous"
+        is_alike = cache.format == first.format and cache.k.shape == first.k.shape
+        if not is_alike or not all(tensor.is_contiguous() for tensor in cache.tensors):
+            return "its layers differ in shape or dtype, or are not contiguous"
     return None

@@ -55,7 +55,8 @@ class TorchPaddedAttention(SeparateRotation):
         self._block_size = cache.block_size
         self._num_kv_heads = cache.num_kv_heads
         self._group = num_heads // cache.num_kv_heads
-        self._token_bytes = 2 * cache.num_kv_heads * cache.head_dim * cache.k.element_size()
+        number_bytes = 4 if cache.format.is_scaled else cache.k.element_size()
+        self._token_bytes = 2 * cache.num_kv_heads * cache.head_dim * number_bytes
 
     def plan(self, batch: AttentionBatch) -> None:
         self.batch = batch
@@ -105,11 +106,13 @@ class TorchPaddedAttention(SeparateRotation):
     def _run_decode(self, cache: LayerKVCache, decode: _DecodeSlice, q: Tensor) -> Tensor:
         """q [N, Hq, D]. The query heads that share a KV head are computed as that head's queries."""
         num, _, head_dim = q.shape
-        k = cache.k[decode.blocks].permute(0, 2, 1, 4, 3).reshape(num, self._num_kv_heads, -1, head_dim)
-        v = cache.v[decode.blocks].permute(0, 2, 1, 3, 4).reshape(num, self._num_kv_heads, -1, head_dim)
+        k, v = (
+            numbers.transpose(1, 2).reshape(num, self._num_kv_heads, -1, head_dim)
+            for numbers in cache.read_blocks(decode.blocks, q.dtype)
+        )
         # Unused slots hold what an earlier request left; a NaN there would pass through a weight of zero.
-        k = k.masked_fill(decode.padding, 0).to(q.dtype)
-        v = v.masked_fill(decode.padding, 0).to(q.dtype)
+        k = k.masked_fill(decode.padding, 0)
+        v = v.masked_fill(decode.padding, 0)
         grouped = q.view(num, self._num_kv_heads, self._group, head_dim)
         out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=~decode.padding.transpose(2, 3))
         return out.reshape(num, self.num_heads, head_dim)
@@ -117,11 +120,11 @@ class TorchPaddedAttention(SeparateRotation):
     def _run_prefill(self, cache: LayerKVCache, prefill: _Prefill, q: Tensor) -> Tensor:
         """q [Q, Hq, D]; queries are taken in slices whose scores fit the budget."""
         num_queries, num_keys, head_dim = prefill.num_queries, prefill.num_keys, q.shape[-1]
-        k = cache.k[prefill.blocks].permute(1, 0, 3, 2).reshape(self._num_kv_heads, -1, head_dim)[:, :num_keys]
-        v = cache.v[prefill.blocks].permute(1, 0, 2, 3).reshape(self._num_kv_heads, -1, head_dim)[:, :num_keys]
         shape = (self._num_kv_heads, self._group, num_keys, head_dim)
-        k = k.to(q.dtype).unsqueeze(1).expand(shape)
-        v = v.to(q.dtype).unsqueeze(1).expand(shape)
+        k, v = (
+            numbers.transpose(0, 1).flatten(1, 2)[:, :num_keys].unsqueeze(1).expand(shape)
+            for numbers in cache.read_blocks(prefill.blocks, q.dtype)
+        )
         grouped = q.view(num_queries, self._num_kv_heads, self._group, head_dim).permute(1, 2, 0, 3)
         step = max(1, self.memory_budget_bytes // (4 * self.num_heads * num_keys))
         parts = []

@@ -39,17 +39,17 @@ class TorchReferenceAttention(SeparateRotation):
         return out.flatten(1)
 
     def _gather(self, cache: LayerKVCache, r: int, seq_len: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of request r, each [seq_len, num_kv_heads, head_dim]."""
+        """Keys and values of request r as numbers, each [seq_len, num_kv_heads, head_dim]."""
         token = torch.arange(seq_len, device=cache.k.device)
         block = self._block_table[r, token // cache.block_size]
         offset = token % cache.block_size
-        return cache.k[block, :, :, offset], cache.v[block, :, offset]
+        return cache.read_tokens(block, offset, self.math_dtype)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         num_queries, num_keys = q.shape[0], k.shape[0]
         group = self.num_heads // k.shape[1]
-        k = k.to(self.math_dtype).repeat_interleave(group, dim=1)
-        v = v.to(self.math_dtype).repeat_interleave(group, dim=1)
+        k = k.repeat_interleave(group, dim=1)
+        v = v.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q.to(self.math_dtype), k) / math.sqrt(q.shape[-1])
         query_position = torch.arange(num_keys - num_queries, num_keys, device=q.device)
         future = torch.arange(num_keys, device=q.device)[None, :] > query_position[:, None]

@@ -11,6 +11,12 @@ the last of them to finish combines the partial results, which saves a second ke
 Several tokens (a prompt, or a chunk of one) are a matter of arithmetic: a program owns a tile of query rows, a row
 being one token and one head, and walks over the keys up to the tile's last token. Only the tiles at the diagonal need
 a mask.
+
+A quantised cache is read as codes, which become numbers only in registers: a key's scale multiplies its scores, a
+value's scale its weights. With a half-precision query both products are in float16, which holds every code and is the
+cheapest to convert to; with a float32 query they are in float32. A weight is multiplied by scale times largest code,
+that is by its value's largest magnitude, so that it stays well inside the range of float16; the sum is divided by the
+largest code in the end.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -20,7 +26,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headway.layers.triton_kernels import normed_and_rotated
+from headway.layers.kv_codes import as_numbers, codes, load_scales, paired_codes, row_scales
+from headway.layers.triton_kernels import load_pairs, normed_and_rotated
 
 
 @triton.jit
@@ -41,6 +48,7 @@ def decode_kernel(
     q,
     k_cache,
     v_cache,
+    scales,
     block_table,
     rows,
     seq_lens,
@@ -74,6 +82,9 @@ def decode_kernel(
     NUM_PROGRAMS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
+    K_LARGEST: tl.constexpr,
+    V_LARGEST: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     """Request i < num_single has one new token, row i of q and out; rows[i] is its line of the block table.
 
@@ -84,6 +95,9 @@ def decode_kernel(
     With a `cos_sin`, q is the projection's whole output [requests, (Hq + 2 Hkv) * D], D a power of two: norm (where
     there are norms) and rotation happen here, and the program that has the end of the context caches the new key and
     value.
+
+    With `scales` the cache holds codes up to K_LARGEST and V_LARGEST, those of values two to a byte if PACKED, and
+    `scales` points at pairs of float16, each taken as one int32.
     """
     if counts is not None:
         num_single = tl.load(counts)
@@ -104,8 +118,11 @@ def decode_kernel(
 
     group = tl.arange(0, GROUP_ROWS)
     dim = tl.arange(0, HEAD_COLUMNS)
+    v_dim = tl.arange(0, HEAD_COLUMNS // 2 if PACKED else HEAD_COLUMNS)
     in_group = group < GROUP
     in_head = dim < HEAD_DIM
+    in_value = v_dim < (HEAD_DIM // 2 if PACKED else HEAD_DIM)
+    NUMBER: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
     q_rows = (request * NUM_KV_HEADS + head) * GROUP + group
     q_offsets = q_rows[:, None] * HEAD_DIM + dim[None, :]
     table = block_table + tl.load(rows + request).to(tl.int64) * table_stride
@@ -132,24 +149,47 @@ def decode_kernel(
         ).to(q.dtype.element_ty)
         if end == seq_len:
             # The new token starts the running result from registers; nobody has to wait for what is written.
-            one = tl.arange(0, 1)
-            key = _whole(
-                normed_and_rotated(
-                    qkv, NUM_HEADS + head + one, pair_dim, all_pairs, k_norm, norm_eps, angles, HEAD_DIM
-                ),
-                1,
-                HEAD_DIM,
-            ).to(k_cache.dtype.element_ty)
-            value = tl.load(qkv + (NUM_HEADS + NUM_KV_HEADS + head) * HEAD_DIM + dim).to(v_cache.dtype.element_ty)
+            k_first, k_second = normed_and_rotated(
+                qkv, NUM_HEADS + head + tl.arange(0, 1), pair_dim, all_pairs, k_norm, norm_eps, angles, HEAD_DIM
+            )
             end = seq_len - 1
             block = tl.load(table + end // BLOCK_SIZE).to(tl.int64)
             k_row = k_head + block * k_stride_block + end % BLOCK_SIZE * k_stride_token
             v_row = v_head + block * v_stride_block + end % BLOCK_SIZE * v_stride_token
+            v_from = NUM_HEADS + NUM_KV_HEADS + head
+            if scales is None:
+                key = _whole((k_first, k_second), 1, HEAD_DIM).to(k_cache.dtype.element_ty)
+                value = tl.load(qkv + v_from * HEAD_DIM + dim[None, :]).to(v_cache.dtype.element_ty)
+                score = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)
+                acc += value.to(tl.float32)
+            else:
+                k_scale = row_scales(k_first, k_second, K_LARGEST)
+                even, odd = load_pairs(qkv, v_from + tl.arange(0, 1), pair_dim, all_pairs, HEAD_DIM)
+                v_scale = row_scales(even, odd, V_LARGEST)
+                k_type: tl.constexpr = k_cache.dtype.element_ty
+                k_halves = (codes(k_first, k_scale, k_type, K_LARGEST), codes(k_second, k_scale, k_type, K_LARGEST))
+                key = _whole(k_halves, 1, HEAD_DIM)
+                if PACKED:
+                    value = paired_codes(even, odd, v_scale, V_LARGEST)
+                else:
+                    v_type: tl.constexpr = v_cache.dtype.element_ty
+                    value = tl.interleave(
+                        codes(even, v_scale, v_type, V_LARGEST), codes(odd, v_scale, v_type, V_LARGEST)
+                    )
+                scales_to = (scales + ((block * NUM_KV_HEADS + head) * BLOCK_SIZE + end % BLOCK_SIZE)).to(
+                    tl.pointer_type(tl.float16)
+                )
+                tl.store(scales_to + tl.arange(0, 1), k_scale)
+                tl.store(scales_to + 1 + tl.arange(0, 1), v_scale)
+                query_in_cache = query.to(NUMBER).to(tl.float32)
+                score = tl.sum(query_in_cache * key.to(tl.float32), 1) * tl.sum(k_scale.to(tl.float32), 0)
+                acc += as_numbers(value, tl.float32) * (v_scale.to(tl.float32) * V_LARGEST)[:, None]
             tl.store(k_row + dim[None, :] * k_stride_dim, key)
-            tl.store(v_row + dim * v_stride_dim, value)
-            largest = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale_log2
+            tl.store(v_row + v_dim[None, :] * v_stride_dim, value)
+            largest = score * scale_log2
             total += 1.0
-            acc += value.to(tl.float32)[None, :]
+    if scales is not None:
+        query = query.to(NUMBER)
 
     for first in range(start, end, TILE):
         tokens = first + tl.arange(0, TILE)
@@ -164,20 +204,30 @@ def decode_kernel(
         )
         v_rows = blocks * v_stride_block + offset * v_stride_token
         values = tl.load(
-            v_head + v_rows[:, None] + dim[None, :] * v_stride_dim,
-            mask=present[:, None] & in_head[None, :],
+            v_head + v_rows[:, None] + v_dim[None, :] * v_stride_dim,
+            mask=present[:, None] & in_value[None, :],
             other=0.0,
         )
-        scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2
+        if scales is None:
+            scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2
+        else:
+            slots = (blocks * NUM_KV_HEADS + head) * BLOCK_SIZE + offset
+            k_scales, v_scales = load_scales(scales, slots, present)
+            keys, values = as_numbers(keys, NUMBER), as_numbers(values, NUMBER)
+            scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * (k_scales * scale_log2)[None, :]
         scores = tl.where(present[None, :], scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         shrink = tl.exp2(largest - new_largest)
         weights = tl.exp2(scores - new_largest[:, None])
         total = total * shrink + tl.sum(weights, 1)
+        if scales is not None:
+            weights = weights * (v_scales * V_LARGEST)[None, :]
         acc = acc * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
         largest = new_largest
 
     out_mask = in_group[:, None] & in_head[None, :]
+    if scales is not None:
+        acc /= V_LARGEST
     if num_active == 1:
         tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=out_mask)
         return
@@ -207,10 +257,25 @@ def decode_kernel(
 
 @triton.jit
 def _take_tile(
-    acc, largest, total, query, keys, values, visible, scale_log2, MASKED: tl.constexpr, PRECISION: tl.constexpr
+    acc,
+    largest,
+    total,
+    query,
+    keys,
+    values,
+    scales,
+    slots,
+    visible,
+    scale_log2,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    V_LARGEST: tl.constexpr,
 ):
-    """Add a tile of keys [D, TILE] and values [TILE, D] to the running result."""
+    """Add a tile of keys [D, TILE] and values [TILE, D] to the running result; `scales` of `slots`, if there are."""
     scores = tl.dot(query, keys, input_precision=PRECISION)
+    if scales is not None:
+        k_scales, v_scales = load_scales(scales, slots, slots >= 0 if MASKED else None)
+        scores *= k_scales[None, :]
     if MASKED:
         scores = tl.where(visible, scores, float("-inf"))
     new_largest = tl.maximum(largest, tl.max(scores, 1) * scale_log2)
@@ -218,6 +283,8 @@ def _take_tile(
     weights = tl.exp2(scores * scale_log2 - new_largest[:, None])
     total = total * shrink + tl.sum(weights, 1)
     acc = acc * shrink[:, None]
+    if scales is not None:
+        weights = weights * (v_scales * V_LARGEST)[None, :]
     acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
     return acc, new_largest, total
 
@@ -245,8 +312,11 @@ def _load_tile(
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
     DESCRIBED: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     """Keys [D, TILE] and values [TILE, D] of the tokens `first .. first + TILE - 1`; MASKED: some may lie past `end`.
+
+    Beside them the slots of these tokens in the cache of all heads, -1 past the end.
 
     DESCRIBED: the caches are tensor descriptors over [blocks * heads * block size, D] and a tile lies in one block, so
     it is one copy by the memory unit.
@@ -254,6 +324,7 @@ def _load_tile(
     if DESCRIBED:
         block = tl.load(table + first // BLOCK_SIZE)
         row = (block * NUM_KV_HEADS + head) * BLOCK_SIZE + first % BLOCK_SIZE
+        slots = row + tl.arange(0, TILE)
         keys = k_cache.load([row, 0]).T
         values = v_cache.load([row, 0])
         if MASKED:  # a weight of 0 does not undo a NaN
@@ -271,17 +342,22 @@ def _load_tile(
         k_tokens = k_cache + head * k_stride_head + blocks * k_stride_block + offset * k_stride_token
         v_tokens = v_cache + head * v_stride_head + blocks * v_stride_block + offset * v_stride_token
         k_pointers = k_tokens[None, :] + dim[:, None] * k_stride_dim
-        v_pointers = v_tokens[:, None] + dim[None, :] * v_stride_dim
+        v_dim = tl.arange(0, HEAD_COLUMNS // 2 if PACKED else HEAD_COLUMNS)
+        in_value = v_dim < (HEAD_DIM // 2 if PACKED else HEAD_DIM)
+        v_pointers = v_tokens[:, None] + v_dim[None, :] * v_stride_dim
+        slots = (blocks * NUM_KV_HEADS + head) * BLOCK_SIZE + offset
+        if MASKED:
+            slots = tl.where(present, slots, -1)
         if MASKED:
             keys = tl.load(k_pointers, mask=present[None, :] & in_head[:, None], other=0.0)
-            values = tl.load(v_pointers, mask=present[:, None] & in_head[None, :], other=0.0)
+            values = tl.load(v_pointers, mask=present[:, None] & in_value[None, :], other=0.0)
         elif HEAD_DIM == HEAD_COLUMNS:
             keys = tl.load(k_pointers)
             values = tl.load(v_pointers)
         else:
             keys = tl.load(k_pointers, mask=in_head[:, None], other=0.0)
-            values = tl.load(v_pointers, mask=in_head[None, :], other=0.0)
-    return keys, values
+            values = tl.load(v_pointers, mask=in_value[None, :], other=0.0)
+    return keys, values, slots
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows", "query_start", "seq_lens", "tiles", "counts"])
@@ -290,6 +366,7 @@ def prefill_kernel(
     q,
     k_cache,
     v_cache,
+    scales,
     block_table,
     rows,
     query_start,
@@ -316,6 +393,8 @@ def prefill_kernel(
     DESCRIBED: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
+    V_LARGEST: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     """Program (key head, tile), counts[1] tiles. tiles[2 i] is a request, tiles[2 i + 1] its first new token in there.
 
@@ -341,6 +420,9 @@ def prefill_kernel(
     q_offsets = q_rows[:, None] * HEAD_DIM + dim[None, :]
     q_mask = wanted[:, None] & (dim < HEAD_DIM)[None, :]
     query = tl.load(q + q_offsets, mask=q_mask, other=0.0)
+    NUMBER: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
+    if scales is not None:
+        query = query.to(NUMBER)
 
     table = block_table + tl.load(rows + request).to(tl.int64) * table_stride
     largest = tl.full([QUERY_ROWS], float("-inf"), tl.float32)
@@ -350,21 +432,31 @@ def prefill_kernel(
     end = tl.minimum(first_position + tokens_per_tile, seq_len)
     num_seen_by_all = (first_position + 1) // TILE * TILE
     for first in tl.range(0, num_seen_by_all, TILE, num_stages=STAGES):
-        keys, values = _load_tile(
+        keys, values, slots = _load_tile(
             table, first, end, head, k_cache, v_cache,
             k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
             v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
-            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, DESCRIBED,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, DESCRIBED, PACKED,
         )  # fmt: skip
-        acc, largest, total = _take_tile(acc, largest, total, query, keys, values, None, scale_log2, False, PRECISION)
+        if scales is not None:
+            keys, values = as_numbers(keys, NUMBER), as_numbers(values, NUMBER)
+        acc, largest, total = _take_tile(
+            acc, largest, total, query, keys, values, scales, slots, None, scale_log2, False, PRECISION, V_LARGEST
+        )
     for first in tl.range(num_seen_by_all, end, TILE, num_stages=1):
-        keys, values = _load_tile(
+        keys, values, slots = _load_tile(
             table, first, end, head, k_cache, v_cache,
             k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
             v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
-            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, DESCRIBED,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, DESCRIBED, PACKED,
         )  # fmt: skip
+        if scales is not None:
+            keys, values = as_numbers(keys, NUMBER), as_numbers(values, NUMBER)
         tokens = first + tl.arange(0, TILE)
         visible = tokens[None, :] <= positions[:, None]
-        acc, largest, total = _take_tile(acc, largest, total, query, keys, values, visible, scale_log2, True, PRECISION)
+        acc, largest, total = _take_tile(
+            acc, largest, total, query, keys, values, scales, slots, visible, scale_log2, True, PRECISION, V_LARGEST
+        )
+    if scales is not None:
+        acc /= V_LARGEST
     tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=q_mask)

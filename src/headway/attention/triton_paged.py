@@ -52,17 +52,21 @@ class TritonPagedAttention:
         self._head_dim = cache.head_dim
         self._group = num_heads // cache.num_kv_heads
         self._scale = _LOG2_E / math.sqrt(cache.head_dim)
+        self._format = cache.format
         exact = cache.v.dtype == torch.float32
-        self._precision = "ieee" if exact else "tf32"
+        # Of products in float32, which a cache of half precision never has, and a quantised one only for such queries.
+        self._precision = "ieee" if exact or cache.format.is_scaled else "tf32"
+        self._scales = [None if layer.scales is None else layer.scales.view(torch.int32) for layer in kv_caches]
         self._group_rows = max(16, triton.next_power_of_2(self._group))
         self._columns = max(16, triton.next_power_of_2(cache.head_dim))
         # Tiles must fit in shared memory: float32 and wide heads take smaller ones.
         self._wide = exact or self._columns > 128
         self._query_rows = max(self._group_rows, 32 if self._wide else 128)
-        self._descriptors = _describe(kv_caches) if not self._wide else None
-        self._decode_tile = 32 if self._wide else 64
+        self._descriptors = None if self._wide or cache.format.is_scaled else _describe(kv_caches)
+        # Codes take half the bytes and more instructions each: twice the tokens share a tile's fixed work.
+        self._decode_tile = 32 if self._wide else (128 if cache.format.is_scaled else 64)
         self._prefill_tile = 32 if self._descriptors is None else _DESCRIBED_TILE
-        row_bytes, device = self._columns * cache.v.element_size(), cache.v.device
+        row_bytes, device = self._columns * cache.k.element_size(), cache.v.device
         self._decode_stages = stages_that_fit(
             2 if self._wide else 3,
             2 * self._decode_tile * row_bytes,
@@ -119,34 +123,35 @@ class TritonPagedAttention:
     def run_qkv(self, layer: int, qkv: Tensor, heads: Heads, norms: HeadNorms | None) -> Tensor:
         """qkv [num_tokens, (num_heads + 2 num_kv_heads) * head_dim] -> [num_tokens, num_heads * head_dim]"""
         out = torch.empty(len(qkv), self._num_heads * self._head_dim, dtype=qkv.dtype, device=qkv.device)
-        self._decode(self.kv_caches[layer], qkv, out, heads, norms)
+        self._decode(layer, qkv, out, heads, norms)
         return out
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         """q [num_tokens, num_heads, head_dim] -> [num_tokens, num_heads * head_dim]"""
         out = torch.empty_like(q)
         if self.batch.num_single:
-            self._decode(self.kv_caches[layer], q, out)
+            self._decode(layer, q, out)
         if self.batch.num_single < self.batch.num_requests:
             self._prefill(layer, q, out)
         return out.view(len(q), -1)
 
     def _decode(
         self,
-        cache: LayerKVCache,
+        layer: int,
         q: Tensor,
         out: Tensor,
         heads: Heads | None = None,
         norms: HeadNorms | None = None,
     ) -> None:
         """With `heads`, q is the whole projection, to be rotated and cached in here."""
-        batch = self.batch
+        batch, cache = self.batch, self.kv_caches[layer]
         k, v = cache.k, cache.v
         decode_kernel[(max(batch.num_single * self._num_kv_heads, self._max_parts),)](
             out,
             q,
             k,
             v,
+            self._scales[layer],
             batch.block_table,
             batch.rows,
             batch.seq_lens,
@@ -174,6 +179,9 @@ class TritonPagedAttention:
             NUM_PROGRAMS=self._num_programs,
             MAX_SPLITS=_MAX_SPLITS,
             PRECISION=self._precision,
+            K_LARGEST=self._format.keys.largest,
+            V_LARGEST=self._format.values.largest,
+            PACKED=self._format.values.packs_two,
             num_warps=4,
             num_stages=self._decode_stages,
         )
@@ -189,6 +197,7 @@ class TritonPagedAttention:
             q,
             k_source,
             v_source,
+            self._scales[layer],
             batch.block_table,
             batch.rows,
             batch.query_start,
@@ -209,6 +218,8 @@ class TritonPagedAttention:
             DESCRIBED=described,
             PRECISION=self._precision,
             STAGES=self._prefill_stages,
+            V_LARGEST=self._format.values.largest,
+            PACKED=self._format.values.packs_two,
             num_warps=4,
         )
 

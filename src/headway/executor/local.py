@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from headway import native
-from headway.attention import AttentionBackend, LayerKVCache, create_backend
+from headway.attention import FORMATS, AttentionBackend, KVFormat, LayerKVCache, create_backend
 from headway.config import EngineConfig
 from headway.core.scheduler_output import SchedulerOutput
 from headway.errors import ConfigError
@@ -49,6 +49,7 @@ class LocalExecutor:
         device = choose_device(config.device.device)
         config = config.for_device(device.type)
         formats = _choose_formats(config, checkpoint.config.torch_dtype, device)
+        kv_format = _choose_kv_format(config.cache.kv_cache_dtype, formats, device)
         decoder = load_decoder(
             checkpoint,
             device=device,
@@ -64,12 +65,14 @@ class LocalExecutor:
             device=device,
             dtype_name=str(formats),
             weight_bytes=decoder.num_bytes,
-            kv_dtype=formats.kv_dtype,
+            kv_format=kv_format,
             max_model_len=max_model_len,
             free_bytes=_free_cuda_bytes(config, decoder, device) if device.type == "cuda" else None,
         )
         attention = create_backend(
-            formats.attention_backend, _allocate(plan, decoder, formats, device), decoder.config.num_heads
+            formats.attention_backend,
+            _allocate(plan, decoder, kv_format, device, token_major=formats.kernels == "triton"),
+            decoder.config.num_heads,
         )
         host_blocks = HostBlocks(attention.kv_caches, plan.num_host_slots) if plan.num_host_slots else None
         if host_blocks is not None:
@@ -164,8 +167,6 @@ class _Formats:
         self.dtype = dtype
         self.quantization = quantization
         self.kernels = kernels
-        # With quantised weights the exact reference is given up anyway; half the KV bytes then cost next to nothing.
-        self.kv_dtype = torch.float16 if quantization == "int8" else dtype
         if attention_backend == "auto":
             attention_backend = {"native": "cpu", "triton": "triton", "torch": "torch_padded"}[kernels]
         self.attention_backend = attention_backend
@@ -211,6 +212,30 @@ def _choose_formats(config: EngineConfig, checkpoint_dtype: str, device: torch.d
     return _Formats(getattr(torch, name), "int8" if quantize else "none", kernels, backend)
 
 
+def _choose_kv_format(name: str, formats: _Formats, device: torch.device) -> KVFormat:
+    """Settle `auto`, and refuse what the kernels that will run cannot write or read."""
+    if name == "auto":
+        # With quantised weights the exact reference is given up anyway; half the KV bytes then cost next to nothing.
+        return KVFormat.of(torch.float16 if formats.quantization == "int8" else formats.dtype)
+    format = FORMATS[name]
+    if formats.kernels == "native" and name == "bfloat16":
+        raise ConfigError("kv_cache_dtype 'bfloat16' is not for the CPU kernels; use 'float16', which takes as much.")
+    if formats.kernels != "triton":
+        return format
+    if not format.is_scaled and format != KVFormat.of(formats.dtype):
+        own = KVFormat.of(formats.dtype).name
+        raise ConfigError(
+            f"kv_cache_dtype '{name}' does not go with the Triton kernels and a model in {own}; "
+            f"use 'auto' or '{own}', or a quantised format: fp8, int8, int4."
+        )
+    if name == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise ConfigError(
+            f"kv_cache_dtype 'fp8' needs a GPU that knows float8, and {torch.cuda.get_device_name(device)} does not; "
+            "use 'int8', which takes as much."
+        )
+    return format
+
+
 def _torch_threads(num_threads: int | None, device: torch.device, *, uses_native: bool) -> int | None:
     """How many threads torch gets during a step; `None`: as many as it has."""
     if device.type != "cpu":
@@ -222,7 +247,9 @@ def _torch_threads(num_threads: int | None, device: torch.device, *, uses_native
     return num_threads
 
 
-def _allocate(plan: MemoryPlan, decoder: Decoder, formats: _Formats, device: torch.device) -> list[LayerKVCache]:
+def _allocate(
+    plan: MemoryPlan, decoder: Decoder, kv_format: KVFormat, device: torch.device, *, token_major: bool
+) -> list[LayerKVCache]:
     model = decoder.config
     return [
         LayerKVCache.zeros(
@@ -230,9 +257,9 @@ def _allocate(plan: MemoryPlan, decoder: Decoder, formats: _Formats, device: tor
             model.num_kv_heads,
             model.head_dim,
             plan.block_size,
-            dtype=formats.kv_dtype,
+            dtype=kv_format,
             device=device,
-            token_major=formats.kernels == "triton",
+            token_major=token_major,
         )
         for _ in range(model.num_layers)
     ]
@@ -262,5 +289,7 @@ def _free_cuda_bytes(config: EngineConfig, decoder: Decoder, device: torch.devic
     return int(free - (1.0 - config.cache.gpu_memory_utilization) * total - working - reserve)
 
 
+# From here on (Ada, Hopper) Triton converts float8 e4m3.
+_FP8_CAPABILITY = (8, 9)
 # torch_padded gathers keys and values in slices of at most about this size.
 _ATTENTION_SCRATCH_BYTES = 2 * 2**30

@@ -1,6 +1,8 @@
-"""`Ops` on the CPU kernels: float32 activations, float32 or float16 KV cache, every row independent of the others."""
+"""`Ops` on the CPU kernels: float32 activations, any KV cache but bfloat16, every row independent of the others."""
 
 from __future__ import annotations
+
+import ctypes
 
 import torch
 from torch import Tensor
@@ -8,6 +10,7 @@ from torch import Tensor
 from headway.attention.base import LayerKVCache
 from headway.layers.heads import HeadNorms, Heads
 from headway.layers.ops import Delta, Linear
+from headway.native.kv_cache import NativeKVCache
 from headway.native.lib import MAX_HEAD_DIM, NativeLibrary, check, load
 
 
@@ -63,15 +66,11 @@ class NativeOps:
         norms: HeadNorms | None,
         kv: LayerKVCache,
     ) -> Tensor:
-        k_cache, v_cache = kv.k, kv.v
         num_heads, num_kv_heads, head_dim = heads.num_heads, heads.num_kv_heads, heads.head_dim
         tokens, width = check(qkv, torch.float32, "qkv").shape
         if width != heads.qkv_size or head_dim % 2 or head_dim > MAX_HEAD_DIM:
             raise ValueError(f"qkv has {width} columns for {num_heads} + 2 * {num_kv_heads} heads of {head_dim}")
-        half = k_cache.dtype is torch.float16
-        cache_dtype = torch.float16 if half else torch.float32
-        check(k_cache, cache_dtype, "the key cache (within a block transposed, not token_major)")
-        check(v_cache, cache_dtype, "the value cache")
+        cache = NativeKVCache.of(kv.k, kv.v, kv.scales)
         check(heads.cos_sin, torch.float32, "cos_sin")
         if check(positions, torch.int64, "positions").numel() != tokens:
             raise ValueError(f"{positions.numel()} positions for {tokens} tokens")
@@ -88,10 +87,8 @@ class NativeOps:
             None if norms is None else norms.q.data_ptr(),
             None if norms is None else norms.k.data_ptr(),
             heads.eps,
-            k_cache.data_ptr(),
-            v_cache.data_ptr(),
-            half,
-            k_cache.shape[3],
+            ctypes.addressof(cache),
+            kv.block_size,
             slot_mapping.data_ptr(),
             tokens,
             num_heads,

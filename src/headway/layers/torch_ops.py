@@ -55,10 +55,7 @@ class TorchOps:
         cos, sin = heads.cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
         q = _rotate(q, cos, sin)
         k = _rotate(k, cos, sin)
-        block = slot_mapping // kv.block_size
-        offset = slot_mapping % kv.block_size
-        kv.k[block, :, :, offset] = k.to(kv.k.dtype)
-        kv.v[block, :, offset] = v.to(kv.v.dtype)
+        kv.write(slot_mapping // kv.block_size, slot_mapping % kv.block_size, k, v)
         return q
 
 

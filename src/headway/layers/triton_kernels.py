@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from headway.layers.kv_codes import codes, paired_codes, row_scales
+
 
 @triton.jit
 def _rounded(x: tl.tensor, like: tl.tensor) -> tl.tensor:
@@ -90,6 +92,17 @@ def normed_and_rotated(
     return _rounded(first * cos - second * sin, row), _rounded(second * cos + first * sin, row)
 
 
+@triton.jit
+def load_pairs(
+    row: tl.tensor, head: tl.tensor, pair: tl.tensor, inside: tl.tensor, HEAD_DIM: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The heads `head` of a row of qkv in float32: their even and their odd dimensions, two tiles [heads, pairs]."""
+    at = row + head[:, None] * HEAD_DIM + 2 * pair[None, :]
+    even = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    odd = tl.load(at + 1, mask=inside, other=0.0).to(tl.float32)
+    return even, odd
+
+
 @triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
 def rope_write_kv_kernel(
     qkv: tl.tensor,
@@ -102,6 +115,7 @@ def rope_write_kv_kernel(
     q_out: tl.tensor,
     k_cache: tl.tensor,
     v_cache: tl.tensor,
+    scales: tl.tensor | None,
     k_block_stride: tl.tensor,
     k_head_stride: tl.tensor,
     k_dim_stride: tl.tensor,
@@ -116,11 +130,14 @@ def rope_write_kv_kernel(
     BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     PAIRS: tl.constexpr,
+    K_LARGEST: tl.constexpr,
+    V_LARGEST: tl.constexpr,
 ) -> None:
     """A program is one token and GROUP of its q heads, or GROUP of its k heads and the v heads beside them.
 
     The second grid axis counts the groups of q heads, then those of k heads. PAIRS is the power of two from D/2 on.
     A token whose slot is negative is padding: it gets a q like any other, and nothing is written to the cache.
+    With `scales` the cache holds codes up to K_LARGEST and V_LARGEST, values of uint8 two to a byte.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     Q_GROUPS: tl.constexpr = (NUM_HEADS + GROUP - 1) // GROUP
@@ -141,16 +158,36 @@ def rope_write_kv_kernel(
         inside = (head < NUM_KV_HEADS)[:, None] & (pair < HALF)[None, :]
         k_head, v_head = head + NUM_HEADS, head + (NUM_HEADS + NUM_KV_HEADS)
         k_first, k_second = normed_and_rotated(row, k_head, pair, inside, k_norm, eps, cos_sin_row, HEAD_DIM)
-        v_first, v_second = load_halves(row, v_head, pair, inside, HEAD_DIM)
         slot = tl.load(slot_mapping + token).to(tl.int64)
         block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         num_written = tl.where(slot >= 0, NUM_KV_HEADS, 0)
         writes = (head < num_written)[:, None] & (pair < HALF)[None, :]
         k_to = k_cache + block * k_block_stride + offset * k_token_stride
         k_to = k_to + head[:, None] * k_head_stride + pair[None, :] * k_dim_stride
-        tl.store(k_to, k_first.to(k_cache.dtype.element_ty), mask=writes)
-        tl.store(k_to + HALF * k_dim_stride, k_second.to(k_cache.dtype.element_ty), mask=writes)
         v_to = v_cache + block * v_block_stride + offset * v_token_stride
         v_to = v_to + head[:, None] * v_head_stride + pair[None, :] * v_dim_stride
-        tl.store(v_to, v_first.to(v_cache.dtype.element_ty), mask=writes)
-        tl.store(v_to + HALF * v_dim_stride, v_second.to(v_cache.dtype.element_ty), mask=writes)
+        if scales is None:
+            v_first, v_second = load_halves(row, v_head, pair, inside, HEAD_DIM)
+            k_first, k_second = k_first.to(k_cache.dtype.element_ty), k_second.to(k_cache.dtype.element_ty)
+            v_first, v_second = v_first.to(v_cache.dtype.element_ty), v_second.to(v_cache.dtype.element_ty)
+        else:
+            k_scale = row_scales(k_first, k_second, K_LARGEST)
+            k_first = codes(k_first, k_scale, k_cache.dtype.element_ty, K_LARGEST)
+            k_second = codes(k_second, k_scale, k_cache.dtype.element_ty, K_LARGEST)
+            if v_cache.dtype.element_ty == tl.uint8:
+                even, odd = load_pairs(row, v_head, pair, inside, HEAD_DIM)
+                v_scale = row_scales(even, odd, V_LARGEST)
+                v_first = paired_codes(even, odd, v_scale, V_LARGEST)
+            else:
+                v_first, v_second = load_halves(row, v_head, pair, inside, HEAD_DIM)
+                v_scale = row_scales(v_first, v_second, V_LARGEST)
+                v_first = codes(v_first, v_scale, v_cache.dtype.element_ty, V_LARGEST)
+                v_second = codes(v_second, v_scale, v_cache.dtype.element_ty, V_LARGEST)
+            scale_to = scales + ((block * NUM_KV_HEADS + head) * BLOCK_SIZE + offset) * 2
+            tl.store(scale_to, k_scale, mask=head < num_written)
+            tl.store(scale_to + 1, v_scale, mask=head < num_written)
+        tl.store(k_to, k_first, mask=writes)
+        tl.store(k_to + HALF * k_dim_stride, k_second, mask=writes)
+        tl.store(v_to, v_first, mask=writes)
+        if v_cache.dtype.element_ty != tl.uint8:
+            tl.store(v_to + HALF * v_dim_stride, v_second, mask=writes)

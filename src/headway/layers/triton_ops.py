@@ -124,6 +124,7 @@ class TritonOps:
             q,
             kv.k,
             kv.v,
+            kv.scales,
             *kv.k.stride(),
             *kv.v.stride(),
             NUM_HEADS=heads.num_heads,
@@ -132,6 +133,8 @@ class TritonOps:
             BLOCK_SIZE=kv.block_size,
             GROUP=group,
             PAIRS=pairs,
+            K_LARGEST=kv.format.keys.largest,
+            V_LARGEST=kv.format.values.largest,
             num_warps=1,
         )
         return q

@@ -47,11 +47,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hw_rms_norm": (None, (_P, _P, _F, _I, _I, _P)),
     "hw_add_rms_norm": (None, (_P, _P, _P, _F, _I, _I, _P)),
     "hw_silu_mul": (None, (_P, _I, _I, _P)),
-    "hw_rope_write_kv": (None, (_P, _P, _P, _P, _P, _F, _P, _P, _N, _I, _P, _I, _I, _I, _I, _P)),
+    "hw_rope_write_kv": (None, (_P, _P, _P, _P, _P, _F, _P, _I, _P, _I, _I, _I, _I, _P)),
     "hw_attention_plan_new": (_P, (_I, _I, _I, _I)),
     "hw_attention_plan_free": (None, (_P,)),
     "hw_attention_plan_set": (_N, (_P, _I, _P, _P, _P, _I)),
-    "hw_attention_run": (None, (_P, _P, _P, _P, _N, _P)),
+    "hw_attention_run": (None, (_P, _P, _P, _P)),
     "hw_dequantize": (None, (_P, _N, _I, _P)),
 }
 

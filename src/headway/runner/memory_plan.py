@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headway.attention import KVFormat
 from headway.config import EngineConfig
 from headway.errors import ConfigError, OutOfMemoryError
 from headway.models.config import DecoderConfig
@@ -25,6 +26,7 @@ class MemoryPlan:
     dtype: str
     weight_bytes: int
     kv_dtype: str
+    """The name of the KV cache's number format."""
     num_blocks: int
     block_size: int
     bytes_per_block: int
@@ -74,7 +76,7 @@ def plan_memory(
     device: torch.device,
     dtype_name: str,
     weight_bytes: int,
-    kv_dtype: torch.dtype,
+    kv_format: KVFormat,
     max_model_len: int,
     free_bytes: int | None,
 ) -> MemoryPlan:
@@ -84,7 +86,7 @@ def plan_memory(
     also be answered up to the end of the context.
     """
     block_size = config.cache.block_size_on(device.type)
-    bytes_per_block = block_size * model.kv_bytes_per_token(kv_dtype.itemsize)
+    bytes_per_block = block_size * model.num_layers * model.num_kv_heads * kv_format.num_bytes(model.head_dim)
     num_blocks = _num_blocks(config, block_size, bytes_per_block, max_model_len=max_model_len, free_bytes=free_bytes)
     _check_room(num_blocks, bytes_per_block, device, free_bytes)
     if config.model.max_model_len is None and num_blocks * block_size < max_model_len:
@@ -99,7 +101,7 @@ def plan_memory(
         device=str(device),
         dtype=dtype_name,
         weight_bytes=weight_bytes,
-        kv_dtype=str(kv_dtype).removeprefix("torch."),
+        kv_dtype=kv_format.name,
         num_blocks=num_blocks,
         block_size=block_size,
         bytes_per_block=bytes_per_block,

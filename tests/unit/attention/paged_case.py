@@ -2,7 +2,8 @@
 
 The cache is hostile: blocks lie in random order, lines of the block table belong to requests in random order, and
 every slot that is none of a request's is NaN: blocks of nobody, the rest of a last block, and the block that unused
-places of the table name. So is every number that padding brings along.
+places of the table name. So is every number that padding brings along. In a quantised cache these slots hold a large
+code and a scale of NaN.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from tests.triton_device import DEVICE  # isort: split
 
-from headway.attention import AttentionBatch, LayerKVCache
+from headway.attention import FORMATS, AttentionBatch, KVFormat, LayerKVCache
 from headway.attention.triton_paged import TritonPagedAttention
 from headway.layers.heads import HeadNorms, Heads
 from headway.layers.triton_ops import TritonOps
@@ -45,6 +46,12 @@ class Shape:
     dtype: torch.dtype
     token_major: bool
     num_kv_heads: int = 2
+    quantised: str | None = None
+    """Format of the cache; `None`: numbers of `dtype` as they are."""
+
+    @property
+    def format(self) -> KVFormat:
+        return KVFormat.of(self.dtype) if self.quantised is None else FORMATS[self.quantised]
 
     @property
     def num_heads(self) -> int:
@@ -53,7 +60,8 @@ class Shape:
     def __str__(self) -> str:
         layout = "by_token" if self.token_major else "transposed"
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"d{self.head_dim}-g{self.group}-b{self.block_size}-{dtype}-{layout}"
+        cached = "" if self.quantised is None else f"-{self.quantised}"
+        return f"d{self.head_dim}-g{self.group}-b{self.block_size}-{dtype}{cached}-{layout}"
 
 
 @dataclass(frozen=True)
@@ -81,12 +89,12 @@ class PagedCase:
             shape.num_kv_heads,
             shape.head_dim,
             shape.block_size,
-            dtype=shape.dtype,
+            dtype=shape.format,
             device=DEVICE,
             token_major=shape.token_major,
         )
-        self.cache.k.fill_(math.nan)
-        self.cache.v.fill_(math.nan)
+        for tensor in self.cache.tensors:
+            poison(tensor)
         self._lines = order.permutation(len(lengths) + _SPARE_LINES)
         self._table = torch.full((len(self._lines), max(num_blocks) + 1), int(blocks[-1]), dtype=torch.int32)
         self._blocks = np.split(blocks[: sum(num_blocks)], np.cumsum(num_blocks)[:-1])
@@ -115,7 +123,7 @@ class PagedCase:
         """A step gives each of the chosen requests what it must."""
         chosen = range(len(self.lengths)) if chosen is None else chosen
         for request, got in zip(chosen, self.run(chosen, num_padding=num_padding), strict=True):
-            assert_near(got, self.expected(request), what=f"request {request} of lengths {self.lengths[request]}")
+            self._assert_near(got, self.expected(request), request)
 
     def check_qkv(self, *, with_norms: bool = False, extra: int = 0) -> None:
         """A step that rotates and caches in the kernel gives and caches the same as after `Ops.rope_write_kv`.
@@ -136,10 +144,12 @@ class PagedCase:
         ]
         for slot in slots:
             block, offset = divmod(slot, shape.block_size)
-            self.cache.k[block, :, :, offset] = math.nan
-            self.cache.v[block, :, offset] = math.nan
+            for tensor in (self.cache.k[block].transpose(1, 2), self.cache.v[block]):
+                poison(tensor[:, offset])
+            if self.cache.scales is not None:
+                poison(self.cache.scales[block, :, offset])
         separate = copy.copy(self)
-        separate.cache = LayerKVCache(self.cache.k.clone(), self.cache.v.clone())
+        separate.cache = LayerKVCache(*(tensor.clone() for tensor in self.cache.tensors))
         q = TritonOps().rope_write_kv(qkv[: len(chosen)], _int32(lasts), _int32(slots), heads, norms, separate.cache)
         separate._queries = list(q.split(1))
 
@@ -150,8 +160,11 @@ class PagedCase:
         assert not self.backend._num_arrived.any()
         for request in chosen:
             got = out[request].view(1, shape.num_heads, -1)
-            assert_near(got, separate.expected(request), what=f"request {request} of lengths {self.lengths[request]}")
-        for fused, apart in ((self.cache.k, separate.cache.k), (self.cache.v, separate.cache.v)):
+            self._assert_near(got, separate.expected(request), request)
+        for fused, apart in zip(self.cache.tensors, separate.cache.tensors, strict=True):
+            if fused.dtype.itemsize == 1:
+                assert torch.equal(fused.view(torch.uint8), apart.view(torch.uint8))
+                continue
             assert torch.equal(fused.isnan(), apart.isnan())
             torch.testing.assert_close(fused.nan_to_num(), apart.nan_to_num(), rtol=_ROUNDING[shape.dtype], atol=1e-5)
 
@@ -196,8 +209,9 @@ class PagedCase:
         """Attention in plain torch over keys and values that were gathered."""
         new, total = self.lengths[request]
         own = torch.from_numpy(self._blocks[request]).to(DEVICE)
-        keys = self.cache.k[own].permute(0, 3, 1, 2).flatten(0, 1)[:total].double()
-        values = self.cache.v[own].permute(0, 2, 1, 3).flatten(0, 1)[:total].double()
+        keys, values = (
+            numbers.transpose(1, 2).flatten(0, 1)[:total] for numbers in self.cache.read_blocks(own, torch.float64)
+        )
         q = self._queries[request].double().view(new, self.shape.num_kv_heads, self.shape.group, -1)
         at_a_time = max(1, _MAX_SCORES // (self.shape.group * total))
         parts = [
@@ -227,12 +241,21 @@ class PagedCase:
     def _fill(self, blocks: Tensor, num_tokens: int) -> None:
         """Random keys and values in the first slots of these blocks."""
         shape = self.shape
-        keys, values = (
-            self._randn(len(blocks) * shape.block_size, shape.num_kv_heads, shape.head_dim) for _ in range(2)
-        )
-        keys[num_tokens:], values[num_tokens:] = math.nan, math.nan
-        self.cache.k[blocks] = keys.unflatten(0, (len(blocks), -1)).permute(0, 2, 3, 1)
-        self.cache.v[blocks] = values.unflatten(0, (len(blocks), -1)).permute(0, 2, 1, 3)
+        keys, values = (self._randn(num_tokens, shape.num_kv_heads, shape.head_dim) for _ in range(2))
+        token = torch.arange(num_tokens, device=DEVICE)
+        self.cache.write(blocks[token // shape.block_size], token % shape.block_size, keys, values)
+
+    def _assert_near(self, got: Tensor, expected: Expected, request: int) -> None:
+        what = f"request {request} of lengths {self.lengths[request]}"
+        assert_near(got, expected, what=what)
+
+
+def poison(tensor: Tensor) -> None:
+    """NaN; in a tensor of codes the largest one, or a NaN where a code can be that."""
+    if tensor.dtype.itemsize == 1:
+        tensor.view(torch.uint8).fill_(0x7F)
+    else:
+        tensor.fill_(math.nan)
 
 
 def with_room(batch: AttentionBatch, extra: int) -> AttentionBatch:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headway import native
-from headway.attention import BACKEND_NAMES, AttentionBatch, LayerKVCache, create_backend
+from headway.attention import BACKEND_NAMES, FORMATS, AttentionBatch, KVFormat, LayerKVCache, create_backend
 from headway.attention.torch_padded import TorchPaddedAttention
 from headway.attention.torch_reference import TorchReferenceAttention
 from headway.errors import ConfigError
@@ -35,6 +35,7 @@ class Case:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         token_major: bool = False,
+        quantised: str | None = None,
         seed: int = 0,
     ) -> None:
         torch.manual_seed(seed)
@@ -42,11 +43,13 @@ class Case:
         num_blocks = sum(-(-seq_len // block_size) for _, seq_len in lengths) + 3
         free = list(range(num_blocks))
         random.Random(seed).shuffle(free)
+        format = KVFormat.of(dtype) if quantised is None else FORMATS[quantised]
         self.cache = LayerKVCache.zeros(
-            num_blocks, num_kv_heads, head_dim, block_size, dtype=dtype, token_major=token_major
+            num_blocks, num_kv_heads, head_dim, block_size, dtype=format, token_major=token_major
         )
-        self.cache.k.fill_(math.nan)
-        self.cache.v.fill_(math.nan)
+        for tensor in self.cache.tensors:
+            if tensor.dtype.itemsize > 1:
+                tensor.fill_(math.nan)
         width = max(-(-seq_len // block_size) for _, seq_len in lengths) + 1
         table = torch.full((len(lengths), width), 10**9, dtype=torch.int32)
         self.keys, self.values = [], []
@@ -58,12 +61,12 @@ class Case:
                 if token % block_size == 0:
                     table[r, token // block_size] = free.pop()
                 block = table[r, token // block_size]
-                self.cache.k[block, :, :, token % block_size] = keys[token]
-                self.cache.v[block, :, token % block_size] = values[token]
+                at = (block[None].long(), torch.tensor([token % block_size]))
+                self.cache.write(*at, keys[token][None], values[token][None])
         starts = [0]
         for query_len, _ in lengths:
             starts.append(starts[-1] + query_len)
-        self.cache = LayerKVCache(self.cache.k.to(device), self.cache.v.to(device))
+        self.cache = LayerKVCache(*(tensor.to(device) for tensor in self.cache.tensors))
         self.q = torch.randn(starts[-1], self.num_heads, head_dim).to(device, dtype)
         self.starts = starts
         self.batch = AttentionBatch(
@@ -129,6 +132,17 @@ def test_keys_stored_token_by_token(lengths: list[tuple[int, int]], block_size: 
     transposed, by_token = (Case(lengths, block_size=block_size, token_major=major) for major in (False, True))
     assert torch.equal(by_token.exact(), transposed.exact())
     torch.testing.assert_close(by_token.padded(), by_token.exact(), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("quantised", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("lengths", [DECODES, PREFILLS, MIXED])
+def test_quantised_caches(lengths: list[tuple[int, int]], quantised: str) -> None:
+    case = Case(lengths, quantised=quantised)
+    format = FORMATS[quantised]
+    case.keys = [format.keys.decode(*format.keys.encode(keys), torch.float64) for keys in case.keys]
+    case.values = [format.values.decode(*format.values.encode(values), torch.float64) for values in case.values]
+    torch.testing.assert_close(case.exact().double(), written_out(case), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(case.padded(), case.exact(), atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

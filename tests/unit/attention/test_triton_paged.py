@@ -57,6 +57,19 @@ COVERING_SHAPES = [
     Shape(256, 4, 256, F16, BY_TOKEN, num_kv_heads=1),
 ]
 
+QUANTISED_SHAPES = [
+    Shape(64, 3, 64, BF16, BY_TOKEN, num_kv_heads=1, quantised="fp8"),
+    Shape(128, 2, 16, F32, BY_TOKEN, quantised="fp8"),
+    Shape(80, 4, 8, F16, TRANSPOSED, quantised="fp8"),
+    Shape(64, 1, 16, F32, BY_TOKEN, quantised="int8"),
+    Shape(128, 4, 64, BF16, BY_TOKEN, num_kv_heads=1, quantised="int8"),
+    Shape(96, 7, 16, F16, TRANSPOSED, num_kv_heads=1, quantised="int8"),
+    Shape(256, 2, 8, F16, BY_TOKEN, num_kv_heads=1, quantised="int8"),
+    Shape(64, 2, 1, F16, BY_TOKEN, quantised="int4"),
+    Shape(128, 3, 64, BF16, BY_TOKEN, num_kv_heads=1, quantised="int4"),
+    Shape(80, 8, 16, F32, TRANSPOSED, num_kv_heads=1, quantised="int4"),
+]
+
 
 def all_shapes() -> list[Shape]:
     """Every head dim, group and block size. Dtypes and layouts take turns, so that each meets each value."""
@@ -97,7 +110,7 @@ def plain(**changes: Any) -> Shape:
 # ------------------------------------------------------------------------------------------------- shapes and lengths
 
 
-@pytest.mark.parametrize("shape", [*COVERING_SHAPES, *(all_shapes() if ON_GPU else [])], ids=str)
+@pytest.mark.parametrize("shape", [*COVERING_SHAPES, *QUANTISED_SHAPES, *(all_shapes() if ON_GPU else [])], ids=str)
 def test_mixed_step(shape: Shape) -> None:
     PagedCase(shape, lengths_for(shape)).check()
 
@@ -117,11 +130,13 @@ def test_single_tokens(dtype: torch.dtype) -> None:
     PagedCase(plain(dtype=dtype), [(1, length) for length in lengths]).check()
 
 
+@pytest.mark.parametrize("quantised", [None, "fp8", "int8", "int4"])
 @pytest.mark.parametrize("num_requests", [1, 2, 5])
-def test_long_contexts_of_few_requests(num_requests: int) -> None:
+def test_long_contexts_of_few_requests(num_requests: int, quantised: str | None) -> None:
     """Contexts that are split over as many programs as there are, unevenly."""
     longest = 32_768 if ON_GPU else 600
-    PagedCase(plain(dtype=F16), [(1, longest - 77 * r) for r in range(num_requests)]).check()
+    lengths = [(1, longest - 77 * r) for r in range(num_requests)]
+    PagedCase(plain(dtype=F16, quantised=quantised), lengths).check()
 
 
 @pytest.mark.parametrize("shape", [plain(group=4), plain(group=3, dtype=BF16, block_size=64)], ids=str)
@@ -130,7 +145,9 @@ def test_prompts_from_the_start(shape: Shape) -> None:
     PagedCase(shape, [(new, new) for new in (2, 7, 8, 9, 31, 32, 33, 42, 43, 64, 65)]).check()
 
 
-@pytest.mark.parametrize("shape", [plain(group=4), plain(group=3, dtype=BF16, block_size=64)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [plain(group=4), plain(group=3, dtype=BF16, block_size=64), plain(group=2, quantised="int8")], ids=str
+)
 def test_chunks_that_continue_a_context(shape: Shape) -> None:
     lengths = [(2, 3), (2, 32), (2, 33), (2, 64), (2, 65), (9, 40), (42, 64), (43, 107), (17, 600)]
     PagedCase(shape, lengths).check()
@@ -162,7 +179,9 @@ SINGLES = [(1, 1), (1, 2), (1, 16), (1, 17), (1, 64), (1, 65), (1, 130)]
 
 
 @pytest.mark.parametrize("with_norms", [False, True])
-@pytest.mark.parametrize("shape", [shape for shape in COVERING_SHAPES if shape.head_dim in (64, 128, 256)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [shape for shape in COVERING_SHAPES + QUANTISED_SHAPES if shape.head_dim in (64, 128, 256)], ids=str
+)
 def test_rotation_and_cache_write_in_the_kernel(shape: Shape, with_norms: bool) -> None:
     PagedCase(shape, SINGLES).check_qkv(with_norms=with_norms)
 

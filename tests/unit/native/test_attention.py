@@ -12,8 +12,20 @@ from torch import Tensor
 
 from headway.attention.base import AttentionBatch, LayerKVCache
 from headway.attention.cpu import CpuAttention
+from headway.attention.kv_format import FORMATS, KVFormat
 from headway.errors import ConfigError
 from headway.native.lib import NativeLibrary
+
+ALL = [FORMATS[name] for name in ("float32", "float16", "fp8", "int8", "int4")]
+
+
+def poison(cache: LayerKVCache) -> None:
+    """What no kernel may use: NaN where a float stands, and the largest code beside a NaN scale."""
+    for tensor in cache.tensors:
+        if tensor.dtype.itemsize == 1:
+            tensor.view(torch.uint8).fill_(0x7F)
+        else:
+            tensor.fill_(math.nan)
 
 
 @dataclass
@@ -32,6 +44,14 @@ class Sequences:
             v=[torch.randn(n, kv_heads, dim) for n in lengths],
         )
 
+    def rounded(self, format: KVFormat) -> Sequences:
+        """With keys and values that the format holds."""
+        return Sequences(
+            q=self.q,
+            k=[format.keys.decode(*format.keys.encode(k), torch.float32) for k in self.k],
+            v=[format.values.decode(*format.values.encode(v), torch.float32) for v in self.v],
+        )
+
     def oracle(self, r: int, first: int, end: int) -> Tensor:
         """Queries first .. end of request r in float64."""
         group = self.q[r].shape[1] // self.k[r].shape[1]
@@ -47,16 +67,15 @@ def attend(
     spans: Sequence[tuple[int, int, int]],
     *,
     block_size: int = 16,
-    dtype: torch.dtype = torch.float32,
+    format: KVFormat = FORMATS["float32"],
     library: NativeLibrary | None = None,
 ) -> list[Tensor]:
     """Runs one step over spans (request, first query, end); returns each span's rows. Unused slots hold NaN."""
     heads, dim = sequences.q[0].shape[1:]
     kv_heads = sequences.k[0].shape[1]
     counts = [-(-end // block_size) for _, _, end in spans]
-    cache = LayerKVCache.zeros(sum(counts) + 3, kv_heads, dim, block_size, dtype=dtype)
-    cache.k.fill_(math.nan)
-    cache.v.fill_(math.nan)
+    cache = LayerKVCache.zeros(sum(counts) + 3, kv_heads, dim, block_size, dtype=format)
+    poison(cache)
     order = torch.randperm(sum(counts) + 3, dtype=torch.int32)
     table = torch.full((len(spans), max(counts) + 2), -1, dtype=torch.int32)
     used = 0
@@ -65,8 +84,7 @@ def attend(
         used += counts[i]
         token = torch.arange(end)
         block, offset = table[i].long()[token // block_size], token % block_size
-        cache.k[block, :, :, offset] = sequences.k[r][:end].to(dtype)
-        cache.v[block, :, offset] = sequences.v[r][:end].to(dtype)
+        cache.write(block, offset, sequences.k[r][:end], sequences.v[r][:end])
     lengths = [end - first for _, first, end in spans]
     starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     batch = AttentionBatch(
@@ -85,58 +103,55 @@ def attend(
     return list(out.split(lengths))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("format", ALL, ids=lambda format: format.name)
 @pytest.mark.parametrize("block_size", [1, 7, 16, 24, 128])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim"),
     [(9, 3, 64), (2, 2, 80), (4, 2, 96), (4, 1, 128), (5, 1, 256), (16, 1, 64), (14, 2, 36), (2, 1, 6)],
 )
 def test_against_the_oracle(
-    library: NativeLibrary, heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype
+    library: NativeLibrary, heads: int, kv_heads: int, dim: int, block_size: int, format: KVFormat
 ) -> None:
     sequences = Sequences.random([300, 1, 33, 16, 70], heads, kv_heads, dim)
-    if dtype is torch.float16:
-        sequences.k = [k.half().float() for k in sequences.k]
-        sequences.v = [v.half().float() for v in sequences.v]
+    oracle = sequences.rounded(format).oracle
     spans = [(0, 299, 300), (1, 0, 1), (2, 0, 33), (3, 10, 16), (4, 65, 70), (0, 250, 280)]
     for span, rows in zip(
-        spans, attend(sequences, spans, block_size=block_size, dtype=dtype, library=library), strict=True
+        spans, attend(sequences, spans, block_size=block_size, format=format, library=library), strict=True
     ):
-        torch.testing.assert_close(rows.double(), sequences.oracle(*span), rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(rows.double(), oracle(*span), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_long_contexts_are_split_and_right(library: NativeLibrary, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("format", ALL, ids=lambda format: format.name)
+def test_long_contexts_are_split_and_right(library: NativeLibrary, format: KVFormat) -> None:
     sequences = Sequences.random([2600], 6, 2, 64)
-    sequences.k = [k.to(dtype).float() for k in sequences.k]
-    sequences.v = [v.to(dtype).float() for v in sequences.v]
-    alone = attend(sequences, [(0, 2599, 2600)], dtype=dtype, library=library)[0]
-    torch.testing.assert_close(alone.double(), sequences.oracle(0, 2599, 2600), rtol=2e-5, atol=2e-5)
+    oracle = sequences.rounded(format).oracle
+    alone = attend(sequences, [(0, 2599, 2600)], format=format, library=library)[0]
+    torch.testing.assert_close(alone.double(), oracle(0, 2599, 2600), rtol=2e-5, atol=2e-5)
     library.set_num_threads(1)
-    assert torch.equal(alone, attend(sequences, [(0, 2599, 2600)], dtype=dtype, library=library)[0])
+    assert torch.equal(alone, attend(sequences, [(0, 2599, 2600)], format=format, library=library)[0])
     library.set_num_threads(8)
-    assert torch.equal(alone, attend(sequences, [(0, 2599, 2600)], dtype=dtype, library=library)[0])
+    assert torch.equal(alone, attend(sequences, [(0, 2599, 2600)], format=format, library=library)[0])
     library.set_num_threads(2)
-    assert torch.equal(alone[0], attend(sequences, [(0, 2550, 2600)], dtype=dtype, library=library)[0][-1])
+    assert torch.equal(alone[0], attend(sequences, [(0, 2550, 2600)], format=format, library=library)[0][-1])
     many = [(0, 2599, 2600)] * 9
-    assert torch.equal(alone, attend(sequences, many, dtype=dtype, library=library)[4])
+    assert torch.equal(alone, attend(sequences, many, format=format, library=library)[4])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("format", ALL, ids=lambda format: format.name)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 1, 80), (6, 6, 128)])
 def test_rows_do_not_depend_on_batch_chunks_or_blocks(
-    library: NativeLibrary, heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+    library: NativeLibrary, heads: int, kv_heads: int, dim: int, format: KVFormat
 ) -> None:
     length = 600
     sequences = Sequences.random([length, 290], heads, kv_heads, dim)
-    whole = attend(sequences, [(0, 0, length)], dtype=dtype, library=library)[0]
-    torch.testing.assert_close(whole.double(), sequences.oracle(0, 0, length), rtol=2e-3, atol=2e-3)
+    whole = attend(sequences, [(0, 0, length)], format=format, library=library)[0]
+    torch.testing.assert_close(whole.double(), sequences.rounded(format).oracle(0, 0, length), rtol=2e-5, atol=2e-5)
     for chunk in (1, 7, 64):
         firsts = range(0, length, chunk) if chunk > 1 else (0, 1, 15, 16, 255, 256, 257, 511, 512, 599)
         spans = [(0, first, min(length, first + chunk)) for first in firsts]
         for block_size in (1, 16, 128):
             parts = attend(
-                sequences, [*spans[-12:], (1, 200, 290)], block_size=block_size, dtype=dtype, library=library
+                sequences, [*spans[-12:], (1, 200, 290)], block_size=block_size, format=format, library=library
             )
             for (_, first, end), part in zip(spans[-12:], parts[:-1], strict=True):
                 assert torch.equal(part, whole[first:end]), (chunk, block_size, first)

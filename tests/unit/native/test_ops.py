@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from headway.attention.base import LayerKVCache
+from headway.attention.kv_format import FORMATS
 from headway.layers import HeadNorms, Heads
 from headway.layers.native_ops import NativeOps
+from headway.layers.torch_ops import TorchOps
 from headway.native.lib import NativeLibrary
 
 
@@ -118,6 +120,40 @@ def test_float16_rounding_is_ieee(library: NativeLibrary) -> None:
     assert torch.equal(cache.v.flatten(), values.half())
 
 
+@pytest.mark.parametrize("name", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize(("dim", "block_size"), [(64, 16), (80, 1), (128, 24), (6, 5), (2, 3)])
+def test_codes_and_scales_are_those_of_the_reference(
+    library: NativeLibrary, name: str, dim: int, block_size: int
+) -> None:
+    """To the bit: numbers of every magnitude, not rotated, with zeros, ties and what a float16 scale cannot hold."""
+    tokens, kv_heads = 40, 3
+    qkv = torch.randn(tokens, 5 * dim + 2 * kv_heads * dim) * torch.logspace(-9, 5, tokens)[:, None]
+    qkv[3] = 0.0
+    qkv[4] = torch.arange(qkv.shape[1]).remainder(29) - 14.0  # many ties
+    qkv[5, -1], qkv[6, -1] = 1e9, float("nan")
+    heads = Heads(5, kv_heads, dim, torch.cat((torch.ones(1, dim // 2), torch.zeros(1, dim // 2)), 1), 1e-6)
+    at, slots = torch.zeros(tokens, dtype=torch.int64), torch.randperm(tokens + block_size)[:tokens]
+    shape = (-(-(tokens + block_size) // block_size), kv_heads, dim, block_size)
+    cache, expected = (LayerKVCache.zeros(*shape, dtype=FORMATS[name]) for _ in range(2))
+    NativeOps(library).rope_write_kv(qkv, at, slots, heads, None, cache)
+    TorchOps().rope_write_kv(qkv, at, slots, heads, None, expected)
+    for got, wanted in zip(cache.tensors, expected.tensors, strict=True):
+        assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8))
+    assert cache.v_scale is not None and cache.v_scale.isnan().sum() == 1
+
+
+def test_a_quantised_token_does_not_depend_on_the_batch(library: NativeLibrary) -> None:
+    heads, slots = Heads(9, 3, 64, torch.randn(50, 64), 1e-6), torch.randperm(160)[:90]
+    qkv, positions = torch.randn(90, heads.qkv_size), torch.randint(0, 50, (90,))
+    together, alone = (LayerKVCache.zeros(10, 3, 64, 16, dtype=FORMATS["int8"]) for _ in range(2))
+    ops = NativeOps(library)
+    ops.rope_write_kv(qkv, positions, slots, heads, None, together)
+    for t in range(90):
+        ops.rope_write_kv(qkv[t : t + 1], positions[t : t + 1], slots[t : t + 1], heads, None, alone)
+    for a, b in zip(together.tensors, alone.tensors, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_wrong_inputs_are_refused(fast: NativeLibrary) -> None:
     ops, at = NativeOps(), torch.zeros(2, dtype=torch.int64)
     heads = Heads(1, 1, 8, torch.zeros(9, 8), 0.0)
@@ -127,6 +163,9 @@ def test_wrong_inputs_are_refused(fast: NativeLibrary) -> None:
         ops.rope_write_kv(torch.zeros(2, 24), at, at, heads, None, half)
     with pytest.raises(ValueError, match="key cache .*not token_major"):
         ops.rope_write_kv(torch.zeros(2, 24), at, at, heads, None, by_token)
+    no_scales = LayerKVCache(torch.zeros(1, 1, 8, 4, dtype=torch.int8), torch.zeros(1, 1, 4, 8, dtype=torch.int8))
+    with pytest.raises(ValueError, match="has no scales"):
+        ops.rope_write_kv(torch.zeros(2, 24), at, at, heads, None, no_scales)
     with pytest.raises(ValueError, match="norm weight"):
         ops.norm(torch.zeros(2, 8), None, torch.zeros(7), 1e-5)
     with pytest.raises(ValueError, match="residual must be"):

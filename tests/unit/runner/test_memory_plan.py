@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from headway.attention import FORMATS, LayerKVCache
 from headway.config import EngineConfig
 from headway.errors import OutOfMemoryError
 from headway.models.config import DecoderConfig
@@ -25,19 +26,24 @@ MODEL = DecoderConfig(
 )
 
 
-def plan(*, free_bytes: int | None = None, max_model_len: int = 8192, **options: Any) -> MemoryPlan:
+def plan(
+    *, free_bytes: int | None = None, max_model_len: int = 8192, kv_format: str = "float16", **options: Any
+) -> MemoryPlan:
     """For a model with that context; the user has said nothing about it."""
-    return plan_from(EngineConfig.from_options(**options), free_bytes=free_bytes, max_model_len=max_model_len)
+    config = EngineConfig.from_options(**options)
+    return plan_from(config, free_bytes=free_bytes, max_model_len=max_model_len, kv_format=kv_format)
 
 
-def plan_from(config: EngineConfig, *, max_model_len: int, free_bytes: int | None = None) -> MemoryPlan:
+def plan_from(
+    config: EngineConfig, *, max_model_len: int, free_bytes: int | None = None, kv_format: str = "float16"
+) -> MemoryPlan:
     return plan_memory(
         config,
         MODEL,
         device=torch.device("cpu"),
         dtype_name="float32",
         weight_bytes=1000,
-        kv_dtype=torch.float16,
+        kv_format=FORMATS[kv_format],
         max_model_len=max_model_len,
         free_bytes=free_bytes,
     )
@@ -49,6 +55,25 @@ def test_a_byte_budget_becomes_blocks_by_a_formula_one_can_check_by_hand() -> No
     assert result.num_blocks == 1_000_000 // 8192
     assert result.num_tokens == result.num_blocks * 16
     assert result.kv_bytes <= 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "bytes_per_head"),
+    [("float32", 256), ("bfloat16", 128), ("fp8", 2 * (32 + 2)), ("int8", 2 * (32 + 2)), ("int4", 32 + 2 + 16 + 2)],
+)
+def test_fewer_bits_make_for_more_blocks(kv_format: str, bytes_per_head: int) -> None:
+    """Scales count: 2 bytes for a key and 2 for a value."""
+    result = plan(kv_cache_memory=1_000_000, max_model_len=1024, kv_format=kv_format)
+    assert result.bytes_per_block == 16 * 2 * 2 * bytes_per_head
+    assert result.num_blocks == 1_000_000 // result.bytes_per_block
+    assert f"({kv_format})" in str(result)
+
+
+def test_the_plan_counts_what_a_cache_takes() -> None:
+    for name, kv_format in FORMATS.items():
+        result = plan(num_kv_blocks=3, max_model_len=16, kv_format=name)
+        layer = LayerKVCache.zeros(3, MODEL.num_kv_heads, MODEL.head_dim, 16, dtype=kv_format)
+        assert result.kv_bytes == MODEL.num_layers * sum(tensor.nbytes for tensor in layer.tensors)
 
 
 def test_no_more_blocks_are_made_than_could_ever_be_in_use() -> None:

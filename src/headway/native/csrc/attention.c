@@ -141,8 +141,7 @@ int hw_attention_plan_set(hw_attention_plan *plan, int64_t requests, const int32
 typedef struct {
     hw_attention_plan *plan;
     const float *q;
-    const void *k_cache, *v_cache;
-    int half;
+    const hw_kv_cache *cache;
     float *out;
 } run_job;
 
@@ -201,9 +200,7 @@ static void attention_task(void *context, int64_t index) {
     hw_attention_tile tile;
     float *running = hw_attention_tile_init(&tile, shape, head_rows, item->heads, 2 * stride);
     float *segment = running + stride;
-    tile.k_cache = job->k_cache;
-    tile.v_cache = job->v_cache;
-    tile.half = job->half;
+    tile.cache = *job->cache;
     tile.blocks = plan->block_table + item->request * plan->table_stride;
     tile.first_head = item->kv_head;
     tile.first_limit = keys - item->queries + 1;
@@ -226,9 +223,8 @@ static void attention_task(void *context, int64_t index) {
         write_rows(job, item, running + 2 * rows, running + rows);
 }
 
-void hw_attention_run(hw_attention_plan *plan, const float *q, const void *k_cache, const void *v_cache, int half,
-                      float *out) {
-    run_job job = {plan, q, k_cache, v_cache, half, out};
+void hw_attention_run(hw_attention_plan *plan, const float *q, const hw_kv_cache *cache, float *out) {
+    run_job job = {plan, q, cache, out};
     for (int64_t i = 0; i < plan->num_splits; i++) atomic_store(&plan->splits[i].remaining, plan->splits[i].parts);
     hw_parallel(attention_task, &job, plan->num_items);
 }

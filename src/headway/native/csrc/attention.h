@@ -16,8 +16,7 @@ typedef struct {
     const hw_attention_shape *shape;
     int64_t rows;              /* per KV head */
     int64_t first_head, heads; /* the KV heads of this tile */
-    const void *k_cache, *v_cache;
-    int half;              /* is the cache float16? */
+    hw_kv_cache cache;
     const int32_t *blocks; /* the request's row of the block table */
     int64_t first_limit; /* keys visible to the first query; each next query sees one more */
     int64_t keys;        /* keys visible to the last query */
@@ -25,6 +24,7 @@ typedef struct {
     float *queries;       /* [heads][row block][dim][4 rows], scaled by 1 / sqrt(dim) */
     float *scores;        /* [heads][rows][HW_SEGMENT] */
     float *gathered;     /* staging for keys [dim][16 * n] or values [n][dim] */
+    float *scales;       /* [HW_SEGMENT]: of one head's keys or values, for a cache that has them */
 } hw_attention_tile;
 
 /* Takes the tile's buffers from this thread's scratch; returns `extra` more floats for the caller. */

@@ -1,8 +1,9 @@
-/* What the two halves of a tile's work share: block sizes, and how a cache value becomes a float. */
+/* What the two halves of a tile's work share: block sizes, and where in a cache to read. */
 #ifndef HEADWAY_ATTENTION_BLOCKS_H
 #define HEADWAY_ATTENTION_BLOCKS_H
 
 #include "attention.h"
+#include "kv_numbers.h"
 
 #define ROW_BLOCK 4
 #define KEY_GROUP 16
@@ -27,15 +28,16 @@
 
 HW_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-/* With few rows a float16 cache is read in place; many rows repay converting it to float32 once. */
-HW_INLINE int reads_halves(const hw_attention_tile *tile) { return tile->half && tile->rows <= ROW_BLOCK; }
-
-HW_INLINE vf load_as(const void *base, int64_t index, const int half) {
-    return half ? vf_load_half_scaled((const uint16_t *)base + index) : vf_load((const float *)base + index);
+/* With few rows a cache that is not float32 is read in place; many rows repay converting it to float32 once. */
+HW_INLINE int reads_in_place(const hw_attention_tile *tile, int numbers) {
+    return numbers == HW_KV_F32 || tile->rows <= ROW_BLOCK;
 }
 
 /* Fills the tile's scores for keys [first, end). */
 void hw_attention_scores(const hw_attention_tile *tile, int64_t first, int64_t end);
+/* Multiplies the tile's scores of keys [first, end) by the keys' scales (part 0) or the values' (part 1), and those up
+ * to the next whole group by 0. */
+void hw_attention_scale(const hw_attention_tile *tile, int64_t first, int64_t end, int part);
 /* Adds to acc [heads][rows][dim] the values of keys [first, end) weighted by the tile's scores. */
 void hw_attention_weigh(const hw_attention_tile *tile, int64_t first, int64_t end, float *acc);
 

@@ -3,10 +3,9 @@
 #include "attention_blocks.h"
 
 /* Loads (and converts) the keys' values of dimension d. */
-HW_INLINE void load_keys(vf *k, const void *const *keys, int64_t index, const int groups, const int half) {
+HW_INLINE void load_keys(vf *k, const void *const *keys, int64_t index, const int groups, const int numbers) {
     HW_UNROLL
-    for (int v = 0; v < groups * GROUP_VECTORS; v++)
-        k[v] = load_as(keys[v / GROUP_VECTORS], index + v % GROUP_VECTORS * HW_VL, half);
+    for (int g = 0; g < groups; g++) kv_load_many(k + g * GROUP_VECTORS, keys[g], index, GROUP_VECTORS, numbers);
 }
 
 /* acc[r][v] += k[v] * q[r] for the rows whose packed queries start at q. */
@@ -35,25 +34,25 @@ HW_INLINE void score_step(vf acc[][GROUPS_AT_ONCE * GROUP_VECTORS], const vf *k,
  * come, brought into the cache meanwhile. Two dimensions per turn (their number is even): the second one's keys are
  * converted while the first one's are used. */
 HW_INLINE void score_block(const float *q, const void *const *keys, const void *const *next, int64_t key_stride,
-                           int64_t dim, float *scores, const int rows, const int groups, const int half) {
+                           int64_t dim, float *scores, const int rows, const int groups, const int numbers) {
     enum { WIDTH = GROUPS_AT_ONCE * GROUP_VECTORS };
     vf acc[ROW_BLOCK][WIDTH], even[WIDTH], odd[WIDTH];
-    int64_t row_bytes = key_stride * (half ? 2 : 4);
+    int64_t row_bytes = kv_bytes(key_stride, numbers);
     HW_UNROLL
     for (int r = 0; r < rows; r++) {
         HW_UNROLL
         for (int v = 0; v < groups * GROUP_VECTORS; v++) acc[r][v] = vf_set1(0.0f);
     }
-    load_keys(even, keys, 0, groups, half);
+    load_keys(even, keys, 0, groups, numbers);
     for (int64_t d = 0; d < dim; d += 2) {
         HW_UNROLL
         for (int g = 0; g < groups; g++) {
             __builtin_prefetch((const char *)next[g] + d * row_bytes);
-            if (!half) __builtin_prefetch((const char *)next[g] + (d + 1) * row_bytes);
+            if (numbers == HW_KV_F32) __builtin_prefetch((const char *)next[g] + (d + 1) * row_bytes);
         }
-        load_keys(odd, keys, (d + 1) * key_stride, groups, half);
+        load_keys(odd, keys, (d + 1) * key_stride, groups, numbers);
         score_step(acc, even, q + d * ROW_BLOCK, rows, groups);
-        load_keys(even, keys, (d + 2 < dim ? d + 2 : d) * key_stride, groups, half);
+        load_keys(even, keys, (d + 2 < dim ? d + 2 : d) * key_stride, groups, numbers);
         score_step(acc, odd, q + (d + 1) * ROW_BLOCK, rows, groups);
     }
     HW_UNROLL
@@ -65,40 +64,49 @@ HW_INLINE void score_block(const float *q, const void *const *keys, const void *
 
 typedef void (*score_kernel)(const float *q, const void *const *keys, const void *const *next, int64_t key_stride,
                              int64_t dim, float *scores);
-#define INSTANCE(rows, groups, half)                                                                                   \
-    HW_KERNEL void score_##rows##_##groups##_##half(const float *q, const void *const *keys, const void *const *next,  \
-                                                    int64_t key_stride, int64_t dim, float *scores) {                  \
-        score_block(q, keys, next, key_stride, dim, scores, rows, groups, half);                                       \
+#define INSTANCE(rows, groups, numbers)                                                                                \
+    HW_KERNEL void score_##rows##_##groups##_##numbers(const float *q, const void *const *keys,                        \
+                                                       const void *const *next, int64_t key_stride, int64_t dim,       \
+                                                       float *scores) {                                                \
+        score_block(q, keys, next, key_stride, dim, scores, rows, groups, numbers);                                    \
     }
-#define INSTANCES(groups, half)                                                                                        \
-    INSTANCE(1, groups, half) INSTANCE(2, groups, half) INSTANCE(3, groups, half) INSTANCE(4, groups, half)
-INSTANCES(1, 0)
-INSTANCES(1, 1)
+#define INSTANCES(groups, numbers)                                                                                     \
+    INSTANCE(1, groups, numbers) INSTANCE(2, groups, numbers) INSTANCE(3, groups, numbers) INSTANCE(4, groups, numbers)
+#define EACH_NUMBERS(groups)                                                                                           \
+    INSTANCES(groups, HW_KV_F32) INSTANCES(groups, HW_KV_F16) INSTANCES(groups, HW_KV_INT8) INSTANCES(groups, HW_KV_FP8)
+EACH_NUMBERS(1)
 #if GROUPS_AT_ONCE > 1
-INSTANCES(4, 0)
-INSTANCES(4, 1)
+EACH_NUMBERS(4)
 #endif
+
+#define ROWS(groups, numbers)                                                                                          \
+    {score_1_##groups##_##numbers, score_2_##groups##_##numbers, score_3_##groups##_##numbers,                         \
+     score_4_##groups##_##numbers}
+#define TABLE(groups)                                                                                                  \
+    {ROWS(groups, HW_KV_F32), ROWS(groups, HW_KV_F16), ROWS(groups, HW_KV_INT8), ROWS(groups, HW_KV_FP8)}
+/* [more than one group][numbers][rows - 1] */
+static const score_kernel score_kernels[][4][ROW_BLOCK] = {
+    TABLE(1),
+#if GROUPS_AT_ONCE > 1
+    TABLE(4),
+#endif
+};
+#undef TABLE
+#undef ROWS
+#undef EACH_NUMBERS
 #undef INSTANCES
 #undef INSTANCE
 
-/* [more than one group][half][rows - 1] */
-static const score_kernel score_kernels[][2][ROW_BLOCK] = {
-    {{score_1_1_0, score_2_1_0, score_3_1_0, score_4_1_0}, {score_1_1_1, score_2_1_1, score_3_1_1, score_4_1_1}},
-#if GROUPS_AT_ONCE > 1
-    {{score_1_4_0, score_2_4_0, score_3_4_0, score_4_4_0}, {score_1_4_1, score_2_4_1, score_3_4_1, score_4_4_1}},
-#endif
-};
-
 /* All rows of one head against 16 keys or more; the `next` ones are prefetched once. */
 static void score_rows(const hw_attention_tile *tile, int64_t head, const void *const *keys, const void *const *next,
-                       int64_t key_stride, int64_t at, int groups, int half) {
+                       int64_t key_stride, int64_t at, int groups, int numbers) {
     int64_t dim = tile->shape->dim;
     const float *q = tile->queries + head * tile->query_floats;
     float *scores = tile->scores + head * tile->rows * HW_SEGMENT + at;
     for (int64_t row = 0; row < tile->rows; row += ROW_BLOCK) {
         int64_t rows = tile->rows - row < ROW_BLOCK ? tile->rows - row : ROW_BLOCK;
-        score_kernels[groups > 1][half][rows - 1](q + row * dim, keys, row == 0 ? next : keys, key_stride, dim,
-                                                  scores + row * HW_SEGMENT);
+        score_kernels[groups > 1][numbers][rows - 1](q + row * dim, keys, row == 0 ? next : keys, key_stride, dim,
+                                                     scores + row * HW_SEGMENT);
     }
 }
 
@@ -119,16 +127,13 @@ static void gather_keys(const hw_attention_tile *tile, int64_t head, int64_t key
         int64_t base = (block * shape->kv_heads + tile->first_head + head) * shape->dim * size + offset;
         for (int64_t d = 0; d < shape->dim; d++) {
             float *out = tile->gathered + d * KEY_GROUP + i;
+            int64_t from = base + d * size;
             if (run == KEY_GROUP)
                 for (int v = 0; v < GROUP_VECTORS; v++)
-                    vf_store(out + v * HW_VL,
-                             tile->half ? vf_load_half((const uint16_t *)tile->k_cache + base + d * size + v * HW_VL)
-                                        : vf_load((const float *)tile->k_cache + base + d * size + v * HW_VL));
-            else if (tile->half)
-                for (int64_t j = 0; j < run; j++)
-                    out[j] = hw_half_to_float(((const uint16_t *)tile->k_cache)[base + d * size + j]);
+                    vf_store(out + v * HW_VL, kv_load(tile->cache.k, from + v * HW_VL, tile->cache.k_numbers));
             else
-                for (int64_t j = 0; j < run; j++) out[j] = ((const float *)tile->k_cache)[base + d * size + j];
+                for (int64_t j = 0; j < run; j++)
+                    out[j] = kv_to_float(tile->cache.k, from + j, tile->cache.k_numbers);
         }
         i += run;
     }
@@ -138,8 +143,7 @@ static const void *key_address(const hw_attention_tile *tile, int64_t head, int6
     const hw_attention_shape *shape = tile->shape;
     int64_t block = tile->blocks[key / shape->block_size], offset = key % shape->block_size;
     int64_t index = (block * shape->kv_heads + tile->first_head + head) * shape->dim * shape->block_size + offset;
-    return tile->half ? (const void *)((const uint16_t *)tile->k_cache + index)
-                      : (const void *)((const float *)tile->k_cache + index);
+    return (const char *)tile->cache.k + kv_bytes(index, tile->cache.k_numbers);
 }
 
 /* `groups` runs of 16 keys from `key` on, for all heads of the tile; their keys lie side by side in a block. */
@@ -151,19 +155,19 @@ static void score_groups(const hw_attention_tile *tile, int64_t first, int64_t k
             keys[g] = key_address(tile, head, key + g * KEY_GROUP);
             next[g] = ahead < tile->keys ? key_address(tile, head, ahead) : keys[g];
         }
-        score_rows(tile, head, keys, next, tile->shape->block_size, key - first, groups, tile->half);
+        score_rows(tile, head, keys, next, tile->shape->block_size, key - first, groups, tile->cache.k_numbers);
     }
 }
 
 void hw_attention_scores(const hw_attention_tile *tile, int64_t first, int64_t end) {
-    int staged = tile->shape->block_size % KEY_GROUP != 0 || (tile->half && !reads_halves(tile));
+    int staged = tile->shape->block_size % KEY_GROUP != 0 || !reads_in_place(tile, tile->cache.k_numbers);
     for (int64_t key = first; key < end;) {
         int groups = !staged && end - key > (GROUPS_AT_ONCE - 1) * KEY_GROUP ? GROUPS_AT_ONCE : 1;
         if (staged) {
             const void *keys = tile->gathered;
             for (int64_t head = 0; head < tile->heads; head++) {
                 gather_keys(tile, head, key, end);
-                score_rows(tile, head, &keys, &keys, KEY_GROUP, key - first, 1, 0);
+                score_rows(tile, head, &keys, &keys, KEY_GROUP, key - first, 1, HW_KV_F32);
             }
         } else {
             score_groups(tile, first, key, groups);

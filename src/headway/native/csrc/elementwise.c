@@ -1,6 +1,7 @@
 /* Row-wise kernels: RMS norm, residual add + norm, SiLU gate, rotary embedding with the KV cache write. Each row is
  * computed by one thread in a fixed order; threads are used only where the work pays for the fork. */
 #include "headway.h"
+#include "kv_numbers.h"
 #include "simd.h"
 
 #define PARALLEL_VALUES 16384
@@ -124,8 +125,7 @@ typedef struct {
     row_job rows; /* x = qkv, out = q */
     const int64_t *positions, *slots;
     const float *cos_sin, *q_norm, *k_norm;
-    void *k_cache, *v_cache;
-    int half;
+    hw_kv_cache cache;
     int64_t block_size, heads, kv_heads, dim;
 } rope_job;
 
@@ -145,7 +145,7 @@ HW_INLINE void rotate(const float *x, const float *cos_sin, int64_t dim, float *
 
 HW_INLINE void norm_and_rotate(const float *x, const float *norm, const rope_job *job, const float *cos_sin,
                                float *out) {
-    float normed[1024];
+    float normed[HW_MAX_HEAD_DIM];
     if (norm) {
         scale_row(x, inverse_rms(x, job->dim, job->rows.eps), norm, job->dim, normed);
         x = normed;
@@ -153,39 +153,44 @@ HW_INLINE void norm_and_rotate(const float *x, const float *norm, const rope_job
     rotate(x, cos_sin, job->dim, out);
 }
 
-/* K goes in transposed: value d of the token lands `block_size` elements after value d - 1. */
-HW_INLINE void write_key(const rope_job *job, const float *key, int64_t base) {
-    if (job->half) {
-        uint16_t packed[1024 + HW_VL], *out = (uint16_t *)job->k_cache + base;
-        int64_t d = 0;
-        for (; d + HW_VL <= job->dim; d += HW_VL) vf_store_half(packed + d, vf_load(key + d));
-        if (d < job->dim) {
-            float tail[HW_VL] = {0};
-            memcpy(tail, key + d, (size_t)(job->dim - d) * sizeof(float));
-            vf_store_half(packed + d, vf_load(tail));
-        }
-        for (d = 0; d < job->dim; d++) out[d * job->block_size] = packed[d];
-    } else {
-        float *out = (float *)job->k_cache + base;
-        for (int64_t d = 0; d < job->dim; d++) out[d * job->block_size] = key[d];
+HW_INLINE void store_halves(const float *x, int64_t dim, uint16_t *out) {
+    int64_t d = 0;
+    for (; d + HW_VL <= dim; d += HW_VL) vf_store_half(out + d, vf_load(x + d));
+    if (d < dim) {
+        float tail[HW_VL] = {0};
+        uint16_t packed[HW_VL];
+        memcpy(tail, x + d, (size_t)(dim - d) * sizeof(float));
+        vf_store_half(packed, vf_load(tail));
+        memcpy(out + d, packed, (size_t)(dim - d) * sizeof(uint16_t));
     }
 }
 
-HW_INLINE void write_value(const rope_job *job, const float *value, int64_t base) {
-    if (job->half) {
-        uint16_t *out = (uint16_t *)job->v_cache + base;
-        int64_t d = 0;
-        for (; d + HW_VL <= job->dim; d += HW_VL) vf_store_half(out + d, vf_load(value + d));
-        if (d < job->dim) {
-            float tail[HW_VL] = {0};
-            uint16_t packed[HW_VL];
-            memcpy(tail, value + d, (size_t)(job->dim - d) * sizeof(float));
-            vf_store_half(packed, vf_load(tail));
-            memcpy(out + d, packed, (size_t)(job->dim - d) * sizeof(uint16_t));
-        }
+/* K goes in transposed: number d of the token lands `block_size` elements after number d - 1. `scale` is where the
+ * key's scale goes, in a cache that has them. */
+HW_INLINE void write_key(const rope_job *job, const float *key, int64_t base, uint16_t *scale) {
+    int64_t dim = job->dim, size = job->block_size;
+    if (job->cache.k_numbers == HW_KV_F32) {
+        float *out = (float *)job->cache.k + base;
+        for (int64_t d = 0; d < dim; d++) out[d * size] = key[d];
+    } else if (job->cache.k_numbers == HW_KV_F16) {
+        uint16_t packed[HW_MAX_HEAD_DIM], *out = (uint16_t *)job->cache.k + base;
+        store_halves(key, dim, packed);
+        for (int64_t d = 0; d < dim; d++) out[d * size] = packed[d];
     } else {
-        memcpy((float *)job->v_cache + base, value, (size_t)job->dim * sizeof(float));
+        uint8_t codes[HW_MAX_HEAD_DIM], *out = (uint8_t *)job->cache.k + base;
+        *scale = kv_encode(key, dim, job->cache.k_numbers, codes);
+        for (int64_t d = 0; d < dim; d++) out[d * size] = codes[d];
     }
+}
+
+HW_INLINE void write_value(const rope_job *job, const float *value, int64_t base, uint16_t *scale) {
+    void *out = (char *)job->cache.v + kv_bytes(base, job->cache.v_numbers);
+    if (job->cache.v_numbers == HW_KV_F32)
+        memcpy(out, value, (size_t)job->dim * sizeof(float));
+    else if (job->cache.v_numbers == HW_KV_F16)
+        store_halves(value, job->dim, out);
+    else
+        *scale = kv_encode(value, job->dim, job->cache.v_numbers, out);
 }
 
 static void rope_task(void *context, int64_t item) {
@@ -194,21 +199,23 @@ static void rope_task(void *context, int64_t item) {
     for (int64_t t = item * job->rows.rows_per_item; t < end_row(&job->rows, item); t++) {
         const float *x = job->rows.x + t * width, *cos_sin = job->cos_sin + job->positions[t] * dim;
         int64_t block = job->slots[t] / job->block_size, offset = job->slots[t] % job->block_size;
-        float key[1024];
+        float key[HW_MAX_HEAD_DIM];
         for (int64_t h = 0; h < job->heads; h++)
             norm_and_rotate(x + h * dim, job->q_norm, job, cos_sin, job->rows.out + (t * job->heads + h) * dim);
         x += job->heads * dim;
         for (int64_t h = 0; h < job->kv_heads; h++) {
             int64_t base = (block * job->kv_heads + h) * dim * job->block_size;
             norm_and_rotate(x + h * dim, job->k_norm, job, cos_sin, key);
-            write_key(job, key, base + offset);
-            write_value(job, x + (job->kv_heads + h) * dim, base + offset * dim);
+            uint16_t *scales = job->cache.scales;
+            if (scales) scales += ((block * job->kv_heads + h) * job->block_size + offset) * 2;
+            write_key(job, key, base + offset, scales);
+            write_value(job, x + (job->kv_heads + h) * dim, base + offset * dim, scales ? scales + 1 : NULL);
         }
     }
 }
 
 void hw_rope_write_kv(const float *qkv, const int64_t *positions, const float *cos_sin, const float *q_norm,
-                      const float *k_norm, float eps, void *k_cache, void *v_cache, int half, int64_t block_size,
+                      const float *k_norm, float eps, const hw_kv_cache *cache, int64_t block_size,
                       const int64_t *slots, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
                       float *q_out) {
     rope_job job = {
@@ -218,9 +225,7 @@ void hw_rope_write_kv(const float *qkv, const int64_t *positions, const float *c
         .cos_sin = cos_sin,
         .q_norm = q_norm,
         .k_norm = k_norm,
-        .k_cache = k_cache,
-        .v_cache = v_cache,
-        .half = half,
+        .cache = *cache,
         .block_size = block_size,
         .heads = heads,
         .kv_heads = kv_heads,

@@ -19,6 +19,16 @@
 #define HW_GROUP_BYTES (HW_GROUP * HW_TILE + HW_TILE * 4)
 #define HW_MAX_THREADS 256
 
+/* In which numbers keys or values are cached; what they mean: headway/attention/kv_format.py. Keys are never int4. */
+enum hw_kv_numbers { HW_KV_F32, HW_KV_F16, HW_KV_INT8, HW_KV_FP8, HW_KV_INT4 };
+
+/* One layer's KV cache. scales: float16 [blocks][kv_heads][block_size][2], of the key and of the value; or NULL. */
+typedef struct {
+    void *k, *v;
+    uint16_t *scales;
+    int32_t k_numbers, v_numbers; /* enum hw_kv_numbers */
+} hw_kv_cache;
+
 typedef void (*hw_task)(void *context, int64_t item);
 
 /* Runs task(context, i) for i in [0, items) on the pool, the calling thread included; returns when all are done. */
@@ -52,17 +62,16 @@ HW_EXPORT void hw_add_rms_norm(const float *x, float *residual, const float *wei
                                int64_t width, float *out);
 HW_EXPORT void hw_silu_mul(const float *gate_up, int64_t rows, int64_t width, float *out);
 HW_EXPORT void hw_rope_write_kv(const float *qkv, const int64_t *positions, const float *cos_sin, const float *q_norm,
-                                const float *k_norm, float eps, void *k_cache, void *v_cache, int half,
-                                int64_t block_size, const int64_t *slots, int64_t tokens, int64_t heads,
-                                int64_t kv_heads, int64_t dim, float *q_out);
+                                const float *k_norm, float eps, const hw_kv_cache *cache, int64_t block_size,
+                                const int64_t *slots, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
+                                float *q_out);
 
 typedef struct hw_attention_plan hw_attention_plan;
 HW_EXPORT hw_attention_plan *hw_attention_plan_new(int64_t heads, int64_t kv_heads, int64_t dim, int64_t block_size);
 HW_EXPORT void hw_attention_plan_free(hw_attention_plan *plan);
 HW_EXPORT int hw_attention_plan_set(hw_attention_plan *plan, int64_t requests, const int32_t *query_start,
                                     const int32_t *seq_lens, const int32_t *block_table, int64_t table_stride);
-HW_EXPORT void hw_attention_run(hw_attention_plan *plan, const float *q, const void *k_cache, const void *v_cache,
-                                int half, float *out);
+HW_EXPORT void hw_attention_run(hw_attention_plan *plan, const float *q, const hw_kv_cache *cache, float *out);
 
 /* kind: 0 = Q4_0, 1 = Q4_1, 2 = Q8_0 */
 HW_EXPORT void hw_dequantize(const uint8_t *raw, int kind, int64_t blocks, float *out);

@@ -1,0 +1,112 @@
+"""Formats of the KV cache in torch: what is stored, what comes back, and what it takes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.attention import FORMATS, KVFormat, LayerKVCache
+from headway.attention.kv_format import Numbers
+
+SCALED = [FORMATS[name] for name in ("fp8", "int8", "int4")]
+NUMBERS = {"fp8": FORMATS["fp8"].keys, "int8": FORMATS["int8"].keys, "int4": FORMATS["int4"].values}
+
+by_name = pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS.keys())
+each_scaled = pytest.mark.parametrize("format", SCALED, ids=lambda format: format.name)
+
+
+def there_and_back(numbers: Numbers, x: Tensor) -> Tensor:
+    return numbers.decode(*numbers.encode(x), torch.float64)
+
+
+@by_name
+@pytest.mark.parametrize("magnitude", [1e-3, 1.0, 300.0])
+def test_numbers_come_back_within_half_a_step(numbers: Numbers, magnitude: float) -> None:
+    torch.manual_seed(0)
+    x = magnitude * torch.randn(50, 3, 64)
+    stored, scale = numbers.encode(x)
+    assert scale is not None and numbers.largest is not None
+    assert stored.dtype == numbers.dtype and stored.shape == (50, 3, numbers.width(64))
+    largest = x.abs().amax(-1, keepdim=True).double()
+    step = 1.001 * largest / numbers.largest  # a float16 scale is off by up to 2^-11
+    if numbers.dtype.is_floating_point:
+        step = torch.maximum(x.abs().double() / 8, step * 2**-9)  # 3 bits of mantissa; 2^-9 is the least number
+    error = (there_and_back(numbers, x) - x.double()).abs()
+    assert bool((error <= 0.5 * step + 2**-11 * largest).all())
+
+
+@by_name
+def test_numbers_that_are_codes_come_back_as_they_are(numbers: Numbers) -> None:
+    if numbers.dtype.is_floating_point:
+        every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+        x = every[every.isfinite()].repeat(2)
+    else:
+        assert numbers.largest is not None
+        x = torch.arange(-numbers.largest, numbers.largest + 1).repeat(2)
+    assert torch.equal(there_and_back(numbers, 0.25 * x), 0.25 * x.double())
+
+
+@by_name
+def test_zeros_and_what_a_scale_cannot_hold(numbers: Numbers) -> None:
+    assert torch.equal(there_and_back(numbers, torch.zeros(2, 8)), torch.zeros(2, 8, dtype=torch.float64))
+    tiny = torch.full((1, 8), 1e-9)
+    assert torch.equal(there_and_back(numbers, tiny), torch.zeros(1, 8, dtype=torch.float64))
+    rows = torch.ones(3, 8)
+    rows[1, 5] = math.nan
+    back = there_and_back(numbers, rows)
+    assert back[1].isnan().all() and not back[[0, 2]].isnan().any()
+
+
+@by_name
+def test_a_row_does_not_depend_on_others(numbers: Numbers) -> None:
+    x = torch.randn(20, 64) * torch.logspace(-3, 3, 20)[:, None]
+    alone = torch.cat([there_and_back(numbers, row[None]) for row in x])
+    assert torch.equal(there_and_back(numbers, x), alone)
+
+
+def test_two_values_share_a_byte() -> None:
+    stored, scale = NUMBERS["int4"].encode(torch.tensor([[7.0, -7.0, 0.0, 1.0]]))
+    assert stored.tolist() == [[15 | 1 << 4, 8 | 9 << 4]]
+    assert scale is not None and scale.tolist() == [1.0]
+
+
+def test_bytes() -> None:
+    assert {name: format.num_bytes(64) for name, format in FORMATS.items()} == {
+        "float32": 512,
+        "float16": 256,
+        "bfloat16": 256,
+        "fp8": 2 * (64 + 2),
+        "int8": 2 * (64 + 2),
+        "int4": 64 + 2 + 32 + 2,
+    }
+
+
+@pytest.mark.parametrize("token_major", [False, True])
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
+def test_a_cache_gives_back_what_its_format_keeps(format: KVFormat, token_major: bool) -> None:
+    cache = LayerKVCache.zeros(5, 2, 8, 4, dtype=format, token_major=token_major)
+    assert cache.format == format
+    assert (cache.num_blocks, cache.num_kv_heads, cache.head_dim, cache.block_size) == (5, 2, 8, 4)
+    assert sum(tensor.nbytes for tensor in cache.tensors) == 5 * 2 * 4 * format.num_bytes(8)
+    slots = torch.randperm(20)[:9]
+    k, v = torch.randn(9, 2, 8), torch.randn(9, 2, 8)
+    cache.write(slots // 4, slots % 4, k, v)
+    k_back, v_back = cache.read_tokens(slots // 4, slots % 4, torch.float64)
+    assert torch.equal(k_back, there_and_back(format.keys, k))
+    assert torch.equal(v_back, there_and_back(format.values, v))
+    k_blocks, v_blocks = cache.read_blocks(torch.arange(5), torch.float64)
+    assert torch.equal(k_blocks.transpose(1, 2).flatten(0, 1)[slots], k_back)
+    assert torch.equal(v_blocks.transpose(1, 2).flatten(0, 1)[slots], v_back)
+
+
+@each_scaled
+def test_scales_of_a_block(format: KVFormat) -> None:
+    cache = LayerKVCache.zeros(3, 2, 8, 4, dtype=format)
+    assert cache.k_scale is not None and cache.v_scale is not None
+    assert cache.k_scale.shape == cache.v_scale.shape == (3, 2, 4)
+    assert all(len(tensor) == 3 for tensor in cache.tensors)
+    plain = LayerKVCache.zeros(3, 2, 8, 4, dtype=torch.float32)
+    assert plain.k_scale is None and plain.v_scale is None and len(plain.tensors) == 2
