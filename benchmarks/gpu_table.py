@@ -16,7 +16,7 @@ from headway.bench.floors import planned_costs, work_floor
 from headway.bench.rounds import run_round
 from headway.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS
 from headway.bench.start_up import measure_start_up
-from headway.config import EngineConfig
+from headway.config import KV_CACHE_DTYPES, EngineConfig
 from headway.engine.llm_engine import LLMEngine
 
 NO_WARM_UP = ("nano",)
@@ -26,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-0.6b", help="a built-in shape or a config.json")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES)
     parser.add_argument("--scenarios", nargs="+", default=["b1", "b64", "prefill", "nano"], choices=tuple(SCENARIOS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output-json", metavar="FILE")
@@ -35,6 +36,7 @@ def main() -> None:
         model=options.model,
         load_format="dummy",
         dtype=options.dtype,
+        kv_cache_dtype=options.kv_cache_dtype,
         max_model_len=SCENARIOS["b1"].max_model_len,
         prefix_caching="off",  # every round has the same prompts
     )

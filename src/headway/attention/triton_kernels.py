@@ -26,7 +26,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headway.layers.kv_codes import as_numbers, codes, load_scales, paired_codes, row_scales
+from headway.attention.kv_numbers import add_row, add_values, key_numbers, load_scales, no_parts, whole
+from headway.layers.kv_codes import codes, paired_codes, row_scales
 from headway.layers.triton_kernels import load_pairs, normed_and_rotated
 
 
@@ -36,7 +37,7 @@ def _load_block_ids(block_table, tokens, mask, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
-def _whole(halves, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _joined(halves, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """[ROWS, COLUMNS] from its left and its right half."""
     left, right = halves
     return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (ROWS, COLUMNS))
@@ -84,7 +85,7 @@ def decode_kernel(
     PRECISION: tl.constexpr,
     K_LARGEST: tl.constexpr,
     V_LARGEST: tl.constexpr,
-    PACKED: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Request i < num_single has one new token, row i of q and out; rows[i] is its line of the block table.
 
@@ -96,8 +97,8 @@ def decode_kernel(
     there are norms) and rotation happen here, and the program that has the end of the context caches the new key and
     value.
 
-    With `scales` the cache holds codes up to K_LARGEST and V_LARGEST, those of values two to a byte if PACKED, and
-    `scales` points at pairs of float16, each taken as one int32.
+    With `scales` the cache holds codes up to K_LARGEST and V_LARGEST in a FORMAT that is not `None`, and `scales`
+    points at pairs of float16, each taken as one int32.
     """
     if counts is not None:
         num_single = tl.load(counts)
@@ -118,19 +119,15 @@ def decode_kernel(
 
     group = tl.arange(0, GROUP_ROWS)
     dim = tl.arange(0, HEAD_COLUMNS)
-    v_dim = tl.arange(0, HEAD_COLUMNS // 2 if PACKED else HEAD_COLUMNS)
     in_group = group < GROUP
     in_head = dim < HEAD_DIM
-    in_value = v_dim < (HEAD_DIM // 2 if PACKED else HEAD_DIM)
     NUMBER: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
     q_rows = (request * NUM_KV_HEADS + head) * GROUP + group
     q_offsets = q_rows[:, None] * HEAD_DIM + dim[None, :]
     table = block_table + tl.load(rows + request).to(tl.int64) * table_stride
-    k_head = k_cache + head * k_stride_head
-    v_head = v_cache + head * v_stride_head
     largest = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_ROWS], tl.float32)
-    acc = tl.zeros([GROUP_ROWS, HEAD_COLUMNS], tl.float32)
+    parts = no_parts(GROUP_ROWS, HEAD_COLUMNS, FORMAT)
     num_active = tl.cdiv(seq_len, tiles_per_split * TILE)
     if cos_sin is None:
         query = tl.load(q + q_offsets, mask=in_group[:, None] & in_head[None, :], other=0.0)
@@ -140,7 +137,7 @@ def decode_kernel(
         qkv = q + request.to(tl.int64) * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
         angles = cos_sin + (seq_len - 1).to(tl.int64) * HEAD_DIM
         all_pairs = pair_dim[None, :] >= 0
-        query = _whole(
+        query = _joined(
             normed_and_rotated(
                 qkv, head * GROUP + group, pair_dim, in_group[:, None] & all_pairs, q_norm, norm_eps, angles, HEAD_DIM
             ),
@@ -154,28 +151,35 @@ def decode_kernel(
             )
             end = seq_len - 1
             block = tl.load(table + end // BLOCK_SIZE).to(tl.int64)
-            k_row = k_head + block * k_stride_block + end % BLOCK_SIZE * k_stride_token
-            v_row = v_head + block * v_stride_block + end % BLOCK_SIZE * v_stride_token
+            k_row = k_cache + head * k_stride_head + block * k_stride_block + end % BLOCK_SIZE * k_stride_token
+            v_row = v_cache + head * v_stride_head + block * v_stride_block + end % BLOCK_SIZE * v_stride_token
             v_from = NUM_HEADS + NUM_KV_HEADS + head
             if scales is None:
-                key = _whole((k_first, k_second), 1, HEAD_DIM).to(k_cache.dtype.element_ty)
+                key = _joined((k_first, k_second), 1, HEAD_DIM).to(k_cache.dtype.element_ty)
                 value = tl.load(qkv + v_from * HEAD_DIM + dim[None, :]).to(v_cache.dtype.element_ty)
                 score = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)
-                acc += value.to(tl.float32)
+                parts = add_row(parts, value.to(tl.float32), HEAD_COLUMNS, FORMAT)
+                tl.store(v_row + dim[None, :] * v_stride_dim, value)
             else:
                 k_scale = row_scales(k_first, k_second, K_LARGEST)
                 even, odd = load_pairs(qkv, v_from + tl.arange(0, 1), pair_dim, all_pairs, HEAD_DIM)
                 v_scale = row_scales(even, odd, V_LARGEST)
                 k_type: tl.constexpr = k_cache.dtype.element_ty
                 k_halves = (codes(k_first, k_scale, k_type, K_LARGEST), codes(k_second, k_scale, k_type, K_LARGEST))
-                key = _whole(k_halves, 1, HEAD_DIM)
-                if PACKED:
+                key = _joined(k_halves, 1, HEAD_DIM)
+                if FORMAT == "int4":
                     value = paired_codes(even, odd, v_scale, V_LARGEST)
+                    tl.store(v_row + pair_dim[None, :] * v_stride_dim, value)
+                    numbers = tl.interleave((value & 15).to(tl.float32) - 8.0, (value >> 4).to(tl.float32) - 8.0)
                 else:
                     v_type: tl.constexpr = v_cache.dtype.element_ty
                     value = tl.interleave(
                         codes(even, v_scale, v_type, V_LARGEST), codes(odd, v_scale, v_type, V_LARGEST)
                     )
+                    tl.store(v_row + dim[None, :] * v_stride_dim, value)
+                    numbers = value.to(tl.float32)
+                numbers *= (v_scale.to(tl.float32) * V_LARGEST)[:, None]
+                parts = add_row(parts, numbers, HEAD_COLUMNS, FORMAT)
                 scales_to = (scales + ((block * NUM_KV_HEADS + head) * BLOCK_SIZE + end % BLOCK_SIZE)).to(
                     tl.pointer_type(tl.float16)
                 )
@@ -183,49 +187,39 @@ def decode_kernel(
                 tl.store(scales_to + 1 + tl.arange(0, 1), v_scale)
                 query_in_cache = query.to(NUMBER).to(tl.float32)
                 score = tl.sum(query_in_cache * key.to(tl.float32), 1) * tl.sum(k_scale.to(tl.float32), 0)
-                acc += as_numbers(value, tl.float32) * (v_scale.to(tl.float32) * V_LARGEST)[:, None]
             tl.store(k_row + dim[None, :] * k_stride_dim, key)
-            tl.store(v_row + v_dim[None, :] * v_stride_dim, value)
             largest = score * scale_log2
             total += 1.0
     if scales is not None:
         query = query.to(NUMBER)
 
-    for first in range(start, end, TILE):
-        tokens = first + tl.arange(0, TILE)
-        present = tokens < end
-        blocks = _load_block_ids(table, tokens, present, BLOCK_SIZE)
-        offset = tokens % BLOCK_SIZE
-        k_rows = blocks * k_stride_block + offset * k_stride_token
-        keys = tl.load(
-            k_head + k_rows[:, None] + dim[None, :] * k_stride_dim,
-            mask=present[:, None] & in_head[None, :],
-            other=0.0,
-        )
-        v_rows = blocks * v_stride_block + offset * v_stride_token
-        values = tl.load(
-            v_head + v_rows[:, None] + v_dim[None, :] * v_stride_dim,
-            mask=present[:, None] & in_value[None, :],
-            other=0.0,
-        )
-        if scales is None:
-            scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2
-        else:
-            slots = (blocks * NUM_KV_HEADS + head) * BLOCK_SIZE + offset
-            k_scales, v_scales = load_scales(scales, slots, present)
-            keys, values = as_numbers(keys, NUMBER), as_numbers(values, NUMBER)
-            scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * (k_scales * scale_log2)[None, :]
-        scores = tl.where(present[None, :], scores, float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, 1))
-        shrink = tl.exp2(largest - new_largest)
-        weights = tl.exp2(scores - new_largest[:, None])
-        total = total * shrink + tl.sum(weights, 1)
-        if scales is not None:
-            weights = weights * (v_scales * V_LARGEST)[None, :]
-        acc = acc * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
-        largest = new_largest
+    whole_end = start + (end - start) // TILE * TILE
+    for first in range(start, whole_end, TILE):
+        keys, values, slots = _load_tile(
+            table, first, end, head, k_cache, v_cache,
+            k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
+            v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, False, FORMAT,
+        )  # fmt: skip
+        parts, largest, total = _take_tile(
+            parts, largest, total, query, keys, values, scales, slots, None, scale_log2,
+            False, PRECISION, V_LARGEST, FORMAT,
+        )  # fmt: skip
+    if whole_end < end:
+        keys, values, slots = _load_tile(
+            table, whole_end, end, head, k_cache, v_cache,
+            k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
+            v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, False, FORMAT,
+        )  # fmt: skip
+        visible = (whole_end + tl.arange(0, TILE) < end)[None, :]
+        parts, largest, total = _take_tile(
+            parts, largest, total, query, keys, values, scales, slots, visible, scale_log2,
+            True, PRECISION, V_LARGEST, FORMAT,
+        )  # fmt: skip
 
     out_mask = in_group[:, None] & in_head[None, :]
+    acc = whole(parts, FORMAT)
     if scales is not None:
         acc /= V_LARGEST
     if num_active == 1:
@@ -257,7 +251,7 @@ def decode_kernel(
 
 @triton.jit
 def _take_tile(
-    acc,
+    parts,
     largest,
     total,
     query,
@@ -270,8 +264,11 @@ def _take_tile(
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
     V_LARGEST: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
-    """Add a tile of keys [D, TILE] and values [TILE, D] to the running result; `scales` of `slots`, if there are."""
+    """Add a tile of keys [D, TILE] and values [TILE, D or words] to the running result; `scales` of `slots`, if any."""
+    if scales is not None:
+        keys = key_numbers(keys, query.dtype)
     scores = tl.dot(query, keys, input_precision=PRECISION)
     if scales is not None:
         k_scales, v_scales = load_scales(scales, slots, slots >= 0 if MASKED else None)
@@ -282,11 +279,10 @@ def _take_tile(
     shrink = tl.exp2(largest - new_largest)
     weights = tl.exp2(scores * scale_log2 - new_largest[:, None])
     total = total * shrink + tl.sum(weights, 1)
-    acc = acc * shrink[:, None]
     if scales is not None:
-        weights = weights * (v_scales * V_LARGEST)[None, :]
-    acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
-    return acc, new_largest, total
+        weights = (weights * (v_scales * V_LARGEST)[None, :]).to(query.dtype)
+    parts = add_values(parts, shrink, weights, values, FORMAT, PRECISION)
+    return parts, new_largest, total
 
 
 @triton.jit
@@ -312,11 +308,12 @@ def _load_tile(
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
     DESCRIBED: tl.constexpr,
-    PACKED: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Keys [D, TILE] and values [TILE, D] of the tokens `first .. first + TILE - 1`; MASKED: some may lie past `end`.
 
-    Beside them the slots of these tokens in the cache of all heads, -1 past the end.
+    Beside them the slots of these tokens in the cache of all heads, -1 past the end. Values of a scaled FORMAT are
+    words of 16 bits, as in kv_numbers.py.
 
     DESCRIBED: the caches are tensor descriptors over [blocks * heads * block size, D] and a tile lies in one block, so
     it is one copy by the memory unit.
@@ -334,21 +331,27 @@ def _load_tile(
         in_head = dim < HEAD_DIM
         tokens = first + tl.arange(0, TILE)
         present = tokens < end
-        if MASKED:
+        if BLOCK_SIZE % TILE == 0:  # the tile lies in one block
+            blocks = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
+        elif MASKED:
             blocks = _load_block_ids(table, tokens, present, BLOCK_SIZE)
         else:
             blocks = tl.load(table + tokens // BLOCK_SIZE).to(tl.int64)
         offset = tokens % BLOCK_SIZE
         k_tokens = k_cache + head * k_stride_head + blocks * k_stride_block + offset * k_stride_token
-        v_tokens = v_cache + head * v_stride_head + blocks * v_stride_block + offset * v_stride_token
         k_pointers = k_tokens[None, :] + dim[:, None] * k_stride_dim
-        v_dim = tl.arange(0, HEAD_COLUMNS // 2 if PACKED else HEAD_COLUMNS)
-        in_value = v_dim < (HEAD_DIM // 2 if PACKED else HEAD_DIM)
-        v_pointers = v_tokens[:, None] + v_dim[None, :] * v_stride_dim
+        v_at = head * v_stride_head + blocks * v_stride_block + offset * v_stride_token
+        if FORMAT is None:
+            in_value = in_head
+            v_pointers = (v_cache + v_at)[:, None] + dim[None, :] * v_stride_dim
+        else:
+            DIMS: tl.constexpr = 4 if FORMAT == "int4" else 2  # of a word
+            word = tl.arange(0, HEAD_COLUMNS // DIMS)
+            in_value = word < HEAD_DIM // DIMS
+            v_pointers = v_cache.to(tl.pointer_type(tl.int16)) + (v_at // 2)[:, None] + word[None, :]
         slots = (blocks * NUM_KV_HEADS + head) * BLOCK_SIZE + offset
         if MASKED:
             slots = tl.where(present, slots, -1)
-        if MASKED:
             keys = tl.load(k_pointers, mask=present[None, :] & in_head[:, None], other=0.0)
             values = tl.load(v_pointers, mask=present[:, None] & in_value[None, :], other=0.0)
         elif HEAD_DIM == HEAD_COLUMNS:
@@ -394,7 +397,7 @@ def prefill_kernel(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
     V_LARGEST: tl.constexpr,
-    PACKED: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Program (key head, tile), counts[1] tiles. tiles[2 i] is a request, tiles[2 i + 1] its first new token in there.
 
@@ -427,7 +430,7 @@ def prefill_kernel(
     table = block_table + tl.load(rows + request).to(tl.int64) * table_stride
     largest = tl.full([QUERY_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([QUERY_ROWS], tl.float32)
-    acc = tl.zeros([QUERY_ROWS, HEAD_COLUMNS], tl.float32)
+    parts = no_parts(QUERY_ROWS, HEAD_COLUMNS, FORMAT)
     first_position = seq_len - num_new + first_token
     end = tl.minimum(first_position + tokens_per_tile, seq_len)
     num_seen_by_all = (first_position + 1) // TILE * TILE
@@ -436,27 +439,26 @@ def prefill_kernel(
             table, first, end, head, k_cache, v_cache,
             k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
             v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
-            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, DESCRIBED, PACKED,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, DESCRIBED, FORMAT,
         )  # fmt: skip
-        if scales is not None:
-            keys, values = as_numbers(keys, NUMBER), as_numbers(values, NUMBER)
-        acc, largest, total = _take_tile(
-            acc, largest, total, query, keys, values, scales, slots, None, scale_log2, False, PRECISION, V_LARGEST
-        )
+        parts, largest, total = _take_tile(
+            parts, largest, total, query, keys, values, scales, slots, None, scale_log2,
+            False, PRECISION, V_LARGEST, FORMAT,
+        )  # fmt: skip
     for first in tl.range(num_seen_by_all, end, TILE, num_stages=1):
         keys, values, slots = _load_tile(
             table, first, end, head, k_cache, v_cache,
             k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
             v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
-            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, DESCRIBED, PACKED,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, DESCRIBED, FORMAT,
         )  # fmt: skip
-        if scales is not None:
-            keys, values = as_numbers(keys, NUMBER), as_numbers(values, NUMBER)
         tokens = first + tl.arange(0, TILE)
         visible = tokens[None, :] <= positions[:, None]
-        acc, largest, total = _take_tile(
-            acc, largest, total, query, keys, values, scales, slots, visible, scale_log2, True, PRECISION, V_LARGEST
-        )
+        parts, largest, total = _take_tile(
+            parts, largest, total, query, keys, values, scales, slots, visible, scale_log2,
+            True, PRECISION, V_LARGEST, FORMAT,
+        )  # fmt: skip
+    acc = whole(parts, FORMAT)
     if scales is not None:
         acc /= V_LARGEST
     tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=q_mask)

@@ -58,13 +58,14 @@ class TritonPagedAttention:
         self._precision = "ieee" if exact or cache.format.is_scaled else "tf32"
         self._scales = [None if layer.scales is None else layer.scales.view(torch.int32) for layer in kv_caches]
         self._group_rows = max(16, triton.next_power_of_2(self._group))
-        self._columns = max(16, triton.next_power_of_2(cache.head_dim))
+        # A product has 16 columns at least, and values of 4 bits are multiplied in four parts.
+        self._columns = max(64 if cache.format.is_scaled else 16, triton.next_power_of_2(cache.head_dim))
         # Tiles must fit in shared memory: float32 and wide heads take smaller ones.
         self._wide = exact or self._columns > 128
         self._query_rows = max(self._group_rows, 32 if self._wide else 128)
         self._descriptors = None if self._wide or cache.format.is_scaled else _describe(kv_caches)
-        # Codes take half the bytes and more instructions each: twice the tokens share a tile's fixed work.
-        self._decode_tile = 32 if self._wide else (128 if cache.format.is_scaled else 64)
+        self._decode_tile = 32 if self._wide else 64
+        self._decode_warps = 4
         self._prefill_tile = 32 if self._descriptors is None else _DESCRIBED_TILE
         row_bytes, device = self._columns * cache.k.element_size(), cache.v.device
         self._decode_stages = stages_that_fit(
@@ -181,8 +182,8 @@ class TritonPagedAttention:
             PRECISION=self._precision,
             K_LARGEST=self._format.keys.largest,
             V_LARGEST=self._format.values.largest,
-            PACKED=self._format.values.packs_two,
-            num_warps=4,
+            FORMAT=self._format.name if self._format.is_scaled else None,
+            num_warps=self._decode_warps,
             num_stages=self._decode_stages,
         )
 
@@ -219,7 +220,7 @@ class TritonPagedAttention:
             PRECISION=self._precision,
             STAGES=self._prefill_stages,
             V_LARGEST=self._format.values.largest,
-            PACKED=self._format.values.packs_two,
+            FORMAT=self._format.name if self._format.is_scaled else None,
             num_warps=4,
         )
 

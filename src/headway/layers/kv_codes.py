@@ -60,39 +60,3 @@ def paired_codes(even: tl.tensor, odd: tl.tensor, scales: tl.tensor, LARGEST: tl
     low = _rounded_levels(even, scales, LARGEST).to(tl.int32) + 8
     high = _rounded_levels(odd, scales, LARGEST).to(tl.int32) + 8
     return (low | (high << 4)).to(tl.uint8)
-
-
-@triton.jit
-def _shifted(natural: tl.tensor, zero: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
-    """int16 0 .. 255 less `zero` as numbers of `dtype`. 0x6400 are the bits of 1024 as a float16, and from there on its
-    bits count in ones, so that an integer becomes a float16 by sums alone: GPUs have few units that convert."""
-    if dtype == tl.float16:
-        numbers = (natural + 0x6400).to(tl.float16, bitcast=True) - (1024.0 + zero)
-    else:
-        numbers = natural.to(tl.float32).to(dtype) - zero
-    return numbers
-
-
-@triton.jit
-def as_numbers(stored: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """Codes as numbers of `dtype`, which holds them all; bytes [rows, columns] of two each as [rows, 2 * columns]."""
-    if stored.dtype == tl.uint8:
-        wide = stored.to(tl.int16)
-        numbers = tl.interleave(_shifted(wide & 15, 8, dtype), _shifted(wide >> 4, 8, dtype))
-    elif stored.dtype == tl.int8:
-        numbers = _shifted(stored.to(tl.int16) + 128, 128, dtype)
-    else:
-        numbers = stored.to(dtype)
-    return numbers
-
-
-@triton.jit
-def load_scales(scales: tl.tensor, at: tl.tensor, mask: tl.tensor | None) -> tuple[tl.tensor, tl.tensor]:
-    """float32 scales of keys and of values in the slots `at`; `scales` points at int32, each a pair of float16."""
-    if mask is None:
-        pair = tl.load(scales + at)
-    else:
-        pair = tl.load(scales + at, mask=mask, other=0)
-    keys = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
-    values = (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True)
-    return keys.to(tl.float32), values.to(tl.float32)

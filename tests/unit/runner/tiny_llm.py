@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headway import LLM
 from headway.loader import dummy
@@ -31,6 +32,7 @@ _SHAPE = {
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
 }
+_read = dummy.DummyCheckpoint.read
 
 
 class TinyLLM:
@@ -55,7 +57,15 @@ class TinyLLM:
     def _make(self, **options: Any) -> LLM:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dummy, "_STD", 0.2)
+            patch.setattr(dummy.DummyCheckpoint, "read", _drawn_on_the_cpu)
             return LLM(str(self._shape), load_format="dummy", max_model_len=self.max_model_len, **options)
+
+
+def _drawn_on_the_cpu(
+    checkpoint: dummy.DummyCheckpoint, name: str, *, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """The same weights everywhere: a GPU's generator draws others."""
+    return _read(checkpoint, name).to(device)
 
 
 def random_prompts(*lengths: int) -> list[list[int]]:

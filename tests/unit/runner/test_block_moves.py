@@ -1,0 +1,79 @@
+"""Blocks go to the host and come back as they were: every layout of the cache, one piece each, over few stages."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from tests.triton_device import DEVICE, ON_GPU  # isort: split
+
+from headway.attention import FORMATS, LayerKVCache
+from headway.core.scheduler_output import BlockMoves
+from headway.runner.block_kernels import BlockLayout, gather_blocks, scatter_blocks
+from headway.runner.block_moves import HostBlocks, _as_bytes, apply_moves
+
+NUM_BLOCKS, NUM_SLOTS = 12, 7
+
+
+def random_caches(name: str, *, token_major: bool, device: str) -> list[LayerKVCache]:
+    caches = [
+        LayerKVCache.zeros(NUM_BLOCKS, 2, 16, 8, dtype=FORMATS[name], device=device, token_major=token_major)
+        for _ in range(3)
+    ]
+    for tensor in (tensor for cache in caches for tensor in cache.tensors):
+        _as_bytes(tensor).random_(0, 256)
+    return caches
+
+
+def contents(caches: list[LayerKVCache]) -> torch.Tensor:
+    """uint8 [num_blocks, bytes of all tensors]"""
+    return torch.cat([_as_bytes(tensor).cpu() for cache in caches for tensor in cache.tensors], 1)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("token_major", [False, True])
+def test_gathered_pieces_are_the_blocks_and_scatter_puts_them_back(name: str, token_major: bool) -> None:
+    caches = random_caches(name, token_major=token_major, device=DEVICE)
+    before = contents(caches)
+    views = [_as_bytes(tensor) for cache in caches for tensor in cache.tensors]
+    layout = BlockLayout.of(views)
+    pieces = torch.zeros(5, before.shape[1], dtype=torch.uint8, device=DEVICE)
+    gather_blocks(pieces, torch.tensor([3, 0, 11], device=DEVICE), layout)
+    assert torch.equal(pieces[:3].cpu(), before[[3, 0, 11]])
+    assert not pieces[3:].any()
+    scatter_blocks(pieces, torch.tensor([5, 6, 7], device=DEVICE), layout)
+    expected = before.clone()
+    expected[[5, 6, 7]] = before[[3, 0, 11]]
+    assert torch.equal(contents(caches), expected)
+
+
+@pytest.mark.parametrize("name", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if ON_GPU else [])])
+def test_random_moves_are_those_of_plain_lists(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks and slots as rows of two plain tensors: whatever is moved, the cache holds the same."""
+    if device == "cuda":
+        from headway.runner import staged_copies
+
+        monkeypatch.setattr(staged_copies, "_STAGE_BYTES", 1)  # one block a stage: each is used again at once
+    caches = random_caches(name, token_major=device == "cuda", device=device)
+    host = HostBlocks(caches, NUM_SLOTS)
+    blocks = contents(caches)
+    slots = torch.zeros(NUM_SLOTS, blocks.shape[1], dtype=torch.uint8)
+    rng = random.Random(0)
+    for _ in range(60):
+        out = list(zip(rng.sample(range(NUM_BLOCKS), 3), rng.sample(range(NUM_SLOTS), 3)))
+        copied = list(zip(rng.sample(range(NUM_BLOCKS), 2), rng.sample(range(NUM_BLOCKS), 2)))
+        moved_in = list(zip(rng.sample(range(NUM_SLOTS), 4), rng.sample(range(NUM_BLOCKS), 4)))
+        apply_moves(caches, host, BlockMoves(tuple(out), tuple(copied), tuple(moved_in)))
+        for block, slot in out:
+            slots[slot] = blocks[block]
+        read = [blocks[source].clone() for source, _ in copied]
+        for (_, target), row in zip(copied, read):
+            blocks[target] = row
+        for slot, block in moved_in:
+            blocks[block] = slots[slot]
+    assert torch.equal(contents(caches), blocks)
+    assert host.measure_restore() > 0.0
+    assert not contents(caches)[:NUM_SLOTS].any(), "the measurement leaves empty blocks"
