@@ -64,12 +64,13 @@ class TritonPagedAttention:
         self._wide = exact or self._columns > 128
         self._query_rows = max(self._group_rows, 32 if self._wide else 128)
         self._descriptors = None if self._wide or cache.format.is_scaled else _describe(kv_caches)
-        self._decode_tile = 32 if self._wide else 64
-        self._decode_warps = 4
+        # Codes take half the bytes: twice the tokens share what a tile costs beside its bytes.
+        self._decode_tile = 32 if self._wide else (128 if cache.format.is_scaled else 64)
+        self._decode_warps = 2 if self._decode_tile == 128 else 4
         self._prefill_tile = 32 if self._descriptors is None else _DESCRIBED_TILE
         row_bytes, device = self._columns * cache.k.element_size(), cache.v.device
         self._decode_stages = stages_that_fit(
-            2 if self._wide else 3,
+            2,
             2 * self._decode_tile * row_bytes,
             device,
             fixed_bytes=self._group_rows * row_bytes,
