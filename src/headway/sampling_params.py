@@ -219,6 +219,13 @@ class SamplingParams:
         """Whether tokens can be told before the end: which ones are returned must not depend on those that follow."""
         return not self.use_beam_search and not self.chooses_best
 
+    def check_can_stream(self) -> None:
+        """Raise if only the end tells which tokens are returned."""
+        if not self.can_stream:
+            name = "use_beam_search" if self.use_beam_search else "best_of"
+            reason = "which tokens are returned is known only at the end"
+            raise InvalidRequestError(f"{name} does not go with streaming: {reason}.", param=name)
+
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is always chosen."""

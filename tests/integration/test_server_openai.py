@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from headway import LLM, SamplingParams
+from headway import LLM, BeamSearchParams, SamplingParams
 from tests.integration.server_process import ServerProcess, running_server
 
 KEY = "test-key"
@@ -173,6 +173,88 @@ def test_stop_token_ids(server: ServerProcess, client: Any) -> None:
     stopped = client.completions.create(**options, extra_body={"stop_token_ids": [four]})
     assert (stopped.choices[0].finish_reason, stopped.choices[0].stop_reason) == ("stop", four)
     assert stopped.usage.completion_tokens == 1
+
+
+# ---- several completions of which the best are returned -------------------------------------------------------------
+
+
+def test_beams_and_the_best_of_several_are_those_of_the_library(server: ServerProcess, client: Any) -> None:
+    prompt = "The capital of France is"
+    best_of = SamplingParams(n=2, best_of=5, temperature=0.9, seed=11, max_tokens=8)
+    llm = LLM(max_model_len=CONTEXT)
+    (stop,) = llm.get_tokenizer().encode(".", add_special_tokens=False)
+    beams, others = (
+        llm.beam_search(
+            prompt, BeamSearchParams(beam_width=4, max_tokens=8, length_penalty=each, stop_token_ids=[stop])
+        )
+        for each in (4.0, 1.0)
+    )
+    assert beams != others, "what was asked for makes a difference"
+    (chat,) = llm.chat(QUESTION, SamplingParams(n=2, best_of=3, use_beam_search=True, max_tokens=8))
+    (best,) = llm.generate(prompt, best_of)
+    (all_five,) = llm.generate(prompt, SamplingParams(n=5, temperature=0.9, seed=11, max_tokens=8))
+    llm.shutdown()
+
+    extra = {"use_beam_search": True, "length_penalty": 4.0, "stop_token_ids": [stop]}
+    answer = client.completions.create(**GREEDY, prompt=prompt, n=4, max_tokens=8, echo=True, extra_body=extra)
+    assert [choice.text for choice in answer.choices] == [sequence.text for sequence in beams[0].sequences]
+    assert [choice.finish_reason for choice in answer.choices] == [each.finish_reason for each in beams[0].sequences]
+    assert len({choice.text for choice in answer.choices}) == 4
+
+    extra = {"use_beam_search": True, "best_of": 3}
+    answer = client.chat.completions.create(model=MODEL, messages=QUESTION, n=2, max_tokens=8, extra_body=extra)
+    assert [choice.message.content for choice in answer.choices] == [each.text for each in chat.outputs]
+
+    options = {"model": MODEL, "prompt": prompt, "temperature": 0.9, "seed": 11, "max_tokens": 8}
+    answer = client.completions.create(**options, n=2, best_of=5)
+    assert [choice.text for choice in answer.choices] == [each.text for each in best.outputs]
+    assert [choice.text for choice in answer.choices] != [each.text for each in all_five.outputs[:2]]
+    assert answer.usage.completion_tokens == sum(len(each.token_ids) for each in all_five.outputs)
+    wait_until_idle(server)
+
+
+@pytest.mark.parametrize("extra", [{"use_beam_search": True}, {}], ids=["beams", "best of"])
+def test_who_leaves_a_search_leaves_nothing_behind(server: ServerProcess, async_client: Any, extra: Any) -> None:
+    before = gauges(server)
+
+    async def scenario() -> None:
+        async with async_client:
+            options = ENDLESS | {"extra_body": {"ignore_eos": True, **extra}}
+            search = asyncio.create_task(async_client.completions.create(**options, n=2, best_of=6))
+            while True:  # it has started, so that it has no place in the queue any more, and runs
+                now = gauges(server)
+                made = now["generation_tokens_total"] - before["generation_tokens_total"]
+                if made > 12 and now["num_requests_running"] == 6 and now["queue_requests"] == 0:
+                    break
+                assert not search.done(), search
+                await asyncio.sleep(0.01)
+            search.cancel()
+
+    asyncio.run(scenario())
+    headers = {"authorization": f"Bearer {KEY}"}
+    after = server.wait_until_idle(headers, timeout_s=10)
+    tokens = httpx.post(f"{server.url}/tokenize", json={"prompt": ENDLESS["prompt"]}, headers=headers).json()["tokens"]
+    num_lookups = 1 if extra else 6  # of the prompt: beams that go on look up nothing that counts
+    for name in ("prompt_tokens_total", "prefix_cache_queries_total"):
+        assert after[name] - before[name] == num_lookups * len(tokens), name
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"extra_body": {"use_beam_search": True}, "stream": True}, "use_beam_search"),
+        ({"extra_body": {"use_beam_search": True}, "temperature": 0.5}, "temperature"),
+        ({"extra_body": {"length_penalty": 2.0}}, "length_penalty"),
+        ({"best_of": PLACES + 1}, "best_of"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+    ],
+    ids=str,
+)
+def test_searches_that_are_refused(client: Any, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model=MODEL, prompt="Hi", **fields)
+    assert refused.value.param == param
 
 
 # ---- many at once ---------------------------------------------------------------------------------------------------

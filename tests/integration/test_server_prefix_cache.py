@@ -76,6 +76,13 @@ def test_metrics_agree_with_what_clients_are_told(server: ServerProcess) -> None
     assert after["kv_blocks_cached"] + after["kv_blocks_free"] == NUM_BLOCKS
 
 
+def test_what_compares_sequences_is_refused_without_a_model(server: ServerProcess) -> None:
+    for fields, param in (({"best_of": 2}, "best_of"), ({"use_beam_search": True}, "use_beam_search")):
+        body = {"prompt": PROMPT, **fields}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, headers={"authorization": "Bearer alice"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
 def test_a_prompt_that_is_to_be_kept_survives_a_flood(server: ServerProcess) -> None:
     keep, leave = "These words are to be kept for long. " * 3, "These other words may be forgotten soon. " * 3
     complete(server, keep, cache_ttl_s=600)

@@ -17,18 +17,46 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from headway.core import NewRequest, Request, RequestUpdate, SchedulerOutput
+from headway.core import NewRequest, Request, RequestStatus, RequestUpdate, SchedulerOutput
 from headway.engine.beam_search import Beam, BeamRules, BeamSearch
 from headway.engine.detokenizer import IncrementalDetokenizer
 from headway.engine.input_processor import PreparedRequest
+from headway.engine.progress import Progress
 from headway.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from headway.runner.logprobs import TokenLogprobs
+
+
+class BeamRequest(Request):
+    """A beam as the scheduler sees it. Whoever shows or counts requests can tell it from others, and whose it is."""
+
+    __slots__ = ("num_found_tokens", "place", "search_id")
+
+    def __init__(self, request_id: str, token_ids: Sequence[int], *, search: _LiveSearch, place: int, **more: Any):
+        super().__init__(request_id, token_ids, max_tokens=1, **more)
+        self.search_id = search.request_id
+        self.place = place
+        """Among the live beams of its position."""
+        self.num_found_tokens = self.num_prompt_tokens - search.num_prompt_tokens
+        """How many of its tokens the search has found; the others are the prompt."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its search was in the batch before: then its tokens are no prompt that somebody has sent."""
+        return self.num_found_tokens > 0
+
+
+@dataclass(slots=True)
+class BeamLookups:
+    """What beams that go on have looked up in the prefix cache, and found: their own tokens, one position before."""
+
+    num_queried_tokens: int = 0
+    num_hit_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -43,6 +71,7 @@ class SearchedStep:
     dropped_request_ids: list[str] = field(default_factory=list)
     """Beams of searches that have failed; the scheduler still has them."""
     errors: dict[str, str] = field(default_factory=dict)
+    progress: list[Progress] = field(default_factory=list)
 
 
 class BeamRequests:
@@ -55,12 +84,23 @@ class BeamRequests:
         self._is_taken = is_taken
         self._live: dict[str, _LiveSearch] = {}
         self._owner: dict[str, _LiveSearch] = {}  # by the id of a beam
+        self.lookups = BeamLookups()
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._live
 
     def __bool__(self) -> bool:
         return bool(self._live)
+
+    @property
+    def num_between_steps(self) -> int:
+        """Beams that go on and are queued for the next step. They are in the queue between any two steps."""
+        return sum(search.num_between_steps for search in self._live.values())
+
+    def is_live(self, beam: BeamRequest) -> bool:
+        """Whether its search goes on with a beam in the same place."""
+        search = self._live.get(beam.search_id)
+        return search is not None and beam.place < len(search.beams)
 
     def add(self, request: PreparedRequest, *, now_s: float) -> Request:
         """Start to search. Returns the first beam, to be queued."""
@@ -78,8 +118,12 @@ class BeamRequests:
     def note_launched(self, output: SchedulerOutput, *, now_s: float) -> None:
         """A step has been launched; beams may be in it."""
         for new in output.new_requests:
-            if new.request_id in self._owner:
-                self._owner[new.request_id].note_scheduled(new, now_s)
+            search = self._owner.get(new.request_id)
+            if search is not None:
+                if search.has_begun:
+                    self.lookups.num_queried_tokens += len(new.prompt_token_ids) + len(new.output_token_ids)
+                    self.lookups.num_hit_tokens += new.num_computed_tokens
+                search.note_scheduled(new, now_s)
 
     def process(self, updates: Sequence[RequestUpdate], *, now_s: float) -> SearchedStep:
         """Take in a step's result: searches whose beams have all come back go on or end."""
@@ -101,7 +145,7 @@ class BeamRequests:
 
     def _advance(self, search: _LiveSearch, step: SearchedStep, now_s: float) -> None:
         self._unfollow(search)
-        search.advance(now_s)
+        step.progress.append(search.advance(now_s))
         self._follow(search)
         step.new_beams += search.beams
         if search.is_finished:
@@ -135,6 +179,7 @@ class _LiveSearch:
         self, request: PreparedRequest, *, vocab_size: int, arrival_time_s: float, is_taken: Callable[[str], bool]
     ) -> None:
         self.request_id = request.request_id
+        self.num_prompt_tokens = len(request.prompt_token_ids)
         self.error: str | None = None
         self._request = request
         self._template = request.children[0]
@@ -153,6 +198,16 @@ class _LiveSearch:
     @property
     def is_finished(self) -> bool:
         return not self._search.live
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is past its first position."""
+        return self._metrics.first_token_s is not None
+
+    @property
+    def num_between_steps(self) -> int:
+        """Its beams that go on and wait for the next step, without those that were preempted."""
+        return sum(beam.status is RequestStatus.WAITING for beam in self.beams) if self.has_begun else 0
 
     @property
     def is_complete(self) -> bool:
@@ -179,15 +234,21 @@ class _LiveSearch:
         else:
             self._found[update.request_id] = cast("TokenLogprobs", update.logprobs[0])
 
-    def advance(self, now_s: float) -> None:
+    def advance(self, now_s: float) -> Progress:
         """All beams have come back: choose those that go on."""
+        num_started = 0 if self.has_begun else self._search.rules.width
+        num_tokens_before = self._search.num_tokens
         self._search.advance([self._found[beam.request_id] for beam in self.beams])
         num_preemptions = self._metrics.num_preemptions + sum(beam.num_preemptions for beam in self.beams)
         first_token_s = now_s if self._metrics.first_token_s is None else self._metrics.first_token_s
         self._metrics = dataclasses.replace(self._metrics, first_token_s=first_token_s, num_preemptions=num_preemptions)
         self._found = {}
-        self.beams = [self._fork(self.beams[beam.parent], beam.token_ids[-1]) for beam in self._search.live]
+        self.beams = [
+            self._fork(self.beams[beam.parent], beam.token_ids[-1], place)
+            for place, beam in enumerate(self._search.live)
+        ]
         self._awaited = {beam.request_id for beam in self.beams}
+        return Progress(self.request_id, num_started, self._search.num_tokens - num_tokens_before)
 
     def output(
         self, tokenizer: Tokenizer | None, now_s: float, *, unfinished: FinishReason | None = None
@@ -206,24 +267,26 @@ class _LiveSearch:
             metrics=dataclasses.replace(self._metrics, finished_s=now_s),
         )
 
-    def _first_beam(self) -> Request:
+    def _first_beam(self) -> BeamRequest:
         template = self._template
-        return Request(
+        return BeamRequest(
             self._next_id(),
             template.prompt_token_ids,
-            max_tokens=1,
+            search=self,
+            place=0,
             priority=template.priority,
             sampling_params=self._beam_params,
             cache_salt=template.cache_salt,
             cache_ttl_s=template.cache_ttl_s,
         )
 
-    def _fork(self, parent: Request, token_id: int) -> Request:
+    def _fork(self, parent: BeamRequest, token_id: int, place: int) -> BeamRequest:
         """The parent's tokens and one more. What is known of their blocks is the same, and not found out again."""
-        child = Request(
+        child = BeamRequest(
             self._next_id(),
             (*parent.prompt_token_ids, token_id),
-            max_tokens=1,
+            search=self,
+            place=place,
             priority=parent.priority,
             sampling_params=self._beam_params,
             cache_salt=parent.cache_salt,

@@ -63,6 +63,8 @@ class BeamSearch:
         """The best first; none when the search is over."""
         self.hypotheses: list[Beam] = []
         """Sequences that have ended, the best first."""
+        self.num_tokens = 0
+        """Tokens of all beams so far, those included that have fallen out since."""
 
     def advance(self, found: Sequence[TokenLogprobs]) -> None:
         """Go on by one position, given for each live beam its `num_top` most likely next tokens."""
@@ -71,8 +73,10 @@ class BeamSearch:
         for place, beam in enumerate(self._ranked(parents, found)):
             if beam.ending is None:
                 self.live.append(beam)
+                self.num_tokens += 1
             elif place < width:
                 self.hypotheses.append(beam)
+                self.num_tokens += 1
             if place + 1 >= width and len(self.live) == width:
                 break
         self.hypotheses = self._best(self.hypotheses, width)

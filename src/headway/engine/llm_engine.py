@@ -8,7 +8,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import NoReturn
 
 from headway.config import EngineConfig
 from headway.core import (
@@ -24,6 +23,7 @@ from headway.engine.beam_requests import BeamRequests
 from headway.engine.engine_core import EngineCore
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
 from headway.engine.output_processor import OutputProcessor
+from headway.engine.progress import Progress
 from headway.engine.step_report import StepReport
 from headway.errors import ConfigError, InvalidRequestError
 from headway.executor import Executor
@@ -57,6 +57,8 @@ class LLMEngine:
         self.last_step: StepReport | None = None
         self.errors: dict[str, str] = {}
         """Why requests that finished with reason "error" did so, by request id."""
+        self.progress: list[Progress] = []
+        """What the last step did for requests that give no output before their end."""
         self._now = now
         prefix_cache = None
         if config.cache.prefix_caching == "on":
@@ -73,7 +75,7 @@ class LLMEngine:
             tokenizer=tokenizer, vocab_size=model_config.vocab_size, max_model_len=plan.max_model_len
         )
         self._outputs = OutputProcessor(tokenizer)
-        self._beams = BeamRequests(
+        self.beams = BeamRequests(
             tokenizer, vocab_size=model_config.vocab_size, is_taken=self.core.scheduler.requests.__contains__
         )
 
@@ -125,12 +127,12 @@ class LLMEngine:
     def submit(self, request: PreparedRequest, *, stream: Streaming = True) -> None:
         """Queue a prepared request."""
         taken = [child.request_id for child in request.children if child.request_id in self.core.scheduler.requests]
-        if taken or request.request_id in self._outputs or request.request_id in self._beams:
+        if taken or request.request_id in self._outputs or request.request_id in self.beams:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
-        if stream and not request.params.can_stream:
-            _refuse_stream(request.params)
+        if stream:
+            request.params.check_can_stream()
         if request.params.use_beam_search:
-            self.core.add_request(self._beams.add(request, now_s=self._now()))
+            self.core.add_request(self.beams.add(request, now_s=self._now()))
             return
         for child in request.children:
             self.core.add_request(child)
@@ -164,22 +166,24 @@ class LLMEngine:
         self.last_step = step.report
         for launched in step.launched:
             self._outputs.note_launched(launched, now_s=started_s)
-            self._beams.note_launched(launched, now_s=started_s)
+            self.beams.note_launched(launched, now_s=started_s)
         with span("outputs"):
             updates = step.updates
             outputs: list[RequestOutput] = []
-            if self._beams:
+            self.progress = []
+            if self.beams:
                 updates, outputs = self._search(updates)
             processed = self._outputs.process(updates, now_s=self._now())
         for request_id in processed.stopped_request_ids:
             self.core.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
         self.errors.update(processed.errors)
+        self.progress += processed.progress
         return outputs + processed.outputs
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request and free its blocks at once. Returns what it had, or as a delta what was new; `None` if there
         is no such request."""
-        owner = next((owner for owner in (self._outputs, self._beams) if request_id in owner), None)
+        owner = next((owner for owner in (self._outputs, self.beams) if request_id in owner), None)
         if owner is None:
             return None
         output, running = owner.abort(request_id, now_s=self._now())
@@ -189,12 +193,13 @@ class LLMEngine:
 
     def _search(self, updates: list[RequestUpdate]) -> tuple[list[RequestUpdate], list[RequestOutput]]:
         """Let beam searches go on with their part of a step's result. Returns the rest of it, and their outputs."""
-        searched = self._beams.process(updates, now_s=self._now())
+        searched = self.beams.process(updates, now_s=self._now())
         for request_id in searched.dropped_request_ids:
             self.core.finish_request(request_id, RequestStatus.FINISHED_ABORTED)
         for beam in searched.new_beams:
             self.core.add_request(beam)
         self.errors.update(searched.errors)
+        self.progress += searched.progress
         return searched.others, searched.outputs
 
     def has_unfinished_requests(self) -> bool:
@@ -208,12 +213,6 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Free the model and its cache."""
         self.core.shutdown()
-
-
-def _refuse_stream(params: SamplingParams) -> NoReturn:
-    name = "use_beam_search" if params.use_beam_search else "best_of"
-    reason = "which tokens are returned is known only at the end"
-    raise InvalidRequestError(f"{name} does not go with streaming: {reason}.", param=name)
 
 
 def _spare_the_collector() -> None:

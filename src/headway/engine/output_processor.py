@@ -11,6 +11,7 @@ from headway.core import NewRequest, PromptLogprobs, RequestStatus, RequestUpdat
 from headway.engine.best_of import choose_best
 from headway.engine.detokenizer import IncrementalDetokenizer
 from headway.engine.input_processor import PreparedRequest
+from headway.engine.progress import Progress
 from headway.engine.stop_strings import StopChecker
 from headway.outputs import (
     CompletionOutput,
@@ -140,6 +141,7 @@ class _LiveRequest:
     ) -> None:
         self.request = request
         self.stream = stream
+        self.tells_progress = not request.params.can_stream
         self.changed: list[_Completion] = []  # in the step that is being processed; for deltas only
         self.completions = [_Completion(index, request, tokenizer) for index in range(len(request.children))]
         self.prompt_logprobs: list[LogprobsOfOnePosition | None] | None = (
@@ -229,6 +231,7 @@ class ProcessedStep:
     outputs: list[RequestOutput]
     stopped_request_ids: list[str]
     errors: dict[str, str]
+    progress: list[Progress]
 
 
 class OutputProcessor:
@@ -277,6 +280,7 @@ class OutputProcessor:
         stopped: list[str] = []
         errors: dict[str, str] = {}
         changed: dict[_LiveRequest, None] = {}
+        progress: dict[str, Progress] = {}
         for update in updates:
             live, completion = self._owner[update.request_id]
             if update.prompt_logprobs is not None:
@@ -284,8 +288,11 @@ class OutputProcessor:
                 continue
             if not completion.token_ids and update.new_token_ids and not live.has_tokens:
                 live.note_first_token(now_s)
+            num_tokens_before = len(completion.token_ids)
             if completion.take(update):
                 stopped.append(update.request_id)
+            if live.tells_progress:
+                _add_progress(progress, live.request.request_id, num_tokens_before, len(completion.token_ids))
             if completion.error is not None:
                 errors[live.request.request_id] = completion.error
             if live.stream or completion.finish_reason is not None:
@@ -299,9 +306,18 @@ class OutputProcessor:
                 outputs.append(output)
                 if output.finished:
                     self._forget(live)
-        return ProcessedStep(outputs, stopped, errors)
+        return ProcessedStep(outputs, stopped, errors, list(progress.values()))
 
     def _forget(self, live: _LiveRequest) -> None:
         del self._live[live.request.request_id]
         for child in live.request.children:
             del self._owner[child.request_id]
+
+
+def _add_progress(progress: dict[str, Progress], request_id: str, num_tokens_before: int, num_tokens: int) -> None:
+    """One of the request's sequences had so many tokens, and has so many now."""
+    known = progress.get(request_id, Progress(request_id, 0, 0))
+    is_start = num_tokens_before == 0 < num_tokens
+    progress[request_id] = Progress(
+        request_id, known.num_started + is_start, known.num_tokens + num_tokens - num_tokens_before
+    )

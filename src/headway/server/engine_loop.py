@@ -19,6 +19,7 @@ from headway.server.messages import (
     FromEngine,
     Heartbeat,
     PositionLogprobs,
+    Progress,
     RequestTimings,
     Shutdown,
     StepBatch,
@@ -39,6 +40,7 @@ some errors, a new process does."""
 
 REQUEST_FAILED = "the engine failed to process this request"
 SHUTTING_DOWN = "the server is shutting down"
+NOTHING_FOUND = "stop_token_ids and min_tokens leave no token that a search could go on with"
 
 
 class BrokenEngineError(HeadwayError):
@@ -67,10 +69,11 @@ class EngineLoop:
         self._engine = engine
         self._channel = channel
         self._now = now
-        self._meter = StepMeter(engine.core.scheduler, counted=counted)
-        self._snapshots = SnapshotMaker(engine.core.scheduler, now=now)
+        self._meter = StepMeter(engine.core.scheduler, engine.beams, counted=counted)
+        self._snapshots = SnapshotMaker(engine.core.scheduler, engine.beams, now=now)
         self._refused: list[Delta] = []
         self._live: set[str] = set()
+        self._silent: set[str] = set()  # those of them that tell nothing but progress before their end
         self._is_watched = False
         self._stats_are_stale = False
         self._has_checked = True  # whether blocks and requests were found to agree since the last step
@@ -141,7 +144,7 @@ class EngineLoop:
                 priority=request.priority,
                 cache_salt=request.cache_salt,
                 cache_ttl_s=request.cache_ttl_s,
-                stream="delta",
+                stream="delta" if params.can_stream else False,
             )
         except InvalidRequestError as error:
             refusal = _failure(request.request_id, str(error), status=error.http_status, param=error.param)
@@ -151,14 +154,20 @@ class EngineLoop:
             self._refused.append(_failure(request.request_id, REQUEST_FAILED, status=500))
         else:
             self._live.add(request.request_id)
+            if not params.can_stream:
+                self._silent.add(request.request_id)
 
     def _abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             self._engine.abort(request_id)
-            self._engine.errors.pop(request_id, None)
-            self._live.discard(request_id)
+            self._forget(request_id)
         self._stats_are_stale = True
         self._snapshots.is_map_stale = True
+
+    def _forget(self, request_id: str) -> None:
+        self._engine.errors.pop(request_id, None)
+        self._live.discard(request_id)
+        self._silent.discard(request_id)
 
     def _rest(self) -> None:
         """There has been nothing to do for a while."""
@@ -176,10 +185,12 @@ class EngineLoop:
         outputs = self._engine.step()
         report = self._engine.last_step
         assert report is not None
-        deltas: list[Delta] = []
+        deltas, num_new_tokens = self._progress()
         for output in outputs:
+            if output.request_id not in self._silent:
+                num_new_tokens += sum([len(new.token_ids) for new in output.outputs])
             self._add_deltas(deltas, output)
-        self._meter.take(report, num_new_tokens=sum([len(delta.token_ids) for delta in deltas]))
+        self._meter.take(report, num_new_tokens=num_new_tokens)
         self._has_checked = False
         self._send_step(deltas)
         if self._is_watched:
@@ -190,9 +201,19 @@ class EngineLoop:
         self._stats_are_stale = False
         self._channel.send(StepBatch(deltas, self._meter.stats()))
 
+    def _progress(self) -> tuple[list[Delta], int]:
+        """How those go on that tell nothing else, and how many tokens they got."""
+        made = self._engine.progress
+        deltas = [Delta(each.request_id, progress=Progress(each.num_started, each.num_tokens)) for each in made]
+        return deltas, sum([each.num_tokens for each in made])
+
     def _add_deltas(self, deltas: list[Delta], output: RequestOutput) -> None:
         """A delta for each completion that has news; the last of a request that has ended says so."""
         request_id = output.request_id
+        if not output.outputs:
+            deltas.append(_failure(request_id, NOTHING_FOUND, status=400, param="stop_token_ids"))
+            self._forget(request_id)
+            return
         for new in output.outputs:
             delta = Delta(request_id, new.index, new.text, new.token_ids)
             if new.logprobs is not None:
@@ -208,8 +229,7 @@ class EngineLoop:
         if output.finished:
             deltas[-1].is_last = True
             deltas[-1].timings = _timings(output.metrics, output.num_cached_tokens)
-            self._engine.errors.pop(request_id, None)
-            self._live.discard(request_id)
+            self._forget(request_id)
 
     def _count_failures(self, deltas: list[Delta]) -> None:
         """A step in which somebody got a token has not failed; one without deltas says nothing."""

@@ -2,6 +2,9 @@
 
 A `Generation` is entered, iterated, and left. Leaving it early, for any reason, aborts what still runs. Each of the `n`
 completions of each prompt is a choice of the answer; deltas come out with `index` set to the choice they belong to.
+
+With beams, and where the best of several are returned, there are more sequences than choices, and the engine tells of
+them only how many have started and how many tokens they got.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from headway.server.answers import PromptTokensDetails, Usage
 from headway.server.errors import ApiError, from_delta, unavailable
 from headway.server.jobs import Job
 from headway.server.limits import Reservation
-from headway.server.messages import AddRequest, Delta
+from headway.server.messages import AddRequest, Delta, Progress
 from headway.server.prompts import Prompt
 from headway.server.services import Services
 from headway.server.streams import RequestStream, merged
@@ -41,7 +44,9 @@ class Generation:
         self._num_tokens = [0] * job.num_choices
         self._first_s: list[float | None] = [None] * job.num_choices
         self._last_s = [0.0] * job.num_choices
+        self._num_output_tokens = 0
         self._has_first = False
+        self._has_started = [False] * len(job.prompts)
         self._num_unfinished = job.num_choices
         self._num_cached_tokens = 0
         self._clock = asyncio.timeout(None)
@@ -51,8 +56,8 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far."""
-        prompt, output = self.job.num_prompt_tokens, 0 if self.job.hide_output else sum(self._num_tokens)
+        """Tokens so far, those of sequences that are not returned included."""
+        prompt, output = self.job.num_prompt_tokens, 0 if self.job.hide_output else self._num_output_tokens
         return Usage(prompt, output, prompt + output, PromptTokensDetails(self._num_cached_tokens))
 
     async def __aenter__(self) -> Self:
@@ -73,7 +78,7 @@ class Generation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
-        self._record.num_output_tokens = sum(self._num_tokens)
+        self._record.num_output_tokens = self._num_output_tokens
         try:
             await self._clock.__aexit__(kind, error, trace)
         except TimeoutError:
@@ -107,26 +112,41 @@ class Generation:
         now_s = time.perf_counter()
         for delta in deltas:
             num_tokens = len(delta.token_ids)
-            if num_tokens:
+            if delta.progress is not None:
+                self._note_progress(delta.index, delta.progress, now_s)
+            elif num_tokens:
                 index = delta.index
-                if self._first_s[index] is None:
-                    self._note_first(index, now_s)
-                else:
-                    self._metrics.observe_tokens(now_s - self._last_s[index], num_tokens)
-                self._last_s[index] = now_s
                 self._num_tokens[index] += num_tokens
+                if not self.job.is_silent:
+                    self._num_output_tokens += num_tokens
+                    self._note_tokens(index, num_tokens, now_s)
             if delta.finish_reason is not None:
                 self._note_end(delta, now_s)
             if self.job.hide_output:
                 _hide(delta)
 
-    def _note_first(self, index: int, now_s: float) -> None:
-        self._first_s[index] = now_s
-        self._metrics.observe_first_token(now_s - self._record.started_s)
+    def _note_tokens(self, index: int, num_tokens: int, now_s: float) -> None:
+        if self._first_s[index] is None:
+            self._first_s[index] = now_s
+            self._note_started(index, 1, now_s)
+        else:
+            self._metrics.observe_tokens(now_s - self._last_s[index], num_tokens)
+        self._last_s[index] = now_s
+
+    def _note_progress(self, index: int, progress: Progress, now_s: float) -> None:
+        """Tokens that nobody sees yet, if ever, are counted; the time between them is nobody's."""
+        self._num_output_tokens += progress.num_tokens
+        if progress.num_started:
+            self._note_started(index, progress.num_started, now_s)
+
+    def _note_started(self, index: int, num_started: int, now_s: float) -> None:
+        """Sequences of the prompt to which a choice belongs have got their first token, and wait no longer."""
+        for _ in range(num_started):
+            self._metrics.observe_first_token(now_s - self._record.started_s)
         number = index // self.job.n
-        siblings = self._first_s[number * self.job.n : (number + 1) * self.job.n]
-        is_first_of_prompt = sum(first_s is not None for first_s in siblings) == 1
-        self._reservation.give_back(1, len(self.job.prompts[number].token_ids) if is_first_of_prompt else 0)
+        is_first_of_prompt, self._has_started[number] = not self._has_started[number], True
+        num_tokens = len(self.job.prompts[number].token_ids) if is_first_of_prompt else 0
+        self._reservation.give_back(num_started, num_tokens)
         if not self._has_first:
             self._has_first = True
             self._record.first_token_s = now_s

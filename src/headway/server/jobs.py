@@ -21,6 +21,8 @@ MAX_TOP_LOGPROBS = 20
 MAX_PRIORITY = 2**31
 MAX_SALT_CHARS = 256
 MAX_CACHE_TTL_S = 86_400.0
+MAX_BEAMS = 64
+"""Also of `stop_token_ids` with a search. To rank the continuations of so many beams takes 5 ms, in which all wait."""
 _SAMPLING_NAMES = tuple(
     field.name
     for field in msgspec.structs.fields(GenerationRequest)
@@ -30,12 +32,16 @@ _SAMPLING_NAMES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One HTTP request's work: `n` completions of each of its prompts."""
+    """One HTTP request's work: `n` completions of each of its prompts, perhaps the best of more."""
 
     prompts: list[Prompt]
     params: dict[str, Any]
     """Fields of `SamplingParams`."""
     n: int
+    width: int
+    """Sequences that are made of each prompt, or beams of its search: `n`, or more of which `n` are returned."""
+    is_silent: bool
+    """Nothing but progress is told before the end, because which tokens are returned is not known."""
     priority: int
     stream: bool
     include_usage: bool
@@ -58,6 +64,11 @@ class Job:
     def num_choices(self) -> int:
         return self.n * len(self.prompts)
 
+    @property
+    def num_sequences(self) -> int:
+        """What the engine has to do for it."""
+        return self.width * len(self.prompts)
+
 
 async def chat_job(request: ChatCompletionRequest, services: Services) -> Job:
     """Check a chat request and turn its messages into tokens."""
@@ -70,14 +81,14 @@ async def chat_job(request: ChatCompletionRequest, services: Services) -> Job:
         max_tokens=request.max_completion_tokens if request.max_tokens is None else request.max_tokens,
         logprobs=num_logprobs,
     )
-    _check_params(params, services, num_prompts=1)
+    checked = _check_params(params, services, num_prompts=1, stream=bool(request.stream))
     prompt = await services.prompts.from_messages(
         request.messages,
         services.info,
         add_generation_prompt=request.add_generation_prompt is not False,
         template_options=request.chat_template_kwargs,
     )
-    return _job(request, [prompt], params, num_logprobs=num_logprobs)
+    return _job(request, [prompt], params, checked, num_logprobs=num_logprobs)
 
 
 async def completion_job(request: CompletionRequest, services: Services) -> Job:
@@ -94,18 +105,22 @@ async def completion_job(request: CompletionRequest, services: Services) -> Job:
         params["logprobs"] = request.logprobs
         if echo:
             params["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
-    _check_params(params, services, num_prompts=_num_prompts(request))
+    checked = _check_params(params, services, num_prompts=_num_prompts(request), stream=bool(request.stream))
     prompts = await _prompts(
         request, services.prompts, services.info, add_special=request.add_special_tokens is not False
     )
-    return _job(request, prompts, params, num_logprobs=request.logprobs, echo=echo, hide_output=hide_output)
+    return _job(request, prompts, params, checked, num_logprobs=request.logprobs, echo=echo, hide_output=hide_output)
 
 
-def _job(request: GenerationRequest, prompts: list[Prompt], params: dict[str, Any], **more: Any) -> Job:
+def _job(
+    request: GenerationRequest, prompts: list[Prompt], params: dict[str, Any], checked: SamplingParams, **more: Any
+) -> Job:
     return Job(
         prompts=prompts,
         params=params,
-        n=params.get("n", 1),
+        n=checked.n,
+        width=checked.num_choices,
+        is_silent=not checked.can_stream,
         priority=request.priority or 0,
         stream=bool(request.stream),
         include_usage=request.include_usage,
@@ -179,17 +194,39 @@ def _params(request: GenerationRequest, **own: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None or name == "max_tokens"}
 
 
-def _check_params(params: dict[str, Any], services: Services, *, num_prompts: int) -> None:
+def _check_params(params: dict[str, Any], services: Services, *, num_prompts: int, stream: bool) -> SamplingParams:
     """Raise what the engine would raise, while it can still be answered with a status of its own; and what would never
     fit into the queue, before it is tokenised."""
     checked = SamplingParams(**params)
     checked.validate_for_vocabulary(services.info.vocab_size)
-    num_choices, most = checked.n * num_prompts, services.limits.max_requests
-    if num_choices > most:
+    if stream:
+        checked.check_can_stream()
+    if checked.use_beam_search:
+        _check_search(checked, services.info)
+    num_sequences, most = checked.num_choices * num_prompts, services.limits.max_requests
+    if num_sequences > most:
+        kind = "beams" if checked.use_beam_search else "completions"
         raise bad_request(
-            f"The request asks for {num_choices} completions; at most {most} can wait here.",
-            param="n" if checked.n > 1 else "prompt",
+            f"The request asks for {num_sequences} {kind}; at most {most} can wait here.",
+            param=_width_name(checked) if checked.num_choices > 1 else "prompt",
         )
+    return checked
+
+
+def _check_search(params: SamplingParams, info: EngineReady) -> None:
+    most = min(MAX_BEAMS, info.vocab_size)
+    if params.num_choices > most:
+        name = _width_name(params)
+        raise bad_request(f"'{name}' may be at most {most} with 'use_beam_search'.", param=name)
+    if len(params.extra_stop_token_ids) > MAX_BEAMS:
+        raise bad_request(
+            f"'stop_token_ids' may have at most {MAX_BEAMS} entries with 'use_beam_search'.", param="stop_token_ids"
+        )
+
+
+def _width_name(params: SamplingParams) -> str:
+    """The field that says how many sequences are made."""
+    return "n" if params.best_of is None else "best_of"
 
 
 def _num_prompts(request: CompletionRequest) -> int:

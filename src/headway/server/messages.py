@@ -125,6 +125,15 @@ class RequestTimings(_Part):
     """Prompt tokens found in the prefix cache."""
 
 
+class Progress(_Part):
+    """How a request goes on that tells nothing of its completions before they have ended."""
+
+    num_started: int
+    """Sequences that have just got their first token."""
+    num_tokens: int
+    """Tokens that were made for it in the step, whether or not they are going to be returned."""
+
+
 class Delta(_Part):
     """What is new for one completion of a request."""
 
@@ -150,6 +159,8 @@ class Delta(_Part):
     """With an error: the HTTP status it stands for. 400 says that the request itself was refused."""
     error_param: str | None = None
     """With an error: the field of the request at fault, if one is."""
+    progress: Progress | None = None
+    """Comes alone: nothing is new for any completion. The tokens of the completions that follow have been counted."""
 
 
 class EngineStats(_Part):
@@ -181,7 +192,8 @@ class EngineStats(_Part):
     num_table_entries: int = 0
     """Blocks that requests hold, each counted once for every request that holds it."""
     num_queried_tokens: int = 0
-    """Tokens that requests had when they entered the batch, for the first time or after a preemption."""
+    """Tokens that requests had when they entered the batch, for the first time or after a preemption. Beams that go on
+    do not count, here and in what follows."""
     num_hit_tokens: int = 0
     """Of these, found in the prefix cache."""
     num_saved_tokens: int = 0

@@ -2,7 +2,7 @@
 
 Scheduler, blocks, stop rules, tokenizer and detokenizer are real. The n-th token of every sequence, if it is not of the
 prompt, is the n-th token of one fixed text that goes on forever; end-of-sequence never comes by itself.
-Log-probabilities, which only a model has, are refused.
+Log-probabilities, which only a model has, are refused, and so is what compares sequences by them.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ class _ModellessEngine(LLMEngine):
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(params, name) is not None:
                 raise InvalidRequestError("This engine has no model, and so no log-probabilities.", param=name)
+        if not params.can_stream:
+            name = "use_beam_search" if params.use_beam_search else "best_of"
+            raise InvalidRequestError("This engine has no model, and so nothing to compare sequences by.", param=name)
         return super().prepare(request_id, prompt, params, **options)
 
 

@@ -178,6 +178,8 @@ def _type_text(field: dict[str, Any]) -> str:
         return " or ".join(_type_text(part) for part in field["anyOf"] if part.get("type") != "null")
     if "$ref" in field:
         return str(field["$ref"]).rpartition("/")[2]
+    if "enum" in field:
+        return " or ".join(f'"{value}"' for value in field["enum"])
     if field.get("type") == "array":
         return f"list of {_type_text(field.get('items', {}))}"
     return str(field.get("type", "any"))

@@ -46,6 +46,10 @@ class GenerationRequest(_Request, kw_only=True):
 
     model: str | None = None
     n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -188,8 +192,6 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         "moderation": (None,),
         "chat_template": (None,),
         "echo": (None, False),
-        "best_of": (None, 1),
-        "use_beam_search": (None, False),
         "continue_final_message": (None, False),
     }
 
@@ -221,8 +223,6 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     moderation: Any = None
     chat_template: Any = None
     echo: Any = None
-    best_of: Any = None
-    use_beam_search: Any = None
     continue_final_message: Any = None
 
     def check_supported(self, path: str = "") -> None:
@@ -237,8 +237,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         "suffix": (None, ""),
-        "best_of": (None, 1),
-        "use_beam_search": (None, False),
         "response_format": (None, {"type": "text"}),
         "truncate_prompt_tokens": (None,),
     }
@@ -248,8 +246,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: int | None = None
     add_special_tokens: bool | None = None
     suffix: Any = None
-    best_of: Any = None
-    use_beam_search: Any = None
     response_format: Any = None
     truncate_prompt_tokens: Any = None
 

@@ -47,7 +47,7 @@ class _GenerationRoute(ABC):
         services = self._services
         with services.limits.reserve(body_bytes=len(body)) as reservation:
             job = await self._job(body)
-            reservation.settle(num_requests=job.num_choices, num_tokens=job.num_prompt_tokens)
+            reservation.settle(num_requests=job.num_sequences, num_tokens=job.num_prompt_tokens)
             generation = Generation(job, services, reservation, record, id_prefix=self.ID_PREFIX)
             if job.stream:
                 await self._stream(generation, record, send)

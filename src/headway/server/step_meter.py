@@ -11,6 +11,7 @@ import msgspec
 
 from headway.core import PrefixCacheStats, Scheduler, SchedulerOutput
 from headway.core.host_tier import HostTierStats
+from headway.engine.beam_requests import BeamRequest, BeamRequests
 from headway.engine.step_report import StepReport
 from headway.server.messages import EngineStats, StepKind
 from headway.server.recomputed import RecomputedTokens
@@ -20,11 +21,16 @@ _NOTHING = nullcontext()
 
 
 class StepMeter:
-    """Counts what steps do. It adds to numbers in a step's time, not in a request's."""
+    """Counts what steps do. It adds to numbers in a step's time, not in a request's.
 
-    def __init__(self, scheduler: Scheduler, *, counted: EngineStats | None = None) -> None:
+    To the scheduler each beam of a search is a new request at each position, which finds nearly all of its tokens in
+    the prefix cache. Here a search is a request that runs until it ends, and whose prompt is looked up once.
+    """
+
+    def __init__(self, scheduler: Scheduler, beams: BeamRequests, *, counted: EngineStats | None = None) -> None:
         """`counted`: numbers of an engine before this one, whose counters go on."""
         self._scheduler = scheduler
+        self._beams = beams
         self._before = counted or EngineStats()
         self._stats = msgspec.structs.replace(self._before, step_s=0.0, schedule_s=0.0, num_step_tokens=0)
         self._recomputed = RecomputedTokens()
@@ -41,7 +47,7 @@ class StepMeter:
         stats.num_step_tokens = plan.num_scheduled_tokens
         stats.num_preemptions += len(plan.preempted_request_ids)
         if plan.new_requests:
-            self._count_prompts(plan)
+            self._count_prompts(report)
         self._recomputed.take(plan, self._scheduler.requests, is_decode=stats.kind == "decode")
         stats.num_recomputed_tokens = self._before.num_recomputed_tokens + self._recomputed.num_tokens
 
@@ -49,8 +55,9 @@ class StepMeter:
         """The counters, and the present state of queue, batch and blocks. To be sent before the next step is taken."""
         stats, scheduler = self._stats, self._scheduler
         kv_cache = scheduler.kv_cache
-        stats.num_running = len(scheduler.running)
-        stats.num_waiting = len(scheduler.waiting)
+        num_seated = self._num_seated_beams()
+        stats.num_running = len(scheduler.running) + num_seated
+        stats.num_waiting = len(scheduler.waiting) - num_seated
         stats.num_free_blocks = kv_cache.pool.num_free_blocks
         stats.num_cached_blocks = kv_cache.num_idle_blocks
         stats.num_used_blocks = kv_cache.num_used_blocks
@@ -64,9 +71,9 @@ class StepMeter:
         return stats
 
     def _count_cache(self, found: PrefixCacheStats) -> None:
-        stats, before = self._stats, self._before
-        stats.num_queried_tokens = before.num_queried_tokens + found.num_queried_tokens
-        stats.num_hit_tokens = before.num_hit_tokens + found.num_hit_tokens
+        stats, before, beams = self._stats, self._before, self._beams.lookups
+        stats.num_queried_tokens = before.num_queried_tokens + found.num_queried_tokens - beams.num_queried_tokens
+        stats.num_hit_tokens = before.num_hit_tokens + found.num_hit_tokens - beams.num_hit_tokens
         stats.num_inserted_blocks = before.num_inserted_blocks + found.num_inserted_blocks
         stats.num_evicted_blocks = before.num_evicted_blocks + found.num_evicted_blocks
 
@@ -74,10 +81,25 @@ class StepMeter:
         self._stats.num_moved_out_blocks = self._before.num_moved_out_blocks + moved.num_moved_out
         self._stats.num_moved_in_blocks = self._before.num_moved_in_blocks + moved.num_moved_in
 
-    def _count_prompts(self, plan: SchedulerOutput) -> None:
+    def _num_seated_beams(self) -> int:
+        """Beams that go on are in the queue between two steps, and in the batch while there is room for them."""
+        if not self._beams:
+            return 0
+        num_free_seats = self._scheduler.limits.max_num_seqs - len(self._scheduler.running)
+        return min(self._beams.num_between_steps, max(0, num_free_seats))
+
+    def _count_prompts(self, report: StepReport) -> None:
         """Of requests that enter the batch for the first time."""
+        plan = report.snapshot.output
         just_left = frozenset(plan.preempted_request_ids)
+        going_on = frozenset(
+            request.request_id
+            for request in report.snapshot.requests
+            if isinstance(request, BeamRequest) and request.goes_on
+        )
         for new in plan.new_requests:
+            if new.request_id in going_on:
+                continue
             if new.request_id not in just_left and not self._recomputed.has_left(new.request_id):
                 self._stats.prompt_tokens += len(new.prompt_token_ids)
                 self._stats.num_saved_tokens += new.num_computed_tokens

@@ -113,6 +113,30 @@ def test_n_of_best_of_are_returned() -> None:
 
 
 @both
+@pytest.mark.parametrize(
+    ("params", "num_started"),
+    [
+        (SamplingParams(n=4, use_beam_search=True, max_tokens=6), 4),
+        (SamplingParams(n=2, best_of=4, use_beam_search=True, max_tokens=6), 4),
+        (SamplingParams(n=1, best_of=4, max_tokens=6), 4),
+        (SamplingParams(n=4, max_tokens=6), 0),
+    ],
+    ids=["beams", "more beams", "best of", "samples, which could be streamed"],
+)
+def test_progress_is_told_of_what_cannot_be_streamed(params: SamplingParams, num_started: int, overlap: bool) -> None:
+    engine = make_engine(overlap=overlap)
+    engine.add_request("a", PROMPT, params, stream=False)
+    told = []
+    while engine.has_unfinished_requests():
+        engine.step()
+        told += engine.progress
+    assert {each.request_id for each in told} <= {"a"}
+    assert sum(each.num_started for each in told) == num_started
+    assert sum(each.num_tokens for each in told) == num_started * 6
+    assert all(each.num_tokens > 0 for each in told)
+
+
+@both
 def test_abort_at_any_time_frees_everything(overlap: bool) -> None:
     num_steps = 0
     while True:

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 import httpx
 from starlette.types import ASGIApp, Message, Scope
 
+from headway.sampling_params import SamplingParams
 from headway.server.app import create_app
 from headway.server.config import ServerConfig
 from headway.server.engine_client import EngineUnavailable, Health
-from headway.server.messages import AddRequest, Delta, EngineReady, EngineStats, RequestTimings, TokenLogprob
+from headway.server.messages import AddRequest, Delta, EngineReady, EngineStats, Progress, RequestTimings, TokenLogprob
 from headway.server.services import Services
 from headway.server.streams import RequestStream, SnapshotStream
 from headway.tokenizer import Tokenizer, tokenizer_from_gguf
@@ -85,21 +86,27 @@ class FakeEngine:
         self.aborted.append(request_id)
 
     def _answer(self, request: AddRequest) -> None:
-        """Each of the `n` completions gets the same words, one per delta, as far as `max_tokens` lets it."""
+        """Each of the `n` completions gets the same words, one per delta, as far as `max_tokens` lets it. Those that
+        cannot be streamed tell their progress for each word, and give all of them at once."""
         params = request.params
         words = self._words[: params["max_tokens"]]
         reason = "stop" if words == self._words else "length"
         num_choices = params.get("n", 1)
+        checked = SamplingParams(**params)
+        if not checked.can_stream:
+            width = checked.num_choices
+            for place in range(len(words)):
+                self.push(Delta(request.request_id, progress=Progress(0 if place else width, width)))
         for index in range(num_choices):
-            for place, word in enumerate(words):
-                is_end = place == len(words) - 1
+            for place, word in enumerate(words if checked.can_stream else ["".join(words)]):
+                is_end = not checked.can_stream or place == len(words) - 1
                 is_last = is_end and index == num_choices - 1
                 self.push(
                     Delta(
                         request.request_id,
                         index=index,
                         text=word,
-                        token_ids=[300 + place],
+                        token_ids=[300 + place] if checked.can_stream else list(range(300, 300 + len(words))),
                         logprobs=[_logprobs(300 + place, params["logprobs"])] if "logprobs" in params else None,
                         finish_reason=reason if is_end else None,
                         is_last=is_last,

@@ -169,7 +169,6 @@ def test_neutral_values_of_unsupported_fields_are_fine() -> None:
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"functions": [{}]}, "functions"),
         ({"audio": {}}, "audio"),
-        ({"best_of": 2}, "best_of"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"temprature": 1}, "temprature"),

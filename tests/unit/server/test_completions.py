@@ -116,7 +116,6 @@ def test_several_prompts_of_a_stream_come_as_they_are_made() -> None:
     ("prompt", "fields", "param"),
     [
         ("Hi", {"suffix": "x"}, "suffix"),
-        ("Hi", {"best_of": 3}, "best_of"),
         ("Hi", {"max_tokens": 0}, "max_tokens"),
         ("Hi", {"max_tokens": -1}, "max_tokens"),
         ("Hi", {"logprobs": 21}, "logprobs"),

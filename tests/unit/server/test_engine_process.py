@@ -8,12 +8,11 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from headway.engine.llm_engine import LLMEngine
 from headway.server.engine_channel import ChannelClosedError, EngineChannel
 from headway.server.engine_loop import BrokenEngineError, EngineLoop
 from headway.server.frames import FrameReader, pack
@@ -30,56 +29,10 @@ from headway.server.messages import (
     StepBatch,
     StepSnapshot,
     Watch,
-    decode_from_engine,
 )
 from headway.server.step_snapshots import block_map
+from tests.unit.server.scripted_channel import ScriptedChannel, add, run
 from tests.unit.server.small_engine import create_engine
-
-
-class ScriptedChannel:
-    """Hands out one entry of the script per look: messages, or what to do. At its end the front end is gone."""
-
-    def __init__(self, *script: list[Any] | Callable[[], None]) -> None:
-        self.sent: list[Any] = []
-        self.waits: list[float] = []
-        self._script = iter(script)
-
-    def receive(self, *, timeout_s: float) -> list[Any]:
-        self.waits.append(timeout_s)
-        entry = next(self._script, None)
-        if entry is None:
-            raise ChannelClosedError
-        if callable(entry):
-            entry()
-            return []
-        return entry
-
-    def send(self, message: Any) -> None:
-        self.sent.append(decode_from_engine(pack(message)[4:]))
-
-    @property
-    def batches(self) -> list[StepBatch]:
-        return [message for message in self.sent if isinstance(message, StepBatch)]
-
-    def deltas(self, request_id: str) -> list[Delta]:
-        return [delta for batch in self.batches for delta in batch.deltas if delta.request_id == request_id]
-
-
-def add(request_id: str, prompt: list[int] | None = None, **params: Any) -> AddRequest:
-    return AddRequest(request_id, prompt or [5, 6], {"max_tokens": 4} | params)
-
-
-def run(*script: Any, engine: LLMEngine | None = None, **options: Any) -> ScriptedChannel:
-    """Run a loop to the end of the script; whatever happened, nothing may be left in the engine but what is live."""
-    engine = engine or create_engine(options)
-    channel = ScriptedChannel(*script)
-    try:
-        EngineLoop(engine, channel).run()
-    except ChannelClosedError:
-        pass
-    engine.check_invariants()
-    assert not engine.errors
-    return channel
 
 
 def test_a_request_becomes_deltas() -> None:

@@ -115,7 +115,7 @@ def test_metrics_have_the_names_that_dashboards_look_for() -> None:
 def test_metrics_count_requests_and_tokens() -> None:
     server = FakeServer()
     server.complete([1, 2, 3], n=2)
-    server.complete("x" * 10, best_of=7)
+    server.complete("x" * 10, n=3, best_of=2)
     server.engine.stats = EngineStats(
         num_running=2, num_waiting=3, num_used_blocks=25, num_used_slots=300, num_free_blocks=75, generation_tokens=6
     )

@@ -1,0 +1,204 @@
+"""Beam search and `best_of` in the engine's loop: what the front end is told, what is counted, what a viewer sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.engine.llm_engine import LLMEngine
+from headway.sampling_params import SamplingParams
+from headway.server.engine_channel import ChannelClosedError
+from headway.server.engine_loop import EngineLoop
+from headway.server.live_frame import FrameBuilder
+from headway.server.live_latency import RecentTimes, TokenTimes
+from headway.server.messages import AbortRequests, AddRequest, Delta, Shutdown, StepSnapshot, Watch
+from tests.unit.engine.scripted_logprobs import VOCAB_SIZE, make_engine, run_to_end
+from tests.unit.server.scripted_channel import ScriptedChannel, run
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+WIDTH, NUM_TOKENS = 4, 6
+BEAMS: dict[str, Any] = {"n": 2, "best_of": WIDTH, "use_beam_search": True, "max_tokens": NUM_TOKENS}
+BEST: dict[str, Any] = {"n": 2, "best_of": WIDTH, "max_tokens": NUM_TOKENS}
+kinds = pytest.mark.parametrize("params", [BEAMS, BEST], ids=["beams", "best of"])
+overlaps = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+
+
+def ask(request_id: str, params: dict[str, Any], prompt: list[int] | None = None, **more: Any) -> AddRequest:
+    return AddRequest(request_id, prompt or PROMPT, params | more)
+
+
+def looped(*script: Any, overlap: bool = False, **options: Any) -> tuple[ScriptedChannel, LLMEngine]:
+    engine = make_engine(overlap=overlap, **options)
+    return run(*script, engine=engine), engine
+
+
+def offline(params: dict[str, Any]) -> list[list[int]]:
+    engine = make_engine()
+    engine.add_request("a", PROMPT, SamplingParams(**params), stream=False)
+    return [completion.token_ids for completion in run_to_end(engine)["a"].outputs]
+
+
+def progress(deltas: list[Delta]) -> list[tuple[int, int]]:
+    return [(each.progress.num_started, each.progress.num_tokens) for each in deltas if each.progress is not None]
+
+
+# ---- what the front end is told -------------------------------------------------------------------------------------
+
+
+@kinds
+@overlaps
+def test_progress_and_then_everything_at_once(params: dict[str, Any], overlap: bool) -> None:
+    channel, engine = looped([ask("a", params)], *[[]] * 30, overlap=overlap)
+    deltas = channel.deltas("a")
+    *told, one, other = deltas
+    assert [delta.token_ids for delta in (one, other)] == offline(params)
+    assert [(delta.index, delta.finish_reason, delta.is_last) for delta in (one, other)] == [
+        (0, "length", False),
+        (1, "length", True),
+    ]
+    assert other.timings is not None and other.timings.decode_s > 0
+    assert all(delta.progress is not None and not delta.token_ids and not delta.is_last for delta in told)
+    steps = progress(deltas)
+    assert sum(started for started, _ in steps) == WIDTH
+    assert sum(tokens for _, tokens in steps) == WIDTH * NUM_TOKENS
+    assert steps[0][0] > 0, "the first step that brings a token says that it has started"
+    assert engine.core.scheduler.kv_cache.num_used_blocks == 0
+
+
+def test_sequences_that_have_no_seat_have_not_started() -> None:
+    channel, _ = looped([ask("a", BEST)], *[[]] * 30, max_num_seqs=2)
+    started = [num for num, _ in progress(channel.deltas("a"))]
+    assert started[0] <= 2 < sum(started) == WIDTH
+
+
+def test_beams_that_have_ended_or_fallen_out_count() -> None:
+    channel, _ = looped([ask("a", BEAMS, stop_token_ids=[0, 7])], *[[]] * 30)
+    deltas = channel.deltas("a")
+    made = sum(tokens for _, tokens in progress(deltas))
+    assert made > sum(len(delta.token_ids) for delta in deltas)
+    assert channel.batches[-1].stats.generation_tokens == made
+
+
+def test_others_stream_as_ever_beside_them() -> None:
+    greedy = {"temperature": 0.0, "max_tokens": 8}
+    channel, _ = looped([ask("a", BEAMS), ask("b", greedy), ask("c", BEST)], *[[]] * 30)
+    assert [len(delta.token_ids) for delta in channel.deltas("b")] == [1] * 8
+    assert channel.batches[-1].stats.generation_tokens == 2 * WIDTH * NUM_TOKENS + 8
+
+
+def test_a_search_without_any_result_is_refused_and_hurts_nobody() -> None:
+    nowhere = ask("a", BEAMS, stop_token_ids=list(range(VOCAB_SIZE)), min_tokens=3)
+    channel, _ = looped([nowhere, ask("b", BEAMS)], *[[]] * 30)
+    refusal = channel.deltas("a")[-1]
+    assert (refusal.error_status, refusal.error_param, refusal.is_last) == (400, "stop_token_ids", True)
+    assert [delta.token_ids for delta in channel.deltas("b")[-2:]] == offline(BEAMS)
+
+
+@kinds
+@overlaps
+@pytest.mark.parametrize("num_steps", range(1, 6))
+@pytest.mark.parametrize("max_num_seqs", [3, 8])
+def test_an_abort_frees_every_block(params: dict[str, Any], overlap: bool, num_steps: int, max_num_seqs: int) -> None:
+    """With three seats some beams of a position have come back, and others wait, or hold blocks in the batch."""
+    script = [[ask("a", params, max_tokens=30)], *[[]] * num_steps, [AbortRequests(["a"])], [], []]
+    channel, engine = looped(*script, overlap=overlap, max_num_seqs=max_num_seqs)
+    last = channel.batches[-1].stats
+    assert (last.num_running, last.num_waiting, last.num_used_blocks) == (0, 0, 0)
+    assert not engine.core.scheduler.requests
+    assert all(delta.progress is not None for delta in channel.deltas("a"))
+
+
+@kinds
+def test_shutdown_ends_what_is_not_done_in_time(params: dict[str, Any]) -> None:
+    channel, engine = looped([ask("a", params)], [], [Shutdown(0.0)], [])
+    assert (channel.deltas("a")[-1].error_status, channel.deltas("a")[-1].is_last) == (503, True)
+    assert not engine.core.scheduler.requests
+
+
+# ---- what is counted ------------------------------------------------------------------------------------------------
+
+
+@overlaps
+def test_a_search_counts_as_one_request_with_one_prompt(overlap: bool) -> None:
+    channel, _ = looped([ask("a", BEAMS)], *[[]] * 20, [ask("b", BEAMS)], *[[]] * 20, overlap=overlap)
+    last = channel.batches[-1].stats
+    assert (last.prompt_tokens, last.generation_tokens) == (2 * len(PROMPT), 2 * WIDTH * NUM_TOKENS)
+    assert last.num_queried_tokens == 2 * len(PROMPT)
+    assert last.num_hit_tokens == last.num_saved_tokens == len(PROMPT) - 1
+    timings = channel.deltas("b")[-1].timings
+    assert timings is not None and timings.num_cached_tokens == len(PROMPT) - 1
+
+
+@overlaps
+def test_the_counters_of_lookups_never_fall(overlap: bool) -> None:
+    requests = [ask("a", BEAMS), ask("b", BEAMS, PROMPT[:5]), ask("c", {"temperature": 0.0, "max_tokens": 30})]
+    channel, _ = looped(requests, *[[]] * 60, overlap=overlap, num_blocks=14)
+    for name in ("num_queried_tokens", "num_hit_tokens", "num_saved_tokens", "prompt_tokens", "generation_tokens"):
+        values = [getattr(batch.stats, name) for batch in channel.batches]
+        assert values == sorted(values), name
+    last = channel.batches[-1].stats
+    assert 0 <= last.num_hit_tokens <= last.num_queried_tokens
+    assert last.prompt_tokens == 2 * len(PROMPT) + 5
+
+
+def test_beams_between_two_steps_run() -> None:
+    channel, _ = looped([ask("a", BEAMS)], *[[]] * 20)
+    seen = [(batch.stats.num_running, batch.stats.num_waiting) for batch in channel.batches]
+    assert seen == [(WIDTH, 0)] * (NUM_TOKENS - 1) + [(0, 0)]
+
+
+def test_beams_without_a_seat_wait() -> None:
+    channel, _ = looped([ask("a", BEAMS)], [], max_num_seqs=3)
+    stats = channel.batches[0].stats
+    assert (stats.num_running, stats.num_waiting) == (3, 1)
+
+
+# ---- what a viewer sees ---------------------------------------------------------------------------------------------
+
+
+def snapshots(channel: ScriptedChannel) -> list[StepSnapshot]:
+    return [message for message in channel.sent if isinstance(message, StepSnapshot)]
+
+
+def test_a_viewer_sees_beams_that_go_on() -> None:
+    channel, _ = looped([Watch(True), ask("a", BEAMS)], *[[]] * 20)
+    first, *others = snapshots(channel)
+    assert [(row.request_id, row.num_tokens, row.is_decode) for row in first.rows] == [("a#0", len(PROMPT), False)]
+    for position, snapshot in enumerate(others, start=1):
+        assert [row.request_id for row in snapshot.rows] == [f"a#{place}" for place in range(WIDTH)]
+        for row in snapshot.rows:
+            assert (row.num_prompt_tokens, row.num_output_tokens) == (len(PROMPT), position)
+            assert (row.num_tokens, row.is_decode, row.num_cached_tokens) == (1, True, 0)
+        assert snapshot.waiting == [] and snapshot.num_running == WIDTH
+    assert [snapshot.finished for snapshot in others[:-1]] == [[]] * (NUM_TOKENS - 2)
+    assert others[-1].finished == [f"a#{place}" for place in range(WIDTH)]
+
+
+@overlaps
+def test_the_page_has_a_row_per_beam_and_a_gap_per_token(overlap: bool) -> None:
+    channel, _ = looped([Watch(True), ask("a", BEAMS)], *[[]] * 30, overlap=overlap)
+    builder, gaps = FrameBuilder(), RecentTimes()
+    times = TokenTimes(gaps=gaps, first_tokens=None)
+    for snapshot in snapshots(channel):
+        builder.add(snapshot)
+        times.add(snapshot)
+    frame = builder.take(0.0)
+    assert [(row.number, row.cells) for row in frame.rows] == [(0, "c" + "d" * 5)] + [
+        (place, "." + "d" * 5) for place in range(1, WIDTH)
+    ]
+    assert not any(row.is_running for row in frame.rows)
+    assert len(gaps.of_last(60)) == (NUM_TOKENS - 1) + (WIDTH - 1) * (NUM_TOKENS - 2)
+
+
+def test_blocks_belong_to_beams_by_the_same_names() -> None:
+    engine = make_engine(max_chunk_tokens=2, prefix_caching="off")  # a beam takes several steps, and holds blocks
+    shown: set[str] = set()
+    now_s = iter(range(10_000))
+    channel = ScriptedChannel([Watch(True), ask("a", BEAMS), ask("b", {"max_tokens": 20})], *[[]] * 60)
+    with pytest.raises(ChannelClosedError):
+        EngineLoop(engine, channel, now=lambda: float(next(now_s))).run()
+    for snapshot in snapshots(channel):
+        assert snapshot.blocks is not None
+        shown |= set(snapshot.blocks.owners)
+    assert shown == {"b", *(f"a#{place}" for place in range(WIDTH))}
