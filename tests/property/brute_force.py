@@ -280,19 +280,21 @@ class BruteForceScheduler:
         self.pace.observe(num_chunk_tokens=sum(step.tokens.values()) - len(step.tokens), duration_s=duration_s)
 
     def land(self, step: Step, tokens: dict[str, int], failed: set[str], stop_token: int) -> list[str]:
-        """Take in a result; returns who ended. Requests that failed, and those without their token, end. If all have
-        failed, nothing may have run, so what the step was to move out is not to be trusted."""
+        """Take in a result; returns who ended. What was computed is kept before anybody ends. Requests that failed, and
+        those without their token, end. If all have failed, nothing may have run, so what the step was to move out is
+        not to be trusted."""
         ended = []
         if self.cache is not None and all(share.entry.name in failed for share in step.shares):
             self.cache.distrust(step.host_slots)
+        failed = failed | {entry.name for entry in step.sampling if entry.name not in tokens}
+        for share in step.shares:
+            if share.entry.name not in failed:
+                self.keep(share)
         for share in step.shares:
             entry = share.entry
-            is_failed = entry.name in failed or (share.samples and entry.name not in tokens)
-            if not is_failed:
-                self.keep(share)
             if entry not in self.entries:
                 continue
-            if is_failed:
+            if entry.name in failed:
                 self.remove(entry.name, keep=False)
                 ended.append(entry.name)
             elif share.samples and self.sampled(entry, tokens[entry.name], share.end, stop_token):

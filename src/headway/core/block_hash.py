@@ -9,7 +9,7 @@ holds what else sets caches apart, the salt of a tenant for instance.
 
 from __future__ import annotations
 
-from array import array
+import struct
 from hashlib import blake2b
 
 from headway.core.request import Request
@@ -26,7 +26,8 @@ def root_digest(salt: str | None) -> bytes:
 
 def tail_digest(before: bytes, tokens: tuple[int, ...]) -> bytes:
     """Of a block that is not full: `tokens` are what it holds, `before` the digest of the block before it."""
-    return blake2b(array("i", tokens).tobytes(), digest_size=DIGEST_BYTES, key=before, person=b"headway-tail").digest()
+    packed = struct.pack(f"{len(tokens)}i", *tokens)
+    return blake2b(before + packed, digest_size=DIGEST_BYTES, person=b"headway-tail").digest()
 
 
 def extend_digests(request: Request, block_size: int, num_blocks: int) -> list[bytes]:
@@ -37,11 +38,12 @@ def extend_digests(request: Request, block_size: int, num_blocks: int) -> list[b
     digests = request.block_digests
     if len(digests) >= num_blocks:
         return digests
-    first = len(digests) * block_size
-    tokens = memoryview(array("i", request.known_tokens(first, num_blocks * block_size)).tobytes())
+    tokens = request.known_tokens(len(digests) * block_size, num_blocks * block_size)
+    packed = struct.pack(f"{len(tokens)}i", *tokens)
     digest = digests[-1] if digests else root_digest(request.cache_salt)
     size = 4 * block_size
-    for start in range(0, len(tokens), size):
-        digest = blake2b(tokens[start : start + size], digest_size=DIGEST_BYTES, key=digest).digest()
+    for start in range(0, len(packed), size):
+        # Always as many bytes of the digest before, so that they cannot be taken for tokens.
+        digest = blake2b(digest + packed[start : start + size], digest_size=DIGEST_BYTES).digest()
         digests.append(digest)
     return digests

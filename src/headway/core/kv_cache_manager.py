@@ -24,6 +24,8 @@ with the same tokens gets a copy of it, since the rest of it is going to differ.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from headway.core.block_hash import extend_digests, root_digest
 from headway.core.block_pool import BlockPool
 from headway.core.cached_block import CachedBlock
@@ -37,12 +39,12 @@ from headway.core.scheduler_output import NO_MOVES, BlockMoves
 class _Holding:
     """What an admitted request has."""
 
-    __slots__ = ("announced", "cached", "promised", "table")
+    __slots__ = ("announced", "num_cached", "promised", "table")
 
     def __init__(self) -> None:
         self.table: list[int] = []
         self.promised = 0  # blocks it still needs for the tokens it came with
-        self.cached: list[CachedBlock] = []  # the first blocks of its table, as far as they are in the cache
+        self.num_cached = 0  # how many of its first blocks are in the cache
         self.announced = 0  # how many of its first blocks it is going to put there
 
 
@@ -66,7 +68,8 @@ class KVCacheManager:
         self.host_tier = host_tier
         self.restore_choice = RestoreChoice(restore_block_s=restore_block_s)
         self._holdings: dict[str, _Holding] = {}
-        self._kept: dict[int, CachedBlock] = {}  # every cached block by its id, whether in use or idle
+        num_places = 0 if prefix_cache is None else num_blocks
+        self._blocks = [CachedBlock(block_id) for block_id in range(num_places)]  # by their ids, cached or not
         self._moved_out: list[tuple[int, int]] = []  # these three as in `BlockMoves`, for the next step
         self._copied: list[tuple[int, int]] = []
         self._moved_in: list[tuple[int, int]] = []
@@ -121,7 +124,7 @@ class KVCacheManager:
     @property
     def kept_blocks(self) -> dict[int, CachedBlock]:
         """All cached blocks by their id, whether a request uses them or not."""
-        return dict(self._kept)
+        return {block.block_id: block for block in self._blocks if block.is_cached}
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens occupy."""
@@ -135,7 +138,7 @@ class KVCacheManager:
     def cached_blocks(self, request_id: str) -> tuple[CachedBlock, ...]:
         """The first blocks of a request's table, as far as they are in the prefix cache."""
         holding = self._holdings.get(request_id)
-        return () if holding is None else tuple(holding.cached)
+        return () if holding is None else tuple(self._blocks[i] for i in holding.table[: holding.num_cached])
 
     def num_announced_blocks(self, request_id: str) -> int:
         """How many of its first blocks a request has said it is going to put into the prefix cache."""
@@ -179,9 +182,9 @@ class KVCacheManager:
         for block in found:
             self.pool.share(block.block_id)
         cache.use(found)
-        for place, block in enumerate(found):
-            self._pin(request, place, block, cache)
-        holding.cached = found
+        if request.cache_ttl_s:
+            self._pin(request, found, cache)
+        holding.num_cached = len(found)
         holding.table = [block.block_id for block in found]
         digests = extend_digests(request, self.block_size, request.num_known_tokens // self.block_size)
         self._restore(request, holding, digests[len(found) : self._most_shared(request)])
@@ -273,83 +276,81 @@ class KVCacheManager:
         cache = self.prefix_cache
         if cache is None or holding is None:
             return
-        num_full = num_tokens // self.block_size
-        cached = holding.cached
-        if len(cached) >= num_full:
+        num_full, num_before = num_tokens // self.block_size, holding.num_cached
+        if num_before >= num_full:
             return
-        num_before, table = len(cached), holding.table
         digests = extend_digests(request, self.block_size, num_full)
-        self._drop_tail(table[num_before])  # only the first can have been a tail
+        above = self._last_cached(holding)
+        self._drop_tail(self._blocks[holding.table[num_before]], cache)  # only the first can have been a tail
         for place in range(num_before, num_full):
-            block = cache.insert(digests[place], table[place], cached[-1] if cached else None)
-            if block is None:
+            block = self._blocks[holding.table[place]]
+            if not cache.insert(block, digests[place], above):
                 # Another request was first. What this one has from here on is its own copy: it cannot hang below the
                 # other's block, which this one does not hold.
                 self._withdraw(request, holding)
-                return
-            self._kept[block.block_id] = block
-            cached.append(block)
-            if request.cache_ttl_s:
-                self._pin(request, place, block, cache)
-        cache.withdraw(digests[num_before:num_full], request.request_id)
+                break
+            above = block
+            holding.num_cached += 1
+        else:
+            if num_before < holding.announced:
+                cache.withdraw(digests[num_before:num_full], request.request_id)
+        if request.cache_ttl_s:
+            self._pin(request, self.cached_blocks(request.request_id)[num_before:], cache)
 
-    def _pin(self, request: Request, place: int, block: CachedBlock, cache: PrefixCache) -> None:
-        """Keep a block for as long as the request asks, whether it was computed or found, if it is of the prompt."""
-        if request.cache_ttl_s and place < request.num_prompt_tokens // self.block_size:
-            cache.pin(block, request.cache_ttl_s)
+    def _last_cached(self, holding: _Holding) -> CachedBlock | None:
+        """The block that the next one of a request hangs below."""
+        return self._blocks[holding.table[holding.num_cached - 1]] if holding.num_cached else None
+
+    def _pin(self, request: Request, blocks: Iterable[CachedBlock], cache: PrefixCache) -> None:
+        """Keep blocks for as long as the request asks, whether computed or found, as far as they are of its prompt."""
+        for block in blocks:
+            if block.depth < request.num_prompt_tokens // self.block_size:
+                cache.pin(block, request.cache_ttl_s)
 
     def keep_tail(self, request: Request, num_tokens: int) -> None:
         """Let others start from a copy of the request's last block, of which so many tokens in all are computed."""
         holding = self._holdings.get(request.request_id)
         cache = self.prefix_cache
         num_full, num_in_tail = divmod(num_tokens, self.block_size)
-        if cache is None or holding is None or not num_in_tail or len(holding.cached) != num_full:
+        if cache is None or holding is None or not num_in_tail or holding.num_cached != num_full:
             return
-        block_id = holding.table[num_full]
-        self._drop_tail(block_id)
+        block = self._blocks[holding.table[num_full]]
+        self._drop_tail(block, cache)
         before = self._digest_before(request, num_full)
         tokens = request.known_tokens(num_full * self.block_size, num_tokens)
-        block = cache.insert_tail(before, tokens, block_id, holding.cached[-1] if holding.cached else None)
-        if block is None:
+        if not cache.insert_tail(block, before, tokens, self._last_cached(holding)):
             return
-        self._kept[block_id] = block
         surplus = cache.surplus_tail(before)
         if surplus is not None and cache.forget(surplus):
-            self._forget(surplus.block_id)
+            self.pool.put_back(surplus.block_id)
 
-    def _drop_tail(self, block_id: int) -> None:
+    def _drop_tail(self, block: CachedBlock, cache: PrefixCache) -> None:
         """Forget what was kept of a block that is not full, since there is more in it by now."""
-        block = self._kept.get(block_id)
-        if block is not None and block.tail is not None:
-            assert self.prefix_cache is not None
-            self.prefix_cache.drop_tail(block)
-            del self._kept[block_id]
+        if block.is_cached and block.tail is not None:
+            cache.drop_tail(block)
 
     def _take(self, num_blocks: int) -> list[int] | None:
         """So many blocks, kept ones given up where free ones do not suffice; `None` if there are not enough."""
-        num_missing = num_blocks - self.pool.num_free_blocks
-        if num_missing > 0:
-            if num_missing > self.num_idle_blocks:
-                return None
-            for _ in range(num_missing):
-                self._give_up_one()
-        return self.pool.allocate(num_blocks)
+        num_free = self.pool.num_free_blocks
+        if num_blocks <= num_free:
+            return self.pool.allocate(num_blocks)
+        if num_blocks > self.num_available_blocks:
+            return None
+        taken = (self.pool.allocate(num_free) if num_free else None) or []
+        return taken + self._take_kept(num_blocks - num_free)
 
-    def _give_up_one(self) -> None:
-        """Give up the kept block that is worth least; a full one may go to the host."""
+    def _take_kept(self, num_blocks: int) -> list[int]:
+        """The kept blocks that are worth least, given up by the cache; full ones may go to the host."""
         assert self.prefix_cache is not None
-        block = self.prefix_cache.evict()
-        assert block is not None
-        if self.host_tier is not None and block.tail is None:
-            slot = self.host_tier.put(block.digest)
-            if slot is not None:
-                self._moved_out.append((block.block_id, slot))
-        self._forget(block.block_id)
-
-    def _forget(self, block_id: int) -> None:
-        """A block that nobody uses is not in the prefix cache any more."""
-        del self._kept[block_id]
-        self.pool.put_back(block_id)
+        taken = []
+        for block in self.prefix_cache.evict(num_blocks):
+            if self.host_tier is not None and block.tail is None:
+                slot = self.host_tier.put(block.digest)
+                if slot is not None:
+                    self._moved_out.append((block.block_id, slot))
+            self.pool.share(block.block_id)
+            taken.append(block.block_id)
+        return taken
 
     # ---- moving ---------------------------------------------------------------------------------------------------
 
@@ -384,14 +385,12 @@ class KVCacheManager:
 
     def _release(self, block_id: int, *, keep: bool) -> None:
         """A block has lost its last owner."""
-        block = self._kept.get(block_id)
-        if block is None:
-            self.pool.put_back(block_id)
-            return
-        assert self.prefix_cache is not None
-        self.prefix_cache.let_go(block)
-        if not keep and self.prefix_cache.forget(block):
-            self._forget(block_id)
+        cache = self.prefix_cache
+        if cache is not None and (block := self._blocks[block_id]).is_cached:
+            cache.let_go(block)
+            if keep or not cache.forget(block):
+                return
+        self.pool.put_back(block_id)
 
     def _withdraw(self, request: Request, holding: _Holding) -> None:
         if self.prefix_cache is not None and holding.announced:

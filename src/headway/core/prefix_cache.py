@@ -144,32 +144,28 @@ class PrefixCache:
 
     # ---- coming and going -----------------------------------------------------------------------------------------
 
-    def insert(self, digest: bytes, block_id: int, parent: CachedBlock | None) -> CachedBlock | None:
-        """Keep a block that a request has just computed and still uses. `None` if there is one like it already."""
+    def insert(self, block: CachedBlock, digest: bytes, parent: CachedBlock | None) -> bool:
+        """Keep a block that a request has just computed and still uses. False if there is one like it already."""
         if digest in self._blocks:
-            return None
-        block = CachedBlock(digest, block_id, parent)
-        if parent is not None:
-            parent.num_children += 1
+            return False
+        block.enter(digest, parent)
         self._blocks[digest] = block
         self.stats.num_inserted_blocks += 1
-        return block
+        return True
 
     def insert_tail(
-        self, before: bytes, tokens: tuple[int, ...], block_id: int, parent: CachedBlock | None
-    ) -> CachedBlock | None:
-        """Keep a block that is not full and that a request still uses. `None` if there is one like it already, or too
+        self, block: CachedBlock, before: bytes, tokens: tuple[int, ...], parent: CachedBlock | None
+    ) -> bool:
+        """Keep a block that is not full and that a request still uses. False if there is one like it already, or too
         many others that are in use."""
         digest = tail_digest(before, tokens)
         tails = self._tails.setdefault(before, {})
-        if digest in tails or (len(tails) >= MAX_TAILS and all(not block.is_idle for block in tails.values())):
-            return None
-        block = CachedBlock(digest, block_id, parent, tail=tokens, before=before)
-        if parent is not None:
-            parent.num_children += 1
+        if digest in tails or (len(tails) >= MAX_TAILS and all(not tail.is_idle for tail in tails.values())):
+            return False
+        block.enter(digest, parent, tail=tokens, before=before)
         self._blocks[digest] = tails[digest] = block
         self.stats.num_inserted_blocks += 1
-        return block
+        return True
 
     def surplus_tail(self, before: bytes) -> CachedBlock | None:
         """The oldest idle tail behind this digest, if there are too many."""
@@ -193,23 +189,34 @@ class PrefixCache:
         self._num_idle += 1
         self._touch(block)
 
-    def evict(self) -> CachedBlock | None:
-        """Forget the block that is worth least. Returns what it was, or `None` if nothing is idle."""
+    def evict(self, num_blocks: int) -> list[CachedBlock]:
+        """Forget so many blocks, each time the one that is worth least. Returns what they were: fewer, if no more are
+        idle."""
         self._unpin_expired()
-        while self._candidates:
-            _, key, _, version, block = heapq.heappop(self._candidates)
+        evicted: list[CachedBlock] = []
+        candidates, above = self._candidates, None
+        while len(evicted) < num_blocks and (candidates or above is not None):
+            # Mostly the block above the last one is next: it was let go just after it. Then the heap stays as it is.
+            least = heapq.heappop(candidates) if above is None else heapq.heappushpop(candidates, above)
+            above = None
+            _, key, _, version, block = least
             if version == block.version and block.num_children == 0:
                 self.policy.evicted(key)
-                self.stats.num_evicted_blocks += 1
-                self._remove(block)
-                return block
-        return None
+                evicted.append(block)
+                parent = self._remove(block)
+                above = None if parent is None else self._candidate(parent)
+        if above is not None:
+            heapq.heappush(candidates, above)
+        self.stats.num_evicted_blocks += len(evicted)
+        return evicted
 
     def forget(self, block: CachedBlock) -> bool:
         """Forget an idle leaf that must not be found again. Returns whether it was one."""
         if not block.is_idle or block.num_children:
             return False
-        self._remove(block)
+        parent = self._remove(block)
+        if parent is not None:
+            self._offer(parent)
         return True
 
     def check_candidates(self) -> None:
@@ -227,21 +234,22 @@ class PrefixCache:
         if block.num_children == 0:
             self._offer(block)
 
-    def _remove(self, block: CachedBlock) -> None:
+    def _remove(self, block: CachedBlock) -> CachedBlock | None:
+        """Take an idle leaf out of the tree. Returns the block above it, if that is an idle leaf now."""
         block.is_idle = False
         self._num_idle -= 1
         self._unlink(block)
+        parent = block.parent
+        return parent if parent is not None and parent.is_idle and parent.num_children == 0 else None
 
     def _unlink(self, block: CachedBlock) -> None:
         del self._blocks[block.digest]
+        block.is_cached = False
         block.version += 1
         if block.tail is not None:
             self._forget_tail(block)
-        parent = block.parent
-        if parent is not None:
-            parent.num_children -= 1
-            if parent.num_children == 0 and parent.is_idle:
-                self._offer(parent)
+        if block.parent is not None:
+            block.parent.num_children -= 1
 
     def _forget_tail(self, block: CachedBlock) -> None:
         before = block.before
@@ -252,14 +260,17 @@ class PrefixCache:
 
     def _offer(self, block: CachedBlock) -> None:
         """An idle leaf may be given up from now on."""
+        heapq.heappush(self._candidates, self._candidate(block))
+        if max(len(self._candidates), len(self._pins)) > 2 * len(self._blocks) + 64:
+            self._clean_up()
+
+    def _candidate(self, block: CachedBlock) -> _Candidate:
+        """An idle leaf as it stands among the others."""
         self._num_pushed += 1
         is_pinned = block.pinned_until_s > self.now_s
         if is_pinned:
             heapq.heappush(self._pins, (block.pinned_until_s, self._num_pushed, block.version, block))
-        candidate = (is_pinned, block.worth, self._num_pushed, block.version, block)
-        heapq.heappush(self._candidates, candidate)
-        if max(len(self._candidates), len(self._pins)) > 2 * len(self._blocks) + 64:
-            self._clean_up()
+        return (is_pinned, block.worth, self._num_pushed, block.version, block)
 
     def _unpin_expired(self) -> None:
         while self._pins and self._pins[0][0] <= self.now_s:

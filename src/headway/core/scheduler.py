@@ -59,8 +59,9 @@ class LaunchedStep(NamedTuple):
     output: SchedulerOutput
     requests: tuple[Request, ...]
     """One for each of `output.scheduled`, in the same order."""
-    preempted: set[Request]
-    """Those of them whose blocks were taken away since."""
+    keeps: dict[Request, ScheduledRequest]
+    """Shares that bring something for the prefix cache if the step succeeds: they fill a block or complete a prompt.
+    Who is preempted meanwhile is taken out, since its blocks are not its own any more."""
 
 
 @dataclass(slots=True)
@@ -69,6 +70,7 @@ class _StepPlan:
 
     budget: TokenBudget
     scheduled: dict[Request, ScheduledRequest] = field(default_factory=dict)
+    keeps: dict[Request, ScheduledRequest] = field(default_factory=dict)  # as in `LaunchedStep`
     admitted: list[NewRequest] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
 
@@ -179,28 +181,22 @@ class Scheduler:
             return []
         step = self._landed(output)
         requests = step.requests
-        block_size = 0 if self.kv_cache.prefix_cache is None else self.kv_cache.block_size
         if duration_s is not None:
             # Each request takes part with one token at least; what tells a step with prompts are the others.
             num_chunk_tokens = output.num_scheduled_tokens - len(output.scheduled)
             self.pace.observe(num_chunk_tokens=num_chunk_tokens, duration_s=duration_s)
         if output.moves.moved_out and _all_failed(output, result):
             self.kv_cache.distrust(output.moves)
+        self._keep_computed(step, result)
         updates = _prompt_logprobs(requests, result) if result.prompt_logprobs else []
         for request, share in zip(requests, output.scheduled):
             sampled = result.sampled.get(share.request_id)
             if sampled is None and share.samples:
                 sampled = _NO_TOKEN
-            num_computed = share.num_computed_tokens + share.num_tokens
-            # What can be kept of it: a block that it has filled, and the last one of the prompt.
-            if block_size and (
-                num_computed % block_size < share.num_tokens or num_computed == request.num_prompt_tokens
-            ):
-                self._keep_computed(step, request, num_computed, sampled)
             if sampled is None:
                 continue
             if request.status is _RUNNING or request.status is _PREEMPTED:
-                updates.append(self._append(request, sampled, num_computed))
+                updates.append(self._append(request, sampled, share))
         return updates
 
     # ---- the parts of schedule() ----------------------------------------------------------------------------------
@@ -213,6 +209,7 @@ class Scheduler:
         """
         longer = []
         scheduled, preempted, block_size = plan.scheduled, plan.preempted, self.kv_cache.block_size
+        has_cache, last_offset = self.kv_cache.prefix_cache is not None, block_size - 1
         num_taken = 0
         for request in self.running.copy():
             if preempted and request.status is not _RUNNING:  # it had to give way to one before it
@@ -223,9 +220,12 @@ class Scheduler:
                 longer.append(request)
             elif num_computed == request.max_kv_tokens:  # its last token is on the way
                 continue
-            elif num_computed % block_size:
-                scheduled[request] = make_tuple(ScheduledRequest, (request.request_id, 1, num_computed, (), True))
+            elif offset := num_computed % block_size:
+                share = make_tuple(ScheduledRequest, (request.request_id, 1, num_computed, (), True))
+                scheduled[request] = share
                 num_taken += 1
+                if has_cache and (offset == last_offset or num_computed + 1 == request.num_prompt_tokens):
+                    plan.keeps[request] = share
             else:
                 self._compute_more(plan, request)
         plan.budget.take(num_taken)
@@ -256,13 +256,15 @@ class Scheduler:
             new_block_ids = self.kv_cache.allocate(request, num_tokens)
             assert new_block_ids is not None
         plan.budget.take(num_tokens)
-        plan.scheduled[request] = ScheduledRequest(
-            request.request_id,
-            num_tokens,
-            request.num_computed_tokens,
-            tuple(new_block_ids),
-            samples=num_tokens == num_remaining,
+        num_computed = request.num_computed_tokens
+        plan.scheduled[request] = share = ScheduledRequest(
+            request.request_id, num_tokens, num_computed, tuple(new_block_ids), samples=num_tokens == num_remaining
         )
+        end = num_computed + num_tokens
+        if self.kv_cache.prefix_cache is not None and (
+            end % self.kv_cache.block_size < num_tokens or end == request.num_prompt_tokens
+        ):
+            plan.keeps[request] = share
 
     def _make_room(self, plan: _StepPlan, request: Request) -> int:
         """How many more tokens fit. Others give way until one does; 0 if the request had to give way itself."""
@@ -319,9 +321,10 @@ class Scheduler:
         request.move_to(RequestStatus.PREEMPTED)
         self._stop_running(request)
         for step in self.in_flight:
-            step.preempted.add(request)
+            step.keeps.pop(request, None)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
+        plan.keeps.pop(request, None)
         already_scheduled = plan.scheduled.pop(request, None)
         if already_scheduled is not None:
             plan.budget.refund(already_scheduled.num_tokens)
@@ -355,7 +358,7 @@ class Scheduler:
         self._preempted_request_ids.clear()
         self._finished_request_ids.clear()
         self._num_steps += 1
-        self.in_flight.append(LaunchedStep(output, tuple(plan.scheduled), set()))
+        self.in_flight.append(LaunchedStep(output, tuple(plan.scheduled), plan.keeps))
         return output
 
     def _running_key(self, request: Request) -> tuple[object, int]:
@@ -369,18 +372,19 @@ class Scheduler:
             raise RuntimeError(f"the result of step {output.step_id} came out of order or twice")
         return self.in_flight.popleft()
 
-    def _keep_computed(
-        self, step: LaunchedStep, request: Request, num_computed: int, sampled: SampledTokens | None
-    ) -> None:
+    def _keep_computed(self, step: LaunchedStep, result: ModelRunnerOutput) -> None:
         """Others may find what this step has computed, from now on: it is there for sure, and it was no failure."""
-        is_good = sampled is None or sampled.error is None
-        if is_good and request.status is _RUNNING and request not in step.preempted:
-            self.kv_cache.keep_computed(request, num_computed)
-            if num_computed == request.num_prompt_tokens:
-                self.kv_cache.keep_tail(request, num_computed)
+        for request, share in step.keeps.items():
+            sampled = result.sampled.get(share.request_id)
+            has_failed = share.samples if sampled is None else sampled.error is not None
+            if not has_failed and request.status is _RUNNING:
+                num_computed = share.num_computed_tokens + share.num_tokens
+                self.kv_cache.keep_computed(request, num_computed)
+                if num_computed == request.num_prompt_tokens:
+                    self.kv_cache.keep_tail(request, num_computed)
 
-    def _append(self, request: Request, sampled: SampledTokens, num_computed: int) -> RequestUpdate:
-        """Give a live request its new tokens, up to one that ends it. So many tokens were computed to get them."""
+    def _append(self, request: Request, sampled: SampledTokens, share: ScheduledRequest) -> RequestUpdate:
+        """Give a live request the new tokens that its share of a step has brought, up to one that ends it."""
         token_ids, logprobs, error = sampled
         finish_status = None if error is None else RequestStatus.FINISHED_ERROR
         for num_taken, token_id in enumerate(token_ids):
@@ -390,7 +394,7 @@ class Scheduler:
             finish_status = request.append_output_token(token_id)
         if finish_status is not None:
             if error is None and request.status is _RUNNING:
-                self.kv_cache.keep_tail(request, num_computed)
+                self.kv_cache.keep_tail(request, share.num_computed_tokens + share.num_tokens)
             self.finish_request(request.request_id, finish_status)
         return make_tuple(RequestUpdate, (request.request_id, token_ids, logprobs, finish_status, error, None))
 

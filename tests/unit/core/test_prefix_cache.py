@@ -17,9 +17,16 @@ def key(name: str) -> bytes:
 
 
 def insert(cache: PrefixCache, name: str, parent: CachedBlock | None = None) -> CachedBlock:
-    block = cache.insert(key(name), len(cache), parent)
-    assert block is not None
+    block = CachedBlock(len(cache))
+    assert cache.insert(block, key(name), parent)
     return block
+
+
+def insert_tail(
+    cache: PrefixCache, before: bytes, tokens: tuple[int, ...], parent: CachedBlock | None = None
+) -> CachedBlock | None:
+    block = CachedBlock(len(cache))
+    return block if cache.insert_tail(block, before, tokens, parent) else None
 
 
 def chain(cache: PrefixCache, *names: str) -> list[CachedBlock]:
@@ -39,8 +46,8 @@ def let_go(cache: PrefixCache, blocks: list[CachedBlock]) -> None:
 
 def evict_all(cache: PrefixCache) -> list[str]:
     names = []
-    while (block := cache.evict()) is not None:
-        names.append(block.digest.decode())
+    while blocks := cache.evict(1):
+        names.append(blocks[0].digest.decode())
         cache.check_candidates()
     return names
 
@@ -77,7 +84,7 @@ def test_nothing_in_use_is_given_up() -> None:
     used, idle = chain(cache, "a", "b"), chain(cache, "c")
     let_go(cache, idle)
     assert evict_all(cache) == ["c"]
-    assert cache.evict() is None
+    assert cache.evict(1) == []
     let_go(cache, used)
     assert evict_all(cache) == ["b", "a"]
 
@@ -95,7 +102,7 @@ def test_a_random_tree_is_never_split() -> None:
             blocks = in_use.pop()  # the last one: nobody uses what hangs below its own blocks
             let_go(cache, blocks)
         else:
-            cache.evict()
+            cache.evict(rng.randint(1, 3))
         names = {block.digest.decode() for block in cache}
         assert all(name[:-1] in names for name in names if len(name) > 1), "a chain is split"
         assert cache.num_idle_blocks == sum(block.is_idle for block in cache)
@@ -165,8 +172,8 @@ def test_a_pin_that_is_renewed_in_use_counts_when_the_block_is_let_go_again() ->
 
 def test_the_tail_with_most_tokens_in_common_is_found_and_the_oldest_of_equals() -> None:
     cache = PrefixCache()
-    for place, tokens in enumerate([(1, 2), (1, 2, 3), (1, 2, 9), (7,)]):
-        cache.insert_tail(b"before", tokens, place, None)
+    for tokens in [(1, 2), (1, 2, 3), (1, 2, 9), (7,)]:
+        insert_tail(cache, b"before", tokens)
     block, num_equal = cache.find_tail(b"before", (1, 2, 5, 5))
     assert block is not None and (block.block_id, num_equal) == (0, 2)
     block, num_equal = cache.find_tail(b"before", (1, 2, 9))
@@ -178,21 +185,21 @@ def test_the_tail_with_most_tokens_in_common_is_found_and_the_oldest_of_equals()
 def test_a_tail_goes_before_the_block_it_hangs_below() -> None:
     cache = PrefixCache()
     (block,) = chain(cache, "a")
-    tail = cache.insert_tail(block.digest, (1, 2), 1, block)
+    tail = insert_tail(cache, block.digest, (1, 2), block)
     assert tail is not None
     let_go(cache, [block, tail])
-    assert cache.evict() is tail
+    assert cache.evict(1) == [tail]
     assert cache.find_tail(block.digest, (1, 2)) == (None, 0)
-    assert cache.evict() is block
+    assert cache.evict(1) == [block]
 
 
 def test_there_are_never_too_many_tails_to_look_through() -> None:
     cache = PrefixCache()
-    tails = [cache.insert_tail(b"before", (number,), number, None) for number in range(MAX_TAILS)]
-    assert cache.insert_tail(b"before", (MAX_TAILS,), MAX_TAILS, None) is None, "all are in use"
+    tails = [insert_tail(cache, b"before", (number,)) for number in range(MAX_TAILS)]
+    assert insert_tail(cache, b"before", (MAX_TAILS,)) is None, "all are in use"
     assert tails[3] is not None
     cache.let_go(tails[3])
-    assert cache.insert_tail(b"before", (MAX_TAILS,), MAX_TAILS, None) is not None
+    assert insert_tail(cache, b"before", (MAX_TAILS,)) is not None
     assert cache.surplus_tail(b"before") is tails[3]
 
 
@@ -214,7 +221,7 @@ def test_a_block_is_on_its_way_from_who_said_so_first_until_that_one_is_done() -
 def test_the_same_block_is_kept_once() -> None:
     cache = PrefixCache()
     first = insert(cache, "a")
-    assert cache.insert(b"a", 7, None) is None
+    assert not cache.insert(CachedBlock(7), b"a", None)
     assert cache.find([b"a"]) == [first]
     assert cache.stats.num_inserted_blocks == 1
 
@@ -251,7 +258,7 @@ def test_cost_of_using_and_giving_up_does_not_grow_with_the_cache() -> None:
             for number in range(200):
                 cache.use(blocks[-1])
                 let_go(cache, blocks[-1])
-                cache.evict()
+                cache.evict(1)
                 let_go(cache, chain(cache, f"{turn} {number}"))
             best = min(best, time.perf_counter() - started)
         return best
@@ -272,5 +279,43 @@ def test_lists_stay_as_short_as_the_tree_however_often_blocks_are_used() -> None
         blocks = chain(cache, f"short-lived {number}")
         cache.pin(blocks[0], 86_400)
         let_go(cache, blocks)
-        cache.evict()
+        cache.evict(1)
     assert len(cache._candidates) < 100 and len(cache._pins) < 100
+
+
+def test_a_block_that_comes_back_begins_anew_and_what_was_planned_for_it_is_void() -> None:
+    """Whoever holds a block's memory next has the same `CachedBlock`: old hits, pins and candidates are not its own."""
+    cache = PrefixCache()
+    (block,) = chain(cache, "old")
+    tail = insert_tail(cache, block.digest, (1,), block)
+    assert tail is not None
+    cache.pin(tail, 60)
+    let_go(cache, [block, tail])
+    cache.use([block, tail])
+    assert tail.num_hits == 1
+    cache.drop_tail(tail)
+    assert not tail.is_cached
+    assert cache.insert(tail, b"new", None)
+    assert (tail.num_hits, tail.pinned_until_s, tail.depth, tail.tail, tail.parent) == (0, 0.0, 0, None, None)
+    let_go(cache, [block])
+    assert evict_all(cache) == ["old"], "the other is in use"
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3, 5, 9])
+def test_giving_up_many_at_once_is_giving_up_one_after_another(num_blocks: int) -> None:
+    def filled() -> PrefixCache:
+        rng, cache = random.Random(3), PrefixCache()
+        for number in range(12):
+            path = "".join(rng.choice("01") for _ in range(rng.randint(1, 5)))
+            blocks = chain(cache, *(path[:end] for end in range(1, len(path) + 1)))
+            if number % 4 == 0:
+                cache.pin(blocks[-1], 10)
+            let_go(cache, blocks)
+        return cache
+
+    together, cache = [], filled()
+    while blocks := cache.evict(num_blocks):
+        together += [block.digest.decode() for block in blocks]
+        cache.check_candidates()
+    assert together == evict_all(filled())
+    assert cache.stats.num_evicted_blocks == len(together)
