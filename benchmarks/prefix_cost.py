@@ -15,7 +15,6 @@ the step's as `--step-ms`, unless this is the host of an H200.
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import random
 import statistics
@@ -32,6 +31,7 @@ from headway.core import (
     Scheduler,
     create_eviction_policy,
 )
+from headway.engine.collector import spare_the_collector
 
 NUM_REMEMBERED = 64
 NANO_STEP_MS = 5.6
@@ -91,12 +91,10 @@ def measure(sides: dict[str, Step], *, num_rounds: int, num_steps: int) -> dict[
     for step in sides.values():
         for _ in range(1500):  # until the cache is full and who began together has parted
             step()
-    gc.collect()
-    gc.freeze()  # the tree is live data; walking it again is not what is measured
+    spare_the_collector()  # as the engine does
     for _ in range(num_rounds):
         for name, step in sides.items():
             rounds[name].append(1e6 * statistics.fmean(step() for _ in range(num_steps)))
-    gc.unfreeze()
     return {name: statistics.median(values) for name, values in rounds.items()}
 
 

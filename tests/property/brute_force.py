@@ -26,6 +26,10 @@ class Entry:
     skips: int = 0
     stay: int = 0
     """How often it has entered the batch."""
+    came_with: int = 0
+    """Tokens that it had then."""
+    landed: int = 0
+    """Tokens that steps of this stay have computed, and their results have come."""
     preemptions: int = 0
     shared: list[Prefix] = field(default_factory=list)
     """Its first blocks, as far as they are cached."""
@@ -181,6 +185,7 @@ class BruteForceScheduler:
     def admit(self, step: Step, entry: Entry) -> None:
         entry.skips = 0
         entry.stay += 1
+        entry.came_with, entry.landed = entry.tokens, 0
         entry.reserved = self.blocks(entry.tokens)
         if self.cache is not None:
             self.start_from_cache(step, entry, self.cache)
@@ -240,14 +245,25 @@ class BruteForceScheduler:
         return token_s is None or self.restore_block_s < self.block_size * token_s
 
     def keep(self, share: Share) -> None:
-        """A share has been computed for sure: full blocks are cached, those that came from the host once the prompt is
-        complete or another has been filled; and the tail of a prompt that is complete."""
-        entry, cache = share.entry, self.cache
-        if cache is None or entry not in self.entries or entry.name not in self.running or entry.stay != share.stay:
+        """A share has been computed for sure. Of what its request came with, full blocks are cached, those that came
+        from the host once all is there or another block has been filled; and the tail of a prompt that is complete."""
+        entry = share.entry
+        if entry not in self.entries or entry.name not in self.running or entry.stay != share.stay:
             return
+        entry.landed = share.end
+        fills_block = share.end // self.block_size > share.start // self.block_size
         is_prompt_complete = share.end == len(entry.prompt)
-        if share.end // self.block_size > share.start // self.block_size or is_prompt_complete:
-            for prefix in cache.full_blocks(entry.salt, entry.known[: share.end])[len(entry.shared) :]:
+        is_all = share.start < entry.came_with == share.end
+        if (fills_block and share.start < entry.came_with) or is_prompt_complete or is_all:
+            self.keep_full(entry, share.end)
+        if is_prompt_complete:
+            self.keep_tail(entry, share.end)
+
+    def keep_full(self, entry: Entry, end: int) -> None:
+        """Cache all full blocks among the first `end` tokens."""
+        cache = self.cache
+        if cache is not None:
+            for prefix in cache.full_blocks(entry.salt, entry.known[:end])[len(entry.shared) :]:
                 if entry.tail is not None and cache.parent(prefix) == cache.parent(entry.tail):
                     self.drop_tail(entry)
                 if not cache.insert(prefix):
@@ -258,8 +274,6 @@ class BruteForceScheduler:
                     del cache.on_their_way[prefix]
                 if entry.ttl and len(prefix[1]) <= len(entry.prompt):
                     cache.pin(prefix, entry.ttl)
-        if is_prompt_complete:
-            self.keep_tail(entry, share.end)
 
     def keep_tail(self, entry: Entry, end: int) -> None:
         if self.cache is None or not end % self.block_size or len(entry.shared) != end // self.block_size:
@@ -307,6 +321,7 @@ class BruteForceScheduler:
         entry.output.append(token)
         if token == stop_token or len(entry.known) >= entry.limit:
             if entry.name in self.running:
+                self.keep_full(entry, computed)
                 self.keep_tail(entry, computed)
             self.remove(entry.name)
             return True
@@ -318,7 +333,10 @@ class BruteForceScheduler:
         self.entries.remove(entry)
 
     def leave(self, entry: Entry, *, keep: bool) -> None:
-        """Out of the batch, if it is in it: what only it has used is idle from now on, the last block first."""
+        """Out of the batch, if it is in it: what it has generated is cached, unless it has failed; what only it has
+        used is idle from now on, the last block first."""
+        if keep and entry.name in self.running:
+            self.keep_full(entry, entry.landed)
         self.running.discard(entry.name)
         entry.computed = 0
         blocks = [*entry.shared] if entry.tail is None else [*entry.shared, entry.tail]

@@ -36,7 +36,7 @@ def test_the_prefix_cache_does_what_the_brute_force_model_does(max_in_flight: in
     assert events["evicted although pinned"] >= 50
     assert events["preempted"] >= 10
     assert events["failed"] >= 20
-    assert max_in_flight == 1 or events["id used again in flight"] >= 20
+    assert max_in_flight == 1 or events["id used again in flight"] >= 15
     assert max_in_flight == 1 or events["late for a preempted one"] >= 5
 
 

@@ -271,7 +271,10 @@ class KVCacheManager:
         return num_blocks * self.block_size - request.num_computed_tokens
 
     def keep_computed(self, request: Request, num_tokens: int) -> None:
-        """The request's first `num_tokens` tokens have been computed: let others find its full blocks."""
+        """The request's first `num_tokens` tokens have been computed: let others find its full blocks.
+
+        For what it came with that is done as it is computed, for what it generates when it leaves: hardly anybody
+        begins with an answer before its end, and all blocks at once cost less than one at a time."""
         holding = self._holdings.get(request.request_id)
         cache = self.prefix_cache
         if cache is None or holding is None:

@@ -68,8 +68,10 @@ class Request:
         "max_kv_tokens",
         "max_total_tokens",
         "min_tokens",
+        "num_admitted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_landed_tokens",
         "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -123,6 +125,8 @@ class Request:
         self.num_pending_tokens = 0  # of these, what launched steps will sample
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
+        self.num_admitted_tokens = 0  # tokens it had when it entered the batch, all to be computed or found
+        self.num_landed_tokens = 0  # of these, what steps whose results have come have computed
         self.num_preemptions = 0
         self.num_skips = 0  # how many requests were admitted past this one while it did not fit
 

@@ -60,8 +60,8 @@ class LaunchedStep(NamedTuple):
     requests: tuple[Request, ...]
     """One for each of `output.scheduled`, in the same order."""
     keeps: dict[Request, ScheduledRequest]
-    """Shares that bring something for the prefix cache if the step succeeds: they fill a block or complete a prompt.
-    Who is preempted meanwhile is taken out, since its blocks are not its own any more."""
+    """Shares of tokens that requests came with, as far as others may find them if the step succeeds: they fill a block
+    or are the last. Who is preempted meanwhile is taken out, since its blocks are not its own any more."""
 
 
 @dataclass(slots=True)
@@ -196,7 +196,7 @@ class Scheduler:
             if sampled is None:
                 continue
             if request.status is _RUNNING or request.status is _PREEMPTED:
-                updates.append(self._append(request, sampled, share))
+                updates.append(self._append(request, sampled))
         return updates
 
     # ---- the parts of schedule() ----------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Scheduler:
         """
         longer = []
         scheduled, preempted, block_size = plan.scheduled, plan.preempted, self.kv_cache.block_size
-        has_cache, last_offset = self.kv_cache.prefix_cache is not None, block_size - 1
+        has_cache = self.kv_cache.prefix_cache is not None
         num_taken = 0
         for request in self.running.copy():
             if preempted and request.status is not _RUNNING:  # it had to give way to one before it
@@ -220,11 +220,11 @@ class Scheduler:
                 longer.append(request)
             elif num_computed == request.max_kv_tokens:  # its last token is on the way
                 continue
-            elif offset := num_computed % block_size:
+            elif num_computed % block_size:
                 share = make_tuple(ScheduledRequest, (request.request_id, 1, num_computed, (), True))
                 scheduled[request] = share
                 num_taken += 1
-                if has_cache and (offset == last_offset or num_computed + 1 == request.num_prompt_tokens):
+                if has_cache and num_computed < request.num_admitted_tokens:
                     plan.keeps[request] = share
             else:
                 self._compute_more(plan, request)
@@ -260,11 +260,11 @@ class Scheduler:
         plan.scheduled[request] = share = ScheduledRequest(
             request.request_id, num_tokens, num_computed, tuple(new_block_ids), samples=num_tokens == num_remaining
         )
-        end = num_computed + num_tokens
-        if self.kv_cache.prefix_cache is not None and (
-            end % self.kv_cache.block_size < num_tokens or end == request.num_prompt_tokens
-        ):
-            plan.keeps[request] = share
+        if self.kv_cache.prefix_cache is not None and num_computed < request.num_admitted_tokens:
+            end = num_computed + num_tokens
+            fills_block = end % self.kv_cache.block_size < num_tokens
+            if fills_block or end == request.num_prompt_tokens or end == request.num_admitted_tokens:
+                plan.keeps[request] = share
 
     def _make_room(self, plan: _StepPlan, request: Request) -> int:
         """How many more tokens fit. Others give way until one does; 0 if the request had to give way itself."""
@@ -309,6 +309,7 @@ class Scheduler:
         request.move_to(RequestStatus.RUNNING)
         request.num_skips = 0
         bisect.insort(self.running, request, key=self._running_key)
+        request.num_admitted_tokens, request.num_landed_tokens = request.num_tokens, 0
         block_ids, request.num_computed_tokens = self.kv_cache.admit(request)
         self._num_computed_tokens += request.num_computed_tokens
         if not request.num_preemptions:
@@ -333,8 +334,12 @@ class Scheduler:
         self.waiting.push(request)
 
     def _stop_running(self, request: Request) -> None:
+        """Out of the batch. Others may find what it has generated from now on, unless it has failed."""
         self.running.remove(request)
-        self.kv_cache.free(request, keep=request.status is not RequestStatus.FINISHED_ERROR)
+        keep = request.status is not RequestStatus.FINISHED_ERROR
+        if keep:
+            self.kv_cache.keep_computed(request, _num_landed(request))
+        self.kv_cache.free(request, keep=keep)
         self._num_computed_tokens -= request.num_computed_tokens
 
     def _commit(self, plan: _StepPlan) -> SchedulerOutput:
@@ -378,13 +383,13 @@ class Scheduler:
             sampled = result.sampled.get(share.request_id)
             has_failed = share.samples if sampled is None else sampled.error is not None
             if not has_failed and request.status is _RUNNING:
-                num_computed = share.num_computed_tokens + share.num_tokens
-                self.kv_cache.keep_computed(request, num_computed)
-                if num_computed == request.num_prompt_tokens:
-                    self.kv_cache.keep_tail(request, num_computed)
+                request.num_landed_tokens = share.num_computed_tokens + share.num_tokens
+                self.kv_cache.keep_computed(request, request.num_landed_tokens)
+                if request.num_landed_tokens == request.num_prompt_tokens:
+                    self.kv_cache.keep_tail(request, request.num_landed_tokens)
 
-    def _append(self, request: Request, sampled: SampledTokens, share: ScheduledRequest) -> RequestUpdate:
-        """Give a live request the new tokens that its share of a step has brought, up to one that ends it."""
+    def _append(self, request: Request, sampled: SampledTokens) -> RequestUpdate:
+        """Give a live request its new tokens, up to one that ends it."""
         token_ids, logprobs, error = sampled
         finish_status = None if error is None else RequestStatus.FINISHED_ERROR
         for num_taken, token_id in enumerate(token_ids):
@@ -394,9 +399,20 @@ class Scheduler:
             finish_status = request.append_output_token(token_id)
         if finish_status is not None:
             if error is None and request.status is _RUNNING:
-                self.kv_cache.keep_tail(request, share.num_computed_tokens + share.num_tokens)
+                self.kv_cache.keep_computed(request, _num_landed(request))
+                self.kv_cache.keep_tail(request, _num_landed(request))
             self.finish_request(request.request_id, finish_status)
         return make_tuple(RequestUpdate, (request.request_id, token_ids, logprobs, finish_status, error, None))
+
+
+def _num_landed(request: Request) -> int:
+    """Tokens of a running request that are in the cache for sure: no step that computes them is under way still.
+
+    Once it has got a token that is all but the last one, whose step has yet to come or has not yet landed.
+    """
+    if request.num_landed_tokens < request.num_admitted_tokens:
+        return request.num_landed_tokens
+    return request.num_known_tokens - 1
 
 
 def _all_failed(output: SchedulerOutput, result: ModelRunnerOutput) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import logging
 import os
 import time
@@ -20,6 +18,7 @@ from headway.core import (
     create_eviction_policy,
 )
 from headway.engine.beam_requests import BeamRequests
+from headway.engine.collector import spare_the_collector
 from headway.engine.engine_core import EngineCore
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
 from headway.engine.output_processor import OutputProcessor
@@ -100,7 +99,7 @@ class LLMEngine:
             progress=progress,
         )
         logger.info("memory plan\n%s", executor.plan)
-        _spare_the_collector()
+        spare_the_collector()
         return cls(config, executor=executor, tokenizer=tokenizer, model_config=checkpoint.config, plan=executor.plan)
 
     def prepare(
@@ -213,13 +212,6 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Free the model and its cache."""
         self.core.shutdown()
-
-
-def _spare_the_collector() -> None:
-    """What is loaded now stays; the garbage collector need not look at it again, least of all during a step."""
-    gc.collect()
-    gc.freeze()
-    atexit.register(gc.unfreeze)  # extension modules that count what is left at the end would call it leaked
 
 
 def _resolve_max_model_len(wanted: int | None, model: DecoderConfig) -> int:
