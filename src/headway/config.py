@@ -23,7 +23,11 @@ QUANTIZATIONS = ("auto", "none", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 EVICTION_POLICIES = ("lru", "cost")
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "bf16", "fp8", "int8", "int4")
-SCHEDULING_POLICIES = ("fcfs", "priority")
+SCHEDULING_POLICIES = ("fcfs", "priority", "sjf", "srpt", "ltr", "hrrn", "slo", "fair", "mlfq", "prefix")
+"""Each is a file of this name in headway/core/policy."""
+BATCHING_MODES = ("continuous", "dynamic", "static")
+PREFILL_MODES = ("chunked", "prefill-first", "decode-first")
+KV_ALLOCATIONS = ("paged", "contiguous-max")
 ATTENTION_BACKENDS = ("auto", "triton", "cpu", "torch_padded", "torch_reference")
 OVERLAPS = ("auto", "on", "off")
 
@@ -110,6 +114,12 @@ class CacheConfig:
         "least likely to be found again, learnt by how often blocks were found before and how deep they lie (cost).",
         choices=EVICTION_POLICIES,
     )
+    kv_allocation: str = option(
+        "paged",
+        "What memory a request takes. paged: blocks as it grows. contiguous-max: when it enters the batch, room for "
+        "max_model_len tokens, as engines without paging do; for comparison. It cannot share blocks: no prefix cache.",
+        choices=KV_ALLOCATIONS,
+    )
     kv_cache_dtype: str = option(
         "auto",
         "Number format of cached keys and values. auto: the model's own dtype, float16 where its weights are int8. fp8 "
@@ -132,8 +142,15 @@ class CacheConfig:
         _check_at_least(self, "host_cache_memory", 1)
         if self.host_cache_memory is not None and self.prefix_caching == "off":
             raise ConfigError("host_cache_memory keeps blocks of the prefix cache, and prefix_caching is off.")
+        if self.host_cache_memory is not None and self.kv_allocation != "paged":
+            raise ConfigError(f"host_cache_memory needs paged KV blocks, and kv_allocation is '{self.kv_allocation}'.")
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise ConfigError("kv_cache_memory and num_kv_blocks both size the KV cache; give one of them.")
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether there is a prefix cache."""
+        return self.prefix_caching == "on" and self.kv_allocation == "paged"
 
     def block_size_on(self, device: str) -> int:
         """Tokens per block on this kind of device. The memory unit of a GPU copies 64 tokens as one piece."""
@@ -176,8 +193,35 @@ class SchedulerConfig:
     )
     scheduling_policy: str = option(
         "fcfs",
-        "Who goes first and who gives way. fcfs: order of arrival. priority: the smallest priority number first.",
+        "Who goes first and who gives way (docs/policies.md).",
         choices=SCHEDULING_POLICIES,
+    )
+    batching: str = option(
+        "continuous",
+        "When requests enter and leave the batch. continuous: at any step. static: a batch is formed of what waits, "
+        "and nobody enters or leaves until its longest answer is done. dynamic: the same, but a batch waits until it "
+        "is full or batch_window_ms have passed, and its requests are of about the same length.",
+        choices=BATCHING_MODES,
+    )
+    batch_window_ms: float = option(
+        50.0, "With dynamic batching: how long the first request of a batch waits for others.", metavar="MS"
+    )
+    prefill_mode: str = option(
+        "chunked",
+        "How prompts are computed. chunked: in pieces beside the requests that generate. prefill-first: whole, in "
+        "steps of their own, before anybody generates. decode-first: whole, in steps of their own, when nobody does.",
+        choices=PREFILL_MODES,
+    )
+    starvation_ms: float = option(
+        300.0,
+        "A request that a policy lets others pass is lifted to the front of the queue when it has waited "
+        "starvation_stretch times as long as it would have in order of arrival, and so many milliseconds more. 0: "
+        "never.",
+        metavar="MS",
+    )
+    starvation_stretch: float = option(3.0, "See starvation_ms.")
+    max_preemptions: int = option(
+        4, "A request that has been preempted so often gives way only if all others have been, too."
     )
     max_head_skips: int = option(
         64,
@@ -197,7 +241,14 @@ class SchedulerConfig:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_chunk_tokens", "skip_window"):
             _check_at_least(self, name, 1)
         _check_at_least(self, "max_head_skips", 0)
-        _check_not_negative(self, "target_itl_ms")
+        _check_at_least(self, "max_preemptions", 1)
+        for name in ("target_itl_ms", "batch_window_ms", "starvation_ms", "starvation_stretch"):
+            _check_not_negative(self, name)
+        if self.batching == "dynamic" and self.scheduling_policy != "fcfs":
+            raise ConfigError(
+                "Dynamic batching groups requests by length, and its line is in no other order than that of arrival: "
+                f"scheduling_policy '{self.scheduling_policy}' does not go with it."
+            )
         self.limits_on("cpu")  # raises if the two limits contradict each other
 
     @property

@@ -155,7 +155,8 @@ class BruteForceScheduler:
                 self.make_free(step, self.blocks(entry.computed + given) - own)
                 step.tokens[entry.name] = given
                 return
-            victim = self.in_order(running=True)[-1]
+            running = self.in_order(running=True)
+            victim = ([e for e in running if e.preemptions < self.config.max_preemptions] or running)[-1]
             step.tokens.pop(victim.name, None)
             self.leave(victim, keep=True)
             victim.preemptions += 1

@@ -20,13 +20,15 @@ def check_invariants(scheduler: Scheduler) -> None:
 
 
 def _check_requests(scheduler: Scheduler) -> None:
-    running, waiting = scheduler.running, list(scheduler.waiting)
-    assert Counter(r.request_id for r in [*running, *waiting]) == Counter(scheduler.requests.keys()), (
-        "a live request is neither waiting nor running, or is both"
+    running, waiting, held = scheduler.running, list(scheduler.waiting), list(scheduler.held)
+    assert Counter(r.request_id for r in [*running, *waiting, *held]) == Counter(scheduler.requests.keys()), (
+        "a live request is neither waiting nor running nor held, or is two of these"
     )
-    assert len(running) <= scheduler.limits.max_num_seqs, "more requests run than max_num_seqs"
-    keys = [(scheduler.policy.key(r), r.arrival_index) for r in running]
-    assert keys == sorted(keys), "running requests are out of policy order"
+    assert len(running) + len(held) <= scheduler.limits.max_num_seqs, "more requests run than max_num_seqs"
+    keys = [(r.entry_key, r.queue_place, r.arrival_index) for r in running]
+    assert keys == sorted(keys), "running requests are out of order"
+    for request in held:
+        assert request.status is RequestStatus.HELD, f"{request} is held"
     for request in running:
         assert request.status is RequestStatus.RUNNING, f"{request} is in the running list"
         assert request.num_remaining_tokens >= 0, f"{request} has computed more than it has"
@@ -35,7 +37,7 @@ def _check_requests(scheduler: Scheduler) -> None:
         assert request.num_computed_tokens == 0, f"{request} waits but claims to be in the cache"
     slots = {
         (table[position // block_size], position % block_size)
-        for request in running
+        for request in [*running, *held]
         for table in [scheduler.kv_cache.block_table(request.request_id)]
         for block_size in [scheduler.kv_cache.block_size]
         for position in range(request.num_computed_tokens)
@@ -52,6 +54,8 @@ def _check_tokens(scheduler: Scheduler) -> None:
         if share.samples
     )
     for request in scheduler.requests.values():
+        if request in scheduler.held:
+            continue  # what is on its way to it is dropped
         assert request.num_pending_tokens == pending[request], f"{request}: {pending[request]} tokens are on their way"
         num_known = request.num_prompt_tokens + request.num_output_tokens
         assert request.num_tokens == num_known + request.num_pending_tokens, f"{request}: wrong number of tokens"
@@ -62,11 +66,12 @@ def _check_tokens(scheduler: Scheduler) -> None:
 def _check_blocks(scheduler: Scheduler) -> None:
     kv_cache = scheduler.kv_cache
     pool = kv_cache.pool
-    assert sorted(kv_cache.requests_with_blocks) == sorted(r.request_id for r in scheduler.running), (
+    in_batch = [*scheduler.running, *scheduler.held]
+    assert sorted(kv_cache.requests_with_blocks) == sorted(r.request_id for r in in_batch), (
         "a request that does not run has a block table, or one that runs has none"
     )
     owners: Counter[int] = Counter()
-    for request in scheduler.running:
+    for request in in_batch:
         table = kv_cache.block_table(request.request_id)
         assert len(table) == kv_cache.blocks_for(request.num_computed_tokens), f"{request} has {len(table)} blocks"
         assert len(set(table)) == len(table), f"{request} has a block twice"
@@ -95,7 +100,7 @@ def _check_prefix_cache(scheduler: Scheduler) -> None:
         assert block.parent is None or kept.get(block.parent.block_id) is block.parent, f"{block}: a split chain"
     assert cache.num_idle_blocks == sum(block.is_idle for block in cache), "the number of idle blocks is wrong"
     announced = cache.announced
-    for request in scheduler.running:
+    for request in [*scheduler.running, *scheduler.held]:
         table, cached = kv_cache.block_table(request.request_id), kv_cache.cached_blocks(request.request_id)
         assert [block.block_id for block in cached] == list(table[: len(cached)]), f"{request} lost a cached block"
         assert all(below.parent is above for above, below in itertools.pairwise(cached)), f"{request}: no chain"
@@ -111,5 +116,6 @@ def _check_prefix_cache(scheduler: Scheduler) -> None:
 
 def _check_promises(scheduler: Scheduler) -> None:
     kv_cache = scheduler.kv_cache
-    promised = sum(kv_cache.num_promised_to(request.request_id) for request in scheduler.running)
+    in_batch = [*scheduler.running, *scheduler.held]
+    promised = sum(kv_cache.num_promised_to(request.request_id) for request in in_batch)
     assert promised == kv_cache.num_promised_blocks, "the sum of promised blocks is wrong"

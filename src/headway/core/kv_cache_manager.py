@@ -59,11 +59,14 @@ class KVCacheManager:
         prefix_cache: PrefixCache | None = None,
         host_tier: HostTier | None = None,
         restore_block_s: float = 0.0,
+        reserve_tokens: int = 0,
     ) -> None:
+        """`reserve_tokens`: every request is promised room for so many at least when it is admitted, used or not."""
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, not {block_size}")
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
+        self.reserve_tokens = reserve_tokens
         self.prefix_cache = prefix_cache
         self.host_tier = host_tier
         self.restore_choice = RestoreChoice(restore_block_s=restore_block_s)
@@ -107,6 +110,11 @@ class KVCacheManager:
         return self._num_table_entries
 
     @property
+    def num_reserved_blocks(self) -> int:
+        """Blocks that are used, or promised and so kept from others."""
+        return self.num_used_blocks + self._num_promised_blocks
+
+    @property
     def num_promised_blocks(self) -> int:
         """Blocks that admitted requests are going to need for tokens they already have."""
         return self._num_promised_blocks
@@ -148,13 +156,41 @@ class KVCacheManager:
 
     def can_ever_fit(self, request: Request) -> bool:
         """Whether the request, alone in the cache, could run to its very end."""
-        return self.blocks_for(request.max_kv_tokens) <= self.num_blocks
+        return self.blocks_for(max(request.max_kv_tokens, self.reserve_tokens)) <= self.num_blocks
 
     def can_admit(self, request: Request, *, num_spare_blocks: int) -> bool:
         """Whether all tokens the request has now fit beside what is promised, leaving `num_spare_blocks`."""
         found = self._find(request)
-        num_needed = self.blocks_for(request.num_tokens) - len(found) + self._num_promised_blocks + num_spare_blocks
+        if self.reserve_tokens:
+            num_spare_blocks = 0  # nobody ever needs more than was promised
+        num_own = self._blocks_to_promise(request) - len(found)
+        num_needed = num_own + self._num_promised_blocks + num_spare_blocks
         return num_needed <= self.num_available_blocks - sum(block.is_idle for block in found)
+
+    def _blocks_to_promise(self, request: Request) -> int:
+        return self.blocks_for(max(request.num_tokens, self.reserve_tokens))
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """How many tokens of a waiting request are in full blocks of the prefix cache. A block is only there if all
+        before it are, so that few of them need to be looked up."""
+        cache = self.prefix_cache
+        if cache is None or not request.reads_cache:
+            return 0
+        low, high = 0, self._most_shared(request)
+        digests = extend_digests(request, self.block_size, high)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if cache.has(digests[middle - 1]):
+                low = middle
+            else:
+                high = middle - 1
+        return low * self.block_size
+
+    def num_own_tokens(self, request: Request) -> int:
+        """How many computed tokens of a running request are in blocks that nobody else uses."""
+        table = self._holdings[request.request_id].table
+        num_shared = sum(self.pool.ref_count(block_id) > 1 for block_id in table)
+        return request.num_computed_tokens - num_shared * self.block_size
 
     def should_wait(self, request: Request) -> bool:
         """Whether a running request is just computing the next block that this one needs."""
@@ -172,7 +208,7 @@ class KVCacheManager:
         num_computed = 0
         if self.prefix_cache is not None:
             num_computed = self._share(request, holding, self.prefix_cache)
-        holding.promised = self.blocks_for(request.num_tokens) - len(holding.table)
+        holding.promised = self._blocks_to_promise(request) - len(holding.table)
         self._num_promised_blocks += holding.promised
         return tuple(holding.table), num_computed
 

@@ -90,6 +90,10 @@ class PrefixCache:
             chain.append(block)
         return chain
 
+    def has(self, digest: bytes) -> bool:
+        """Whether this very block is cached."""
+        return digest in self._blocks
+
     def find_tail(self, before: bytes, tokens: Sequence[int]) -> tuple[CachedBlock | None, int]:
         """The tail behind this digest that begins with most of these tokens, and with how many."""
         best, most = None, 0

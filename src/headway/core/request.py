@@ -5,6 +5,8 @@
                 ▼    │
                PREEMPTED        (its blocks are gone, its tokens are kept; they are computed again when it comes back)
 
+In a sealed batch a request that has its last token is HELD until all have, and FINISHED only then.
+
 A waiting request can also finish directly: aborted, or failed. So can a preempted one, which may also be ended by a
 token that was on its way when it was preempted. Any other move raises.
 
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import Any
 
 
 class RequestStatus(enum.Enum):
@@ -29,6 +32,7 @@ class RequestStatus(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
+    HELD = "held"
     FINISHED_STOPPED = "stop"
     FINISHED_LENGTH = "length"
     FINISHED_ABORTED = "abort"
@@ -52,7 +56,8 @@ _LEGAL_MOVES = {
     RequestStatus.WAITING: frozenset(
         (RequestStatus.RUNNING, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
     ),
-    RequestStatus.RUNNING: _FINISHED | {RequestStatus.PREEMPTED},
+    RequestStatus.RUNNING: _FINISHED | {RequestStatus.PREEMPTED, RequestStatus.HELD},
+    RequestStatus.HELD: _FINISHED,
     RequestStatus.PREEMPTED: _FINISHED | {RequestStatus.RUNNING},
 }
 
@@ -62,9 +67,12 @@ class Request:
 
     __slots__ = (
         "arrival_index",
+        "arrival_s",
         "block_digests",
         "cache_salt",
         "cache_ttl_s",
+        "entry_key",
+        "lift_at_s",
         "max_kv_tokens",
         "max_total_tokens",
         "min_tokens",
@@ -78,13 +86,18 @@ class Request:
         "num_skips",
         "num_tokens",
         "output_token_ids",
+        "predicted_tokens",
         "priority",
         "prompt_token_ids",
+        "queue_place",
         "reads_cache",
         "request_id",
         "sampling_params",
         "status",
         "stop_token_ids",
+        "tenant",
+        "tpot_target_s",
+        "ttft_target_s",
     )
 
     def __init__(
@@ -100,6 +113,10 @@ class Request:
         cache_salt: str | None = None,
         cache_ttl_s: float = 0.0,
         reads_cache: bool = True,
+        tenant: str = "",
+        predicted_tokens: float | None = None,
+        ttft_target_s: float | None = None,
+        tpot_target_s: float | None = None,
     ) -> None:
         if not prompt_token_ids:
             raise ValueError(f"request {request_id}: the prompt is empty")
@@ -118,9 +135,17 @@ class Request:
         self.cache_salt = cache_salt  # only requests with the same salt share cached blocks
         self.cache_ttl_s = cache_ttl_s  # so long its prompt's blocks are kept in the cache if at all possible
         self.reads_cache = reads_cache  # False: every prompt token must be computed, because something is asked of each
+        self.tenant = tenant  # whose it is, where tenants share fairly
+        self.predicted_tokens = predicted_tokens  # how many it is going to generate, as far as anybody knows
+        self.ttft_target_s = ttft_target_s  # so long after its arrival it should have its first token
+        self.tpot_target_s = tpot_target_s  # and each later one so long after the one before
         self.block_digests: list[bytes] = []  # of its full blocks, as far as they were needed
         self.status = RequestStatus.WAITING
         self.arrival_index = -1  # given by the scheduler: a total order over all requests it has seen
+        self.queue_place = -1  # its place among equals: its arrival index, or that of the request that it goes on for
+        self.entry_key: Any = None  # the policy's key when it last entered the batch
+        self.arrival_s = 0.0  # given by the scheduler
+        self.lift_at_s = 0.0  # when the guard against starvation lifts it, once that is settled
         self.num_tokens = self.num_prompt_tokens  # all it has now: prompt, output, and pending
         self.num_pending_tokens = 0  # of these, what launched steps will sample
         self.num_computed_tokens = 0

@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headway.config import SchedulerConfig
+from headway.core.batching import create_batching
 from headway.core.decode_pace import DecodePace
 from headway.core.kv_cache_manager import KVCacheManager
-from headway.core.policy import SchedulingPolicy, create_policy
+from headway.core.policy import PolicyView, SchedulingPolicy, create_policy
+from headway.core.queue import GuardedQueue, WaitingQueue
 from headway.core.request import Request, RequestStatus
-from headway.core.request_queue import RequestQueue
 from headway.core.restore_choice import RestoreChoice
 from headway.core.scheduler_output import (
     ModelRunnerOutput,
@@ -72,7 +73,12 @@ class _StepPlan:
     scheduled: dict[Request, ScheduledRequest] = field(default_factory=dict)
     keeps: dict[Request, ScheduledRequest] = field(default_factory=dict)  # as in `LaunchedStep`
     admitted: list[NewRequest] = field(default_factory=list)
+    new_ids: set[str] = field(default_factory=set)  # of `admitted`
     preempted: list[Request] = field(default_factory=list)
+
+
+MAX_DISPLACED = 4
+"""So many running requests may be preempted in one step for others that wait."""
 
 
 class Scheduler:
@@ -88,10 +94,13 @@ class Scheduler:
             restore_block_s=kv_cache.restore_choice.restore_block_s,
             token_s=lambda: self.pace.step_time.per_token_s,
         )
-        self.policy: SchedulingPolicy = create_policy(config.scheduling_policy)
+        self.view = PolicyView(kv_cache, max_head_skips=config.max_head_skips)
+        self.policy: SchedulingPolicy = create_policy(config.scheduling_policy, self.view)
+        self.batching = create_batching(config.batching, window_s=config.batch_window_ms / 1e3)
         self.requests: dict[str, Request] = {}
-        self.waiting = RequestQueue(self.policy.key, front_size=config.skip_window + 1)
-        self.running: list[Request] = []  # in policy order
+        self.waiting = self.batching.create_queue(self._create_queue)
+        self.running: list[Request] = []  # in the order they had when they entered
+        self.held: dict[Request, RequestStatus] = {}  # of a sealed batch: who is done, and how
         self.in_flight: deque[LaunchedStep] = deque()
         self._num_computed_tokens = 0  # of all running requests together
         self._preempted_request_ids: list[str] = []  # since the last step, for the runner to forget
@@ -99,14 +108,32 @@ class Scheduler:
         self._num_arrivals = 0
         self._num_steps = 0
 
+    def _create_queue(self) -> WaitingQueue:
+        """The policy's line, guarded where requests could starve in it."""
+        queue = self.policy.create_queue(self.config.skip_window + 1)
+        if not self.policy.can_starve or not self.config.starvation_ms:
+            return queue
+        return GuardedQueue(
+            queue,
+            grace_s=self.config.starvation_ms / 1e3,
+            stretch=self.config.starvation_stretch,
+            promise_s=self.policy.promise_s,
+        )
+
     # ---- requests come and go -------------------------------------------------------------------------------------
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request. One that could never run to its end is refused here, with the reason."""
+    def add_request(self, request: Request, *, now_s: float | None = None) -> None:
+        """Queue a request. One that could never run to its end is refused here, with the reason.
+
+        `now_s`: when it came, by the clock of `schedule`; without it, when the last step was planned.
+        """
         if request.request_id in self.requests:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
         self.check_fits(request)
         request.arrival_index = self._num_arrivals
+        request.arrival_s = self.view.now_s if now_s is None else now_s
+        if request.queue_place < 0:
+            request.queue_place = request.arrival_index
         self._num_arrivals += 1
         self.requests[request.request_id] = request
         self.waiting.push(request)
@@ -129,15 +156,35 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is None:
             raise RequestNotFoundError(f"No live request has the id '{request_id}'.")
-        was_running = request.status is RequestStatus.RUNNING
+        old_status = request.status
         request.move_to(status)
         del self.requests[request_id]
-        if was_running:
+        if old_status is RequestStatus.RUNNING:
             self._stop_running(request)
-            self._finished_request_ids.append(request_id)
+        elif old_status is RequestStatus.HELD:
+            del self.held[request]
+            self._free(request)
         else:
             self.waiting.remove(request)
+            return request
+        self._finished_request_ids.append(request_id)
         return request
+
+    def release_held(self) -> list[RequestUpdate]:
+        """If all of a sealed batch are done, let them go; returns their ends."""
+        if self.running or not self.held:
+            return []
+        held = list(self.held.items())
+        for request, status in held:
+            self.finish_request(request.request_id, status)
+        return [RequestUpdate(request.request_id, (), (), status) for request, status in held]
+
+    def opens_at_s(self) -> float | None:
+        """If nothing can be planned now although requests wait: when that changes by itself."""
+        if self.running or self.held or not self.waiting:
+            return None
+        seats = self.limits.max_num_seqs
+        return self.batching.opens_at_s(self.waiting, num_seats=seats, now_s=self.view.now_s)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -157,18 +204,44 @@ class Scheduler:
         """Plan the next step: running requests first, decodes before chunks so that none stalls; then admissions.
 
         An empty plan is not a step: it needs no result, and what it would have told the runner comes with the next. If
-        no step is in flight and there are live requests, the plan is never empty. `now_s` is only for blocks that are
-        kept until a certain time.
+        no step is in flight and there are live requests, the plan is never empty, but for two cases: a batch is still
+        being waited for (`opens_at_s`), or all of a sealed one are done (`release_held`). `now_s`: policies and blocks
+        that are kept for a while go by it.
         """
+        self.view.now_s = now_s
+        self.waiting.advance(now_s)
         if self.kv_cache.prefix_cache is not None:
             self.kv_cache.prefix_cache.now_s = now_s
         plan = _StepPlan(TokenBudget(self.limits.max_num_batched_tokens, self.config.max_chunk_tokens))
+        if self.config.prefill_mode == "chunked":
+            self._mix(plan)
+        elif self.config.prefill_mode == "prefill-first":
+            self._compute_prompts(plan)
+            if not plan.scheduled:
+                self._continue_decodes(plan)
+        else:
+            self._continue_decodes(plan)
+            if not plan.scheduled:
+                self._compute_prompts(plan)
+        return self._commit(plan)
+
+    def nothing(self) -> SchedulerOutput:
+        """A plan with nothing in it."""
+        return SchedulerOutput.empty(self._num_steps)
+
+    def _mix(self, plan: _StepPlan) -> None:
+        """Decodes, and prompts in chunks that fit beside them."""
         longer = self._continue_decodes(plan)
         self._spare_decodes(plan, longer)
         self._continue_chunks(plan, longer)
         if not plan.preempted:
             self._admit_waiting(plan)
-        return self._commit(plan)
+
+    def _compute_prompts(self, plan: _StepPlan) -> None:
+        """Prompts only, and each at once if a step can hold it at all."""
+        self._continue_chunks(plan, [request for request in self.running if request.num_remaining_tokens > 1])
+        if not plan.preempted:
+            self._admit_waiting(plan)
 
     def update(
         self, output: SchedulerOutput, result: ModelRunnerOutput, *, duration_s: float | None = None
@@ -185,6 +258,7 @@ class Scheduler:
             # Each request takes part with one token at least; what tells a step with prompts are the others.
             num_chunk_tokens = output.num_scheduled_tokens - len(output.scheduled)
             self.pace.observe(num_chunk_tokens=num_chunk_tokens, duration_s=duration_s)
+            self.view.observe_step(duration_s)
         if output.moves.moved_out and _all_failed(output, result):
             self.kv_cache.distrust(output.moves)
         self._keep_computed(step, result)
@@ -197,6 +271,8 @@ class Scheduler:
                 continue
             if request.status is _RUNNING or request.status is _PREEMPTED:
                 updates.append(self._append(request, sampled))
+        if self.held and not self.running:
+            updates += self.release_held()
         return updates
 
     # ---- the parts of schedule() ----------------------------------------------------------------------------------
@@ -235,6 +311,7 @@ class Scheduler:
         """Leave prompts no more of the step than what keeps the requests that generate at their pace."""
         in_the_batch = [request.num_remaining_tokens for request in longer if request.status is _RUNNING]
         num_backlog_tokens = self.waiting.num_tokens + sum(in_the_batch)
+        self.pace.target_s = self.policy.pace_s(self.limits.target_itl_ms / 1e3)
         plan.budget.cap(self.pace.chunk_tokens(num_decodes=len(plan.scheduled), num_backlog_tokens=num_backlog_tokens))
 
     def _continue_chunks(self, plan: _StepPlan, requests: Iterable[Request]) -> None:
@@ -269,32 +346,64 @@ class Scheduler:
     def _make_room(self, plan: _StepPlan, request: Request) -> int:
         """How many more tokens fit. Others give way until one does; 0 if the request had to give way itself."""
         while (num_fitting := self.kv_cache.num_tokens_that_fit(request)) <= 0:
-            victim = self.policy.choose_victim(self.running)
+            victim = self.policy.choose_victim(self._may_be_preempted() or self.running)
             self._preempt(plan, victim)
             if victim is request:
                 return 0
         return num_fitting
 
+    def _may_be_preempted(self) -> list[Request]:
+        """Running requests that have not had to give way too often already."""
+        return [request for request in self.running if request.num_preemptions < self.config.max_preemptions]
+
     def _admit_waiting(self, plan: _StepPlan) -> None:
         """Let waiting requests in, in policy order; past one that does not fit, but only so far and so often."""
-        place = 0
-        while plan.budget.left and len(self.running) < self.limits.max_num_seqs and place <= self.config.skip_window:
+        num_in_batch, num_seats = len(self.running) + len(self.held), self.limits.max_num_seqs
+        now_s = self.view.now_s
+        if not self.batching.is_open(self.waiting, num_in_batch=num_in_batch, num_seats=num_seats, now_s=now_s):
+            return
+        place = num_displaced = 0
+        while plan.budget.left and place <= self.config.skip_window:
             request = self.waiting.peek(place)
-            if request is None:
-                return
-            if self.kv_cache.should_wait(request):
+            if request is None or not self.batching.may_join(request):
+                break
+            has_seat = len(self.running) + len(self.held) < num_seats
+            if has_seat and self.kv_cache.should_wait(request):
                 place += 1  # not for long, and not for want of room: nobody who passes it takes anything from it
-            elif self._can_admit(request):
+            elif has_seat and self._can_admit(request):
+                if not self._has_time_for(plan, request):
+                    break
                 for passed_place in range(place):
                     passed = self.waiting.peek(passed_place)
                     assert passed is not None
                     passed.num_skips += 1
                 self._admit(plan, request)
                 place = 0
-            elif request.num_skips >= self.config.max_head_skips:
-                return
+            elif place == 0 and num_displaced < MAX_DISPLACED and self._displace(plan, request):
+                num_displaced += 1
+            elif not has_seat or request.num_skips >= self.config.max_head_skips:
+                break
             else:
                 place += 1
+        self.batching.formed(goes_on=not plan.budget.left and len(self.waiting) > 0)
+
+    def _has_time_for(self, plan: _StepPlan, request: Request) -> bool:
+        """Where prompts are not cut, one that does not fit into the rest of the step has to wait for the next; but one
+        that fits into no step is cut all the same."""
+        if self.config.prefill_mode == "chunked" or not plan.scheduled:
+            return True
+        return request.num_tokens - self.kv_cache.num_cached_tokens(request) <= plan.budget.left
+
+    def _displace(self, plan: _StepPlan, request: Request) -> bool:
+        """Preempt a running request for one that waits, if the policy says so. Returns whether it did."""
+        if request.num_pending_tokens or not self.running or self.held:
+            return False
+        candidates = [running for running in self._may_be_preempted() if running.request_id not in plan.new_ids]
+        victim = self.policy.choose_displaced(request, candidates) if candidates else None
+        if victim is None:
+            return False
+        self._preempt(plan, victim)
+        return True
 
     def _can_admit(self, request: Request) -> bool:
         """Whether there is room, and the runner can be told all of the request's tokens: one that was preempted while
@@ -305,16 +414,19 @@ class Scheduler:
         return self.kv_cache.can_admit(request, num_spare_blocks=len(self.running))
 
     def _admit(self, plan: _StepPlan, request: Request) -> None:
-        self.waiting.remove(request)
+        request.entry_key = self.policy.key(request)
+        self.waiting.admit(request)
         request.move_to(RequestStatus.RUNNING)
         request.num_skips = 0
-        bisect.insort(self.running, request, key=self._running_key)
+        bisect.insort(self.running, request, key=_running_key)
+        self.policy.entered(request)
         request.num_admitted_tokens, request.num_landed_tokens = request.num_tokens, 0
         block_ids, request.num_computed_tokens = self.kv_cache.admit(request)
         self._num_computed_tokens += request.num_computed_tokens
         if not request.num_preemptions:
             request.num_cached_tokens = request.num_computed_tokens
         plan.admitted.append(_as_new(request, block_ids))
+        plan.new_ids.add(request.request_id)
         self._compute_more(plan, request)
 
     def _preempt(self, plan: _StepPlan, request: Request) -> None:
@@ -336,6 +448,17 @@ class Scheduler:
     def _stop_running(self, request: Request) -> None:
         """Out of the batch. Others may find what it has generated from now on, unless it has failed."""
         self.running.remove(request)
+        self.policy.left(request)
+        self._free(request)
+
+    def _hold(self, request: Request, status: RequestStatus) -> None:
+        """It has its last token, but keeps its place and its memory until the batch is done."""
+        request.move_to(RequestStatus.HELD)
+        self.running.remove(request)
+        self.policy.left(request)
+        self.held[request] = status
+
+    def _free(self, request: Request) -> None:
         keep = request.status is not RequestStatus.FINISHED_ERROR
         if keep:
             self.kv_cache.keep_computed(request, _num_landed(request))
@@ -344,12 +467,14 @@ class Scheduler:
 
     def _commit(self, plan: _StepPlan) -> SchedulerOutput:
         """Advance the requests as planned, so that the next step can be planned before this one has run."""
-        num_scheduled_tokens = 0
+        num_scheduled_tokens, counts_service = 0, self.policy.counts_service
         for request, share in plan.scheduled.items():
             num_scheduled_tokens += share.num_tokens
+            if counts_service:
+                self.policy.served(request, share.num_tokens)
             request.advance(share.num_tokens, samples=share.samples)
         if not plan.scheduled:
-            return SchedulerOutput.empty(self._num_steps)
+            return self.nothing()
         self._num_computed_tokens += num_scheduled_tokens
         output = SchedulerOutput(
             step_id=self._num_steps,
@@ -365,9 +490,6 @@ class Scheduler:
         self._num_steps += 1
         self.in_flight.append(LaunchedStep(output, tuple(plan.scheduled), plan.keeps))
         return output
-
-    def _running_key(self, request: Request) -> tuple[object, int]:
-        return (self.policy.key(request), request.arrival_index)
 
     # ---- the parts of update() ------------------------------------------------------------------------------------
 
@@ -401,8 +523,16 @@ class Scheduler:
             if error is None and request.status is _RUNNING:
                 self.kv_cache.keep_computed(request, _num_landed(request))
                 self.kv_cache.keep_tail(request, _num_landed(request))
-            self.finish_request(request.request_id, finish_status)
+            if self.batching.seals and error is None and request.status is _RUNNING:
+                self._hold(request, finish_status)
+                finish_status = None
+            else:
+                self.finish_request(request.request_id, finish_status)
         return make_tuple(RequestUpdate, (request.request_id, token_ids, logprobs, finish_status, error, None))
+
+
+def _running_key(request: Request) -> tuple[object, int, int]:
+    return (request.entry_key, request.queue_place, request.arrival_index)
 
 
 def _num_landed(request: Request) -> int:

@@ -278,6 +278,10 @@ class _LiveSearch:
             sampling_params=self._beam_params,
             cache_salt=template.cache_salt,
             cache_ttl_s=template.cache_ttl_s,
+            tenant=template.tenant,
+            predicted_tokens=template.predicted_tokens,
+            ttft_target_s=template.ttft_target_s,
+            tpot_target_s=template.tpot_target_s,
         )
 
     def _fork(self, parent: BeamRequest, token_id: int, place: int) -> BeamRequest:
@@ -290,8 +294,13 @@ class _LiveSearch:
             priority=parent.priority,
             sampling_params=self._beam_params,
             cache_salt=parent.cache_salt,
+            tenant=parent.tenant,
+            predicted_tokens=parent.predicted_tokens,
+            ttft_target_s=parent.ttft_target_s,
+            tpot_target_s=parent.tpot_target_s,
         )
         child.block_digests = parent.block_digests.copy()
+        child.queue_place = parent.queue_place  # the search goes on where it stands, not behind who came meanwhile
         return child
 
     def _next_id(self) -> str:

@@ -10,6 +10,7 @@ next step is planned and launched while the one before still runs, and the devic
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from headway.executor import Executor, PendingStep
 from headway.tracing import span
 
 logger = logging.getLogger(__name__)
+
+_LONGEST_SLEEP_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,18 @@ class _InFlight(NamedTuple):
 class EngineCore:
     """A scheduler and an executor. Knows tokens only; text is the business of `LLMEngine`."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, *, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        now: Callable[[], float],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self._now = now
+        self._sleep = sleep
         self._in_flight: deque[_InFlight] = deque()
         self._last_result_s = float("-inf")
 
@@ -65,7 +76,7 @@ class EngineCore:
         """Queue a request, or refuse it with the reason."""
         if not self.scheduler.has_unfinished_requests:
             self.drain()  # nobody waited for these results, so the time until now is not theirs
-        self.scheduler.add_request(request)
+        self.scheduler.add_request(request, now_s=self._now())
 
     def finish_request(self, request_id: str, status: RequestStatus) -> None:
         """End a live request from outside."""
@@ -81,9 +92,10 @@ class EngineCore:
         launched = self._fill_pipeline()
         if self._in_flight:
             return self._take_result(launched)
-        if self.has_unfinished_requests:
-            raise RuntimeError("requests are waiting, nothing is in flight, and yet nothing can be planned")
-        return self._idle_step()
+        updates = self.scheduler.release_held()
+        if self.has_unfinished_requests and not updates:
+            self._wait_for_batch()
+        return self._idle_step(updates)
 
     def drain(self) -> list[EngineStep]:
         """Take in the results of all steps in flight, and launch no other."""
@@ -147,9 +159,16 @@ class EngineCore:
             updates = self.scheduler.update(step.output, result, duration_s=observed_s)
         return EngineStep(launched, updates, self._report(step.snapshot, updates, duration_s))
 
-    def _idle_step(self) -> EngineStep:
-        snapshot = take_snapshot(self.scheduler, self.scheduler.schedule())
-        return EngineStep([], [], self._report(snapshot, [], 0.0))
+    def _wait_for_batch(self) -> None:
+        """Nothing can be planned before a batch has been waited for; but not long, since others may come."""
+        opens_at_s = self.scheduler.opens_at_s()
+        if opens_at_s is None:
+            raise RuntimeError("requests are waiting, nothing is in flight, and yet nothing can be planned")
+        self._sleep(min(max(opens_at_s - self._now(), 0.0), _LONGEST_SLEEP_S))
+
+    def _idle_step(self, updates: list[RequestUpdate]) -> EngineStep:
+        snapshot = take_snapshot(self.scheduler, self.scheduler.nothing())
+        return EngineStep([], updates, self._report(snapshot, updates, 0.0))
 
     def _report(self, snapshot: BatchSnapshot, updates: list[RequestUpdate], duration_s: float) -> StepReport:
         kv_cache = self.scheduler.kv_cache

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from headway.core import Request
+from headway.engine.request_options import RequestOptions, check_options
 from headway.errors import InvalidRequestError, RequestTooLargeError
 from headway.sampling_params import MAX_LOGPROBS, SamplingParams
 from headway.tokenizer import Tokenizer, resolve_bad_words
@@ -41,10 +41,7 @@ class InputProcessor:
         request_id: str,
         prompt: Prompt,
         params: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        cache_ttl_s: float = 0.0,
+        **options: Unpack[RequestOptions],
     ) -> PreparedRequest:
         """Check everything about a request; `InvalidRequestError` says what is wrong with it."""
         if not isinstance(request_id, str) or not request_id:
@@ -53,14 +50,7 @@ class InputProcessor:
             raise InvalidRequestError(
                 f"sampling_params must be a SamplingParams, not {type(params).__name__}.", param="sampling_params"
             )
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise InvalidRequestError(f"priority must be a whole number, not {priority!r}.", param="priority")
-        if cache_salt is not None and not isinstance(cache_salt, str):
-            raise InvalidRequestError(f"cache_salt must be a string, not {cache_salt!r}.", param="cache_salt")
-        if isinstance(cache_ttl_s, bool) or not isinstance(cache_ttl_s, int | float) or not 0 <= cache_ttl_s < math.inf:
-            raise InvalidRequestError(
-                f"cache_ttl_s must be 0 or more seconds, not {cache_ttl_s!r}.", param="cache_ttl_s"
-            )
+        check_options(options)
         prompt_token_ids = self._tokenize(prompt)
         params = self._resolve(params, num_prompt_tokens=len(prompt_token_ids))
         num_children = 1 if params.use_beam_search else params.num_choices
@@ -74,9 +64,7 @@ class InputProcessor:
                     request_id if num_children == 1 else f"{request_id}#{index}",
                     prompt_token_ids,
                     params.for_choice(index),
-                    priority=priority,
-                    cache_salt=cache_salt,
-                    cache_ttl_s=cache_ttl_s,
+                    **options,
                 )
                 for index in range(num_children)
             ),

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from typing import Unpack
 
 from headway.config import EngineConfig
 from headway.core import (
@@ -23,6 +24,7 @@ from headway.engine.engine_core import EngineCore
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
 from headway.engine.output_processor import OutputProcessor
 from headway.engine.progress import Progress
+from headway.engine.request_options import RequestOptions
 from headway.engine.step_report import StepReport
 from headway.errors import ConfigError, InvalidRequestError
 from headway.executor import Executor
@@ -60,7 +62,7 @@ class LLMEngine:
         """What the last step did for requests that give no output before their end."""
         self._now = now
         prefix_cache = None
-        if config.cache.prefix_caching == "on":
+        if config.cache.shares_prefixes:
             prefix_cache = PrefixCache(create_eviction_policy(config.cache.eviction_policy))
         kv_cache = KVCacheManager(
             num_blocks=plan.num_blocks,
@@ -68,6 +70,7 @@ class LLMEngine:
             prefix_cache=prefix_cache,
             host_tier=HostTier(plan.num_host_slots) if plan.num_host_slots else None,
             restore_block_s=plan.restore_block_s,
+            reserve_tokens=0 if config.cache.kv_allocation == "paged" else plan.max_model_len,
         )
         self.core = EngineCore(Scheduler(config.scheduler, kv_cache), executor, now=now)
         self._inputs = InputProcessor(
@@ -107,19 +110,10 @@ class LLMEngine:
         request_id: str,
         prompt: Prompt,
         params: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        cache_ttl_s: float = 0.0,
+        **options: Unpack[RequestOptions],
     ) -> PreparedRequest:
-        """Check a request without queueing it; what is returned can be given to `submit`.
-
-        Only requests with the same `cache_salt` share cached prefixes; `cache_ttl_s` keeps this prompt's for so long
-        if at all possible.
-        """
-        prepared = self._inputs.prepare(
-            request_id, prompt, params, priority=priority, cache_salt=cache_salt, cache_ttl_s=cache_ttl_s
-        )
+        """Check a request without queueing it; what is returned can be given to `submit`."""
+        prepared = self._inputs.prepare(request_id, prompt, params, **options)
         self.core.scheduler.check_fits(prepared.children[0])
         return prepared
 
@@ -143,15 +137,11 @@ class LLMEngine:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        cache_ttl_s: float = 0.0,
         stream: Streaming = True,
+        **options: Unpack[RequestOptions],
     ) -> None:
         """Check and queue a request. `stream` says when it gives outputs and whether they are cumulative."""
-        prepared = self.prepare(
-            request_id, prompt, params, priority=priority, cache_salt=cache_salt, cache_ttl_s=cache_ttl_s
-        )
+        prepared = self.prepare(request_id, prompt, params, **options)
         self.submit(prepared, stream=stream)
 
     def step(self) -> list[RequestOutput]:

@@ -16,6 +16,8 @@ LEGAL = {
     *((S.RUNNING, final) for final in FINAL),
     (S.PREEMPTED, S.RUNNING),
     *((S.PREEMPTED, final) for final in FINAL),
+    (S.RUNNING, S.HELD),
+    *((S.HELD, final) for final in FINAL),
 }
 
 

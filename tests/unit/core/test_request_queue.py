@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from headway.core.request_queue import RequestQueue
+from headway.core.queue import KeyedQueue
 from tests.unit.core.driver import request
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_queue_is_a_sorted_list_only_faster(seed: int) -> None:
     rng = random.Random(seed)
-    queue, model = RequestQueue(lambda r: r.priority, front_size=4), []
+    queue, model = KeyedQueue(lambda r: r.priority, front_size=4), []
     for index in range(400):
         if rng.random() < 0.55 or not model:
             new = request(f"r{index}", 1, priority=rng.randint(0, 5))
@@ -35,12 +35,12 @@ def test_the_queue_is_a_sorted_list_only_faster(seed: int) -> None:
 
 
 def test_looking_too_far_raises() -> None:
-    queue = RequestQueue(lambda r: 0, front_size=2)
+    queue = KeyedQueue(lambda r: 0, front_size=2)
     with pytest.raises(IndexError):
         queue.peek(2)
 
 
 def test_removing_a_stranger_raises() -> None:
-    queue = RequestQueue(lambda r: 0, front_size=2)
+    queue = KeyedQueue(lambda r: 0, front_size=2)
     with pytest.raises(KeyError):
         queue.remove(request("r", 1))

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.config import SCHEDULING_POLICIES
-from headway.core import POLICIES, ModelRunnerOutput, RequestStatus, SampledTokens, check_invariants, create_policy
+from headway.core import ModelRunnerOutput, RequestStatus, SampledTokens, check_invariants, create_policy
 from headway.core.decode_pace import TILE_TOKENS
 from headway.errors import ConfigError, InvalidRequestError, RequestNotFoundError, RequestTooLargeError
 from tests.unit.core.driver import finish, make_scheduler, request, step
@@ -180,10 +179,6 @@ def test_beside_decodes_prompts_get_what_keeps_the_target_and_alone_they_get_all
     assert tokens["other"] == (fits + 1) // TILE_TOKENS * TILE_TOKENS - 1
 
 
-def test_the_options_name_every_policy_there_is() -> None:
-    assert set(SCHEDULING_POLICIES) == set(POLICIES)
-
-
 def test_an_unknown_policy_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'priority'"):
-        create_policy("prioriti")
+        create_policy("prioriti", make_scheduler().view)

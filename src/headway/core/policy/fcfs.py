@@ -10,6 +10,8 @@ class FcfsPolicy(SchedulingPolicy):
     """Order of arrival, which is what ties are broken by; so every key is the same."""
 
     name = "fcfs"
+    summary = "order of arrival"
+    can_starve = False
 
     def key(self, request: Request) -> int:
         """The same for all."""

@@ -7,9 +7,14 @@ from headway.core.request import Request
 
 
 class PriorityPolicy(SchedulingPolicy):
-    """The least important, latest arrival gives way. Waiting requests do not push running ones out."""
+    """The least important, latest arrival gives way. Waiting requests do not push running ones out.
+
+    Nobody is guarded against starvation: whoever gives priorities means them.
+    """
 
     name = "priority"
+    summary = "the smallest priority number first"
+    can_starve = False
 
     def key(self, request: Request) -> int:
         """The request's own number."""

@@ -1,7 +1,10 @@
-"""The waiting line, in policy order, at a cost per operation that does not grow with the line.
+"""A waiting line in the order of a key, at a cost per operation that does not grow with the line.
 
 A heap holds the crowd; a short sorted list, `front`, holds the first few, which is where the scheduler looks. Removal
 from the heap is lazy: the entry stays until it surfaces or until dead entries outnumber the living.
+
+A key may grow while its request waits, for instance when a deadline has been missed. That is noticed where it matters:
+when the request has come to the front, and there at every step.
 """
 
 from __future__ import annotations
@@ -11,44 +14,37 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from headway.core.queue.base import WaitingQueue
 from headway.core.request import Request
 
-_Entry = tuple[Any, int, Request]  # policy key, arrival index (unique, so requests are never compared), request
+_Entry = tuple[Any, int, int, Request]  # key, place, arrival index (unique, so requests are never compared), request
 
 
-class RequestQueue:
-    """Requests that wait, smallest policy key first, then in order of arrival."""
+class KeyedQueue(WaitingQueue):
+    """Smallest key first, then in order of arrival. `grows`: keys may become larger while a request waits."""
 
-    def __init__(self, key: Callable[[Request], Any], *, front_size: int) -> None:
+    def __init__(self, key: Callable[[Request], Any], *, front_size: int, grows: bool = False) -> None:
         self._key = key
+        self._grows = grows
         self._front_size = front_size
         self._front: list[_Entry] = []
         self._heap: list[_Entry] = []
         self._in_heap: dict[int, Request] = {}  # by arrival index; an entry of the heap that is not in here is dead
-        self.num_tokens = 0  # of all waiting requests; does not change for one that waits
+        self.num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._front) + len(self._in_heap)
 
     def __iter__(self) -> Iterator[Request]:
-        """All waiting requests, in no particular order."""
         for entry in self._front:
-            yield entry[2]
+            yield entry[3]
         yield from self._in_heap.values()
 
     def push(self, request: Request) -> None:
-        """Put a request in its place; one that comes back from preemption gets the place it had."""
         self.num_tokens += request.num_tokens
-        entry = (self._key(request), request.arrival_index, request)
-        if self._front and entry < self._front[-1]:
-            bisect.insort(self._front, entry)
-            if len(self._front) > self._front_size:
-                self._push_to_heap(self._front.pop())
-        else:
-            self._push_to_heap(entry)
+        self._place(self._entry(request))
 
     def peek(self, index: int = 0) -> Request | None:
-        """The request at this place from the front, or `None`. `index` must be below `front_size`."""
         if index >= self._front_size:
             raise IndexError(f"only the first {self._front_size} places can be looked at, not place {index}")
         while len(self._front) <= index:
@@ -56,42 +52,64 @@ class RequestQueue:
             if entry is None:
                 return None
             self._front.append(entry)
-        return self._front[index][2]
+        return self._front[index][3]
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it stands."""
         if self._in_heap.pop(request.arrival_index, None) is not None:
             if len(self._heap) > 2 * len(self._in_heap) + 64:
-                self._heap = [entry for entry in self._heap if entry[1] in self._in_heap]
+                self._heap = [entry for entry in self._heap if entry[2] in self._in_heap]
                 heapq.heapify(self._heap)
         else:
             self._remove_from_front(request)
         self.num_tokens -= request.num_tokens
 
+    def advance(self, now_s: float) -> None:
+        if self._grows:
+            waiting, self._front = self._front, []
+            for entry in waiting:
+                self._push_to_heap(self._entry(entry[3]))
+
+    def _entry(self, request: Request) -> _Entry:
+        return (self._key(request), request.queue_place, request.arrival_index, request)
+
+    def _place(self, entry: _Entry) -> None:
+        if self._front and entry < self._front[-1]:
+            bisect.insort(self._front, entry)
+            if len(self._front) > self._front_size:
+                self._push_to_heap(self._front.pop())
+        else:
+            self._push_to_heap(entry)
+
     def _remove_from_front(self, request: Request) -> None:
         for place, entry in enumerate(self._front):
-            if entry[2] is request:
+            if entry[3] is request:
                 del self._front[place]
                 return
         raise KeyError(request.request_id)
 
     def _push_to_heap(self, entry: _Entry) -> None:
         heapq.heappush(self._heap, entry)
-        self._in_heap[entry[1]] = entry[2]
+        self._in_heap[entry[2]] = entry[3]
 
     def _pop_from_heap(self) -> _Entry | None:
+        """The first living entry, with the key that it has now."""
         while self._heap:
             entry = heapq.heappop(self._heap)
-            if self._in_heap.pop(entry[1], None) is not None:
-                return entry
+            request = self._in_heap.get(entry[2])
+            if request is None:
+                continue
+            if self._grows and (current := self._entry(request)) != entry:
+                heapq.heappush(self._heap, current)
+                continue
+            del self._in_heap[entry[2]]
+            return entry
         return None
 
     def check_invariants(self) -> None:
-        """Raise `AssertionError` if the order or the bookkeeping is broken."""
         assert self._front == sorted(self._front), "the front of the queue is out of order"
-        living = [entry for entry in self._heap if entry[1] in self._in_heap]
+        living = [entry for entry in self._heap if entry[2] in self._in_heap]
         assert len(living) == len(self._in_heap), "a waiting request is not in the heap, or is in it twice"
         assert len(self._front) <= self._front_size, "the front of the queue is too long"
         assert self.num_tokens == sum(request.num_tokens for request in self), "the sum of waiting tokens is wrong"
-        if self._front and living:
+        if self._front and living and not self._grows:
             assert self._front[-1] < min(living), "the heap holds a request that belongs in the front"

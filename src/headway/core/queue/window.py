@@ -1,0 +1,77 @@
+"""A waiting line in order of arrival, of which the first ones may be taken in any order: whoever has most of something
+(of its prompt in the cache, say) first, but nobody is passed more than so many times.
+
+    arrival   a b c d e f │ g h i …
+    taken     d a f b c e │              looked at are the first ones only, whatever waits behind
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from headway.core.queue.base import WaitingQueue
+from headway.core.queue.keyed import KeyedQueue
+from headway.core.request import Request
+
+
+class WindowQueue(WaitingQueue):
+    """`value`: largest first among the first `window` requests. Who has been passed `max_passes` times goes before."""
+
+    def __init__(self, value: Callable[[Request], float], *, window: int, max_passes: int) -> None:
+        self._value = value
+        self._window = window
+        self._max_passes = max_passes
+        self._line = KeyedQueue(lambda request: 0, front_size=window)
+        self._num_passes: dict[int, int] = {}  # by arrival index
+        self._front: list[Request] = []
+
+    @property
+    def num_tokens(self) -> int:  # type: ignore[override]
+        return self._line.num_tokens
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._line)
+
+    def push(self, request: Request) -> None:
+        self._line.push(request)
+        self._front.clear()
+
+    def peek(self, index: int = 0) -> Request | None:
+        if not self._front:
+            self._front = sorted(self._first_ones(), key=self._order)
+        return self._front[index] if index < len(self._front) else None
+
+    def remove(self, request: Request) -> None:
+        self._line.remove(request)
+        self._num_passes.pop(request.arrival_index, None)
+        self._front.clear()
+
+    def admit(self, request: Request) -> None:
+        for other in self._first_ones():
+            if other is request:
+                break
+            self._num_passes[other.arrival_index] = self._num_passes.get(other.arrival_index, 0) + 1
+        self.remove(request)
+
+    def advance(self, now_s: float) -> None:
+        self._front.clear()  # the values may be others by now
+
+    def _first_ones(self) -> Iterator[Request]:
+        for place in range(self._window):
+            request = self._line.peek(place)
+            if request is None:
+                return
+            yield request
+
+    def _order(self, request: Request) -> tuple[bool, float, int]:
+        may_be_passed = self._num_passes.get(request.arrival_index, 0) < self._max_passes
+        return may_be_passed, -self._value(request) if may_be_passed else 0.0, request.queue_place
+
+    def check_invariants(self) -> None:
+        self._line.check_invariants()
+        waiting = {request.arrival_index for request in self}
+        assert self._num_passes.keys() <= waiting, "passes are counted for a request that does not wait"
+        assert all(count <= self._max_passes for count in self._num_passes.values()), "a request was passed too often"
