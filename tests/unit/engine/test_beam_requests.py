@@ -73,7 +73,7 @@ def test_the_same_whatever_the_engine_is_like(overlap: bool, options: dict[str, 
 
 @both
 def test_many_searches_among_other_requests_in_a_small_cache(overlap: bool) -> None:
-    engine = make_engine(overlap=overlap, num_blocks=7, max_num_seqs=6)
+    engine = make_engine(overlap=overlap, num_blocks=8, max_num_seqs=6)
     prompts = {f"s{i}": PROMPT[: 4 + i] for i in range(4)}
     params = {name: beams(2 + i, 6 + i, early_stopping=i % 2 == 0) for i, name in enumerate(prompts)}
     for name, prompt in prompts.items():
