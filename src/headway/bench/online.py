@@ -61,7 +61,8 @@ def replay(
         elapsed_s = now() - started_s
         while expected and work[expected[0]].arrival_s <= elapsed_s:
             index = expected.popleft()
-            engine.add_request(str(index), work[index].prompt_token_ids, params[index], stream=True)
+            request = work[index]
+            engine.add_request(str(index), request.prompt_token_ids, params[index], stream=True, **request.options)
         if not engine.has_unfinished_requests():
             sleep(work[expected[0]].arrival_s - elapsed_s)
             continue

@@ -71,7 +71,7 @@ def run_round(
     gc.collect()
     started_s = now()
     for index, (request, own_params) in enumerate(zip(work, params)):
-        engine.add_request(str(index), request.prompt_token_ids, own_params, stream=False)
+        engine.add_request(str(index), request.prompt_token_ids, own_params, stream=False, **request.options)
     while engine.has_unfinished_requests():
         num_steps += 1
         for output in step():

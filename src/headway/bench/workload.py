@@ -9,9 +9,10 @@ from __future__ import annotations
 import csv
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from headway.engine.request_options import RequestOptions
 from headway.errors import ConfigError
 
 HIGHEST_TOKEN_ID = 10_000
@@ -59,6 +60,8 @@ class BenchRequest:
     num_choices: int = 1
     arrival_s: float = 0.0
     """After the start of the round."""
+    options: RequestOptions = field(default_factory=RequestOptions)
+    """How it is to be scheduled."""
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -1,0 +1,74 @@
+"""An executor without a model and without waiting: a step takes as long as a function says, on a clock that is moved.
+
+Everything else is real: the same engine loop, scheduler, cache and policies run against it, step for step. Steps may be
+in flight one behind the other, as on a device; asking for a result moves the clock to the time when it would be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
+
+StepTime = Callable[[SchedulerOutput], float]
+"""A planned step → how many seconds it takes the device."""
+
+_TOKEN = SampledTokens((0,))
+
+
+class VirtualClock:
+    """A time that passes only when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def now(self) -> float:
+        """Seconds since the start."""
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_s += max(seconds, 0.0)
+
+    def sleep_until(self, then_s: float) -> None:
+        """Let time pass, if it is not so late already."""
+        self.now_s = max(self.now_s, then_s)
+
+
+class SimulatedExecutor:
+    """`host_s`: what planning and handing over a step takes the host; it passes beside the device's work."""
+
+    def __init__(self, step_s: StepTime, clock: VirtualClock, *, max_in_flight: int = 1, host_s: float = 0.0) -> None:
+        self.max_in_flight = max_in_flight
+        self.num_steps = 0
+        self.busy_s = 0.0
+        self._step_s = step_s
+        self._clock = clock
+        self._host_s = host_s
+        self._free_at_s = 0.0
+
+    def submit(self, output: SchedulerOutput) -> SimulatedStep:
+        """Queue a step behind those that are under way."""
+        self._clock.sleep(self._host_s)
+        duration_s = self._step_s(output)
+        self._free_at_s = max(self._free_at_s, self._clock.now_s) + duration_s
+        self.busy_s += duration_s
+        self.num_steps += 1
+        return SimulatedStep(output, self._free_at_s, self._clock)
+
+    def shutdown(self) -> None:
+        """Nothing to free."""
+
+
+class SimulatedStep:
+    """A step that is done at a certain time."""
+
+    __slots__ = ("_clock", "_done_at_s", "_output")
+
+    def __init__(self, output: SchedulerOutput, done_at_s: float, clock: VirtualClock) -> None:
+        self._output, self._done_at_s, self._clock = output, done_at_s, clock
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for it: the clock is moved."""
+        self._clock.sleep_until(self._done_at_s)
+        return ModelRunnerOutput({s.request_id: _TOKEN for s in self._output.scheduled if s.samples}, {})
