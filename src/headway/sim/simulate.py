@@ -41,9 +41,10 @@ class Simulation:
     num_steps: int = 0
     busy_s: float = 0.0
     waste: list[float] = field(default_factory=list)
-    """For each step, which part of the KV memory that was kept from others held nothing."""
+    """Before each step with somebody in the batch: which part of the KV memory that is kept from others holds
+    nothing."""
     num_running: list[int] = field(default_factory=list)
-    """For each step, how many requests were in the batch."""
+    """At the same times, how many requests were in the batch."""
 
 
 def simulate(
@@ -67,12 +68,13 @@ def simulate(
         if not core.has_unfinished_requests:
             clock.sleep_until(work[expected[0]].arrival_s)
             continue
-        _note(result, core, core.step(), clock.now_s)
+        _note_batch(result, core.scheduler)
+        _note_step(result, core.step(), clock.now_s)
     result.duration_s, result.num_steps, result.busy_s = clock.now_s, executor.num_steps, executor.busy_s
     return result
 
 
-def _note(result: Simulation, core: EngineCore, step: EngineStep, now_s: float) -> None:
+def _note_step(result: Simulation, step: EngineStep, now_s: float) -> None:
     for update in step.updates:
         timeline = result.timelines[int(update.request_id)]
         timeline.token_times_s.extend([now_s] * len(update.new_token_ids))
@@ -81,9 +83,13 @@ def _note(result: Simulation, core: EngineCore, step: EngineStep, now_s: float) 
     for output in step.launched:
         for request_id in output.preempted_request_ids:
             result.timelines[int(request_id)].num_preemptions += 1
-        kv_cache, scheduler = core.scheduler.kv_cache, core.scheduler
-        reserved = kv_cache.num_reserved_blocks * kv_cache.block_size
-        result.waste.append(1.0 - scheduler.num_used_slots / reserved if reserved else 0.0)
+
+
+def _note_batch(result: Simulation, scheduler: Scheduler) -> None:
+    kv_cache = scheduler.kv_cache
+    reserved = kv_cache.num_reserved_blocks * kv_cache.block_size
+    if reserved:
+        result.waste.append(1.0 - scheduler.num_used_slots / reserved)
         result.num_running.append(len(scheduler.running) + len(scheduler.held))
 
 
