@@ -1,0 +1,256 @@
+"""What scheduling policies are worth, each on the load that it is made for; fcfs is the peer in the same run.
+
+    ltr     real prompts with the lengths of real answers, arriving faster than they can be served: a learned ranking
+            of lengths against order of arrival and against an oracle (sjf with the true lengths)
+    slo     half of the requests are interactive, with targets of 0.5 s to the first token and 50 ms between tokens, the
+            others have none; at the load where fcfs keeps about 60% of the targets
+    fair    a tenant that stays within its share beside one that sends ten times as much; compared with the first one
+            alone at its share, that is on a machine of half the speed
+
+On the real engine, or with `--calibration` in the simulator, which runs the same scheduler:
+
+    python benchmarks/policies.py ltr --model llama31-8b --lengths lengths.jsonl --predictor predictor.json
+    python benchmarks/policies.py slo --calibration h200.json --kv-tokens 262144 --trace azure_conv_first2000.csv
+
+The lengths file has a JSON object per line: `prompt_token_ids`, `num_output_tokens` (see length_prediction.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import gc
+import json
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.bench.online import replay
+from headway.bench.times import RequestTimeline, percentile
+from headway.bench.workload import BenchRequest
+from headway.config import CacheConfig, EngineConfig, SchedulerConfig
+from headway.sim import CostModel, Machine, simulate
+
+TTFT_S, TPOT_S = 0.5, 0.05
+HEAVY = 10
+Lengths = Sequence[tuple[Sequence[int], int]]
+"""(prompt, tokens of the answer)"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    timelines: Sequence[RequestTimeline]
+    duration_s: float
+
+    def of(self, chosen: Sequence[bool]) -> list[RequestTimeline]:
+        return [timeline for timeline, is_chosen in zip(self.timelines, chosen, strict=True) if is_chosen]
+
+    @property
+    def output_tok_s(self) -> float:
+        return sum(len(timeline.token_times_s) for timeline in self.timelines) / self.duration_s
+
+
+Run = Callable[..., Outcome]
+"""(policy, work, options of the scheduler) → what came of it"""
+
+
+def make_run(options: argparse.Namespace, *, speed: float = 1.0) -> Run:
+    """On the real engine, or in the simulator, there also at another speed."""
+    if options.calibration:
+        return _simulated(options, speed)
+    if speed != 1.0:
+        raise SystemExit("Another speed is for the simulator: give --calibration.")
+    return _real(options)
+
+
+def _simulated(options: argparse.Namespace, speed: float) -> Run:
+    cost = CostModel.load(options.calibration)
+    cost = dataclasses.replace(cost, coefficients=tuple(c / speed for c in cost.coefficients))
+    machine = Machine(cost, options.kv_tokens // 64, 64, options.max_model_len, overlap=True)
+
+    def run(policy: str, work: Sequence[BenchRequest], **more: Any) -> Outcome:
+        config = SchedulerConfig(
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=8192,
+            target_itl_ms=20,
+            scheduling_policy=policy,
+            **more,
+        )
+        result = simulate(work, machine, config, CacheConfig(prefix_caching="off"))
+        return Outcome(result.timelines, result.duration_s)
+
+    return run
+
+
+def _real(options: argparse.Namespace) -> Run:
+    from headway.engine.llm_engine import LLMEngine
+    from headway.loader.dummy import BUILTIN_SHAPES
+
+    shape = {"load_format": "dummy", "dtype": "bfloat16"} if options.model in BUILTIN_SHAPES else {}
+
+    def run(policy: str, work: Sequence[BenchRequest], **more: Any) -> Outcome:
+        config = EngineConfig.from_options(
+            model=options.model,
+            max_model_len=options.max_model_len,
+            max_num_seqs=options.max_num_seqs,
+            prefix_caching="off",
+            scheduling_policy=policy,
+            **shape,
+            **more,
+        )
+        engine = LLMEngine.from_config(config)
+        replay(engine, [dataclasses.replace(one, arrival_s=0.0) for one in work[:32]], temperature=0.0)
+        result = replay(engine, work, temperature=0.0)
+        engine.shutdown()
+        gc.collect()
+        return Outcome(result.timelines, result.duration_s)
+
+    return run
+
+
+def poisson(lengths: Lengths, rate: float, count: int, *, seed: int = 0) -> list[BenchRequest]:
+    rng, now_s, work = random.Random(seed), 0.0, []
+    for _ in range(count):
+        now_s += rng.expovariate(rate)
+        prompt, num_out = lengths[rng.randrange(len(lengths))]
+        work.append(BenchRequest(prompt, num_out, arrival_s=now_s))
+    return work
+
+
+def capacity(run: Run, lengths: Lengths, count: int) -> float:
+    """Requests per second when all are there at once."""
+    work = [dataclasses.replace(one, arrival_s=0.0) for one in poisson(lengths, 1.0, count)]
+    return count / run("fcfs", work).duration_s
+
+
+# ---------------------------------------------------------------------------------------------------------------- ltr
+
+
+def ltr(options: argparse.Namespace) -> None:
+    from headway.predict import LearnedRanker, PromptView
+
+    rows = [json.loads(line) for line in Path(options.lengths).read_text().splitlines()]
+    held_out = [row for place, row in enumerate(rows) if place % options.fold == 0]
+    lengths = [(row["prompt_token_ids"], max(row["num_output_tokens"], 1)) for row in held_out]
+    views = [PromptView(row["prompt_token_ids"], row["max_tokens"], text=row.get("text")) for row in held_out]
+    predictions = LearnedRanker.load(options.predictor).predict(views)
+    predicted = {id(prompt): value for (prompt, _), value in zip(lengths, predictions, strict=True)}
+    run = make_run(options)
+    rate = options.load * capacity(run, lengths, min(options.requests, 512))
+    work = poisson(lengths, rate, options.requests)
+    sides = {
+        "fcfs": ("fcfs", work),
+        "ltr": ("ltr", [_with(one, predicted_tokens=predicted[id(one.prompt_token_ids)]) for one in work]),
+        "oracle": ("sjf", [_with(one, predicted_tokens=float(one.num_output_tokens)) for one in work]),
+    }
+    print(f"{len(work)} requests at {rate:.1f}/s, {options.load:g} times what can be served; {len(lengths)} prompts")
+    print(f"{'':8}{'s/token':>10}{'TTFT mean':>11}{'P99':>8}{'max':>8}{'TPOT P99 ms':>13}{'tok/s':>9}")
+    results = {}
+    for name, (policy, side) in sides.items():
+        outcome = run(policy, side)
+        per_token = statistics.fmean(t.e2e_s / len(t.token_times_s) for t in outcome.timelines)
+        ttfts = [timeline.ttft_s for timeline in outcome.timelines]
+        tpots = [timeline.tpot_s for timeline in outcome.timelines if timeline.tpot_s is not None]
+        results[name] = (per_token, statistics.fmean(ttfts), percentile(tpots, 99))
+        print(
+            f"{name:8}{per_token:>10.4f}{results[name][1]:>11.2f}{percentile(ttfts, 99):>8.2f}{max(ttfts):>8.2f}"
+            f"{1e3 * results[name][2]:>13.1f}{outcome.output_tok_s:>9,.0f}",
+            flush=True,
+        )
+    fcfs, learned, oracle = results["fcfs"], results["ltr"], results["oracle"]
+    print(
+        f"ltr against fcfs: latency per token {fcfs[0] / learned[0]:.2f} times less, TTFT {fcfs[1] / learned[1]:.2f} "
+        f"times less, P99 TPOT {learned[2] / fcfs[2]:.2f} times; against the oracle: latency per token "
+        f"{learned[0] / oracle[0]:.2f}, TTFT {learned[1] / oracle[1]:.2f} times"
+    )
+
+
+def _with(request: BenchRequest, **options: Any) -> BenchRequest:
+    return dataclasses.replace(request, options={**request.options, **options})
+
+
+# ---------------------------------------------------------------------------------------------------------------- slo
+
+
+def slo(options: argparse.Namespace) -> None:
+    run, lengths = make_run(options), trace_lengths(options.trace)
+    top = capacity(run, lengths, 512)
+    print(
+        f"{top:.1f} requests/s can be served; half are interactive: {TTFT_S:g} s to the first token, {TPOT_S:g} s after"
+    )
+    print(f"{'load':>6}{'policy':>8}{'kept':>8}{'tok/s':>9}{'others, mean s':>16}{'max s':>8}")
+    for load in options.loads:
+        work = poisson(lengths, load * top, options.requests)
+        rng = random.Random(1)
+        work = [_with(one, ttft_target_s=TTFT_S, tpot_target_s=TPOT_S) if rng.random() < 0.5 else one for one in work]
+        is_interactive = [bool(one.options) for one in work]
+        for policy in ("fcfs", "slo"):
+            outcome = run(policy, work)
+            kept = [t.ttft_s <= TTFT_S and (t.tpot_s or 0.0) <= TPOT_S for t in outcome.of(is_interactive)]
+            others = [t.e2e_s for t in outcome.of([not one for one in is_interactive])]
+            print(
+                f"{load:>6.2f}{policy:>8}{statistics.fmean(kept):>8.1%}{outcome.output_tok_s:>9,.0f}"
+                f"{statistics.fmean(others):>16.2f}{max(others):>8.1f}",
+                flush=True,
+            )
+
+
+def trace_lengths(path: str) -> Lengths:
+    """Prompts of nothing but length."""
+    with Path(path).open(newline="", encoding="utf-8") as file:
+        rows = [(int(row["input_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
+    return [(range(min(num_in, 7000)), min(max(num_out, 2), 1000)) for num_in, num_out in rows]
+
+
+# --------------------------------------------------------------------------------------------------------------- fair
+
+
+def fair(options: argparse.Namespace) -> None:
+    run, lengths = make_run(options), trace_lengths(options.trace)
+    top = capacity(run, lengths, 512)
+    for load in options.loads:
+        rate = load * top / 2  # of its half
+        own = [_with(one, tenant="own") for one in poisson(lengths, rate, options.requests)]
+        other = [_with(one, tenant="other") for one in poisson(lengths, HEAVY * rate, HEAVY * len(own), seed=1)]
+        both = sorted([*own, *other], key=lambda one: one.arrival_s)
+        is_own = [one.options["tenant"] == "own" for one in both]
+        means = {"alone": _mean(run("fcfs", own).timelines)}
+        if options.calibration:
+            means["alone, half the speed"] = _mean(make_run(options, speed=0.5)("fcfs", own).timelines)
+        for policy in ("fcfs", "fair"):
+            outcome = run(policy, both)
+            means[f"beside {HEAVY} times as much, {policy}"] = _mean(outcome.of(is_own))
+        print(
+            f"{load:.2f} of its share: " + "; ".join(f"{name} {mean:.2f} s" for name, mean in means.items()), flush=True
+        )
+
+
+def _mean(timelines: Sequence[RequestTimeline]) -> float:
+    return statistics.fmean(timeline.e2e_s for timeline in timelines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", choices=("ltr", "slo", "fair"))
+    parser.add_argument("--model", help="a built-in shape, a folder or a file; default: the embedded model")
+    parser.add_argument("--calibration", metavar="FILE", help="simulate the machine that this was measured on")
+    parser.add_argument("--kv-tokens", type=int, default=262_144, help="of the simulated machine")
+    parser.add_argument("--max-model-len", type=int, default=8192)
+    parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=1500)
+    parser.add_argument("--load", type=float, default=1.3, help="ltr: arrivals, as a multiple of what can be served")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.9, 1.0, 1.1], help="slo, fair: likewise, several")
+    parser.add_argument("--lengths", metavar="FILE", help="ltr: prompts and lengths of answers")
+    parser.add_argument("--predictor", metavar="FILE", help="ltr: made by headway train-predictor from other prompts")
+    parser.add_argument("--fold", type=int, default=5, help="ltr: one prompt in so many is used, held out of training")
+    parser.add_argument("--trace", metavar="FILE", help="slo, fair: a CSV file with input_tokens and output_tokens")
+    options = parser.parse_args()
+    {"ltr": ltr, "slo": slo, "fair": fair}[options.experiment](options)
+
+
+if __name__ == "__main__":
+    main()
