@@ -50,6 +50,9 @@ COMMANDS: Mapping[str, Command | CommandGroup] = {
             "throughput": Command("headway.cli.bench_throughput", "Many requests, all at once or as in a trace."),
         },
     ),
+    "train-predictor": Command(
+        "headway.cli.train_predictor", "Learn from a traffic log to tell long answers from short ones beforehand."
+    ),
     "options": Command("headway.cli.reference", "List every option of the engine and of sampling."),
     "version": Command("headway.cli.version", "Print the version and what this machine offers."),
 }
@@ -102,7 +105,7 @@ def _dispatch(
 
 def _overview(commands: Mapping[str, Command | CommandGroup], prog: str, summary: str) -> str:
     lines = [f"usage: {prog} COMMAND [options]", "", summary, "", "commands:"]
-    lines += [f"  {name:<10} {command.summary}" for name, command in commands.items()]
+    lines += [f"  {name:<15} {command.summary}" for name, command in commands.items()]
     lines += [
         "",
         f"'{prog} COMMAND --help' lists a command's options. Without --model, the embedded SmolLM2-135M answers.",

@@ -1,0 +1,161 @@
+"""`headway train-predictor`: from a traffic log to a file that tells long answers from short ones beforehand."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from headway.predict.evaluation import Quality
+    from headway.predict.traffic_log import TrafficRead, TrafficRecord
+    from headway.predict.training import TrainedRanker
+
+EPILOG = """\
+example:
+  headway serve --traffic-log traffic.jsonl           # collect: a line per finished request
+  headway train-predictor traffic.jsonl -o lengths.model
+  headway serve --scheduling-policy ltr --length-predictor lengths.model
+
+The requests that are held out are used for the printed numbers only. Kendall's tau says how well the order of the
+answers' lengths is foreseen: 1 perfectly, 0 not at all. See docs/length_prediction.md.
+"""
+LEAST_HELD_OUT = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    # Keeps the lines of the example apart.
+    parser.formatter_class = partial(argparse.RawDescriptionHelpFormatter, max_help_position=30)
+    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="A traffic log; several are read in turn.")
+    parser.add_argument("--output", "-o", type=Path, required=True, metavar="FILE", help="Where to write the model.")
+    parser.add_argument(
+        "--held-out", type=float, default=0.2, metavar="X", help="Share of requests to test on. (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="Decides all that is drawn. (default: 0)")
+    parser.add_argument(
+        "--max-requests",
+        type=int,
+        default=100_000,
+        metavar="N",
+        help="Learn from the last so many requests of the logs. (default: %(default)s)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    _check(arguments)
+
+    from rich.console import Console
+
+    from headway.predict.errors import TrafficLogError
+    from headway.predict.learned_ranker import import_lightgbm
+    from headway.predict.training import split_records
+
+    import_lightgbm()  # known to be missing before minutes of reading
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    read = _read(arguments, console)
+    train, held_out = split_records(read.records, arguments.held_out, arguments.seed)
+    if len(held_out) < LEAST_HELD_OUT:
+        raise TrafficLogError(
+            f"Of {len(read.records)} usable requests {len(held_out)} are held out, too few to test on; "
+            "collect more traffic, or raise --held-out."
+        )
+    started_s = time.monotonic()
+    trained = _train(train, arguments.seed)
+    _report(trained, train, held_out, time.monotonic() - started_s, console)
+    _write(trained, arguments.output, console)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if not 0.0 < arguments.held_out < 1.0:
+        raise ConfigError(f"--held-out must be between 0 and 1, not {arguments.held_out:g}.")
+    if arguments.max_requests < 1:
+        raise ConfigError(f"--max-requests must be at least 1, not {arguments.max_requests}.")
+    if not arguments.output.absolute().parent.is_dir():
+        raise ConfigError(f"There is no folder '{arguments.output.parent}' to write the model to.")
+
+
+def _read(arguments: argparse.Namespace, console: Console) -> TrafficRead:
+    from tqdm import tqdm
+
+    from headway.predict.traffic_log import read_traffic
+
+    with tqdm(desc="Reading", unit=" lines", leave=False, disable=None) as bar:
+        read = read_traffic(
+            arguments.logs, most_records=arguments.max_requests, progress=lambda count: _move(bar, count)
+        )
+    num_cut = sum(record.is_cut for record in read.records)
+    console.print(
+        f"{read.num_lines:,} rows: {len(read.records):,} used ({num_cut:,} of them cut at max_tokens), "
+        f"{read.num_ended_early:,} aborted or failed, {read.num_bad:,} skipped as unreadable"
+    )
+    return read
+
+
+def _train(records: Sequence[TrafficRecord], seed: int) -> TrainedRanker:
+    from tqdm import tqdm
+
+    from headway.predict.training import train_ranker
+
+    with tqdm(desc="Training", unit=" models", leave=False, disable=None) as bar:
+        return train_ranker(records, seed=seed, progress=lambda done, total: _move(bar, done, total))
+
+
+def _move(bar: Any, done: int, total: int | None = None) -> None:
+    bar.total = total
+    bar.update(done - bar.n)
+
+
+def _report(
+    trained: TrainedRanker,
+    train: Sequence[TrafficRecord],
+    held_out: Sequence[TrafficRecord],
+    seconds: float,
+    console: Console,
+) -> None:
+    from headway.predict.learned_ranker import LearnedRanker
+    from headway.predict.report import BATCH, compare, measure_cost
+
+    ranker = LearnedRanker(trained.model)
+    taus = ", ".join(f"{name} {tau:.3f}" for name, tau in trained.tau_by_objective.items())
+    console.print(
+        f"Trained on {len(train):,} requests in {seconds:.1f} s. Kendall tau on held-back folds: {taus}; "
+        f"taken: {trained.model.objective}, {trained.model.training['num_trees']} trees."
+    )
+    console.print(f"\nOn {len(held_out):,} requests that were held out:\n")
+    console.print(_table(compare(train, held_out, ranker)))
+    cost = measure_cost(ranker, [record.features for record in held_out])
+    console.print(
+        f"\nA prediction takes {1000 * cost.single_s:.3f} ms for one request, and {1000 * cost.batched_s:.3f} ms per "
+        f"request for {BATCH} at once, on one thread."
+    )
+
+
+def _table(qualities: Mapping[str, Quality]) -> str:
+    """As a table of Markdown, which goes into a document as it is."""
+    lines = [
+        "| predictor | Kendall tau | pairs in order | mean abs. log error | predicted / true tokens |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for name, each in qualities.items():
+        # A prompt's length orders answers, but is no guess of theirs.
+        lengths = "| – | – |" if name == "prompt length" else f"| {each.log_error:.3f} | {each.bias:.2f} |"
+        lines.append(f"| {name} | {each.kendall_tau:.3f} | {100 * each.accuracy:.1f}% {lengths}")
+    return "\n".join(lines)
+
+
+def _write(trained: TrainedRanker, path: Path, console: Console) -> None:
+    from headway.predict.ranker_file import save_ranker
+
+    save_ranker(trained.model, path)
+    console.print(f"Wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")

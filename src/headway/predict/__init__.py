@@ -1,0 +1,31 @@
+"""How long will the answer be? Predictors of output lengths, and the traffic log that they learn from.
+
+Schedulers that let short answers go first need to know which these are before they have been made. `PromptView` is what
+is known of a request when it arrives, `LengthPredictor` guesses from it, `TrafficLog` notes how it really was, and
+`headway train-predictor` makes a better guesser of such a log.
+"""
+
+from headway.predict.base import LengthPredictor, PromptView
+from headway.predict.create import create_predictor
+from headway.predict.errors import MissingLightGBMError, PredictorError, PredictorFileError, TrafficLogError
+from headway.predict.learned_ranker import LearnedRanker
+from headway.predict.oracle import OraclePredictor
+from headway.predict.running_statistics import RunningStatistics
+from headway.predict.traffic_log import LOG_CONTENTS, TrafficLog, TrafficRecord, read_traffic
+
+__all__ = [
+    "PromptView",
+    "LengthPredictor",
+    "create_predictor",
+    "OraclePredictor",
+    "RunningStatistics",
+    "LearnedRanker",
+    "TrafficLog",
+    "TrafficRecord",
+    "read_traffic",
+    "LOG_CONTENTS",
+    "PredictorError",
+    "PredictorFileError",
+    "MissingLightGBMError",
+    "TrafficLogError",
+]

@@ -1,0 +1,35 @@
+"""The interface: what is known of a request when it arrives, and who guesses the length of its answer from that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class PromptView:
+    """What a predictor may look at. Making one copies nothing."""
+
+    prompt_token_ids: Sequence[int]
+    max_tokens: int | None = None
+    """The most tokens the answer can have; None: not known."""
+    temperature: float = 1.0
+    text: str | None = None
+    """The prompt as text, template included, where it is at hand; nobody should decode it for this."""
+    user: str | None = None
+    request_id: str | None = None
+
+
+class LengthPredictor(Protocol):
+    """Guesses how many tokens answers will have. Not thread-safe: one engine owns one predictor."""
+
+    @property
+    def name(self) -> str:
+        """For logs and metrics."""
+
+    def predict(self, prompts: Sequence[PromptView]) -> list[float]:
+        """The expected number of output tokens of each, at least 1 and at most its `max_tokens`. Changes nothing."""
+
+    def observe(self, prompt: PromptView, num_output_tokens: int) -> None:
+        """A request has ended by itself or at its `max_tokens`. Predictors that do not learn from it do nothing."""

@@ -1,0 +1,149 @@
+"""From a prompt to the numbers that predictors work on.
+
+Everything is made from token ids, which are always there: counts of hashed tokens of the whole prompt, counts of hashed
+tokens and pairs of its end, and a few hashes of how it begins and ends. Where the text is known too, cues of it are
+added; where it is not, they are missing values. The hashes have no key and few values, so that what a log holds does
+not spell out the prompt, and many prompts share each value.
+
+    column  0 .. 3            length, max_tokens, temperature, share of distinct tokens
+            4 .. 4 + CUES     cues of the text, NaN where there is none
+            ... + GRAMS       log(1 + count) of each bucket of tokens and pairs
+
+A change to any number here makes another feature set: raise `FEATURES_VERSION`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.predict.base import PromptView
+from headway.predict.text_cues import NUM_CUES, text_cues
+
+FEATURES_VERSION = 1
+BODY_COLUMNS = 512
+TAIL_COLUMNS = 256
+GRAM_COLUMNS = BODY_COLUMNS + TAIL_COLUMNS
+NUM_PLAIN = 4
+NUM_FEATURES = NUM_PLAIN + NUM_CUES + GRAM_COLUMNS
+
+MOST_TOKENS = 1024
+"""Of longer prompts the first and the last half of this many tokens are read, so that the cost is bounded."""
+TAIL_TOKENS = 32
+KEY_BITS = 16
+HEAD_LENGTHS = (16, 32, 40, 48)
+TAIL_LENGTHS = (8, 10, 14)
+
+Floats = npt.NDArray[np.float32]
+_Hashes = npt.NDArray[np.uint64]
+
+_FIRST, _SECOND, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0xD6E8FEB86659FD93)
+_SHIFT = np.uint64(32)
+_FNV_START, _FNV_PRIME, _FNV_MASK = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PromptKeys:
+    """Hashes of what requests of one kind have in common; each below 2 ** KEY_BITS."""
+
+    heads: tuple[int, ...]
+    """Of the first tokens, one for each of `HEAD_LENGTHS`."""
+    tails: tuple[int, ...]
+    """Of the last ones, one for each of `TAIL_LENGTHS`."""
+    user: int | None
+    num_prompt_tokens: int
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFeatures:
+    """All that is kept of a prompt. Two prompts with the same features cannot be told apart."""
+
+    keys: PromptKeys
+    temperature: float
+    distinct_share: float
+    grams: bytes
+    """A count, at most 255, for each of `GRAM_COLUMNS` buckets."""
+    cues: tuple[float, ...] | None
+
+
+def prompt_keys(prompt: PromptView) -> PromptKeys:
+    """The cheap part, in a time that does not depend on the prompt's length."""
+    ids = prompt.prompt_token_ids
+    return PromptKeys(
+        heads=_prefix_hashes(ids[: HEAD_LENGTHS[-1]], HEAD_LENGTHS),
+        tails=_prefix_hashes(ids[: -TAIL_LENGTHS[-1] - 1 : -1], TAIL_LENGTHS),
+        user=None if prompt.user is None else _user_hash(prompt.user),
+        num_prompt_tokens=len(ids),
+        max_tokens=prompt.max_tokens,
+    )
+
+
+def prompt_features(prompt: PromptView) -> PromptFeatures:
+    ids = _read_tokens(prompt.prompt_token_ids)
+    singles = ids * _FIRST
+    end = singles[-TAIL_TOKENS:]
+    body = _bucket_counts(singles, BODY_COLUMNS)
+    tail = _bucket_counts(np.concatenate((end, end[:-1] * _SECOND + end[1:])), TAIL_COLUMNS)
+    return PromptFeatures(
+        keys=prompt_keys(prompt),
+        temperature=prompt.temperature,
+        distinct_share=round(len(set(ids.tolist())) / max(len(ids), 1), 4),
+        grams=np.minimum(np.concatenate((body, tail)), 255).astype(np.uint8).tobytes(),
+        cues=None if prompt.text is None else text_cues(prompt.text),
+    )
+
+
+def feature_matrix(prompts: Sequence[PromptFeatures]) -> Floats:
+    """A row of `NUM_FEATURES` numbers for each."""
+    matrix = np.empty((len(prompts), NUM_FEATURES), dtype=np.float32)
+    for row, prompt in zip(matrix, prompts):
+        keys = prompt.keys
+        row[0] = math.log1p(keys.num_prompt_tokens)
+        row[1] = math.nan if keys.max_tokens is None else math.log1p(keys.max_tokens)
+        row[2] = prompt.temperature
+        row[3] = prompt.distinct_share
+        row[NUM_PLAIN : NUM_PLAIN + NUM_CUES] = math.nan if prompt.cues is None else prompt.cues
+        row[NUM_PLAIN + NUM_CUES :] = np.frombuffer(prompt.grams, dtype=np.uint8)
+    grams = matrix[:, NUM_PLAIN + NUM_CUES :]
+    np.log1p(grams, out=grams)
+    return matrix
+
+
+def _read_tokens(token_ids: Sequence[int]) -> _Hashes:
+    if len(token_ids) > MOST_TOKENS:
+        half = MOST_TOKENS // 2
+        token_ids = [*token_ids[:half], *token_ids[-half:]]
+    return np.array(token_ids, dtype=np.uint64)
+
+
+def _bucket_counts(hashes: _Hashes, num_columns: int) -> npt.NDArray[np.intp]:
+    """How many of these fall into each column."""
+    mixed = (hashes ^ (hashes >> _SHIFT)) * _MIX
+    return np.bincount((mixed >> _SHIFT).astype(np.intp) % num_columns, minlength=num_columns)
+
+
+def _prefix_hashes(items: Sequence[int], lengths: Sequence[int]) -> tuple[int, ...]:
+    """FNV-1a of the first items, as many as each of the rising lengths says, or all where there are fewer."""
+    value, done, hashes = _FNV_START, 0, []
+    for length in lengths:
+        for item in items[done:length]:
+            value = ((value ^ item) * _FNV_PRIME) & _FNV_MASK
+        done = length
+        hashes.append(_fold(value))
+    return tuple(hashes)
+
+
+def _user_hash(user: str) -> int:
+    value = _FNV_START
+    for byte in user.encode(errors="surrogatepass"):
+        value = ((value ^ byte) * _FNV_PRIME) & _FNV_MASK
+    return _fold(value)
+
+
+def _fold(value: int) -> int:
+    return (value ^ (value >> 32) ^ (value >> 17)) & ((1 << KEY_BITS) - 1)
