@@ -9,10 +9,10 @@
 
 On the real engine, or with `--calibration` in the simulator, which runs the same scheduler:
 
-    python benchmarks/policies.py ltr --model llama31-8b --lengths lengths.jsonl --predictor predictor.json
+    python benchmarks/policies.py ltr --model llama31-8b --lengths lengths.jsonl
     python benchmarks/policies.py slo --calibration h200.json --kv-tokens 262144 --trace azure_conv_first2000.csv
 
-The lengths file has a JSON object per line: `prompt_token_ids`, `num_output_tokens` (see length_prediction.py).
+The lengths file is made by length_prediction.py. A fifth of its prompts is served, the others train the ranker.
 """
 
 from __future__ import annotations
@@ -132,12 +132,21 @@ def capacity(run: Run, lengths: Lengths, count: int) -> float:
 
 def ltr(options: argparse.Namespace) -> None:
     from headway.predict import LearnedRanker, PromptView
+    from headway.predict.features import prompt_features
+    from headway.predict.traffic_log import TrafficRecord
+    from headway.predict.training import train_ranker
 
     rows = [json.loads(line) for line in Path(options.lengths).read_text().splitlines()]
-    held_out = [row for place, row in enumerate(rows) if place % options.fold == 0]
-    lengths = [(row["prompt_token_ids"], max(row["num_output_tokens"], 1)) for row in held_out]
-    views = [PromptView(row["prompt_token_ids"], row["max_tokens"], text=row.get("text")) for row in held_out]
-    predictions = LearnedRanker.load(options.predictor).predict(views)
+    random.Random(0).shuffle(rows)
+    views = [PromptView(row["prompt_token_ids"], row["max_tokens"], row["temperature"], row["text"]) for row in rows]
+    num_held_out = len(rows) // 5
+    training = [
+        TrafficRecord(prompt_features(view), row["num_output_tokens"], row["finish_reason"] == "length", None)
+        for row, view in zip(rows[num_held_out:], views[num_held_out:])
+    ]
+    ranker = LearnedRanker(train_ranker(training).model)
+    lengths = [(row["prompt_token_ids"], max(row["num_output_tokens"], 1)) for row in rows[:num_held_out]]
+    predictions = ranker.predict(views[:num_held_out])
     predicted = {id(prompt): value for (prompt, _), value in zip(lengths, predictions, strict=True)}
     run = make_run(options)
     rate = options.load * capacity(run, lengths, min(options.requests, 512))
@@ -147,7 +156,10 @@ def ltr(options: argparse.Namespace) -> None:
         "ltr": ("ltr", [_with(one, predicted_tokens=predicted[id(one.prompt_token_ids)]) for one in work]),
         "oracle": ("sjf", [_with(one, predicted_tokens=float(one.num_output_tokens)) for one in work]),
     }
-    print(f"{len(work)} requests at {rate:.1f}/s, {options.load:g} times what can be served; {len(lengths)} prompts")
+    print(
+        f"{len(work)} requests at {rate:.1f}/s, {options.load:g} times what can be served, of {len(lengths)} prompts "
+        f"held out of training; {len(training)} for training"
+    )
     print(f"{'':8}{'s/token':>10}{'TTFT mean':>11}{'P99':>8}{'max':>8}{'TPOT P99 ms':>13}{'tok/s':>9}")
     results = {}
     for name, (policy, side) in sides.items():
@@ -245,8 +257,6 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=1.3, help="ltr: arrivals, as a multiple of what can be served")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.9, 1.0, 1.1], help="slo, fair: likewise, several")
     parser.add_argument("--lengths", metavar="FILE", help="ltr: prompts and lengths of answers")
-    parser.add_argument("--predictor", metavar="FILE", help="ltr: made by headway train-predictor from other prompts")
-    parser.add_argument("--fold", type=int, default=5, help="ltr: one prompt in so many is used, held out of training")
     parser.add_argument("--trace", metavar="FILE", help="slo, fair: a CSV file with input_tokens and output_tokens")
     options = parser.parse_args()
     {"ltr": ltr, "slo": slo, "fair": fair}[options.experiment](options)
