@@ -7,19 +7,21 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from tqdm import tqdm
 
 from headway.config import EngineConfig
 from headway.engine.input_processor import Prompt
 from headway.engine.llm_engine import LLMEngine
+from headway.engine.request_options import RequestOptions
 from headway.errors import EngineDeadError, InvalidRequestError
 from headway.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
 from headway.sampling_params import BeamSearchParams, SamplingParams
 from headway.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+_Number = float | None
 
 
 class LLM:
@@ -50,29 +52,43 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int | Sequence[int] = 0,
+        tenant: str | Sequence[str] = "",
+        predicted_tokens: _Number | Sequence[_Number] = None,
+        ttft_target_s: _Number | Sequence[_Number] = None,
+        tpot_target_s: _Number | Sequence[_Number] = None,
         cache_salt: str | None = None,
         cache_ttl_s: float = 0.0,
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts (text or token ids, one or many), batched; outputs come in the order of the prompts.
 
-        Everything is checked before anything runs. Only calls with the same `cache_salt` share cached prefixes, and
-        `cache_ttl_s` keeps those of these prompts for so long, if at all possible. `use_tqdm`: a progress bar; by
-        default on a terminal.
+        Everything is checked before anything runs. What the scheduler may know of a request, for all prompts or as a
+        list with one each; which of it counts depends on `scheduling_policy`, and the rest changes nothing:
+
+        * `priority`: the smallest number goes first (priority).
+        * `tenant`: whose request it is (fair).
+        * `predicted_tokens`: how many tokens it is going to generate (sjf, srpt, ltr, hrrn; dynamic batching).
+        * `ttft_target_s`, `tpot_target_s`: when its first token should be there, in seconds from now, and how long
+          after one token the next (slo).
+
+        Only calls with the same `cache_salt` share cached prefixes, and `cache_ttl_s` keeps those of these prompts for
+        so long, if at all possible. `use_tqdm`: a progress bar; by default on a terminal.
         """
         many = _as_prompts(prompts)
         params = _one_each(sampling_params or SamplingParams(), len(many), "sampling_params", SamplingParams)
-        priorities = _one_each(priority, len(many), "priority", int)
+        options = _options_each(
+            len(many),
+            priority=priority,
+            tenant=tenant,
+            predicted_tokens=predicted_tokens,
+            ttft_target_s=ttft_target_s,
+            tpot_target_s=tpot_target_s,
+            cache_salt=cache_salt,
+            cache_ttl_s=cache_ttl_s,
+        )
         requests = [
-            self.engine.prepare(
-                self._next_id(),
-                prompt,
-                own_params,
-                priority=own_priority,
-                cache_salt=cache_salt,
-                cache_ttl_s=cache_ttl_s,
-            )
-            for prompt, own_params, own_priority in zip(many, params, priorities, strict=True)
+            self.engine.prepare(self._next_id(), prompt, own_params, **own_options)
+            for prompt, own_params, own_options in zip(many, params, options, strict=True)
         ]
         for request in requests:
             self.engine.submit(request, stream=False)
@@ -95,6 +111,11 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
+        tenant: str | Sequence[str] = "",
+        predicted_tokens: _Number | Sequence[_Number] = None,
+        ttft_target_s: _Number | Sequence[_Number] = None,
+        tpot_target_s: _Number | Sequence[_Number] = None,
         cache_salt: str | None = None,
         cache_ttl_s: float = 0.0,
         use_tqdm: bool | None = None,
@@ -105,7 +126,16 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self.chat_prompt(conversation, **template_options) for conversation in conversations]  # type: ignore[arg-type]
         return self.generate(
-            prompts, sampling_params, cache_salt=cache_salt, cache_ttl_s=cache_ttl_s, use_tqdm=use_tqdm
+            prompts,
+            sampling_params,
+            priority=priority,
+            tenant=tenant,
+            predicted_tokens=predicted_tokens,
+            ttft_target_s=ttft_target_s,
+            tpot_target_s=tpot_target_s,
+            cache_salt=cache_salt,
+            cache_ttl_s=cache_ttl_s,
+            use_tqdm=use_tqdm,
         )
 
     def chat_prompt(self, messages: Sequence[Message], **template_options: Any) -> list[int]:
@@ -206,8 +236,14 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [many]
 
 
+def _options_each(count: int, **given: Any) -> list[RequestOptions]:
+    """Of options that are given once or one each, those of each request. Values are checked later."""
+    columns = [_one_each(value, count, name, str) for name, value in given.items()]
+    return [cast(RequestOptions, dict(zip(given, own, strict=True))) for own in zip(*columns, strict=True)]
+
+
 def _one_each(value: Any, count: int, name: str, kind: type) -> list[Any]:
-    if isinstance(value, kind):
+    if isinstance(value, kind) or not hasattr(value, "__iter__"):
         return [value] * count
     values = list(value)
     if len(values) != count:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import logging
 import os
 import sys
+import textwrap
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,7 @@ from headway.cli.flags import FlagSpec, add_flags, chosen, engine_flags
 from headway.config import EngineConfig, parse_bytes
 from headway.errors import ConfigError
 from headway.server.config import API_KEY_VARIABLE, ServerConfig
+from headway.server.service_classes import EXAMPLE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_flags(parser, server_flags())
     add_flags(parser, engine_flags())
+    parser.epilog = f"A file for --service-classes:\n\n{textwrap.indent(EXAMPLE, '    ')}"
+    parser.formatter_class = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=30)
 
 
 def run(arguments: argparse.Namespace) -> int:

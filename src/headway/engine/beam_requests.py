@@ -115,15 +115,18 @@ class BeamRequests:
         self._forget(search)
         return search.output(self._tokenizer, now_s, unfinished="abort"), search.awaited_ids()
 
-    def note_launched(self, output: SchedulerOutput, *, now_s: float) -> None:
-        """A step has been launched; beams may be in it."""
+    def note_launched(self, output: SchedulerOutput, *, now_s: float) -> list[str]:
+        """A step has been launched; beams may be in it. Returns which searches have begun with it."""
+        begun = []
         for new in output.new_requests:
             search = self._owner.get(new.request_id)
             if search is not None:
                 if search.has_begun:
                     self.lookups.num_queried_tokens += len(new.prompt_token_ids) + len(new.output_token_ids)
                     self.lookups.num_hit_tokens += new.num_computed_tokens
-                search.note_scheduled(new, now_s)
+                if search.note_scheduled(new, now_s):
+                    begun.append(search.request_id)
+        return begun
 
     def process(self, updates: Sequence[RequestUpdate], *, now_s: float) -> SearchedStep:
         """Take in a step's result: searches whose beams have all come back go on or end."""
@@ -218,11 +221,13 @@ class _LiveSearch:
         """Beams that have not come back, in their order."""
         return [beam.request_id for beam in self.beams if beam.request_id in self._awaited]
 
-    def note_scheduled(self, new: NewRequest, now_s: float) -> None:
-        """One of its beams enters the batch; only the first time counts."""
-        if self._metrics.first_scheduled_s is None:
-            self._metrics = dataclasses.replace(self._metrics, first_scheduled_s=now_s)
-            self._num_cached_tokens = new.num_computed_tokens
+    def note_scheduled(self, new: NewRequest, now_s: float) -> bool:
+        """One of its beams enters the batch; only the first time counts. Returns whether it was."""
+        if self._metrics.first_scheduled_s is not None:
+            return False
+        self._metrics = dataclasses.replace(self._metrics, first_scheduled_s=now_s)
+        self._num_cached_tokens = new.num_computed_tokens
+        return True
 
     def take(self, update: RequestUpdate) -> None:
         """A beam has come back, with logprobs or with what went wrong."""

@@ -60,6 +60,8 @@ class LLMEngine:
         """Why requests that finished with reason "error" did so, by request id."""
         self.progress: list[Progress] = []
         """What the last step did for requests that give no output before their end."""
+        self.begun: list[str] = []
+        """Requests that the last step launched for the first time."""
         self._now = now
         prefix_cache = None
         if config.cache.shares_prefixes:
@@ -153,9 +155,10 @@ class LLMEngine:
         started_s = self._now()
         step = self.core.step()
         self.last_step = step.report
+        self.begun = []
         for launched in step.launched:
-            self._outputs.note_launched(launched, now_s=started_s)
-            self.beams.note_launched(launched, now_s=started_s)
+            self.begun += self._outputs.note_launched(launched, now_s=started_s)
+            self.begun += self.beams.note_launched(launched, now_s=started_s)
         with span("outputs"):
             updates = step.updates
             outputs: list[RequestOutput] = []

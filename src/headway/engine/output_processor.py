@@ -160,11 +160,13 @@ class _LiveRequest:
     def has_tokens(self) -> bool:
         return self._metrics.first_token_s is not None
 
-    def note_scheduled(self, new: NewRequest, now_s: float) -> None:
-        """One of its sequences enters the batch; only the first time counts."""
-        if self._metrics.first_scheduled_s is None:
-            self._metrics = dataclasses.replace(self._metrics, first_scheduled_s=now_s)
-            self._num_cached_tokens = new.num_computed_tokens
+    def note_scheduled(self, new: NewRequest, now_s: float) -> bool:
+        """One of its sequences enters the batch; only the first time counts. Returns whether it was."""
+        if self._metrics.first_scheduled_s is not None:
+            return False
+        self._metrics = dataclasses.replace(self._metrics, first_scheduled_s=now_s)
+        self._num_cached_tokens = new.num_computed_tokens
+        return True
 
     def note_first_token(self, now_s: float) -> None:
         """Its first token has come."""
@@ -268,12 +270,16 @@ class OutputProcessor:
         self._forget(live)
         return live.news(now_s), [completion.request_id for completion in running]
 
-    def note_launched(self, output: SchedulerOutput, *, now_s: float) -> None:
+    def note_launched(self, output: SchedulerOutput, *, now_s: float) -> list[str]:
         """A step has been launched. To be called before any later result is taken in: its requests are alive, and
-        those that are not followed here are beams."""
+        those that are not followed here are beams. Returns which requests have begun with it."""
+        begun = []
         for new in output.new_requests:
             if new.request_id in self._owner:
-                self._owner[new.request_id][0].note_scheduled(new, now_s)
+                live = self._owner[new.request_id][0]
+                if live.note_scheduled(new, now_s):
+                    begun.append(live.request.request_id)
+        return begun
 
     def process(self, updates: Sequence[RequestUpdate], *, now_s: float) -> ProcessedStep:
         """Take in a step's result and say what changed for users."""

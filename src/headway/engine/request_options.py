@@ -32,10 +32,12 @@ def check_options(options: RequestOptions) -> None:
     priority = options.get("priority", 0)
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise InvalidRequestError(f"priority must be a whole number, not {priority!r}.", param="priority")
-    for name in ("cache_salt", "tenant"):
-        text = options.get(name)
-        if text is not None and not isinstance(text, str):
-            raise InvalidRequestError(f"{name} must be a string, not {text!r}.", param=name)
+    tenant = options.get("tenant", "")
+    if not isinstance(tenant, str):
+        raise InvalidRequestError(f"tenant must be a string, not {tenant!r}.", param="tenant")
+    salt = options.get("cache_salt")
+    if salt is not None and not isinstance(salt, str):
+        raise InvalidRequestError(f"cache_salt must be a string, not {salt!r}.", param="cache_salt")
     ttl_s = options.get("cache_ttl_s", 0.0)
     if not _is_number(ttl_s) or not 0 <= ttl_s < math.inf:
         raise InvalidRequestError(f"cache_ttl_s must be 0 or more seconds, not {ttl_s!r}.", param="cache_ttl_s")

@@ -42,6 +42,8 @@ class AccessRecord:
     key: str | None = None
     """The digest of its API key. Not for the log."""
     user: str | None = None
+    service_class: str | None = None
+    """Where there are several."""
     stream: bool | None = None
     num_prompt_tokens: int | None = None
     num_output_tokens: int = 0
@@ -72,6 +74,8 @@ class AccessRecord:
             fields["error"] = self.error
         if self.user is not None:
             fields["user"] = self.user
+        if self.service_class is not None:
+            fields["service_class"] = self.service_class
         if self.num_prompt_tokens is not None:
             fields |= self._generation()
         return _encode(fields)

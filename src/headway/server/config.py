@@ -44,6 +44,17 @@ class ServerConfig:
     request_timeout_s: float = option(
         3600.0, "Longest time that a request may take as a whole; after it, it ends with 504. 0: no limit."
     )
+    service_classes: str | None = option(
+        None,
+        "A .toml or .json file with kinds of requests: the targets and the priority of those that do not say, how many "
+        "may wait, and which are dropped first when the queue is full. --help ends with an example.",
+        metavar="FILE",
+    )
+    refuse_late: str = option(
+        "off",
+        "Whether a request with a target for its first token gets 429 at once if its class's queue is too long for it.",
+        choices=("on", "off"),
+    )
     drain_timeout_s: float = option(
         30.0, "On SIGTERM or SIGINT: how long running requests may go on before they are ended."
     )
@@ -93,7 +104,7 @@ class ServerConfig:
             raise ConfigError(
                 f"otlp_traces_endpoint must be an http:// or https:// URL, not {self.otlp_traces_endpoint!r}."
             )
-        for name in ("access_log", "cache_salt_by_key"):
+        for name in ("access_log", "cache_salt_by_key", "refuse_late"):
             if getattr(self, name) not in ("on", "off"):
                 raise ConfigError(f"{name} must be one of on, off; not {getattr(self, name)!r}.")
         if self.cache_salt_by_key == "on" and not self.api_key:

@@ -213,6 +213,9 @@ class EngineClient:
     def _take_step(self, step: StepBatch) -> None:
         self.stats = step.stats
         streams = self._streams
+        for request_id in step.begun:
+            if request_id in streams:
+                streams[request_id].has_begun = True
         for delta in step.deltas:
             stream = streams.get(delta.request_id)
             if stream is not None:  # else it was aborted when this was on its way

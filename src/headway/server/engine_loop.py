@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headway.engine.llm_engine import LLMEngine
@@ -144,6 +144,9 @@ class EngineLoop:
                 priority=request.priority,
                 cache_salt=request.cache_salt,
                 cache_ttl_s=request.cache_ttl_s,
+                tenant=request.tenant,
+                ttft_target_s=request.ttft_target_s,
+                tpot_target_s=request.tpot_target_s,
                 stream="delta" if params.can_stream else False,
             )
         except InvalidRequestError as error:
@@ -192,14 +195,14 @@ class EngineLoop:
             self._add_deltas(deltas, output)
         self._meter.take(report, num_new_tokens=num_new_tokens)
         self._has_checked = False
-        self._send_step(deltas)
+        self._send_step(deltas, begun=self._engine.begun)
         if self._is_watched:
             self._channel.send(self._snapshots.snapshot(report))
         self._count_failures(deltas)
 
-    def _send_step(self, deltas: list[Delta]) -> None:
+    def _send_step(self, deltas: list[Delta], *, begun: Sequence[str] = ()) -> None:
         self._stats_are_stale = False
-        self._channel.send(StepBatch(deltas, self._meter.stats()))
+        self._channel.send(StepBatch(deltas, self._meter.stats(), list(begun)))
 
     def _progress(self) -> tuple[list[Delta], int]:
         """How those go on that tell nothing else, and how many tokens they got."""

@@ -64,6 +64,7 @@ class Generation:
         await self._clock.__aenter__()
         self._set_clock(self._services.config.queue_ttl_s)
         try:
+            self._reservation.follow(self)
             for number, prompt in enumerate(self.job.prompts):
                 request_id = self.id if len(self.job.prompts) == 1 else f"{self.id}-{number}"
                 self._streams.append(self._services.engine.submit(self._message(request_id, prompt)))
@@ -84,6 +85,16 @@ class Generation:
         except TimeoutError:
             raise self._out_of_time() from None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the engine has computed anything for it."""
+        return any(stream.has_begun for stream in self._streams)
+
+    def drop(self) -> None:
+        """End it from another task, whose request needs its place; the reader raises what the reservation says."""
+        for stream in self._streams:
+            stream.end(Delta(stream.request_id, finish_reason="abort", is_last=True))
+
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
         if len(self._streams) == 1:
             async for deltas in self._streams[0]:
@@ -102,9 +113,12 @@ class Generation:
             request_id,
             prompt.token_ids,
             job.params,
-            priority=job.priority,
+            priority=job.scheduling.priority,
             cache_salt=self._services.cache_salt(job.cache_salt, key=self._record.key),
             cache_ttl_s=job.cache_ttl_s,
+            tenant=job.scheduling.tenant,
+            ttft_target_s=job.scheduling.ttft_target_s,
+            tpot_target_s=job.scheduling.tpot_target_s,
         )
 
     def _account(self, deltas: list[Delta]) -> None:
@@ -146,7 +160,7 @@ class Generation:
         number = index // self.job.n
         is_first_of_prompt, self._has_started[number] = not self._has_started[number], True
         num_tokens = len(self.job.prompts[number].token_ids) if is_first_of_prompt else 0
-        self._reservation.give_back(num_started, num_tokens)
+        self._reservation.note_started(num_started, num_tokens)
         if not self._has_first:
             self._has_first = True
             self._record.first_token_s = now_s
@@ -164,6 +178,7 @@ class Generation:
         if reason == "error":
             raise from_delta(delta)
         if reason == "abort":
+            self._reservation.check()
             raise unavailable("The server ended the request before it was complete.", code="aborted")
         self._metrics.e2e_latency.observe(now_s - self._record.started_s)
         self._metrics.generation_length.observe(self._num_tokens[index])

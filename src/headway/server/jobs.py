@@ -12,13 +12,14 @@ from headway.server.errors import bad_request
 from headway.server.messages import EngineReady
 from headway.server.prompts import Prompt, PromptMaker
 from headway.server.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from headway.server.scheduling import Scheduling
+from headway.server.service_classes import MAX_PRIORITY
 from headway.server.services import Services
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 MAX_LIST_ITEMS = 1024
 MAX_TOP_LOGPROBS = 20
-MAX_PRIORITY = 2**31
 MAX_SALT_CHARS = 256
 MAX_CACHE_TTL_S = 86_400.0
 MAX_BEAMS = 64
@@ -42,7 +43,7 @@ class Job:
     """Sequences that are made of each prompt, or beams of its search: `n`, or more of which `n` are returned."""
     is_silent: bool
     """Nothing but progress is told before the end, because which tokens are returned is not known."""
-    priority: int
+    scheduling: Scheduling
     stream: bool
     include_usage: bool
     user: str | None
@@ -70,7 +71,7 @@ class Job:
         return self.width * len(self.prompts)
 
 
-async def chat_job(request: ChatCompletionRequest, services: Services) -> Job:
+async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, services: Services) -> Job:
     """Check a chat request and turn its messages into tokens."""
     _check(request, services)
     if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
@@ -81,17 +82,17 @@ async def chat_job(request: ChatCompletionRequest, services: Services) -> Job:
         max_tokens=request.max_completion_tokens if request.max_tokens is None else request.max_tokens,
         logprobs=num_logprobs,
     )
-    checked = _check_params(params, services, num_prompts=1, stream=bool(request.stream))
+    checked = _check_params(params, services, scheduling, num_prompts=1, stream=bool(request.stream))
     prompt = await services.prompts.from_messages(
         request.messages,
         services.info,
         add_generation_prompt=request.add_generation_prompt is not False,
         template_options=request.chat_template_kwargs,
     )
-    return _job(request, [prompt], params, checked, num_logprobs=num_logprobs)
+    return _job(request, [prompt], params, checked, scheduling=scheduling, num_logprobs=num_logprobs)
 
 
-async def completion_job(request: CompletionRequest, services: Services) -> Job:
+async def completion_job(request: CompletionRequest, scheduling: Scheduling, services: Services) -> Job:
     """Check a completion request and tokenise its prompts."""
     _check(request, services)
     _check_top("logprobs", request.logprobs)
@@ -105,11 +106,22 @@ async def completion_job(request: CompletionRequest, services: Services) -> Job:
         params["logprobs"] = request.logprobs
         if echo:
             params["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
-    checked = _check_params(params, services, num_prompts=_num_prompts(request), stream=bool(request.stream))
+    checked = _check_params(
+        params, services, scheduling, num_prompts=_num_prompts(request), stream=bool(request.stream)
+    )
     prompts = await _prompts(
         request, services.prompts, services.info, add_special=request.add_special_tokens is not False
     )
-    return _job(request, prompts, params, checked, num_logprobs=request.logprobs, echo=echo, hide_output=hide_output)
+    return _job(
+        request,
+        prompts,
+        params,
+        checked,
+        scheduling=scheduling,
+        num_logprobs=request.logprobs,
+        echo=echo,
+        hide_output=hide_output,
+    )
 
 
 def _job(
@@ -121,7 +133,6 @@ def _job(
         n=checked.n,
         width=checked.num_choices,
         is_silent=not checked.can_stream,
-        priority=request.priority or 0,
         stream=bool(request.stream),
         include_usage=request.include_usage,
         user=request.user,
@@ -194,7 +205,9 @@ def _params(request: GenerationRequest, **own: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None or name == "max_tokens"}
 
 
-def _check_params(params: dict[str, Any], services: Services, *, num_prompts: int, stream: bool) -> SamplingParams:
+def _check_params(
+    params: dict[str, Any], services: Services, scheduling: Scheduling, *, num_prompts: int, stream: bool
+) -> SamplingParams:
     """Raise what the engine would raise, while it can still be answered with a status of its own; and what would never
     fit into the queue, before it is tokenised."""
     checked = SamplingParams(**params)
@@ -203,7 +216,7 @@ def _check_params(params: dict[str, Any], services: Services, *, num_prompts: in
         checked.check_can_stream()
     if checked.use_beam_search:
         _check_search(checked, services.info)
-    num_sequences, most = checked.num_choices * num_prompts, services.limits.max_requests
+    num_sequences, most = checked.num_choices * num_prompts, services.max_waiting(scheduling.service_class)
     if num_sequences > most:
         kind = "beams" if checked.use_beam_search else "completions"
         raise bad_request(

@@ -48,6 +48,11 @@ class AddRequest(_Message):
     """Only requests with the same one share cached prefixes."""
     cache_ttl_s: float = 0.0
     """So long its prompt's blocks are kept if at all possible."""
+    tenant: str = ""
+    """Whose it is."""
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
+    """When it should have its first token, from its arrival, and how long after one the next."""
 
 
 class AbortRequests(_Message):
@@ -212,6 +217,8 @@ class StepBatch(_Message):
 
     deltas: list[Delta]
     stats: EngineStats
+    begun: list[str] = []
+    """Requests that have entered the batch for the first time; those with deltas need not be here."""
 
 
 class SnapshotRow(_Part):

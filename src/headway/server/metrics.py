@@ -221,6 +221,24 @@ class _Snapshot(Collector):
             "queue_requests", "Requests that wait for a first token, or for the tokenizer.", self._queue.num_requests
         )
         yield self._gauge("queue_tokens", "Prompt tokens of these.", self._queue.num_tokens)
+        yield from self._class_metrics()
+
+    def _class_metrics(self) -> Iterator[Metric]:
+        labels = ("model_name", "service_class")
+        waiting = GaugeMetricFamily(PREFIX + "class_queue_requests", "Completions that wait.", labels=labels)
+        admitted = CounterMetricFamily(PREFIX + "class_admitted", "Requests taken into the queue.", labels=labels)
+        shed = CounterMetricFamily(PREFIX + "class_shed", "Requests dropped from it for others.", labels=labels)
+        refused = CounterMetricFamily(
+            PREFIX + "class_refused", "Requests not taken into the queue.", labels=(*labels, "reason")
+        )
+        for name, line in self._queue.lines.items():
+            values = (self._metrics.model, name)
+            waiting.add_metric(values, line.num_waiting)
+            admitted.add_metric(values, line.num_admitted)
+            shed.add_metric(values, line.num_shed)
+            for reason, count in line.num_refused.items():
+                refused.add_metric((*values, reason), count)
+        yield from (waiting, admitted, refused, shed)
 
     def _gauge(self, name: str, help_text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, help_text, labels=("model_name",))

@@ -2,6 +2,9 @@
 
     body ──► record ──► a place in the queue ──► tokens ──► engine ──► one JSON answer, or a stream of events
 
+Which place that is depends on the record's class, so the JSON is parsed even if there is none: the tokenizer, which
+takes far longer, is spared.
+
 Nothing of an answer is sent before its first token is there, so whatever goes wrong until then has a status of its own;
 what goes wrong later is the last event of the stream. A client that leaves, at any point, cancels everything.
 """
@@ -9,7 +12,7 @@ what goes wrong later is the last event of the stream. A client that leaves, at 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -19,7 +22,8 @@ from headway.server.errors import from_exception
 from headway.server.generation import Generation
 from headway.server.jobs import Job, chat_job, completion_job
 from headway.server.json_body import decode_json
-from headway.server.requests import ChatCompletionRequest, CompletionRequest
+from headway.server.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from headway.server.scheduling import Scheduling, scheduling_of
 from headway.server.services import Services
 from headway.server.sse import DONE, ChatEvents, CompletionEvents, event
 from headway.server.whole_answer import chat_answer, completion_answer, echoed_texts
@@ -31,10 +35,14 @@ _STREAM_HEADERS = [
 ]
 
 
-class _GenerationRoute(ABC):
+_R = TypeVar("_R", bound=GenerationRequest)
+
+
+class _GenerationRoute(ABC, Generic[_R]):
     """What both endpoints share; they differ in how a request becomes a job, and a job an answer."""
 
     ID_PREFIX: ClassVar[str]
+    _record_type: type[_R]
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -45,8 +53,12 @@ class _GenerationRoute(ABC):
 
     async def _answer(self, body: bytes, record: AccessRecord, send: Send) -> None:
         services = self._services
-        with services.limits.reserve(body_bytes=len(body)) as reservation:
-            job = await self._job(body)
+        request = decode_json(body, self._record_type)
+        scheduling = scheduling_of(request, services.classes)
+        if len(services.classes) > 1:
+            record.service_class = scheduling.service_class.name
+        with services.reserve(scheduling, body_bytes=len(body)) as reservation:
+            job = await self._job(request, scheduling)
             reservation.settle(num_requests=job.num_sequences, num_tokens=job.num_prompt_tokens)
             generation = Generation(job, services, reservation, record, id_prefix=self.ID_PREFIX)
             if job.stream:
@@ -77,7 +89,7 @@ class _GenerationRoute(ABC):
         await send({"type": "http.response.body", "body": last})
 
     @abstractmethod
-    async def _job(self, body: bytes) -> Job: ...
+    async def _job(self, request: _R, scheduling: Scheduling) -> Job: ...
 
     @abstractmethod
     async def _whole(self, generation: Generation) -> bytes: ...
@@ -86,13 +98,14 @@ class _GenerationRoute(ABC):
     async def _events(self, generation: Generation) -> ChatEvents | CompletionEvents: ...
 
 
-class ChatCompletions(_GenerationRoute):
+class ChatCompletions(_GenerationRoute[ChatCompletionRequest]):
     """POST /v1/chat/completions."""
 
     ID_PREFIX = "chatcmpl"
+    _record_type = ChatCompletionRequest
 
-    async def _job(self, body: bytes) -> Job:
-        return await chat_job(decode_json(body, ChatCompletionRequest), self._services)
+    async def _job(self, request: ChatCompletionRequest, scheduling: Scheduling) -> Job:
+        return await chat_job(request, scheduling, self._services)
 
     async def _whole(self, generation: Generation) -> bytes:
         return await chat_answer(generation, self._services.model_name, self._services.prompts)
@@ -101,13 +114,14 @@ class ChatCompletions(_GenerationRoute):
         return ChatEvents(generation, self._services.model_name, self._services.prompts)
 
 
-class Completions(_GenerationRoute):
+class Completions(_GenerationRoute[CompletionRequest]):
     """POST /v1/completions."""
 
     ID_PREFIX = "cmpl"
+    _record_type = CompletionRequest
 
-    async def _job(self, body: bytes) -> Job:
-        return await completion_job(decode_json(body, CompletionRequest), self._services)
+    async def _job(self, request: CompletionRequest, scheduling: Scheduling) -> Job:
+        return await completion_job(request, scheduling, self._services)
 
     async def _whole(self, generation: Generation) -> bytes:
         return await completion_answer(generation, self._services.model_name, self._services.prompts)

@@ -13,10 +13,12 @@ from headway.server.bodies import BodyReader
 from headway.server.config import ServerConfig
 from headway.server.engine_client import Health, RequestStream, SnapshotStream
 from headway.server.errors import ApiError, unavailable
-from headway.server.limits import QueueLimits
+from headway.server.limits import QueueLimits, Reservation
 from headway.server.messages import AddRequest, EngineReady, EngineStats
 from headway.server.metrics import ServerMetrics
 from headway.server.prompts import PromptMaker
+from headway.server.scheduling import Scheduling
+from headway.server.service_classes import ONE_CLASS, ServiceClass, ServiceClasses
 from headway.tokenizer import Tokenizer
 
 
@@ -46,12 +48,21 @@ class Services:
     metrics: ServerMetrics
     keys: ApiKeys
     model_names: tuple[str, ...]
+    classes: ServiceClasses = ONE_CLASS
     on_request_end: list[Callable[[AccessRecord], None]] = field(default_factory=list)
     """Called with every request that has ended: the access log, traces."""
     started_s: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def create(cls, config: ServerConfig, engine: Engine, tokenizer: Tokenizer | None, *, model_name: str) -> Services:
+    def create(
+        cls,
+        config: ServerConfig,
+        engine: Engine,
+        tokenizer: Tokenizer | None,
+        *,
+        model_name: str,
+        classes: ServiceClasses = ONE_CLASS,
+    ) -> Services:
         """Wire everything up; the engine need not be ready yet."""
         names = config.served_model_name or (model_name,)
         metrics = ServerMetrics(names[0])
@@ -61,10 +72,13 @@ class Services:
             engine=engine,
             bodies=BodyReader(max_bytes=config.max_body_bytes, timeout_s=config.receive_timeout_s),
             prompts=PromptMaker(tokenizer, num_threads=config.tokenizer_threads),
-            limits=QueueLimits(max_requests=config.max_queue_requests, max_tokens=config.max_queue_tokens),
+            limits=QueueLimits(
+                max_requests=config.max_queue_requests, max_tokens=config.max_queue_tokens, classes=classes
+            ),
             metrics=metrics,
             keys=ApiKeys(config.api_key),
             model_names=names,
+            classes=classes,
         )
 
     @property
@@ -78,6 +92,22 @@ class Services:
         if self.engine.info is None:
             raise unavailable("The engine is starting; please retry.", code="engine_unavailable")
         return self.engine.info
+
+    def reserve(self, scheduling: Scheduling, *, body_bytes: int) -> Reservation:
+        """A place in the queue, or 429. Whether the first token would be late is asked only if the operator wants it,
+        and if the engine has anybody waiting: while it has not, it takes newcomers in with its next step."""
+        stats = self.engine.stats
+        may_be_late = self.config.refuse_late == "on" and stats is not None and stats.num_waiting > 0
+        return self.limits.reserve(
+            body_bytes=body_bytes,
+            service_class=scheduling.service_class,
+            in_time_s=scheduling.ttft_target_s if may_be_late else None,
+        )
+
+    def max_waiting(self, service_class: ServiceClass) -> int:
+        """How many completions of a class may wait at most: no request can ask for more."""
+        most = self.limits.max_requests
+        return most if service_class.max_waiting is None else min(most, service_class.max_waiting)
 
     def cache_salt(self, wanted: str | None, *, key: str | None) -> str | None:
         """What sets a request's cached prefixes apart: the salt it asks for, and its API key where that counts too."""

@@ -20,6 +20,7 @@ from headway.server.engine_client import EngineClient
 from headway.server.http_server import bind, create_server
 from headway.server.live import live_routes
 from headway.server.live_hub import LiveHub
+from headway.server.service_classes import ServiceClasses, read_service_classes
 from headway.server.services import Services
 from headway.server.tokenizer_source import load_front_end_tokenizer
 
@@ -27,13 +28,14 @@ from headway.server.tokenizer_source import load_front_end_tokenizer
 def run_server(config: ServerConfig, options: Mapping[str, Any], say: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain. `options` are the engine's; `say` gets lines for the operator."""
     engine_config = EngineConfig.from_options(**options)
+    classes = read_service_classes(config.service_classes)
     listener = bind(config)
     with contextlib.closing(listener), contextlib.ExitStack() as cleanup:
         config = config.with_port(listener.getsockname()[1])
         _raise_file_limit()
         listeners = _request_listeners(config, model_name(engine_config.model.model), cleanup)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(config, engine_config, options, listener, listeners, say))
+            runner.run(_serve(config, engine_config, options, classes, listener, listeners, say))
 
 
 def _request_listeners(
@@ -63,6 +65,7 @@ async def _serve(
     config: ServerConfig,
     engine_config: EngineConfig,
     options: Mapping[str, Any],
+    classes: ServiceClasses,
     listener: socket.socket,
     request_listeners: list[Callable[[AccessRecord], None]],
     say: Callable[[str], None],
@@ -71,7 +74,7 @@ async def _serve(
     say(f"Loading {name}.")
     engine = EngineClient(options, factory=config.engine_factory, watchdog_s=config.watchdog_s)
     tokenizer = await asyncio.to_thread(load_front_end_tokenizer, engine_config.model)
-    services = Services.create(config, engine, tokenizer, model_name=name)
+    services = Services.create(config, engine, tokenizer, model_name=name, classes=classes)
     services.on_request_end += request_listeners
     metrics = services.metrics
     hub = LiveHub(engine, first_tokens=metrics.recent_first_tokens, hits=metrics.recent_hits)

@@ -45,10 +45,12 @@ class RequestStream:
     Closing it earlier aborts the request; use it as a context manager, so that a cancelled task does that as well.
     """
 
-    __slots__ = ("_abort", "_deltas", "_ended", "_waiter", "request_id")
+    __slots__ = ("_abort", "_deltas", "_ended", "_waiter", "has_begun", "request_id")
 
     def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
         self.request_id = request_id
+        self.has_begun = False
+        """Whether the engine has computed anything for it, as far as is known here."""
         self._abort = abort
         self._deltas: list[Delta] = []
         self._ended = False
@@ -56,6 +58,7 @@ class RequestStream:
 
     def push(self, delta: Delta) -> None:
         """Called by the client for each delta."""
+        self.has_begun = True
         self._deltas.append(delta)
         if delta.is_last:
             self._ended = True
@@ -74,6 +77,12 @@ class RequestStream:
     def _take(self) -> list[Delta]:
         deltas, self._deltas = self._deltas, []
         return deltas
+
+    def end(self, last: Delta) -> None:
+        """Abort the request, unless it has ended; its reader gets this delta as the last one."""
+        if not self._ended:
+            self._abort(self.request_id)
+            self.push(last)
 
     def close(self) -> None:
         """Abort the request, unless it has ended; what was not read is dropped. Does nothing the second time."""

@@ -15,6 +15,7 @@ from headway.server.app import create_app
 from headway.server.config import ServerConfig
 from headway.server.engine_client import EngineUnavailable, Health
 from headway.server.messages import AddRequest, Delta, EngineReady, EngineStats, Progress, RequestTimings, TokenLogprob
+from headway.server.service_classes import ONE_CLASS, ServiceClasses
 from headway.server.services import Services
 from headway.server.streams import RequestStream, SnapshotStream
 from headway.tokenizer import Tokenizer, tokenizer_from_gguf
@@ -131,10 +132,19 @@ def _logprobs(token_id: int, number: int) -> list[TokenLogprob]:
 class FakeServer:
     """The application around a fake engine, with clients for it."""
 
-    def __init__(self, engine: FakeEngine | None = None, *, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        engine: FakeEngine | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        classes: ServiceClasses = ONE_CLASS,
+        **options: Any,
+    ) -> None:
         self.engine = engine or FakeEngine()
         self.tokenizer = tokenizer or small_tokenizer()
-        self.services = Services.create(ServerConfig(**options), self.engine, self.tokenizer, model_name="small")
+        self.services = Services.create(
+            ServerConfig(**options), self.engine, self.tokenizer, model_name="small", classes=classes
+        )
         self.app: ASGIApp = create_app(self.services)
 
     def client(self, **options: Any) -> httpx.AsyncClient:

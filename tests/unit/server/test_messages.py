@@ -17,6 +17,7 @@ TO_ENGINE = [
     m.Start({"model": None, "block_size": 16}, counted=STATS),
     m.AddRequest("a", [1, 2, 3], {"seed": 2**64 - 1, "logit_bias": {7: -1.5}, "stop": ["é", "\x00"]}, priority=-3),
     m.AddRequest("b", [1], cache_salt="é", cache_ttl_s=0.5),
+    m.AddRequest("c", [1], tenant="é", ttft_target_s=0.5, tpot_target_s=0.05),
     m.AbortRequests(["a", "b"]),
     m.Watch(True),
     m.Shutdown(1.5),
@@ -31,6 +32,7 @@ FROM_ENGINE = [
             m.Delta("c", finish_reason="stop", stop_reason=17, error="no", error_status=400, error_param="n"),
         ],
         STATS,
+        ["a", "d"],
     ),
     m.StepSnapshot(
         step_id=1,

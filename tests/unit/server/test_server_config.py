@@ -68,6 +68,7 @@ def test_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         {"ssl_certfile": "x"},
         {"ssl_keyfile": "x"},
         {"access_log": "maybe"},
+        {"refuse_late": "maybe"},
         {"otlp_traces_endpoint": "localhost:4318"},
     ],
 )

@@ -1,0 +1,169 @@
+"""Service classes: what an operator grants to kinds of requests, read from a small file.
+
+A class says what its requests are promised where they do not say it themselves (targets, priority), how many of them
+may wait, and how early they are dropped when there is no room for all. Without a file there is one class, which grants
+nothing and limits nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.config import did_you_mean
+from headway.errors import ConfigError
+
+MAX_TARGET_MS = 86_400_000.0
+MAX_PRIORITY = 2**31
+"""Of requests, too: numbers are smaller than this and larger than its opposite."""
+EXAMPLE = """\
+default = "standard"          # the class of requests that name none
+
+[classes.interactive]
+ttft_target_ms = 500          # first token, from arrival
+tpot_target_ms = 50           # each later token
+priority = -10                # smaller goes first
+
+[classes.standard]
+max_waiting = 200             # more than that are refused
+shed = 1                      # larger is dropped earlier
+
+[classes.batch]
+priority = 10
+max_waiting = 1000
+shed = 2
+"""
+"""As `headway serve --help` and docs/server.md show it."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClass:
+    """One kind of requests."""
+
+    name: str
+    ttft_target_ms: float | None = None
+    """So long after its arrival a request should have its first token, unless it says otherwise itself."""
+    tpot_target_ms: float | None = None
+    """And each later one so long after the one before."""
+    priority: int = 0
+    """The smallest number goes first."""
+    max_waiting: int | None = None
+    """Most completions of this class that may wait for their first token."""
+    shed: int = 0
+    """Where the queue is full, requests of the class with the largest number are dropped for those of smaller ones."""
+
+
+class ServiceClasses:
+    """All classes, by name."""
+
+    def __init__(self, classes: Mapping[str, ServiceClass], default: str) -> None:
+        self._classes = dict(classes)
+        self.default = self._classes[default]
+        """Of requests that name no class."""
+
+    def get(self, name: str) -> ServiceClass | None:
+        """The class of this name, if there is one."""
+        return self._classes.get(name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._classes)
+
+    def __iter__(self) -> Iterator[ServiceClass]:
+        return iter(self._classes.values())
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+
+ONE_CLASS = ServiceClasses({"default": ServiceClass("default")}, "default")
+"""What there is without a file."""
+
+
+def read_service_classes(path: str | None) -> ServiceClasses:
+    """The classes of a .toml or .json file; `ConfigError` says what is wrong with it. Without a path: one class."""
+    if path is None:
+        return ONE_CLASS
+    try:
+        return parse_service_classes(_load(Path(path).expanduser()))
+    except ConfigError as error:
+        raise ConfigError(f"service_classes '{path}': {error}") from None
+
+
+def parse_service_classes(data: object) -> ServiceClasses:
+    """From what such a file holds."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"an object with 'classes' is expected, not {_shown(data)}.")
+    _check_keys(data, ("default", "classes"), "")
+    tables = data.get("classes")
+    if not isinstance(tables, dict) or not tables:
+        raise ConfigError("it must have a table 'classes' with at least one class, e.g. [classes.interactive].")
+    classes = {name: _class(name, table) for name, table in tables.items()}
+    default = data.get("default", next(iter(classes)) if len(classes) == 1 else None)
+    if default is None:
+        raise ConfigError(f"'default' must name the class of requests that name none: {', '.join(classes)}.")
+    if not isinstance(default, str) or default not in classes:
+        hint = did_you_mean(str(default), classes)
+        raise ConfigError(f"'default' is {_shown(default)}, and there is no such class.{hint}")
+    return ServiceClasses(classes, default)
+
+
+def _load(path: Path) -> object:
+    if path.suffix not in (".toml", ".json"):
+        raise ConfigError("the file's name must end in .toml or .json.")
+    try:
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise ConfigError(f"the file cannot be read: {error.strerror or error}.") from None
+    except RecursionError:
+        raise ConfigError("it is nested too deeply.") from None
+    except ValueError as error:  # of either format, and of text that is not UTF-8
+        raise ConfigError(f"it is not valid {path.suffix[1:].upper()}: {error}") from None
+
+
+def _class(name: str, table: object) -> ServiceClass:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"the name of a class has 1 to 64 letters, digits, '.', '-' and '_'; {_shown(name)} is none.")
+    where = f"class '{name}': "
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where}a table is expected, not {_shown(table)}.")
+    _check_keys(table, [field.name for field in dataclasses.fields(ServiceClass)[1:]], where)
+    for key in ("ttft_target_ms", "tpot_target_ms"):
+        if key in table and not is_target_ms(table[key]):
+            raise ConfigError(f"{where}{key} must be a number of milliseconds above 0, not {_shown(table[key])}.")
+    _check_whole(table, "priority", 1 - MAX_PRIORITY, MAX_PRIORITY - 1, where)
+    _check_whole(table, "max_waiting", 1, 2**40, where)
+    _check_whole(table, "shed", 0, 2**31, where)
+    return ServiceClass(name, **table)
+
+
+def is_target_ms(value: object) -> bool:
+    """Whether this is a time that somebody could be promised."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number and 0 < value <= MAX_TARGET_MS  # type: ignore[operator]
+
+
+def _check_keys(table: Mapping[str, Any], known: tuple[str, ...] | list[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"{where}there is no setting {_shown(key)}.{did_you_mean(key, tuple(known))}")
+
+
+def _check_whole(table: Mapping[str, Any], key: str, least: int, most: int, where: str) -> None:
+    value = table.get(key, least)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{where}{key} must be a whole number from {least} to {most}, not {_shown(value)}.")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

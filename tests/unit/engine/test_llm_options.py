@@ -1,0 +1,110 @@
+"""What `LLM.generate` and `chat` tell the scheduler of each request: once for all, or one each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.core import Request
+from headway.engine.llm_engine import LLMEngine
+from headway.errors import InvalidRequestError
+from headway.llm import LLM
+from headway.sampling_params import SamplingParams
+from tests.unit.server.fake_engine import small_tokenizer
+from tests.unit.server.small_engine import create_engine
+
+PARAMS = SamplingParams(max_tokens=2)
+PROMPTS = [[5, 6], [7, 8], [9]]
+CHAT = [{"role": "user", "content": "Hi"}]
+
+
+class Watched(LLM):
+    """With an engine that has no model, and a list of what it has been given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        engine = create_engine(options)
+        engine.tokenizer = small_tokenizer()
+        self.seen: list[Request] = []
+        add = engine.core.add_request
+        monkeypatch.setattr(engine.core, "add_request", lambda request: (self.seen.append(request), add(request)))
+        monkeypatch.setattr(LLMEngine, "from_config", classmethod(lambda cls, config, *, progress: engine))
+        super().__init__()
+
+    def column(self, name: str) -> list[Any]:
+        return [getattr(request, name) for request in self.seen]
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch)
+
+
+OPTIONS: dict[str, list[Any]] = {
+    "priority": [3, -1, 0],
+    "tenant": ["a", "b", ""],
+    "predicted_tokens": [7.5, None, 2],
+    "ttft_target_s": [0.5, None, 2],
+    "tpot_target_s": [None, 0.05, 1],
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_one_for_all_or_one_each(llm: Watched, name: str) -> None:
+    each = OPTIONS[name]
+    one = next(value for value in each if value)
+    llm.generate(PROMPTS, PARAMS, **{name: one})
+    llm.generate(PROMPTS, PARAMS, **{name: each})
+    llm.chat([CHAT] * 3, PARAMS, **{name: tuple(each)})
+    llm.chat(CHAT, PARAMS, **{name: one})
+    assert llm.column(name) == [one] * 3 + each + each + [one]
+
+
+def test_nothing_said(llm: Watched) -> None:
+    llm.generate(PROMPTS, PARAMS)
+    llm.chat(CHAT, PARAMS)
+    for name, expected in (("priority", 0), ("tenant", ""), ("predicted_tokens", None), ("ttft_target_s", None)):
+        assert llm.column(name) == [expected] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("priority", 1.5), ("priority", "high"), ("priority", [1, 2]), ("priority", [1, 2, None])),
+        *(("tenant", 5), ("tenant", None), ("tenant", ["a"])),
+        *(("predicted_tokens", 0), ("predicted_tokens", "many"), ("ttft_target_s", -1), ("tpot_target_s", True)),
+        *(("ttft_target_s", [1, 2, float("nan")]), ("tpot_target_s", float("inf"))),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(llm: Watched, name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=name):
+        llm.generate(PROMPTS, PARAMS, **{name: value})
+    assert not llm.seen
+
+
+def test_the_targets_reach_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One seat, and the policy `slo`: who has a target goes before who has none, the tightest first."""
+    llm = Watched(monkeypatch, scheduling_policy="slo", max_num_seqs=1, starvation_ms=0.0)
+    finished: list[str] = []
+    step = llm.engine.step
+
+    def noted() -> Any:
+        outputs = step()
+        finished.extend(output.request_id for output in outputs)
+        return outputs
+
+    monkeypatch.setattr(llm.engine, "step", noted)
+    llm.generate(PROMPTS, PARAMS, ttft_target_s=[None, 100.0, 50.0])
+    assert finished == ["2", "1", "0"]
+
+
+def test_who_has_begun_is_told_once(llm: Watched) -> None:
+    engine = create_engine({"max_num_seqs": 2, "max_num_batched_tokens": 4})
+    engine.add_request("long", [5] * 10, PARAMS)
+    engine.add_request("pair", [6], SamplingParams(max_tokens=2, n=2))
+    begun: list[list[str]] = []
+    while engine.has_unfinished_requests():
+        engine.step()
+        begun.append(engine.begun)
+    assert begun[0] == ["long"]
+    assert [request_id for step in begun for request_id in step] == ["long", "pair"]

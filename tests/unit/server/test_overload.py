@@ -1,0 +1,329 @@
+"""Too much to do: limits of classes, who is dropped for whom, and who is told at once that it would be late."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headway.server.engine_client import EngineClient
+from headway.server.errors import ApiError
+from headway.server.limits import QueueLimits, Reservation
+from headway.server.messages import Delta, EngineStats, StepBatch
+from headway.server.service_classes import ServiceClass, ServiceClasses
+from headway.server.streams import RequestStream
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run, until
+
+PATH = "/v1/completions"
+HIGH = ServiceClass("high", ttft_target_ms=500)
+MIDDLE = ServiceClass("middle", shed=1)
+LOW = ServiceClass("low", shed=2, max_waiting=3)
+CLASSES = ServiceClasses({each.name: each for each in (HIGH, MIDDLE, LOW)}, "middle")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def limits(**options: Any) -> QueueLimits:
+    return QueueLimits(**{"max_requests": 4, "max_tokens": 1000, "classes": CLASSES} | options)
+
+
+def wait(queue: QueueLimits, service_class: ServiceClass | None, *, num_tokens: int = 0) -> Reservation:
+    return queue.reserve(body_bytes=4 * num_tokens, service_class=service_class)
+
+
+def refusal(work: Callable[[], object]) -> ApiError:
+    with pytest.raises(ApiError) as raised:
+        work()
+    return raised.value
+
+
+class Work:
+    """What waits, as far as the queue sees it."""
+
+    def __init__(self, *, has_begun: bool = False) -> None:
+        self.has_begun = has_begun
+        self.num_drops = 0
+
+    def drop(self) -> None:
+        self.num_drops += 1
+
+
+# ---- the rules of the queue -----------------------------------------------------------------------------------------
+
+
+def test_a_class_has_a_limit_of_its_own() -> None:
+    queue = limits(max_requests=100)
+    for _ in range(3):
+        wait(queue, LOW)
+    error = refusal(lambda: wait(queue, LOW))
+    assert (error.status, error.code, error.headers["retry-after"]) == (429, "class_queue_full", "1")
+    assert "class 'low' is full: 3 requests are waiting, of at most 3" in str(error)
+    wait(queue, MIDDLE)
+    assert queue.lines["low"].num_refused == {"queue_full": 0, "class_queue_full": 1, "late": 0}
+    assert (queue.num_requests, queue.lines["low"].num_waiting) == (4, 3)
+
+
+def test_the_limit_of_a_class_counts_completions() -> None:
+    queue = limits(max_requests=100)
+    first = wait(queue, LOW)
+    first.settle(num_requests=3, num_tokens=5)
+    assert refusal(lambda: wait(queue, LOW)).code == "class_queue_full"
+    first.note_started(1, 5)
+    second = wait(queue, LOW)
+    assert refusal(lambda: second.settle(num_requests=2, num_tokens=5)).code == "class_queue_full"
+
+
+def test_the_class_that_is_shed_first_gives_way_and_in_it_who_came_last() -> None:
+    queue = limits()
+    low_1, middle, low_2, high = (wait(queue, each) for each in (LOW, MIDDLE, LOW, HIGH))
+    later = wait(queue, MIDDLE)
+    assert low_2.shed_error is not None and low_1.shed_error is None
+    wait(queue, HIGH)
+    assert low_1.shed_error is not None and later.shed_error is None
+    wait(queue, HIGH)
+    assert later.shed_error is not None and middle.shed_error is None and high.shed_error is None
+    error = low_1.shed_error
+    assert (error.status, error.code, error.headers["retry-after"]) == (503, "shed", "1")
+    assert "class 'low' is dropped first" in str(error)
+    assert {name: line.num_shed for name, line in queue.lines.items()} == {"high": 0, "middle": 1, "low": 2}
+    assert queue.num_requests == 4
+
+
+def test_a_place_that_is_settled_keeps_its_turn() -> None:
+    queue = limits()
+    first, second = wait(queue, LOW), wait(queue, LOW)
+    second.settle(num_requests=1, num_tokens=1)
+    first.settle(num_requests=1, num_tokens=1)
+    wait(queue, HIGH), wait(queue, HIGH)
+    wait(queue, HIGH)
+    assert second.shed_error is not None and first.shed_error is None
+
+
+@pytest.mark.parametrize("newcomer", [LOW, MIDDLE, None], ids=lambda each: each.name if each else "tokenize")
+def test_nobody_is_dropped_for_an_equal_or_for_what_has_no_class(newcomer: ServiceClass | None) -> None:
+    queue = limits(max_requests=2)
+    waiting = [wait(queue, MIDDLE if newcomer else LOW) for _ in range(2)]
+    error = refusal(lambda: wait(queue, newcomer))
+    assert (error.status, error.code) == (429, "queue_full")
+    assert "2 requests are waiting" in str(error)
+    assert not any(each.shed_error for each in waiting)
+    if newcomer is not None:
+        assert queue.lines[newcomer.name].num_refused["queue_full"] == 1
+
+
+def test_who_has_begun_is_left_alone() -> None:
+    queue = limits(max_requests=2)
+    begun, half_started = wait(queue, LOW), wait(queue, LOW)
+    begun.settle(num_requests=1, num_tokens=0)
+    work = Work(has_begun=True)
+    begun.follow(work)
+    half_started.note_started(0, 0)  # the first prompt of several, say
+    assert refusal(lambda: wait(queue, HIGH)).code == "queue_full"
+    assert work.num_drops == 0
+    work.has_begun = False
+    wait(queue, HIGH)
+    assert (work.num_drops, half_started.shed_error) == (1, None)
+    assert begun.shed_error is not None
+
+
+def test_as_many_are_dropped_as_it_takes_and_none_if_it_does_not_help() -> None:
+    queue = limits(max_requests=100, max_tokens=100)
+    waiting = [wait(queue, LOW, num_tokens=30) for _ in range(3)]
+    kept = wait(queue, HIGH, num_tokens=10)
+    assert "100 prompt tokens are waiting" in str(refusal(lambda: wait(queue, HIGH, num_tokens=95)))
+    assert not any(each.shed_error for each in waiting)
+    wait(queue, HIGH, num_tokens=50)
+    assert [each.shed_error is not None for each in waiting] == [False, True, True]
+    assert (queue.num_tokens, kept.shed_error) == (90, None)
+
+
+def test_who_was_dropped_gives_nothing_back_twice() -> None:
+    queue = limits(max_requests=1)
+    with wait(queue, LOW) as dropped:
+        wait(queue, HIGH)
+        assert queue.num_requests == 1
+        assert refusal(lambda: dropped.settle(num_requests=5, num_tokens=5)).code == "shed"
+        assert refusal(lambda: dropped.follow(Work())).code == "shed"
+    assert (queue.num_requests, queue.num_tokens, queue.lines["low"].num_waiting) == (1, 0, 0)
+
+
+def test_a_target_that_cannot_be_met() -> None:
+    """Two first tokens a second, and a target of half a second: who finds two in its line would wait for a second."""
+    clock = Clock()
+    queue = limits(max_requests=100, now=clock)
+    waiting = [wait(queue, HIGH) for _ in range(42)]
+    for each in waiting[:40]:
+        clock.now_s += 0.5
+        each.note_started(1, 0)
+    error = refusal(lambda: queue.reserve(body_bytes=0, service_class=HIGH, in_time_s=0.5))
+    assert (error.status, error.code, error.headers["retry-after"]) == (429, "late", "1")
+    for words in ("2 requests of class 'high'", "2.05 per second", "about 975 ms", "target is 500 ms"):
+        assert words in str(error), str(error)
+    queue.reserve(body_bytes=0, service_class=HIGH, in_time_s=1.1)
+    queue.reserve(body_bytes=0, service_class=HIGH)
+    queue.reserve(body_bytes=0, service_class=MIDDLE, in_time_s=0.001)
+    assert queue.lines["high"].num_refused["late"] == 1
+    for _ in range(16):
+        wait(queue, HIGH)
+    error = refusal(lambda: queue.reserve(body_bytes=0, service_class=HIGH, in_time_s=0.5))
+    assert error.headers["retry-after"] == "10", "20 wait, for 9.75 s"
+
+
+# ---- over HTTP ------------------------------------------------------------------------------------------------------
+
+
+def client(server: FakeServer, service_class: str, **fields: Any) -> RawClient:
+    return RawClient(server.app, PATH, {"prompt": "Hi", "service_class": service_class, **fields})
+
+
+def error_of(done: RawClient) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(done.body)["error"]
+    return found
+
+
+async def waiting_in(server: FakeServer, number: int) -> None:
+    await until(lambda: len(server.engine.requests) == number)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_waits_is_ended_for_a_better_one(stream: bool) -> None:
+    async def scenario() -> None:
+        server = FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=2)
+        stays = client(server, "low", stream=stream)
+        await waiting_in(server, 1)
+        goes = client(server, "low", stream=stream, prompt=["a"])
+        await waiting_in(server, 2)
+        better = client(server, "high")
+        await goes.task
+        assert goes.sent[0]["status"] == 503
+        assert dict(goes.sent[0]["headers"])[b"retry-after"] == b"1"
+        assert (error_of(goes)["code"], error_of(goes)["type"]) == ("shed", "overloaded_error")
+        assert server.engine.aborted == [server.engine.requests[1].request_id]
+        await waiting_in(server, 3)
+        assert server.services.metrics.finished == {"stop": 0, "length": 0, "abort": 1, "error": 0}
+        await stays.leave()
+        await better.leave()
+        assert (server.services.limits.num_requests, server.services.limits.num_tokens) == (0, 0)
+
+    run(scenario())
+
+
+def test_all_prompts_of_a_request_are_dropped_together_and_none_once_it_has_begun() -> None:
+    async def scenario() -> None:
+        server = FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=4)
+        begun = client(server, "low")
+        many = client(server, "low", prompt=["a", "b"])
+        await waiting_in(server, 3)
+        server.engine.streams[server.engine.requests[0].request_id].has_begun = True
+        fourth = client(server, "high")
+        await waiting_in(server, 4)
+        fifth = client(server, "high")
+        await many.task
+        assert error_of(many)["code"] == "shed"
+        assert len(server.engine.aborted) == 2
+        await waiting_in(server, 5)
+        sixth = client(server, "high")
+        await waiting_in(server, 6)
+        refused = client(server, "high")
+        await refused.task
+        assert (refused.sent[0]["status"], error_of(refused)["code"]) == (429, "queue_full")
+        for each in (begun, fourth, fifth, sixth):
+            await each.leave()
+        assert server.services.limits.num_requests == 0
+
+    run(scenario())
+
+
+def test_who_is_dropped_while_its_prompt_is_tokenised_never_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    server = FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=1)
+    monkeypatch.setattr(server.tokenizer, "encode", lambda *args, **options: [1] if go_on.wait(20) else [])
+
+    async def scenario() -> None:
+        slow = client(server, "low", prompt="x" * 2000)
+        await until(lambda: server.services.limits.num_requests)
+        better = client(server, "high", prompt=[1, 2])
+        await waiting_in(server, 1)
+        assert not slow.sent
+        go_on.set()
+        await slow.task
+        assert (slow.sent[0]["status"], error_of(slow)["code"]) == (503, "shed")
+        assert len(server.engine.requests) == 1
+        await better.leave()
+
+    run(scenario())
+
+
+def test_only_with_the_option_and_a_queue_in_the_engine_is_anybody_late() -> None:
+    def answer(refuse_late: str, num_waiting: int) -> int:
+        async def scenario() -> int:
+            server = FakeServer(FakeEngine(manual=True), classes=CLASSES, refuse_late=refuse_late)
+            clock = Clock()
+            server.services.limits = limits(max_requests=100, now=clock)
+            for _ in range(10):
+                wait(server.services.limits, HIGH)
+            clock.now_s += 5.0
+            server.engine.stats = EngineStats(num_waiting=num_waiting)
+            newcomer = client(server, "high")
+            await until(lambda: newcomer.task.done() or server.engine.requests)
+            if newcomer.task.done():
+                assert error_of(newcomer)["code"] == "late"
+                return int(newcomer.sent[0]["status"])
+            await newcomer.leave()
+            return 200
+
+        return run(scenario())
+
+    assert answer("on", 3) == 429
+    assert answer("on", 0) == 200
+    assert answer("off", 3) == 200
+
+
+def test_metrics_by_class() -> None:
+    async def scenario() -> None:
+        server = FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=2)
+        clients = [client(server, "low")]
+        await waiting_in(server, 1)
+        clients.append(client(server, "low"))
+        await waiting_in(server, 2)
+        refused = client(server, "low")
+        await refused.task
+        clients.append(client(server, "high"))
+        await waiting_in(server, 3)
+        async with server.client() as http:
+            text = (await http.get("/metrics")).text
+        found = {
+            (sample.name.removeprefix("headway:"), *sorted(set(sample.labels.values()) - {"small"})): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if "service_class" in sample.labels
+        }
+        assert found["class_admitted_total", "low"] == 2
+        assert found["class_admitted_total", "high"] == 1
+        assert found["class_refused_total", "low", "queue_full"] == 1
+        assert found["class_refused_total", "high", "late"] == 0
+        assert found["class_shed_total", "low"] == 1
+        assert (found["class_queue_requests", "low"], found["class_queue_requests", "high"]) == (1, 1)
+        for each in clients:
+            if not each.task.done():
+                await each.leave()
+
+    run(scenario())
+
+
+def test_the_client_of_the_engine_marks_who_has_begun() -> None:
+    engine = EngineClient()
+    streams = [RequestStream(name, lambda _: None) for name in ("a", "b", "c")]
+    engine._streams = {stream.request_id: stream for stream in streams}
+    engine._take_step(StepBatch([Delta("c", text="x", token_ids=[1])], EngineStats(), ["a", "gone"]))
+    assert [stream.has_begun for stream in streams] == [True, False, True]

@@ -1,0 +1,146 @@
+"""Tenants, targets and classes on their way from a request's body to the scheduler."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import Any
+
+import pytest
+
+from headway.server.messages import AddRequest
+from headway.server.service_classes import EXAMPLE, ServiceClass, ServiceClasses, parse_service_classes
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, engine_ready
+from tests.unit.server.scripted_channel import add, run
+from tests.unit.server.small_engine import create_engine
+
+CLASSES = ServiceClasses(
+    {
+        "interactive": ServiceClass("interactive", ttft_target_ms=500, tpot_target_ms=50, priority=-10),
+        "batch": ServiceClass("batch", priority=10, max_waiting=3),
+    },
+    "batch",
+)
+
+
+def asked(server: FakeServer, **fields: Any) -> AddRequest:
+    for path, body in (
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+    ):
+        response = server.post(path, body | fields)
+        assert response.status_code == 200, response.text
+    by_chat, by_text = server.engine.requests[-1], server.engine.requests[-2]
+    for name in ("priority", "tenant", "ttft_target_s", "tpot_target_s"):
+        assert getattr(by_chat, name) == getattr(by_text, name)
+    return by_chat
+
+
+def test_what_a_request_says_itself() -> None:
+    request = asked(FakeServer(), user="me", ttft_target_ms=250, tpot_target_ms=12.5)
+    assert (request.tenant, request.ttft_target_s, request.tpot_target_s) == ("me", 0.25, 0.0125)
+
+
+def test_nothing_said() -> None:
+    request = asked(FakeServer(), user=None, ttft_target_ms=None, tpot_target_ms=None, service_class=None)
+    assert (request.tenant, request.priority, request.ttft_target_s, request.tpot_target_s) == ("", 0, None, None)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair", "slo"])
+def test_hints_are_taken_whatever_the_policy(policy: str) -> None:
+    engine = FakeEngine()
+    engine.info = engine_ready(scheduling_policy=policy)
+    request = asked(FakeServer(engine, classes=CLASSES), service_class="interactive", user="me", ttft_target_ms=9)
+    assert (request.tenant, request.priority, request.ttft_target_s) == ("me", -10, 0.009)
+
+
+def test_a_class_speaks_for_requests_that_do_not() -> None:
+    server = FakeServer(classes=CLASSES)
+    request = asked(server, service_class="interactive")
+    assert (request.priority, request.ttft_target_s, request.tpot_target_s) == (-10, 0.5, 0.05)
+    request = asked(server, service_class="interactive", priority=3, ttft_target_ms=800)
+    assert (request.priority, request.ttft_target_s, request.tpot_target_s) == (3, 0.8, 0.05)
+    request = asked(server)
+    assert (request.priority, request.ttft_target_s, request.tpot_target_s) == (10, None, None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ttft_target_ms", 0),
+        ("ttft_target_ms", -1),
+        ("ttft_target_ms", 1e12),
+        ("ttft_target_ms", "500"),
+        ("ttft_target_ms", True),
+        ("tpot_target_ms", 0.0),
+        ("tpot_target_ms", []),
+        ("service_class", "intractive"),
+        ("service_class", ""),
+        ("service_class", 5),
+        ("user", 5),
+        ("user", "x" * 257),
+        ("predicted_tokens", 5),
+    ],
+)
+def test_what_is_malformed_is_400(field: str, value: Any) -> None:
+    server = FakeServer(classes=CLASSES)
+    for response in (server.complete(**{field: value}), server.chat(**{field: value})):
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == field
+    assert not server.engine.requests
+    assert server.services.limits.num_requests == 0
+
+
+def test_an_unknown_class_is_told_which_there_are() -> None:
+    error = FakeServer(classes=CLASSES).complete(service_class="intractive").json()["error"]
+    assert error["code"] == "unknown_service_class"
+    assert "Did you mean 'interactive'? The classes are: interactive, batch." in error["message"]
+    assert FakeServer().complete(service_class="interactive").status_code == 400
+    assert FakeServer().complete(service_class="default").status_code == 200
+
+
+def test_more_than_a_class_may_have_waiting_can_never_wait() -> None:
+    server = FakeServer(classes=CLASSES)
+    refused = server.complete(n=4, service_class="batch")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+    assert "at most 3" in refused.json()["error"]["message"]
+    assert server.complete(n=3, service_class="batch").status_code == 200
+    assert server.complete(n=4, service_class="interactive").status_code == 200
+
+
+def test_the_access_log_names_the_class_where_there_are_several() -> None:
+    for classes, shown in ((CLASSES, "interactive"), (parse_service_classes({"classes": {"interactive": {}}}), None)):
+        server = FakeServer(classes=classes)
+        lines: list[bytes] = []
+        server.services.on_request_end.append(lambda record, lines=lines: lines.append(record.line()))
+        server.complete(service_class="interactive")
+        assert json.loads(lines[0]).get("service_class") == shown
+
+
+def test_the_engine_gives_it_to_the_scheduler() -> None:
+    engine = create_engine({"scheduling_policy": "slo"})
+    message = add("a", max_tokens=3)
+    message.tenant, message.priority, message.ttft_target_s, message.tpot_target_s = "me", -2, 0.5, 0.05
+    seen: list[tuple[Any, ...]] = []
+
+    def look() -> None:
+        request = engine.core.scheduler.requests["a"]
+        seen.append((request.tenant, request.priority, request.ttft_target_s, request.tpot_target_s))
+
+    run([message], look, [], [], engine=engine)
+    assert seen == [("me", -2, 0.5, 0.05)]
+
+
+def test_the_engine_tells_who_has_begun_before_there_is_a_token() -> None:
+    """A prompt of ten tokens takes three steps of four; the second request has to wait for the seat."""
+    options = {"max_num_seqs": 1, "max_num_batched_tokens": 4}
+    channel = run([add("a", [5] * 10, max_tokens=1), add("b", n=2, max_tokens=1)], [], [], [], [], [], **options)
+    assert [batch.begun for batch in channel.batches[:3]] == [["a"], [], []]
+    assert [delta.request_id for batch in channel.batches[:2] for delta in batch.deltas] == []
+    assert sum(batch.begun.count("b") for batch in channel.batches) == 1
+
+
+def test_the_example_is_what_the_docs_say_it_is() -> None:
+    """docs/server.md: interactive requests drop standard ones, which drop those of batch."""
+    classes = parse_service_classes(tomllib.loads(EXAMPLE))
+    assert [each.name for each in sorted(classes, key=lambda each: each.shed)] == ["interactive", "standard", "batch"]
