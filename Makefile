@@ -49,6 +49,7 @@ unit: setup ## Run the tests only; ARGS is passed on: make unit ARGS="-k schedul
 
 bench: setup ## Measure the scheduler and the CPU kernels; with WORKLOAD=file.json also throughput
 	$(PY) benchmarks/scheduler_cost.py
+	$(PY) benchmarks/host_cost.py
 	$(PY) benchmarks/native_kernels.py
 	$(if $(WORKLOAD),$(PY) benchmarks/cpu_mixed.py $(WORKLOAD) $(ARGS))
 

@@ -171,20 +171,12 @@ class KVCacheManager:
         return self.blocks_for(max(request.num_tokens, self.reserve_tokens))
 
     def num_cached_tokens(self, request: Request) -> int:
-        """How many tokens of a waiting request are in full blocks of the prefix cache. A block is only there if all
-        before it are, so that few of them need to be looked up."""
+        """How many tokens of a waiting request are in full blocks of the prefix cache."""
         cache = self.prefix_cache
         if cache is None or not request.reads_cache:
             return 0
-        low, high = 0, self._most_shared(request)
-        digests = extend_digests(request, self.block_size, high)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if cache.has(digests[middle - 1]):
-                low = middle
-            else:
-                high = middle - 1
-        return low * self.block_size
+        most = self._most_shared(request)
+        return self.block_size * cache.num_found(extend_digests(request, self.block_size, most), most)
 
     def num_own_tokens(self, request: Request) -> int:
         """How many computed tokens of a running request are in blocks that nobody else uses."""

@@ -90,9 +90,17 @@ class PrefixCache:
             chain.append(block)
         return chain
 
-    def has(self, digest: bytes) -> bool:
-        """Whether this very block is cached."""
-        return digest in self._blocks
+    def num_found(self, digests: Sequence[bytes], most: int) -> int:
+        """How long that chain is, `most` at most. A block is only there if all before it are, so that few of them need
+        to be looked up."""
+        blocks, low, high = self._blocks, 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if digests[middle - 1] in blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     def find_tail(self, before: bytes, tokens: Sequence[int]) -> tuple[CachedBlock | None, int]:
         """The tail behind this digest that begins with most of these tokens, and with how many."""

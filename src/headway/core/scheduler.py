@@ -75,6 +75,7 @@ class _StepPlan:
     admitted: list[NewRequest] = field(default_factory=list)
     new_ids: set[str] = field(default_factory=set)  # of `admitted`
     preempted: list[Request] = field(default_factory=list)
+    displaceable: list[Request] | None = None  # who may have to leave for one that waits, once anybody has asked
 
 
 MAX_DISPLACED = 4
@@ -263,13 +264,15 @@ class Scheduler:
             self.kv_cache.distrust(output.moves)
         self._keep_computed(step, result)
         updates = _prompt_logprobs(requests, result) if result.prompt_logprobs else []
+        sampled_by_id = result.sampled
         for request, share in zip(requests, output.scheduled):
-            sampled = result.sampled.get(share.request_id)
-            if sampled is None and share.samples:
-                sampled = _NO_TOKEN
+            sampled = sampled_by_id.get(request.request_id)
             if sampled is None:
-                continue
-            if request.status is _RUNNING or request.status is _PREEMPTED:
+                if not share.samples:
+                    continue
+                sampled = _NO_TOKEN
+            status = request.status
+            if status is _RUNNING or status is _PREEMPTED:
                 updates.append(self._append(request, sampled))
         if self.held and not self.running:
             updates += self.release_held()
@@ -324,7 +327,7 @@ class Scheduler:
     def _compute_more(self, plan: _StepPlan, request: Request) -> None:
         """Give a running request its share of the step; take blocks back from others, or from itself, if it must be."""
         num_remaining = request.num_remaining_tokens
-        num_tokens = self.policy.chunk_size(request, plan.budget.offer(num_remaining))
+        num_tokens = 1 if num_remaining == 1 else self.policy.chunk_size(request, plan.budget.offer(num_remaining))
         new_block_ids = self.kv_cache.allocate(request, num_tokens)
         if new_block_ids is None:
             num_tokens = min(num_tokens, self._make_room(plan, request))
@@ -334,8 +337,9 @@ class Scheduler:
             assert new_block_ids is not None
         plan.budget.take(num_tokens)
         num_computed = request.num_computed_tokens
-        plan.scheduled[request] = share = ScheduledRequest(
-            request.request_id, num_tokens, num_computed, tuple(new_block_ids), samples=num_tokens == num_remaining
+        samples = num_tokens == num_remaining
+        plan.scheduled[request] = share = make_tuple(
+            ScheduledRequest, (request.request_id, num_tokens, num_computed, tuple(new_block_ids), samples)
         )
         if self.kv_cache.prefix_cache is not None and num_computed < request.num_admitted_tokens:
             end = num_computed + num_tokens
@@ -354,7 +358,8 @@ class Scheduler:
 
     def _may_be_preempted(self) -> list[Request]:
         """Running requests that have not had to give way too often already."""
-        return [request for request in self.running if request.num_preemptions < self.config.max_preemptions]
+        most = self.config.max_preemptions
+        return [request for request in self.running if request.num_preemptions < most]
 
     def _admit_waiting(self, plan: _StepPlan) -> None:
         """Let waiting requests in, in policy order; past one that does not fit, but only so far and so often."""
@@ -364,10 +369,12 @@ class Scheduler:
             return
         place = num_displaced = 0
         while plan.budget.left and place <= self.config.skip_window:
+            has_seat = len(self.running) + len(self.held) < num_seats
+            if not has_seat and not self.policy.displaces:
+                break  # most steps: nobody has left, and the line need not be looked at
             request = self.waiting.peek(place)
             if request is None or not self.batching.may_join(request):
                 break
-            has_seat = len(self.running) + len(self.held) < num_seats
             if has_seat and self.kv_cache.should_wait(request):
                 place += 1  # not for long, and not for want of room: nobody who passes it takes anything from it
             elif has_seat and self._can_admit(request):
@@ -398,8 +405,12 @@ class Scheduler:
         """Preempt a running request for one that waits, if the policy says so. Returns whether it did."""
         if request.num_pending_tokens or not self.running or self.held:
             return False
-        candidates = [running for running in self._may_be_preempted() if running.request_id not in plan.new_ids]
-        victim = self.policy.choose_displaced(request, candidates) if candidates else None
+        if plan.displaceable is None:  # whoever enters after this is not among them
+            new_ids = plan.new_ids
+            plan.displaceable = self._may_be_preempted()
+            if new_ids:
+                plan.displaceable = [one for one in plan.displaceable if one.request_id not in new_ids]
+        victim = self.policy.choose_displaced(request, plan.displaceable) if plan.displaceable else None
         if victim is None:
             return False
         self._preempt(plan, victim)
@@ -442,6 +453,8 @@ class Scheduler:
         if already_scheduled is not None:
             plan.budget.refund(already_scheduled.num_tokens)
         plan.preempted.append(request)
+        if plan.displaceable is not None and request in plan.displaceable:
+            plan.displaceable.remove(request)
         self._preempted_request_ids.append(request.request_id)
         self.waiting.push(request)
 
@@ -468,11 +481,11 @@ class Scheduler:
     def _commit(self, plan: _StepPlan) -> SchedulerOutput:
         """Advance the requests as planned, so that the next step can be planned before this one has run."""
         num_scheduled_tokens, counts_service = 0, self.policy.counts_service
-        for request, share in plan.scheduled.items():
-            num_scheduled_tokens += share.num_tokens
+        for request, (_, num_tokens, _, _, samples) in plan.scheduled.items():
+            num_scheduled_tokens += num_tokens
             if counts_service:
-                self.policy.served(request, share.num_tokens)
-            request.advance(share.num_tokens, samples=share.samples)
+                self.policy.served(request, num_tokens)
+            request.advance(num_tokens, samples=samples)
         if not plan.scheduled:
             return self.nothing()
         self._num_computed_tokens += num_scheduled_tokens
@@ -513,22 +526,25 @@ class Scheduler:
     def _append(self, request: Request, sampled: SampledTokens) -> RequestUpdate:
         """Give a live request its new tokens, up to one that ends it."""
         token_ids, logprobs, error = sampled
-        finish_status = None if error is None else RequestStatus.FINISHED_ERROR
-        for num_taken, token_id in enumerate(token_ids):
-            if finish_status is not None:
-                token_ids, logprobs = token_ids[:num_taken], logprobs[:num_taken]
-                break
-            finish_status = request.append_output_token(token_id)
+        num_taken, finish_status = 0, None if error is None else RequestStatus.FINISHED_ERROR
+        while finish_status is None and num_taken < len(token_ids):
+            finish_status = request.append_output_token(token_ids[num_taken])
+            num_taken += 1
         if finish_status is not None:
-            if error is None and request.status is _RUNNING:
-                self.kv_cache.keep_computed(request, _num_landed(request))
-                self.kv_cache.keep_tail(request, _num_landed(request))
-            if self.batching.seals and error is None and request.status is _RUNNING:
-                self._hold(request, finish_status)
-                finish_status = None
-            else:
-                self.finish_request(request.request_id, finish_status)
+            token_ids, logprobs = token_ids[:num_taken], logprobs[:num_taken]
+            finish_status = self._end(request, finish_status)
         return make_tuple(RequestUpdate, (request.request_id, token_ids, logprobs, finish_status, error, None))
+
+    def _end(self, request: Request, status: RequestStatus) -> RequestStatus | None:
+        """A request has its last token, or has failed. Returns its end, unless that comes with its batch's."""
+        if status is not RequestStatus.FINISHED_ERROR and request.status is _RUNNING:
+            self.kv_cache.keep_computed(request, _num_landed(request))
+            self.kv_cache.keep_tail(request, _num_landed(request))
+            if self.batching.seals:
+                self._hold(request, status)
+                return None
+        self.finish_request(request.request_id, status)
+        return status
 
 
 def _running_key(request: Request) -> tuple[object, int, int]:

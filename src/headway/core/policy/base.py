@@ -54,6 +54,11 @@ class SchedulingPolicy(ABC):
         """Who has to leave the batch for a request that finds no place in it; `None`: it waits."""
         return None
 
+    @property
+    def displaces(self) -> bool:
+        """Whether `choose_displaced` has to be asked: where a policy has its own."""
+        return type(self).choose_displaced is not SchedulingPolicy.choose_displaced
+
     # ---- how much of a step ---------------------------------------------------------------------------------------
 
     def chunk_size(self, request: Request, num_offered_tokens: int) -> int:

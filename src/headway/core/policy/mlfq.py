@@ -8,6 +8,7 @@ answer is through before a long one gets far, although nobody knew which is whic
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from headway.core.policy.base import SchedulingPolicy
 from headway.core.request import Request
@@ -30,7 +31,10 @@ class MlfqPolicy(SchedulingPolicy):
 
     def choose_victim(self, running: Sequence[Request]) -> Request:
         """Of the lowest level, the latest."""
-        return max(running, key=lambda request: (level(request), request.arrival_index))
+        attained = list(map(attained_service, running))
+        least = _least_on_level(_level_after(max(attained)))
+        lowest = [request for request, one in zip(running, attained) if one >= least]
+        return max(lowest, key=attrgetter("arrival_index"))
 
     def choose_displaced(self, request: Request, running: Sequence[Request]) -> Request | None:
         """One of a lower level."""
@@ -40,5 +44,19 @@ class MlfqPolicy(SchedulingPolicy):
 
 def level(request: Request) -> int:
     """0 is the top."""
-    attained = request.num_output_tokens + request.num_prompt_tokens // PROMPT_TOKENS_PER_STEP
+    return _level_after(attained_service(request))
+
+
+def attained_service(request: Request) -> int:
+    """What a request has had, in generated tokens. Those on their way count, so that nothing changes when they come
+    while it waits."""
+    num_prompt_tokens = request.num_prompt_tokens
+    return request.num_tokens - num_prompt_tokens + num_prompt_tokens // PROMPT_TOKENS_PER_STEP
+
+
+def _level_after(attained: int) -> int:
     return min((attained // FIRST_QUANTUM + 1).bit_length() - 1, NUM_LEVELS - 1)
+
+
+def _least_on_level(number: int) -> int:
+    return FIRST_QUANTUM * ((1 << number) - 1)

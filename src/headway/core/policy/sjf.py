@@ -7,6 +7,7 @@ least mean wait, as far as the predictions are right. Long ones pay; the guard a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from headway.core.policy.base import SchedulingPolicy
 from headway.core.policy.view import predicted_rest, predicted_tokens
@@ -25,4 +26,7 @@ class SjfPolicy(SchedulingPolicy):
 
     def choose_victim(self, running: Sequence[Request]) -> Request:
         """The longest rest; among equals the latest."""
-        return max(running, key=lambda request: (predicted_rest(request), request.arrival_index))
+        rests = list(map(predicted_rest, running))
+        longest = max(rests)
+        candidates = [request for request, rest in zip(running, rests) if rest == longest]
+        return max(candidates, key=attrgetter("arrival_index"))

@@ -10,12 +10,12 @@ way are requests without targets; a request that is about to be late may displac
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 
 from headway.core.policy.base import SchedulingPolicy
-from headway.core.queue import KeyedQueue, WaitingQueue
+from headway.core.queue import DeadlineQueue, WaitingQueue
 from headway.core.request import Request
 
 URGENT = 0.5
@@ -32,18 +32,19 @@ class SloPolicy(SchedulingPolicy):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self._paces: list[tuple[float, int]] = []  # (target, arrival index) of running requests, as a heap
-        self._running: set[int] = set()
+        self._paces: dict[int, float] = {}  # targets of running requests, by arrival index
+        self._tightest_s: float | None = None  # of these; `None`: to be looked up
 
     def create_queue(self, front_size: int) -> WaitingQueue:
-        """A key grows once: when a deadline is missed."""
-        return KeyedQueue(self.key, front_size=front_size, grows=True)
+        """By deadlines; it has the order of `key`, which changes when a deadline is missed."""
+        return DeadlineQueue(_due_s, self._lead_s, front_size=front_size)
 
     def key(self, request: Request) -> tuple[int, float]:
         """(0: can be in time, 1: late, 2: no target; when its prompt must be begun)"""
-        if request.ttft_target_s is None:
+        due_s = _due_s(request)
+        if due_s is None:
             return 2, 0.0
-        begin_by_s = self._begin_by_s(request)
+        begin_by_s = due_s - self._lead_s(request.num_tokens)
         return (0, begin_by_s) if begin_by_s >= self.view.now_s else (1, request.arrival_s)
 
     def promise_s(self, request: Request) -> float:
@@ -52,41 +53,50 @@ class SloPolicy(SchedulingPolicy):
 
     def choose_victim(self, running: Sequence[Request]) -> Request:
         """Without targets before with them, the latest first."""
-        return max(running, key=lambda request: (not _has_targets(request), request.arrival_index))
+        without = [one for one in running if one.ttft_target_s is None and one.tpot_target_s is None]
+        return max(without or running, key=attrgetter("arrival_index"))
 
     def choose_displaced(self, request: Request, running: Sequence[Request]) -> Request | None:
         """For a request that could still be in time, but not much longer: one without targets."""
-        if request.ttft_target_s is None or not self._is_urgent(request):
+        if not self._is_urgent(request):
             return None
         victim = self.choose_victim(running)
         return None if _has_targets(victim) else victim
 
     def pace_s(self, default_s: float) -> float:
         """The tightest target among running requests."""
-        while self._paces and self._paces[0][1] not in self._running:
-            heapq.heappop(self._paces)
-        tightest_s = self._paces[0][0] if self._paces else math.inf
-        return min(tightest_s, default_s or math.inf) if math.isfinite(tightest_s) else default_s
+        if not self._paces:
+            return default_s
+        if self._tightest_s is None:
+            self._tightest_s = min(self._paces.values())
+        return min(self._tightest_s, default_s or math.inf)
 
     def entered(self, request: Request) -> None:
         """Its pace counts from now on."""
         if request.tpot_target_s is not None:
-            self._running.add(request.arrival_index)
-            heapq.heappush(self._paces, (request.tpot_target_s, request.arrival_index))
+            self._paces[request.arrival_index] = request.tpot_target_s
+            self._tightest_s = None
 
     def left(self, request: Request) -> None:
         """It does not any more."""
-        self._running.discard(request.arrival_index)
+        self._paces.pop(request.arrival_index, None)
+        self._tightest_s = None
 
-    def _begin_by_s(self, request: Request) -> float:
-        assert request.ttft_target_s is not None
-        num_steps = 1.0 + request.num_tokens / TOKENS_PER_STEP
-        return request.arrival_s + request.ttft_target_s - num_steps * self.view.step_s
+    def _lead_s(self, num_tokens: int) -> float:
+        """How long before its first token a prompt must be begun."""
+        return (1.0 + num_tokens / TOKENS_PER_STEP) * self.view.step_s
 
     def _is_urgent(self, request: Request) -> bool:
-        assert request.ttft_target_s is not None
-        now_s = self.view.now_s
-        return request.arrival_s + URGENT * request.ttft_target_s <= now_s <= self._begin_by_s(request)
+        if request.ttft_target_s is None:
+            return False
+        half_time_s = request.arrival_s + URGENT * request.ttft_target_s
+        due_s = request.arrival_s + request.ttft_target_s
+        return half_time_s <= self.view.now_s <= due_s - self._lead_s(request.num_tokens)
+
+
+def _due_s(request: Request) -> float | None:
+    """When it should have its first token."""
+    return None if request.ttft_target_s is None else request.arrival_s + request.ttft_target_s
 
 
 def _has_targets(request: Request) -> bool:

@@ -43,5 +43,11 @@ def predicted_tokens(request: Request) -> float:
 
 
 def predicted_rest(request: Request) -> float:
-    """How many are left; at least one, however wrong the prediction was."""
-    return max(predicted_tokens(request) - request.num_output_tokens, 1.0)
+    """How many are left; at least one, however wrong the prediction was. Tokens on their way count as generated, so
+    that nothing changes when they come while a request waits. Asked of every running request, so it must be quick."""
+    predicted = request.predicted_tokens
+    num_prompt_tokens = request.num_prompt_tokens
+    if predicted is None:
+        predicted = float(request.max_total_tokens - num_prompt_tokens)
+    rest = predicted - (request.num_tokens - num_prompt_tokens)
+    return rest if rest > 1.0 else 1.0

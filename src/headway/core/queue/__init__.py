@@ -1,10 +1,19 @@
 """Waiting lines. What they have in common is in `base`; a policy chooses the one that fits its order."""
 
 from headway.core.queue.base import WaitingQueue
+from headway.core.queue.deadline import DeadlineQueue
 from headway.core.queue.grouped import GroupedQueue
 from headway.core.queue.guarded import GuardedQueue
 from headway.core.queue.keyed import KeyedQueue
 from headway.core.queue.shared import SharedQueue
 from headway.core.queue.window import WindowQueue
 
-__all__ = ["GroupedQueue", "GuardedQueue", "KeyedQueue", "SharedQueue", "WaitingQueue", "WindowQueue"]
+__all__ = [
+    "DeadlineQueue",
+    "GroupedQueue",
+    "GuardedQueue",
+    "KeyedQueue",
+    "SharedQueue",
+    "WaitingQueue",
+    "WindowQueue",
+]

@@ -8,15 +8,13 @@ first may change at any time, so all heads are compared whenever somebody asks.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from itertools import islice
 from typing import Any
 
 from headway.core.queue.base import WaitingQueue
+from headway.core.queue.line import Line, insert
 from headway.core.request import Request
-
-_Group = OrderedDict[int, Request]  # by arrival index
 
 
 class GroupedQueue(WaitingQueue):
@@ -26,7 +24,7 @@ class GroupedQueue(WaitingQueue):
     def __init__(self, group: Callable[[Request], Hashable], rank: Callable[[Request], Any]) -> None:
         self._group_of = group
         self._rank = rank
-        self._groups: dict[Hashable, _Group] = {}
+        self._groups: dict[Hashable, Line] = {}
         self._group_by_index: dict[int, Hashable] = {}
         self._front: list[Request] = []  # what was looked at since the last change
         self.num_tokens = 0
@@ -40,11 +38,7 @@ class GroupedQueue(WaitingQueue):
 
     def push(self, request: Request) -> None:
         name = self._group_of(request)
-        group = self._groups.setdefault(name, OrderedDict())
-        is_last = not group or next(reversed(group)) < request.arrival_index
-        group[request.arrival_index] = request
-        if not is_last:  # it has been here before: seldom enough to sort
-            self._groups[name] = OrderedDict(sorted(group.items()))
+        insert(self._groups.setdefault(name, Line()), request)
         self._group_by_index[request.arrival_index] = name
         self.num_tokens += request.num_tokens
         self._front.clear()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from headway.core.queue.base import WaitingQueue
@@ -32,8 +33,9 @@ class GuardedQueue(WaitingQueue):
         self._stretch = stretch
         self._promise_s = promise_s
         self._now_s = 0.0
-        self._lifted: dict[int, Request] = {}  # by arrival index, in the order of their clocks
-        self._clocks: list[tuple[float, int, Request]] = []  # (lifted at, arrival index, request)
+        self._lifted: OrderedDict[int, Request] = OrderedDict()  # by arrival index, in the order of their clocks
+        self._clocks: list[tuple[float, int]] = []  # (lifted at, arrival index) as a heap, dead ones among them
+        self._clocked: dict[int, Request] = {}  # who waits with a clock, by arrival index
         self._new: dict[int, Request] = {}  # those that never ran and have no clock, by arrival index
         self._gone: set[int] = set()  # arrivals from `_next_in_order` on that ended without running
         self._next_in_order = 0  # arrival index of whoever would enter next
@@ -72,12 +74,14 @@ class GuardedQueue(WaitingQueue):
         if self._new.pop(request.arrival_index, None) is not None and request.status.is_finished:
             self._gone.add(request.arrival_index)
         if not self._lower(request):
+            self._stop_clock(request)
             self._inner.remove(request)
 
     def admit(self, request: Request) -> None:
         never_ran = request.num_preemptions == 0
         self._new.pop(request.arrival_index, None)
         if not self._lower(request):
+            self._stop_clock(request)
             self._inner.admit(request)
         if never_ran:
             self._one_more_in_order()
@@ -86,9 +90,10 @@ class GuardedQueue(WaitingQueue):
         self._now_s = max(self._now_s, now_s)
         self._inner.advance(now_s)
         while self._clocks and self._clocks[0][0] <= self._now_s:
-            _, index, request = heapq.heappop(self._clocks)
-            is_waiting = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-            if is_waiting and request.lift_at_s <= self._now_s and index not in self._lifted:
+            lift_at_s, index = heapq.heappop(self._clocks)
+            request = self._clocked.get(index)
+            if request is not None and request.lift_at_s == lift_at_s:
+                del self._clocked[index]
                 self._inner.remove(request)
                 self._lifted[index] = request
                 self._num_lifted_tokens += request.num_tokens
@@ -115,7 +120,15 @@ class GuardedQueue(WaitingQueue):
 
     def _set_clock(self, request: Request, lift_at_s: float) -> None:
         request.lift_at_s = lift_at_s
-        heapq.heappush(self._clocks, (lift_at_s, request.arrival_index, request))
+        self._clocked[request.arrival_index] = request
+        heapq.heappush(self._clocks, (lift_at_s, request.arrival_index))
+
+    def _stop_clock(self, request: Request) -> None:
+        """A request that was not lifted is gone. Its clock stays, but dead ones must not outnumber the others."""
+        self._clocked.pop(request.arrival_index, None)
+        if len(self._clocks) > 2 * len(self._clocked) + 64:
+            self._clocks = [(waiting.lift_at_s, index) for index, waiting in self._clocked.items()]
+            heapq.heapify(self._clocks)
 
     def check_invariants(self) -> None:
         self._inner.check_invariants()
@@ -123,4 +136,8 @@ class GuardedQueue(WaitingQueue):
         assert not inner & self._lifted.keys(), "a lifted request is still in its line"
         num_tokens = sum(request.num_tokens for request in self._lifted.values())
         assert num_tokens == self._num_lifted_tokens, "the sum of lifted tokens is wrong"
-        assert self._new.keys() <= inner | self._lifted.keys(), "a request without a clock does not wait"
+        assert not self._new.keys() & self._clocked.keys(), "a request has a clock and has none"
+        assert self._new.keys() | self._clocked.keys() == inner, "a request has no clock and waits for none"
+        clocks = {(request.lift_at_s, index) for index, request in self._clocked.items()}
+        assert clocks <= set(self._clocks), "a clock would never go off"
+        assert len(self._clocks) <= 2 * len(self._clocked) + 64, "dead clocks pile up"

@@ -7,11 +7,13 @@ is out of date is too small, comes up too early, and is put right then.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from headway.core.queue.base import WaitingQueue
+from headway.core.queue.line import Line, first_index, insert
 from headway.core.request import Request
+
+_Entry = tuple[float, int, str]  # what a tenant has had, arrival index of its first request, the tenant
 
 
 class SharedQueue(WaitingQueue):
@@ -19,8 +21,9 @@ class SharedQueue(WaitingQueue):
 
     def __init__(self, served: Callable[[str], float]) -> None:
         self._served = served
-        self._lines: dict[str, OrderedDict[int, Request]] = {}  # of each tenant with a request, by arrival index
-        self._heap: list[tuple[float, int, str]] = []  # (served, arrival index of its first, tenant)
+        self._lines: dict[str, Line] = {}  # of each tenant with a request
+        self._heap: list[_Entry] = []
+        self._in_heap: dict[str, _Entry] = {}  # by tenant; an entry of the heap that is not in here is dead
         self._front: list[Request] = []
         self._num_requests = 0
         self.num_tokens = 0
@@ -37,19 +40,15 @@ class SharedQueue(WaitingQueue):
         return tenant in self._lines
 
     def first_tenant(self) -> str | None:
-        """Whoever is first."""
-        request = self.peek(0)
-        return None if request is None else request.tenant
+        """Whoever is first, also between two steps, when some have been served since anybody looked."""
+        self._look(1)
+        return self._front[0].tenant if self._front else None
 
     def push(self, request: Request) -> None:
-        line = self._lines.setdefault(request.tenant, OrderedDict())
-        is_first = not line or request.arrival_index < next(iter(line))
-        is_last = not line or request.arrival_index > next(reversed(line))
-        line[request.arrival_index] = request
-        if not is_last:
-            self._lines[request.tenant] = OrderedDict(sorted(line.items()))
-        if is_first:
-            heapq.heappush(self._heap, (self._served(request.tenant), request.arrival_index, request.tenant))
+        line = self._lines.setdefault(request.tenant, Line())
+        insert(line, request)
+        if first_index(line) == request.arrival_index:
+            self._enter(request.tenant)
         self._num_requests += 1
         self.num_tokens += request.num_tokens
         self._front.clear()
@@ -61,12 +60,13 @@ class SharedQueue(WaitingQueue):
 
     def remove(self, request: Request) -> None:
         line = self._lines[request.tenant]
-        was_first = next(iter(line)) == request.arrival_index
+        was_first = first_index(line) == request.arrival_index
         del line[request.arrival_index]
         if not line:
-            del self._lines[request.tenant]
+            del self._lines[request.tenant], self._in_heap[request.tenant]
         elif was_first:
-            heapq.heappush(self._heap, (self._served(request.tenant), next(iter(line)), request.tenant))
+            self._enter(request.tenant)
+        self._clean_up()
         self._num_requests -= 1
         self.num_tokens -= request.num_tokens
         self._front.clear()
@@ -76,7 +76,7 @@ class SharedQueue(WaitingQueue):
 
     def _look(self, num_places: int) -> None:
         """Fill the front with the first requests of the first tenants, then with their second ones, and so on."""
-        entries: list[tuple[float, int, str]] = []
+        entries: list[_Entry] = []
         while len(entries) < num_places and (entry := self._pop()) is not None:
             entries.append(entry)
         for entry in entries:
@@ -88,25 +88,37 @@ class SharedQueue(WaitingQueue):
             lines = [line for line, request in firsts if request is not None]
             self._front += [request for _, request in firsts if request is not None]
 
-    def _pop(self) -> tuple[float, int, str] | None:
-        """The entry of the tenant that has had least, as it is now."""
+    def _enter(self, tenant: str) -> None:
+        """A tenant's entry in the heap, as it is now."""
+        entry = (self._served(tenant), first_index(self._lines[tenant]), tenant)
+        self._in_heap[tenant] = entry
+        heapq.heappush(self._heap, entry)
+
+    def _pop(self) -> _Entry | None:
+        """The entry of the tenant that has had least, as it is now. It has to be put back."""
         while self._heap:
-            served, index, tenant = heapq.heappop(self._heap)
-            line = self._lines.get(tenant)
-            if line is None or next(iter(line)) != index:
-                continue  # there is another entry for this tenant, or it does not wait any more
-            current = self._served(tenant)
-            if current > served:
-                heapq.heappush(self._heap, (current, index, tenant))
+            entry = heapq.heappop(self._heap)
+            served, _, tenant = entry
+            if self._in_heap.get(tenant) is not entry:
                 continue
-            return served, index, tenant
+            if self._served(tenant) > served:
+                self._enter(tenant)
+                continue
+            return entry
         return None
 
+    def _clean_up(self) -> None:
+        """Dead entries must not outnumber the living."""
+        if len(self._heap) > 2 * len(self._in_heap) + 64:
+            self._heap = list(self._in_heap.values())
+            heapq.heapify(self._heap)
+
     def check_invariants(self) -> None:
-        firsts = {(index, tenant) for _, index, tenant in self._heap}
+        living = {tenant: entry for entry in self._heap if self._in_heap.get(tenant := entry[2]) is entry}
+        assert living.keys() == self._in_heap.keys() == self._lines.keys(), "a tenant would never be served, or twice"
         for tenant, line in self._lines.items():
             assert list(line) == sorted(line), f"the line of {tenant} is out of order"
-            assert (next(iter(line)), tenant) in firsts, f"{tenant} would never be served"
+            assert first_index(line) == living[tenant][1], f"another request of {tenant} is first"
             assert all(request.tenant == tenant for request in line.values()), "a request is in another's line"
         assert self._num_requests == sum(map(len, self._lines.values())), "the number of requests is wrong"
         assert self.num_tokens == sum(request.num_tokens for request in self), "the sum of waiting tokens is wrong"

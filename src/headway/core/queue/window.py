@@ -3,6 +3,9 @@
 
     arrival   a b c d e f │ g h i …
     taken     d a f b c e │              looked at are the first ones only, whatever waits behind
+
+To look something up for each of them costs more than all else. But while requests are being admitted values only fall:
+whoever was best, and still has the value that it had, is best.
 """
 
 from __future__ import annotations
@@ -13,9 +16,14 @@ from headway.core.queue.base import WaitingQueue
 from headway.core.queue.keyed import KeyedQueue
 from headway.core.request import Request
 
+_Order = tuple[bool, float, int]  # may be passed, minus its value, place
+
 
 class WindowQueue(WaitingQueue):
-    """`value`: largest first among the first `window` requests. Who has been passed `max_passes` times goes before."""
+    """`value`: largest first among the first `window` requests. Who has been passed `max_passes` times goes before.
+
+    A value may rise only before `advance` or `push`.
+    """
 
     def __init__(self, value: Callable[[Request], float], *, window: int, max_passes: int) -> None:
         self._value = value
@@ -23,7 +31,8 @@ class WindowQueue(WaitingQueue):
         self._max_passes = max_passes
         self._line = KeyedQueue(lambda request: 0, front_size=window)
         self._num_passes: dict[int, int] = {}  # by arrival index
-        self._front: list[Request] = []
+        self._orders: dict[int, _Order] = {}  # by arrival index; nobody's is less by now
+        self._front: list[Request] = []  # all first ones in their order, if anybody has looked past the first
 
     @property
     def num_tokens(self) -> int:  # type: ignore[override]
@@ -37,36 +46,55 @@ class WindowQueue(WaitingQueue):
 
     def push(self, request: Request) -> None:
         self._line.push(request)
-        self._front.clear()
+        self._forget_orders()
 
     def peek(self, index: int = 0) -> Request | None:
+        if index == 0 and not self._front:
+            return self._first()
         if not self._front:
-            self._front = sorted(self._first_ones(), key=self._order)
+            self._front = sorted(self._line.first(self._window), key=self._order)
         return self._front[index] if index < len(self._front) else None
 
     def remove(self, request: Request) -> None:
         self._line.remove(request)
         self._num_passes.pop(request.arrival_index, None)
+        self._orders.pop(request.arrival_index, None)
         self._front.clear()
 
     def admit(self, request: Request) -> None:
-        for other in self._first_ones():
+        for other in self._line.first(self._window):
             if other is request:
                 break
-            self._num_passes[other.arrival_index] = self._num_passes.get(other.arrival_index, 0) + 1
+            num_passes = self._num_passes[other.arrival_index] = self._num_passes.get(other.arrival_index, 0) + 1
+            if num_passes >= self._max_passes:
+                self._orders.pop(other.arrival_index, None)
         self.remove(request)
 
     def advance(self, now_s: float) -> None:
-        self._front.clear()  # the values may be others by now
+        self._forget_orders()
 
-    def _first_ones(self) -> Iterator[Request]:
-        for place in range(self._window):
-            request = self._line.peek(place)
-            if request is None:
-                return
-            yield request
+    def _forget_orders(self) -> None:
+        """Values may be larger from now on."""
+        self._orders.clear()
+        self._front.clear()
 
-    def _order(self, request: Request) -> tuple[bool, float, int]:
+    def _first(self) -> Request | None:
+        requests = self._line.first(self._window)
+        while requests:
+            best = min(requests, key=self._last_order)
+            last, order = self._orders[best.arrival_index], self._order(best)
+            if order == last:
+                return best
+            self._orders[best.arrival_index] = order
+        return None
+
+    def _last_order(self, request: Request) -> _Order:
+        order = self._orders.get(request.arrival_index)
+        if order is None:
+            order = self._orders[request.arrival_index] = self._order(request)
+        return order
+
+    def _order(self, request: Request) -> _Order:
         may_be_passed = self._num_passes.get(request.arrival_index, 0) < self._max_passes
         return may_be_passed, -self._value(request) if may_be_passed else 0.0, request.queue_place
 
