@@ -153,7 +153,8 @@ def ltr(options: argparse.Namespace) -> None:
     work = poisson(lengths, rate, options.requests)
     sides = {
         "fcfs": ("fcfs", work),
-        "ltr": ("ltr", [_with(one, predicted_tokens=predicted[id(one.prompt_token_ids)]) for one in work]),
+        # What ltr does with a predictor of its own; here the predictions come with the requests.
+        "ltr": ("sjf", [_with(one, predicted_tokens=predicted[id(one.prompt_token_ids)]) for one in work]),
         "oracle": ("sjf", [_with(one, predicted_tokens=float(one.num_output_tokens)) for one in work]),
     }
     print(

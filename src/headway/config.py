@@ -28,6 +28,9 @@ SCHEDULING_POLICIES = ("fcfs", "priority", "sjf", "srpt", "ltr", "hrrn", "slo", 
 BATCHING_MODES = ("continuous", "dynamic", "static")
 PREFILL_MODES = ("chunked", "prefill-first", "decode-first")
 KV_ALLOCATIONS = ("paged", "contiguous-max")
+LENGTH_PREDICTORS = ("none", "statistics", "oracle")
+"""Those with a name; any other is a file."""
+TRAFFIC_LOG_CONTENTS = ("hashed", "ids")
 ATTENTION_BACKENDS = ("auto", "triton", "cpu", "torch_padded", "torch_reference")
 OVERLAPS = ("auto", "on", "off")
 
@@ -274,6 +277,46 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PredictionConfig:
+    """Who guesses how long answers get, and what is kept to learn it from."""
+
+    length_predictor: str = option(
+        "none",
+        "Who guesses the number of output tokens of a request that does not bring a guess, for policies that let short "
+        "answers go first: 'statistics' learns while serving, 'oracle' takes max_tokens, and a file that 'headway "
+        "train-predictor' wrote has learnt before (docs/length_prediction.md).",
+        metavar="none|statistics|oracle|FILE",
+    )
+    traffic_log: str | None = option(
+        None,
+        "Append a line to this file for each completion that has ended, for 'headway train-predictor'. Default: none.",
+        metavar="FILE",
+    )
+    traffic_log_content: str = option(
+        "hashed",
+        "What the traffic log keeps of prompts. hashed: counts of hashed tokens, from which prompts cannot be read, "
+        "though guesses can be checked. ids: token ids, text and user.",
+        choices=TRAFFIC_LOG_CONTENTS,
+    )
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        for name in ("length_predictor", "traffic_log"):
+            if getattr(self, name) == "":
+                raise ConfigError(f"{name} is empty; name a file or leave it out.")
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the predictor is a file, from training."""
+        return self.length_predictor not in LENGTH_PREDICTORS
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nobody predicts and nothing is logged."""
+        return self.length_predictor == "none" and self.traffic_log is None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
     """Where tensors live and which kernels touch them."""
 
@@ -307,7 +350,17 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    prediction: PredictionConfig = field(default_factory=PredictionConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+
+    def __post_init__(self) -> None:
+        if self.scheduler.scheduling_policy == "ltr" and not self.prediction.is_learned:
+            raise ConfigError(
+                "scheduling_policy 'ltr' goes by a learned ranking, and length_predictor is "
+                f"'{self.prediction.length_predictor}', not a file. To make one, run for a while with traffic_log "
+                "traffic.jsonl, then 'headway train-predictor traffic.jsonl -o lengths.model', and give "
+                "length_predictor lengths.model. Policy 'sjf' works without."
+            )
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
@@ -337,7 +390,7 @@ class EngineConfig:
 
 def iter_options() -> Iterator[tuple[type, dataclasses.Field[Any]]]:
     """Every option with the section that owns it, in documentation order."""
-    for section in (ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig):
+    for section in (ModelConfig, CacheConfig, SchedulerConfig, PredictionConfig, DeviceConfig):
         for option_field in dataclasses.fields(section):
             yield section, option_field
 

@@ -67,7 +67,8 @@ class LLM:
 
         * `priority`: the smallest number goes first (priority).
         * `tenant`: whose request it is (fair).
-        * `predicted_tokens`: how many tokens it is going to generate (sjf, srpt, ltr, hrrn; dynamic batching).
+        * `predicted_tokens`: how many tokens it is going to generate (sjf, srpt, ltr, hrrn; dynamic batching). Where it
+          is not given, `length_predictor` predicts it, if there is one.
         * `ttft_target_s`, `tpot_target_s`: when its first token should be there, in seconds from now, and how long
           after one token the next (slo).
 
@@ -90,8 +91,7 @@ class LLM:
             self.engine.prepare(self._next_id(), prompt, own_params, **own_options)
             for prompt, own_params, own_options in zip(many, params, options, strict=True)
         ]
-        for request in requests:
-            self.engine.submit(request, stream=False)
+        self.engine.submit_all(requests, stream=False)
         return self._run([request.request_id for request in requests], use_tqdm)
 
     def beam_search(

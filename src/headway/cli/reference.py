@@ -12,6 +12,7 @@ _TITLES = {
     "model": "Model",
     "cache": "KV cache",
     "scheduler": "Scheduler",
+    "prediction": "Length prediction",
     "device": "Device",
     "sampling": "Sampling (`SamplingParams`)",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Unpack
 
 from headway.config import EngineConfig
@@ -22,7 +22,7 @@ from headway.engine.beam_requests import BeamRequests
 from headway.engine.collector import spare_the_collector
 from headway.engine.engine_core import EngineCore
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
-from headway.engine.output_processor import OutputProcessor
+from headway.engine.output_processor import EndedCompletion, OutputProcessor
 from headway.engine.progress import Progress
 from headway.engine.request_options import RequestOptions
 from headway.engine.step_report import StepReport
@@ -30,6 +30,7 @@ from headway.errors import ConfigError, InvalidRequestError
 from headway.executor import Executor
 from headway.models.config import DecoderConfig
 from headway.outputs import RequestOutput, Streaming
+from headway.predict import AnswerLengths, PromptView
 from headway.runner.memory_plan import MemoryPlan
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
@@ -50,7 +51,10 @@ class LLMEngine:
         model_config: DecoderConfig,
         plan: MemoryPlan,
         now: Callable[[], float] = time.perf_counter,
+        lengths: AnswerLengths | None = None,
     ) -> None:
+        """`lengths` predicts for requests that bring no prediction, and learns and logs how they end. It is closed with
+        the engine."""
         self.config = config
         self.tokenizer = tokenizer
         self.model_config = model_config
@@ -63,6 +67,7 @@ class LLMEngine:
         self.begun: list[str] = []
         """Requests that the last step launched for the first time."""
         self._now = now
+        self._lengths = lengths
         prefix_cache = None
         if config.cache.shares_prefixes:
             prefix_cache = PrefixCache(create_eviction_policy(config.cache.eviction_policy))
@@ -78,19 +83,24 @@ class LLMEngine:
         self._inputs = InputProcessor(
             tokenizer=tokenizer, vocab_size=model_config.vocab_size, max_model_len=plan.max_model_len
         )
-        self._outputs = OutputProcessor(tokenizer)
+        self._outputs = OutputProcessor(tokenizer, on_end=None if lengths is None else self._note_end)
         self.beams = BeamRequests(
             tokenizer, vocab_size=model_config.vocab_size, is_taken=self.core.scheduler.requests.__contains__
         )
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, progress: Callable[[int, int], None] | None = None) -> LLMEngine:
-        """Load the model that the configuration names and make it ready."""
+    def from_config(
+        cls, config: EngineConfig, *, progress: Callable[[int, int], None] | None = None, predicts: bool = True
+    ) -> LLMEngine:
+        """Load the model that the configuration names and make it ready. Without `predicts`, lengths of answers are
+        somebody else's business, whatever the configuration says."""
         # Heavy, and not needed by whoever brings an executor of their own.
         from headway.executor.local import LocalExecutor, choose_device
         from headway.loader import open_checkpoint
         from headway.loader.embedded import embedded_model_path
 
+        # First: what is wrong with a file need not wait for the model.
+        lengths = AnswerLengths.from_config(config.prediction) if predicts else None
         config = config.for_device(choose_device(config.device.device).type)
         model = config.model.model or str(embedded_model_path())
         checkpoint = open_checkpoint(model, config.model.load_format, seed=config.model.seed)
@@ -105,7 +115,14 @@ class LLMEngine:
         )
         logger.info("memory plan\n%s", executor.plan)
         spare_the_collector()
-        return cls(config, executor=executor, tokenizer=tokenizer, model_config=checkpoint.config, plan=executor.plan)
+        return cls(
+            config,
+            executor=executor,
+            tokenizer=tokenizer,
+            model_config=checkpoint.config,
+            plan=executor.plan,
+            lengths=lengths,
+        )
 
     def prepare(
         self,
@@ -121,6 +138,36 @@ class LLMEngine:
 
     def submit(self, request: PreparedRequest, *, stream: Streaming = True) -> None:
         """Queue a prepared request."""
+        self.submit_all([request], stream=stream)
+
+    def submit_all(self, requests: Sequence[PreparedRequest], *, stream: Streaming = True) -> None:
+        """Queue prepared requests in this order. If lengths of answers are predicted, it is with one call for all."""
+        if self._lengths is not None and self._lengths.predicts:
+            self._predict(self._lengths, requests)
+        for request in requests:
+            self._queue(request, stream)
+
+    def _predict(self, lengths: AnswerLengths, requests: Sequence[PreparedRequest]) -> None:
+        """For requests that do not know better; a beam search has no length that could be foreseen like this."""
+        unknown = [
+            request
+            for request in requests
+            if request.children[0].predicted_tokens is None and not request.params.use_beam_search
+        ]
+        for request, predicted in zip(unknown, lengths.predict([_view(request) for request in unknown]), strict=True):
+            for child in request.children:
+                child.predicted_tokens = predicted
+
+    def _note_end(self, ended: EndedCompletion) -> None:
+        assert self._lengths is not None
+        self._lengths.note_end(
+            _view(ended.request),
+            num_output_tokens=ended.num_tokens,
+            finish_reason=ended.finish_reason,
+            arrival_s=time.time() - ended.age_s,
+        )
+
+    def _queue(self, request: PreparedRequest, stream: Streaming) -> None:
         taken = [child.request_id for child in request.children if child.request_id in self.core.scheduler.requests]
         if taken or request.request_id in self._outputs or request.request_id in self.beams:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
@@ -205,6 +252,19 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Free the model and its cache."""
         self.core.shutdown()
+        if self._lengths is not None:
+            self._lengths.close()
+
+
+def _view(request: PreparedRequest) -> PromptView:
+    return PromptView(
+        request.prompt_token_ids,
+        max_tokens=request.params.max_tokens,
+        temperature=request.params.temperature,
+        text=request.prompt,
+        user=request.children[0].tenant or None,
+        request_id=request.request_id,
+    )
 
 
 def _resolve_max_model_len(wanted: int | None, model: DecoderConfig) -> int:

@@ -160,6 +160,10 @@ class _LiveRequest:
     def has_tokens(self) -> bool:
         return self._metrics.first_token_s is not None
 
+    @property
+    def arrival_time_s(self) -> float:
+        return self._metrics.arrival_time_s
+
     def note_scheduled(self, new: NewRequest, now_s: float) -> bool:
         """One of its sequences enters the batch; only the first time counts. Returns whether it was."""
         if self._metrics.first_scheduled_s is not None:
@@ -227,6 +231,17 @@ class _LiveRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedCompletion:
+    """One of a request's sequences has ended."""
+
+    request: PreparedRequest
+    num_tokens: int
+    finish_reason: FinishReason
+    age_s: float
+    """How long ago the request came."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessedStep:
     """What users get from a step, and which sequences a stop string has ended behind the scheduler's back."""
 
@@ -239,8 +254,10 @@ class ProcessedStep:
 class OutputProcessor:
     """Keeps every live request's user-side state."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, *, on_end: Callable[[EndedCompletion], None] | None = None) -> None:
+        """`on_end` is told of every completion that ends, aborted ones included."""
         self._tokenizer = tokenizer
+        self._on_end = on_end
         self._token_text = None if tokenizer is None else tokenizer.token_text
         self._live: dict[str, _LiveRequest] = {}
         self._owner: dict[str, tuple[_LiveRequest, _Completion]] = {}  # by child id
@@ -266,6 +283,7 @@ class OutputProcessor:
         running = [completion for completion in live.completions if completion.finish_reason is None]
         for completion in running:
             completion.abort()
+            self._tell_end(live, completion, now_s)
         live.changed = running
         self._forget(live)
         return live.news(now_s), [completion.request_id for completion in running]
@@ -305,6 +323,8 @@ class OutputProcessor:
                 changed[live] = None
                 if live.stream == "delta":
                     live.changed.append(completion)
+                if completion.finish_reason is not None:
+                    self._tell_end(live, completion, now_s)
         outputs = []
         for live in changed:
             if live.stream or live.is_finished:
@@ -313,6 +333,14 @@ class OutputProcessor:
                 if output.finished:
                     self._forget(live)
         return ProcessedStep(outputs, stopped, errors, list(progress.values()))
+
+    def _tell_end(self, live: _LiveRequest, completion: _Completion, now_s: float) -> None:
+        if self._on_end is not None:
+            assert completion.finish_reason is not None
+            age_s = now_s - live.arrival_time_s
+            self._on_end(
+                EndedCompletion(live.request, len(completion.token_ids), completion.finish_reason, max(age_s, 0.0))
+            )
 
     def _forget(self, live: _LiveRequest) -> None:
         del self._live[live.request.request_id]

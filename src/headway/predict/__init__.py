@@ -2,9 +2,10 @@
 
 Schedulers that let short answers go first need to know which these are before they have been made. `PromptView` is what
 is known of a request when it arrives, `LengthPredictor` guesses from it, `TrafficLog` notes how it really was, and
-`headway train-predictor` makes a better guesser of such a log.
+`headway train-predictor` makes a better guesser of such a log. `AnswerLengths` is both at work, in an engine or server.
 """
 
+from headway.predict.answer_lengths import AnswerLengths
 from headway.predict.base import LengthPredictor, PromptView
 from headway.predict.create import create_predictor
 from headway.predict.errors import MissingLightGBMError, PredictorError, PredictorFileError, TrafficLogError
@@ -17,6 +18,7 @@ __all__ = [
     "PromptView",
     "LengthPredictor",
     "create_predictor",
+    "AnswerLengths",
     "OraclePredictor",
     "RunningStatistics",
     "LearnedRanker",

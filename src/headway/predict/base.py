@@ -22,7 +22,7 @@ class PromptView:
 
 
 class LengthPredictor(Protocol):
-    """Guesses how many tokens answers will have. Not thread-safe: one engine owns one predictor."""
+    """Guesses how many tokens answers will have. Not thread-safe: one engine, or one thread of a server, owns it."""
 
     @property
     def name(self) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headway.config import LENGTH_PREDICTORS
 from headway.errors import ConfigError
 from headway.predict.base import LengthPredictor
 from headway.predict.learned_ranker import LearnedRanker
 from headway.predict.oracle import OraclePredictor
 from headway.predict.running_statistics import RunningStatistics
-
-NAMES = ("none", "statistics", "oracle")
 
 
 def create_predictor(choice: str) -> LengthPredictor | None:
@@ -26,5 +25,6 @@ def create_predictor(choice: str) -> LengthPredictor | None:
     if choice == "oracle":
         return OraclePredictor.of_fixed_lengths()
     if not Path(choice).exists():
-        raise ConfigError(f"length_predictor must be {', '.join(NAMES)} or a file, and there is no file '{choice}'.")
+        names = ", ".join(LENGTH_PREDICTORS)
+        raise ConfigError(f"length_predictor must be {names} or a file, and there is no file '{choice}'.")
     return LearnedRanker.load(choice)

@@ -147,6 +147,7 @@ class EngineLoop:
                 tenant=request.tenant,
                 ttft_target_s=request.ttft_target_s,
                 tpot_target_s=request.tpot_target_s,
+                predicted_tokens=request.predicted_tokens,
                 stream="delta" if params.can_stream else False,
             )
         except InvalidRequestError as error:

@@ -63,11 +63,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def create_engine(options: dict[str, Any]) -> LLMEngine:
-    """The default factory: the engine that the options describe."""
+    """The default factory: the engine that the options describe. Lengths of answers are predicted in the front end."""
     from headway.config import EngineConfig
     from headway.engine.llm_engine import LLMEngine
 
-    return LLMEngine.from_config(EngineConfig.from_options(**options))
+    return LLMEngine.from_config(EngineConfig.from_options(**options), predicts=False)
 
 
 def _serve(channel: EngineChannel, factory: str) -> int:

@@ -19,6 +19,7 @@ from typing import Self
 from headway.server.access_log import AccessRecord
 from headway.server.answers import PromptTokensDetails, Usage
 from headway.server.errors import ApiError, from_delta, unavailable
+from headway.server.forecast import Forecast
 from headway.server.jobs import Job
 from headway.server.limits import Reservation
 from headway.server.messages import AddRequest, Delta, Progress
@@ -31,7 +32,14 @@ class Generation:
     """For one reader. Raises `ApiError` for whatever ends it before all choices are complete."""
 
     def __init__(
-        self, job: Job, services: Services, reservation: Reservation, record: AccessRecord, *, id_prefix: str
+        self,
+        job: Job,
+        services: Services,
+        reservation: Reservation,
+        record: AccessRecord,
+        *,
+        id_prefix: str,
+        forecast: Forecast | None = None,
     ) -> None:
         self.id = f"{id_prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
@@ -40,6 +48,7 @@ class Generation:
         self._metrics = services.metrics
         self._reservation = reservation
         self._record = record
+        self._forecast = forecast
         self._streams: list[RequestStream] = []
         self._num_tokens = [0] * job.num_choices
         self._first_s: list[float | None] = [None] * job.num_choices
@@ -67,7 +76,7 @@ class Generation:
             self._reservation.follow(self)
             for number, prompt in enumerate(self.job.prompts):
                 request_id = self.id if len(self.job.prompts) == 1 else f"{self.id}-{number}"
-                self._streams.append(self._services.engine.submit(self._message(request_id, prompt)))
+                self._streams.append(self._services.engine.submit(self._message(request_id, number, prompt)))
                 self._metrics.prompt_length.observe(len(prompt.token_ids))
         except BaseException:
             self._close()
@@ -107,7 +116,7 @@ class Generation:
                 self._account(deltas)
                 yield deltas
 
-    def _message(self, request_id: str, prompt: Prompt) -> AddRequest:
+    def _message(self, request_id: str, number: int, prompt: Prompt) -> AddRequest:
         job = self.job
         return AddRequest(
             request_id,
@@ -119,6 +128,7 @@ class Generation:
             tenant=job.scheduling.tenant,
             ttft_target_s=job.scheduling.ttft_target_s,
             tpot_target_s=job.scheduling.tpot_target_s,
+            predicted_tokens=None if self._forecast is None else self._forecast.predicted[number],
         )
 
     def _account(self, deltas: list[Delta]) -> None:
@@ -171,6 +181,8 @@ class Generation:
         self._num_unfinished -= 1
         self._metrics.finished[reason] += 1
         self._record.finish_reasons.append(reason)
+        if self._forecast is not None:
+            self._forecast.note_end(index, self._num_tokens[index], reason)
         if delta.timings is not None:
             self._num_cached_tokens += delta.timings.num_cached_tokens
             self._metrics.observe_timings(delta.timings)
@@ -209,6 +221,8 @@ class Generation:
         self._metrics.finished["abort"] += self._num_unfinished
         self._record.finish_reasons += ["abort"] * self._num_unfinished
         self._num_unfinished = 0
+        if self._forecast is not None:
+            self._forecast.close(self._num_tokens)
 
 
 def _hide(delta: Delta) -> None:

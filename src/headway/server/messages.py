@@ -53,6 +53,8 @@ class AddRequest(_Message):
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
     """When it should have its first token, from its arrival, and how long after one the next."""
+    predicted_tokens: float | None = None
+    """How many tokens it is going to generate, if the front end has an idea; the engine makes no guess of its own."""
 
 
 class AbortRequests(_Message):

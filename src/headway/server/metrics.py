@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -63,6 +63,10 @@ class ServerMetrics:
         """For the page, which shows those of the last seconds."""
         self.recent_hits = RecentShare(now)
         """Tokens found in the prefix cache, of those looked up. The page shows it too."""
+        self.prediction_time = Histogram(STEP_BUCKETS_S)
+        self.prediction_error = 0.0
+        self.num_checked_predictions = 0
+        self.num_missing_predictions = 0
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.responses: dict[tuple[str, int], int] = {}
         self._num_steps = -1
@@ -92,6 +96,16 @@ class ServerMetrics:
         self.prefill_time.observe(timings.prefill_s)
         self.decode_time.observe(timings.decode_s)
         self.inference_time.observe(timings.prefill_s + timings.decode_s)
+
+    def observe_prediction(self, waited_s: float, *, num_missing: int) -> None:
+        """A request has its predicted lengths, or has gone on without some of them."""
+        self.prediction_time.observe(waited_s)
+        self.num_missing_predictions += num_missing
+
+    def observe_prediction_error(self, log_error: float) -> None:
+        """A completion that was predicted has ended; the error is the absolute difference of the logarithms."""
+        self.prediction_error += log_error
+        self.num_checked_predictions += 1
 
     def count_response(self, route: str, status: int) -> None:
         """An HTTP answer has gone out."""
@@ -190,6 +204,7 @@ class _Snapshot(Collector):
             ("request_prompt_tokens", "Prompt tokens of a request.", metrics.prompt_length),
             ("request_generation_tokens", "Tokens generated for a sequence.", metrics.generation_length),
             ("scheduler_time_seconds", "Planning, per step.", metrics.schedule_time),
+            ("length_prediction_time_seconds", "Waiting for a predicted length.", metrics.prediction_time),
         ):
             yield self._histograms(name, help_text, {(): histogram}, labels=())
         by_kind: dict[tuple[str, ...], Histogram] = {
@@ -221,7 +236,23 @@ class _Snapshot(Collector):
             "queue_requests", "Requests that wait for a first token, or for the tokenizer.", self._queue.num_requests
         )
         yield self._gauge("queue_tokens", "Prompt tokens of these.", self._queue.num_tokens)
+        yield from self._prediction_metrics()
         yield from self._class_metrics()
+
+    def _prediction_metrics(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        error = SummaryMetricFamily(
+            PREFIX + "length_prediction_log_error",
+            "Absolute difference of the logarithms of predicted and true output tokens.",
+            labels=("model_name",),
+        )
+        error.add_metric(
+            (metrics.model,), count_value=metrics.num_checked_predictions, sum_value=metrics.prediction_error
+        )
+        yield error
+        yield self._counter(
+            "length_predictions_missing", "Prompts for which there was none.", metrics.num_missing_predictions
+        )
 
     def _class_metrics(self) -> Iterator[Metric]:
         labels = ("model_name", "service_class")

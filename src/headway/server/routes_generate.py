@@ -1,6 +1,6 @@
 """/v1/chat/completions and /v1/completions: raw ASGI, because a stream sends hundreds of thousands of messages.
 
-    body ──► record ──► a place in the queue ──► tokens ──► engine ──► one JSON answer, or a stream of events
+    body ─► record ─► a place in the queue ─► tokens ─► forecast ─► engine ─► one JSON answer, or a stream of events
 
 Which place that is depends on the record's class, so the JSON is parsed even if there is none: the tokenizer, which
 takes far longer, is spared.
@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from headway.server.access_log import AccessRecord
 from headway.server.asgi import record_of, send_bytes, until_disconnect
 from headway.server.errors import from_exception
+from headway.server.forecast import forecast
 from headway.server.generation import Generation
 from headway.server.jobs import Job, chat_job, completion_job
 from headway.server.json_body import decode_json
@@ -60,7 +61,8 @@ class _GenerationRoute(ABC, Generic[_R]):
         with services.reserve(scheduling, body_bytes=len(body)) as reservation:
             job = await self._job(request, scheduling)
             reservation.settle(num_requests=job.num_sequences, num_tokens=job.num_prompt_tokens)
-            generation = Generation(job, services, reservation, record, id_prefix=self.ID_PREFIX)
+            foreseen = await forecast(job, services, arrival_s=record.time_s)
+            generation = Generation(job, services, reservation, record, id_prefix=self.ID_PREFIX, forecast=foreseen)
             if job.stream:
                 await self._stream(generation, record, send)
             else:

@@ -13,6 +13,7 @@ from headway.server.bodies import BodyReader
 from headway.server.config import ServerConfig
 from headway.server.engine_client import Health, RequestStream, SnapshotStream
 from headway.server.errors import ApiError, unavailable
+from headway.server.length_desk import LengthDesk
 from headway.server.limits import QueueLimits, Reservation
 from headway.server.messages import AddRequest, EngineReady, EngineStats
 from headway.server.metrics import ServerMetrics
@@ -49,6 +50,8 @@ class Services:
     keys: ApiKeys
     model_names: tuple[str, ...]
     classes: ServiceClasses = ONE_CLASS
+    lengths: LengthDesk | None = None
+    """Predicts lengths of answers and logs them, where that is wanted."""
     on_request_end: list[Callable[[AccessRecord], None]] = field(default_factory=list)
     """Called with every request that has ended: the access log, traces."""
     started_s: int = field(default_factory=lambda: int(time.time()))
@@ -62,6 +65,7 @@ class Services:
         *,
         model_name: str,
         classes: ServiceClasses = ONE_CLASS,
+        lengths: LengthDesk | None = None,
     ) -> Services:
         """Wire everything up; the engine need not be ready yet."""
         names = config.served_model_name or (model_name,)
@@ -79,6 +83,7 @@ class Services:
             keys=ApiKeys(config.api_key),
             model_names=names,
             classes=classes,
+            lengths=lengths,
         )
 
     @property

@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from headway.config import EngineConfig
+from headway.config import EngineConfig, PredictionConfig
 from headway.errors import ConfigError
+from headway.predict import AnswerLengths
 from headway.server.access_log import AccessLog, AccessRecord
 from headway.server.app import create_app
 from headway.server.config import ServerConfig
 from headway.server.engine_client import EngineClient
 from headway.server.http_server import bind, create_server
+from headway.server.length_desk import LengthDesk
 from headway.server.live import live_routes
 from headway.server.live_hub import LiveHub
 from headway.server.service_classes import ServiceClasses, read_service_classes
@@ -34,8 +36,9 @@ def run_server(config: ServerConfig, options: Mapping[str, Any], say: Callable[[
         config = config.with_port(listener.getsockname()[1])
         _raise_file_limit()
         listeners = _request_listeners(config, model_name(engine_config.model.model), cleanup)
+        lengths = _length_desk(engine_config.prediction, cleanup)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(config, engine_config, options, classes, listener, listeners, say))
+            runner.run(_serve(config, engine_config, options, classes, listener, listeners, lengths, say))
 
 
 def _request_listeners(
@@ -61,6 +64,16 @@ def _request_listeners(
     return listeners
 
 
+def _length_desk(config: PredictionConfig, cleanup: contextlib.ExitStack) -> LengthDesk | None:
+    """What is wrong with the files is said before the model is loaded."""
+    lengths = AnswerLengths.from_config(config)
+    if lengths is None:
+        return None
+    desk = LengthDesk(lengths)
+    cleanup.callback(desk.close)
+    return desk
+
+
 async def _serve(
     config: ServerConfig,
     engine_config: EngineConfig,
@@ -68,13 +81,14 @@ async def _serve(
     classes: ServiceClasses,
     listener: socket.socket,
     request_listeners: list[Callable[[AccessRecord], None]],
+    lengths: LengthDesk | None,
     say: Callable[[str], None],
 ) -> None:
     name = model_name(engine_config.model.model)
     say(f"Loading {name}.")
     engine = EngineClient(options, factory=config.engine_factory, watchdog_s=config.watchdog_s)
     tokenizer = await asyncio.to_thread(load_front_end_tokenizer, engine_config.model)
-    services = Services.create(config, engine, tokenizer, model_name=name, classes=classes)
+    services = Services.create(config, engine, tokenizer, model_name=name, classes=classes, lengths=lengths)
     services.on_request_end += request_listeners
     metrics = services.metrics
     hub = LiveHub(engine, first_tokens=metrics.recent_first_tokens, hits=metrics.recent_hits)

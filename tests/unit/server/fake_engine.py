@@ -14,6 +14,7 @@ from headway.sampling_params import SamplingParams
 from headway.server.app import create_app
 from headway.server.config import ServerConfig
 from headway.server.engine_client import EngineUnavailable, Health
+from headway.server.length_desk import LengthDesk
 from headway.server.messages import AddRequest, Delta, EngineReady, EngineStats, Progress, RequestTimings, TokenLogprob
 from headway.server.service_classes import ONE_CLASS, ServiceClasses
 from headway.server.services import Services
@@ -138,12 +139,13 @@ class FakeServer:
         *,
         tokenizer: Tokenizer | None = None,
         classes: ServiceClasses = ONE_CLASS,
+        lengths: LengthDesk | None = None,
         **options: Any,
     ) -> None:
         self.engine = engine or FakeEngine()
         self.tokenizer = tokenizer or small_tokenizer()
         self.services = Services.create(
-            ServerConfig(**options), self.engine, self.tokenizer, model_name="small", classes=classes
+            ServerConfig(**options), self.engine, self.tokenizer, model_name="small", classes=classes, lengths=lengths
         )
         self.app: ASGIApp = create_app(self.services)
 
