@@ -358,20 +358,22 @@ class Scheduler:
 
     def _admit_waiting(self, plan: _StepPlan) -> None:
         """Let waiting requests in, in policy order; past one that does not fit, but only so far and so often."""
-        num_in_batch, num_seats = len(self.running) + len(self.held), self.limits.max_num_seqs
+        num_in_batch, num_seats = self._num_in_batch(), self.limits.max_num_seqs
         now_s = self.view.now_s
         if not self.batching.is_open(self.waiting, num_in_batch=num_in_batch, num_seats=num_seats, now_s=now_s):
             return
         place = num_displaced = 0
+        has_time = True
         while plan.budget.left and place <= self.config.skip_window:
             request = self.waiting.peek(place)
             if request is None or not self.batching.may_join(request):
                 break
-            has_seat = len(self.running) + len(self.held) < num_seats
+            has_seat = self._num_in_batch() < num_seats
             if has_seat and self.kv_cache.should_wait(request):
                 place += 1  # not for long, and not for want of room: nobody who passes it takes anything from it
             elif has_seat and self._can_admit(request):
-                if not self._has_time_for(plan, request):
+                has_time = self._has_time_for(plan, request)
+                if not has_time:
                     break
                 for passed_place in range(place):
                     passed = self.waiting.peek(passed_place)
@@ -385,7 +387,12 @@ class Scheduler:
                 break
             else:
                 place += 1
-        self.batching.formed(goes_on=not plan.budget.left and len(self.waiting) > 0)
+        is_full = not plan.budget.left or not has_time
+        has_seat = self._num_in_batch() < num_seats
+        self.batching.formed(goes_on=is_full and has_seat and len(self.waiting) > 0)
+
+    def _num_in_batch(self) -> int:
+        return len(self.running) + len(self.held)
 
     def _has_time_for(self, plan: _StepPlan, request: Request) -> bool:
         """Where prompts are not cut, one that does not fit into the rest of the step has to wait for the next; but one
@@ -396,7 +403,7 @@ class Scheduler:
 
     def _displace(self, plan: _StepPlan, request: Request) -> bool:
         """Preempt a running request for one that waits, if the policy says so. Returns whether it did."""
-        if request.num_pending_tokens or not self.running or self.held:
+        if request.num_pending_tokens or not self.running or self.held or self.kv_cache.should_wait(request):
             return False
         candidates = [running for running in self._may_be_preempted() if running.request_id not in plan.new_ids]
         victim = self.policy.choose_displaced(request, candidates) if candidates else None

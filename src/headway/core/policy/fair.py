@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from headway.core.policy.base import SchedulingPolicy
 from headway.core.queue import SharedQueue, WaitingQueue
-from headway.core.request import Request
+from headway.core.request import Request, RequestStatus
 
 GENERATED_WEIGHT = 2.0
 """What a generated token counts, where one of a prompt counts 1."""
@@ -77,7 +77,7 @@ class _RaisingQueue(SharedQueue):
         self._policy = policy
 
     def push(self, request: Request) -> None:
-        if not self.is_waiting(request.tenant):
+        if request.status is RequestStatus.WAITING and not self.is_waiting(request.tenant):
             first = self.first_tenant()
             if first is not None:
                 self._policy.raise_counter(request.tenant, self._policy.served_to(first))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.core.policy.base import SchedulingPolicy
+from headway.core.policy.view import num_generated_tokens
 from headway.core.request import Request
 
 FIRST_QUANTUM = 32
@@ -40,5 +41,5 @@ class MlfqPolicy(SchedulingPolicy):
 
 def level(request: Request) -> int:
     """0 is the top."""
-    attained = request.num_output_tokens + request.num_prompt_tokens // PROMPT_TOKENS_PER_STEP
+    attained = num_generated_tokens(request) + request.num_prompt_tokens // PROMPT_TOKENS_PER_STEP
     return min((attained // FIRST_QUANTUM + 1).bit_length() - 1, NUM_LEVELS - 1)

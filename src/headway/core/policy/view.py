@@ -42,6 +42,11 @@ def predicted_tokens(request: Request) -> float:
     return request.predicted_tokens
 
 
+def num_generated_tokens(request: Request) -> int:
+    """Its tokens beyond the prompt, also those on their way: so it stays the same when these come while it waits."""
+    return request.num_tokens - request.num_prompt_tokens
+
+
 def predicted_rest(request: Request) -> float:
     """How many are left; at least one, however wrong the prediction was."""
-    return max(predicted_tokens(request) - request.num_output_tokens, 1.0)
+    return max(predicted_tokens(request) - num_generated_tokens(request), 1.0)

@@ -86,9 +86,10 @@ class GuardedQueue(WaitingQueue):
         self._now_s = max(self._now_s, now_s)
         self._inner.advance(now_s)
         while self._clocks and self._clocks[0][0] <= self._now_s:
-            _, index, request = heapq.heappop(self._clocks)
+            lift_at_s, index, request = heapq.heappop(self._clocks)
             is_waiting = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-            if is_waiting and request.lift_at_s <= self._now_s and index not in self._lifted:
+            is_current = request.lift_at_s == lift_at_s  # else it has entered and come back since
+            if is_waiting and is_current and index not in self._lifted:
                 self._inner.remove(request)
                 self._lifted[index] = request
                 self._num_lifted_tokens += request.num_tokens

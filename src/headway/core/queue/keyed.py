@@ -29,7 +29,7 @@ class KeyedQueue(WaitingQueue):
         self._front_size = front_size
         self._front: list[_Entry] = []
         self._heap: list[_Entry] = []
-        self._in_heap: dict[int, Request] = {}  # by arrival index; an entry of the heap that is not in here is dead
+        self._in_heap: dict[int, _Entry] = {}  # by arrival index; an entry of the heap that is not in here is dead
         self.num_tokens = 0
 
     def __len__(self) -> int:
@@ -38,7 +38,8 @@ class KeyedQueue(WaitingQueue):
     def __iter__(self) -> Iterator[Request]:
         for entry in self._front:
             yield entry[3]
-        yield from self._in_heap.values()
+        for entry in self._in_heap.values():
+            yield entry[3]
 
     def push(self, request: Request) -> None:
         self.num_tokens += request.num_tokens
@@ -57,7 +58,7 @@ class KeyedQueue(WaitingQueue):
     def remove(self, request: Request) -> None:
         if self._in_heap.pop(request.arrival_index, None) is not None:
             if len(self._heap) > 2 * len(self._in_heap) + 64:
-                self._heap = [entry for entry in self._heap if entry[2] in self._in_heap]
+                self._heap = [entry for entry in self._heap if self._is_living(entry)]
                 heapq.heapify(self._heap)
         else:
             self._remove_from_front(request)
@@ -89,17 +90,20 @@ class KeyedQueue(WaitingQueue):
 
     def _push_to_heap(self, entry: _Entry) -> None:
         heapq.heappush(self._heap, entry)
-        self._in_heap[entry[2]] = entry[3]
+        self._in_heap[entry[2]] = entry
+
+    def _is_living(self, entry: _Entry) -> bool:
+        """A request that was removed may be back with another entry."""
+        return self._in_heap.get(entry[2]) is entry
 
     def _pop_from_heap(self) -> _Entry | None:
         """The first living entry, with the key that it has now."""
         while self._heap:
             entry = heapq.heappop(self._heap)
-            request = self._in_heap.get(entry[2])
-            if request is None:
+            if not self._is_living(entry):
                 continue
-            if self._grows and (current := self._entry(request)) != entry:
-                heapq.heappush(self._heap, current)
+            if self._grows and (current := self._entry(entry[3])) != entry:
+                self._push_to_heap(current)
                 continue
             del self._in_heap[entry[2]]
             return entry
@@ -107,7 +111,7 @@ class KeyedQueue(WaitingQueue):
 
     def check_invariants(self) -> None:
         assert self._front == sorted(self._front), "the front of the queue is out of order"
-        living = [entry for entry in self._heap if entry[2] in self._in_heap]
+        living = [entry for entry in self._heap if self._is_living(entry)]
         assert len(living) == len(self._in_heap), "a waiting request is not in the heap, or is in it twice"
         assert len(self._front) <= self._front_size, "the front of the queue is too long"
         assert self.num_tokens == sum(request.num_tokens for request in self), "the sum of waiting tokens is wrong"

@@ -37,9 +37,9 @@ class SharedQueue(WaitingQueue):
         return tenant in self._lines
 
     def first_tenant(self) -> str | None:
-        """Whoever is first."""
-        request = self.peek(0)
-        return None if request is None else request.tenant
+        """Whoever is first, also between two steps, when some have been served since anybody looked."""
+        self._look(1)
+        return self._front[0].tenant if self._front else None
 
     def push(self, request: Request) -> None:
         line = self._lines.setdefault(request.tenant, OrderedDict())
@@ -78,7 +78,8 @@ class SharedQueue(WaitingQueue):
         """Fill the front with the first requests of the first tenants, then with their second ones, and so on."""
         entries: list[tuple[float, int, str]] = []
         while len(entries) < num_places and (entry := self._pop()) is not None:
-            entries.append(entry)
+            if not entries or entry != entries[-1]:  # who has come back is in the heap twice
+                entries.append(entry)
         for entry in entries:
             heapq.heappush(self._heap, entry)
         lines = [iter(self._lines[tenant].values()) for _, _, tenant in entries]
