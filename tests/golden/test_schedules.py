@@ -1,4 +1,4 @@
-"""One schedule per policy, and one with overlapping steps, written out.
+"""Longer schedules, with requests that do not fit and give way, and one with overlapping steps, written out.
 
 A change here is a change of what the engine does: look, then accept it.
 """

@@ -3,142 +3,161 @@ counted by arithmetic."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
 
 from headway.config import SchedulerConfig
 from headway.core.decode_pace import DecodePace
 from tests.property.brute_force_cache import BruteForceCache, Prefix
+from tests.property.brute_force_entry import Entry, Share, Step
+from tests.property.brute_force_guard import BruteForceGuard
+from tests.property.brute_force_policies import BRUTE_FORCE_POLICIES
 
-
-@dataclass(eq=False)
-class Entry:
-    name: str
-    order: tuple[int, int]
-    prompt: tuple[int, ...]
-    limit: int
-    salt: str = ""
-    ttl: float = 0.0
-    reads: bool = True
-    output: list[int] = field(default_factory=list)
-    pending: int = 0
-    computed: int = 0
-    reserved: int = 0
-    skips: int = 0
-    stay: int = 0
-    """How often it has entered the batch."""
-    came_with: int = 0
-    """Tokens that it had then."""
-    landed: int = 0
-    """Tokens that steps of this stay have computed, and their results have come."""
-    preemptions: int = 0
-    shared: list[Prefix] = field(default_factory=list)
-    """Its first blocks, as far as they are cached."""
-    tail: Prefix | None = None
-    """What is cached of its last block, if that is not full."""
-
-    @property
-    def known(self) -> tuple[int, ...]:
-        return (*self.prompt, *self.output)
-
-    @property
-    def tokens(self) -> int:
-        return len(self.prompt) + len(self.output) + self.pending
-
-    @property
-    def remaining(self) -> int:
-        return min(self.tokens, self.limit - 1) - self.computed
-
-
-@dataclass(frozen=True)
-class Share:
-    entry: Entry
-    stay: int
-    start: int
-    end: int
-    samples: bool
-
-
-@dataclass
-class Step:
-    tokens: dict[str, int] = field(default_factory=dict)
-    shares: list[Share] = field(default_factory=list)
-    limit: int = 0
-    admitted: list[tuple[str, int]] = field(default_factory=list)
-    """(name, tokens that were found in the cache)"""
-    preempted: list[str] = field(default_factory=list)
-    host_slots: set[int] = field(default_factory=set)
-    """Where it copies what leaves the device."""
-
-    @property
-    def sampling(self) -> list[Entry]:
-        return [share.entry for share in self.shares if share.samples]
+MOST_DISPLACED = 4  # in one step
 
 
 class BruteForceScheduler:
-    """States of all live requests in one list; `running` is a set of names."""
+    """States of all live requests in one list; `running` is a set of names, `held` another, in the order they came."""
 
     def __init__(
-        self, config: SchedulerConfig, num_blocks: int, block_size: int, cache: BruteForceCache | None = None
+        self,
+        config: SchedulerConfig,
+        num_blocks: int,
+        block_size: int,
+        cache: BruteForceCache | None = None,
+        reserve_tokens: int = 0,
     ) -> None:
         self.config, self.num_blocks, self.block_size, self.cache = config, num_blocks, block_size, cache
-        self.pace = DecodePace(target_s=(config.target_itl_ms or 0) / 1e3, max_tokens=config.max_num_batched_tokens)
+        self.reserve_tokens = reserve_tokens
+        self.target_s = (config.target_itl_ms or 0) / 1e3
+        self.pace = DecodePace(target_s=self.target_s, max_tokens=config.max_num_batched_tokens)
         self.restore_block_s = 0.0
+        self.now, self.step_s = 0.0, 0.02
         self.entries: list[Entry] = []
         self.running: set[str] = set()
+        self.held: list[str] = []
+        self.num_arrivals = 0
+        self.is_forming = False
+        self.batch_class: int | None = None
+        self.policy = BRUTE_FORCE_POLICIES[config.scheduling_policy](self)
+        self.guard: BruteForceGuard | None = None
+        if self.policy.can_starve and config.starvation_ms:
+            self.guard = BruteForceGuard(config.starvation_ms / 1e3, config.starvation_stretch, self.policy.promise)
 
     def blocks(self, tokens: int) -> int:
         return (tokens + self.block_size - 1) // self.block_size
 
-    def in_order(self, running: bool) -> list[Entry]:
-        return sorted((e for e in self.entries if (e.name in self.running) == running), key=lambda e: e.order)
+    def could_fit(self, num_tokens: int) -> bool:
+        """Alone, if it may become so long."""
+        return self.blocks(max(num_tokens - 1, self.reserve_tokens)) <= self.num_blocks
+
+    def add(self, entry: Entry, now: float | None) -> None:
+        entry.number, entry.arrived = self.num_arrivals, self.now if now is None else now
+        self.num_arrivals += 1
+        self.policy.arrives(entry)
+        self.entries.append(entry)
+        if self.guard is not None:
+            self.guard.arrives(entry)
+
+    # ---- who is where ---------------------------------------------------------------------------------------------
+
+    def in_batch(self) -> list[Entry]:
+        """Those that run, in the order that they had when they entered."""
+        running = [e for e in self.entries if e.name in self.running]
+        return sorted(running, key=lambda e: (e.entered_as, e.number))
+
+    def with_blocks(self) -> list[Entry]:
+        """Those that run and those that are held."""
+        return [e for e in self.entries if e.name in self.running or e.name in self.held]
+
+    def waiting(self) -> list[Entry]:
+        return [e for e in self.entries if e.name not in self.running and e.name not in self.held]
+
+    def line(self) -> list[Entry]:
+        """Those that may enter, the first one first."""
+        if self.config.batching == "dynamic":
+            mates = [e for e in self.waiting() if length_class(e) == self.batch_class]
+            return sorted(mates, key=lambda e: e.number)
+        line = self.policy.line(self.waiting())
+        return line if self.guard is None else self.guard.line(line)
 
     # ---- blocks ---------------------------------------------------------------------------------------------------
 
-    def held(self, step: Step) -> int:
+    def used(self, step: Step) -> int:
         """Blocks in use, counting what this step has already been given; one that is shared counts once."""
-        running = [entry for entry in self.entries if entry.name in self.running]
-        shared = {prefix for entry in running for prefix in entry.shared}
-        return len(shared) + sum(self.blocks(e.computed + step.tokens.get(e.name, 0)) - len(e.shared) for e in running)
+        users = self.with_blocks()
+        shared = {prefix for entry in users for prefix in entry.shared}
+        return len(shared) + sum(self.blocks(e.computed + step.tokens.get(e.name, 0)) - len(e.shared) for e in users)
 
     def promised(self, step: Step) -> int:
-        """Blocks that running requests will still need for the tokens they were admitted with."""
+        """Blocks that are kept for requests in the batch: for the tokens they were admitted with, or for more."""
         return sum(
-            max(0, e.reserved - self.blocks(e.computed + step.tokens.get(e.name, 0)))
-            for e in self.entries
-            if e.name in self.running
+            max(0, e.reserved - self.blocks(e.computed + step.tokens.get(e.name, 0))) for e in self.with_blocks()
         )
+
+    def own_tokens(self, entry: Entry) -> int:
+        """What would have to be computed again if it had to go: not what is in blocks that others use, too."""
+        others = [other for other in self.with_blocks() if other is not entry]
+        num_shared = sum(any(prefix in other.shared for other in others) for prefix in entry.shared)
+        return entry.computed - num_shared * self.block_size
 
     def make_free(self, step: Step, num_blocks: int) -> None:
         """Evict until so many blocks are neither used nor cached."""
-        while self.cache is not None and self.num_blocks - self.held(step) - len(self.cache.idle) < num_blocks:
+        while self.cache is not None and self.num_blocks - self.used(step) - len(self.cache.idle) < num_blocks:
             self.cache.evict()
 
     # ---- a step ---------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float = 0.0) -> Step:
+        self.now = now
+        if self.guard is not None:
+            self.guard.advance(now, self.waiting())
         if self.cache is not None:
             self.cache.now, self.cache.read_now, self.cache.written_now = now, [], set()
         step = Step(limit=self.config.max_num_batched_tokens)
-        for entry in [e for e in self.in_order(running=True) if e.remaining == 1]:
+        if self.config.prefill_mode == "chunked":
+            self.decode(step)
+            self.leave_time(step)
+            self.compute_prompts(step)
+        else:
+            one, other = self.decode, self.compute_prompts
+            if self.config.prefill_mode == "prefill-first":
+                one, other = other, one
+            one(step)
+            if not step.tokens:
+                other(step)
+        self.launch(step)
+        return step
+
+    def decode(self, step: Step) -> None:
+        for entry in [e for e in self.in_batch() if e.remaining == 1]:
             self.compute(step, entry)
-        chunks = [e for e in self.in_order(running=True) if e.remaining > 1]
-        backlog = sum(e.remaining for e in chunks) + sum(e.tokens for e in self.in_order(running=False))
-        num_decodes = len(step.tokens)
-        allowance = self.pace.chunk_tokens(num_decodes=num_decodes, num_backlog_tokens=backlog)
-        step.limit = min(step.limit, num_decodes + allowance)
-        for entry in chunks:
+
+    def leave_time(self, step: Step) -> None:
+        """Prompts get what keeps the pace of those that generate."""
+        backlog = sum(e.remaining for e in self.in_batch() if e.remaining > 1) + sum(e.tokens for e in self.waiting())
+        self.pace.target_s = self.policy.pace(self.target_s)
+        allowance = self.pace.chunk_tokens(num_decodes=len(step.tokens), num_backlog_tokens=backlog)
+        step.limit = min(step.limit, len(step.tokens) + allowance)
+
+    def compute_prompts(self, step: Step) -> None:
+        for entry in [e for e in self.in_batch() if e.remaining > 1]:
             self.compute(step, entry)
-        while not step.preempted and self.admit_one(step):
-            pass
+        if not step.preempted and self.is_open():
+            while self.left(step) and self.let_in(step):
+                pass
+            is_full = self.left(step) == 0 or step.had_no_time
+            self.is_forming = is_full and self.has_seat() and bool(self.waiting())
+
+    def launch(self, step: Step) -> None:
         by_name = {entry.name: entry for entry in self.entries}
         for name, num_tokens in step.tokens.items():
             entry = by_name[name]
             start, entry.computed = entry.computed, entry.computed + num_tokens
+            self.policy.served(entry, start, entry.computed)
             samples = entry.computed == entry.tokens
             entry.pending += samples
             step.shares.append(Share(entry, entry.stay, start, entry.computed, samples))
         step.host_slots = set() if self.cache is None else self.cache.written_now
-        return step
 
     def left(self, step: Step) -> int:
         return step.limit - sum(step.tokens.values())
@@ -149,45 +168,111 @@ class BruteForceScheduler:
         wanted = min(entry.remaining, self.left(step), self.config.max_chunk_tokens or 10**9)
         while entry.name in self.running:
             own = self.blocks(entry.computed)
-            room = (self.num_blocks - self.held(step) + own) * self.block_size - entry.computed
+            room = (self.num_blocks - self.used(step) + own) * self.block_size - entry.computed
             if room > 0:
                 given = min(wanted, room)
                 self.make_free(step, self.blocks(entry.computed + given) - own)
                 step.tokens[entry.name] = given
                 return
-            running = self.in_order(running=True)
-            victim = ([e for e in running if e.preemptions < self.config.max_preemptions] or running)[-1]
-            step.tokens.pop(victim.name, None)
-            self.leave(victim, keep=True)
-            victim.preemptions += 1
-            step.preempted.append(victim.name)
+            self.preempt(step, self.policy.victim(self.may_be_preempted() or self.in_batch()))
 
-    def admit_one(self, step: Step) -> bool:
-        if self.left(step) == 0 or len(self.running) >= self.config.max_num_seqs:
-            return False
+    def may_be_preempted(self) -> list[Entry]:
+        return [e for e in self.in_batch() if e.preemptions < self.config.max_preemptions]
+
+    def preempt(self, step: Step, victim: Entry) -> None:
+        step.tokens.pop(victim.name, None)
+        self.leave(victim, keep=True)
+        victim.preemptions += 1
+        step.preempted.append(victim.name)
+        if self.guard is not None:
+            self.guard.comes_back(victim, self.now)
+
+    # ---- coming in ------------------------------------------------------------------------------------------------
+
+    def has_seat(self) -> bool:
+        return len(self.running) + len(self.held) < self.config.max_num_seqs
+
+    def is_open(self) -> bool:
+        """Whether anybody may enter the batch now; if it is a new one, of which class."""
+        if self.config.batching == "continuous":
+            return True
+        if self.running or self.held:
+            return self.is_forming
+        opens_at = self.opens_at()
+        if opens_at is not None and opens_at <= self.now:
+            self.batch_class = length_class(min(self.waiting(), key=lambda e: e.number))
+            return True
+        return False
+
+    def opens_at(self) -> float | None:
+        """When requests may enter that now wait, although nobody runs and nobody is held."""
+        if self.running or self.held or not self.waiting():
+            return None
+        first = min(self.waiting(), key=lambda e: e.number)
+        num_mates = sum(length_class(e) == length_class(first) for e in self.waiting())
+        if self.config.batching == "dynamic" and num_mates < self.config.max_num_seqs:
+            return first.arrived + self.config.batch_window_ms / 1e3
+        return self.now
+
+    def let_in(self, step: Step) -> bool:
+        """One enters, or one leaves for the first in the line. Returns whether anything has changed."""
         passed: list[Entry] = []
-        for entry in self.in_order(running=False)[: self.config.skip_window + 1]:
-            if self.should_wait(entry):
+        for place, entry in enumerate(self.line()[: self.config.skip_window + 1]):
+            if self.has_seat() and self.should_wait(entry):
                 passed.append(entry)
                 continue
-            found = self.find(entry)
-            revived = 0 if self.cache is None else sum(prefix in self.cache.idle for prefix in found)
-            free = self.num_blocks - self.held(step) - self.promised(step) - len(self.running) - revived
-            if self.blocks(entry.tokens) - len(found) <= free and entry.pending == 0:
+            if self.has_seat() and self.fits(step, entry):
+                step.had_no_time = not self.has_time(step, entry)
+                if step.had_no_time:
+                    return False
                 for other in passed:
                     other.skips += 1
                 self.admit(step, entry)
                 return True
-            if entry.skips >= self.config.max_head_skips:
+            if place == 0 and self.displace(step, entry):
+                return True
+            if not self.has_seat() or entry.skips >= self.config.max_head_skips:
                 return False
             passed.append(entry)
         return False
 
+    def fits(self, step: Step, entry: Entry) -> bool:
+        """Beside all that is promised, with a spare block for each that runs, where these may need one."""
+        found = self.find(entry)
+        revived = 0 if self.cache is None else sum(prefix in self.cache.idle for prefix in found)
+        spare = 0 if self.reserve_tokens else len(self.running)
+        free = self.num_blocks - self.used(step) - self.promised(step) - spare - revived
+        needed = self.blocks(max(entry.tokens, self.reserve_tokens)) - len(found)
+        return needed <= free and entry.pending == 0
+
+    def has_time(self, step: Step, entry: Entry) -> bool:
+        """A prompt that is not to be cut must fit into what is left of the step, or be the first in it."""
+        if self.config.prefill_mode == "chunked" or not step.tokens:
+            return True
+        return entry.tokens - len(self.find(entry)) * self.block_size <= self.left(step)
+
+    def displace(self, step: Step, entry: Entry) -> bool:
+        """One that runs leaves for one that could enter then; returns whether the policy wants that."""
+        if step.num_displaced >= MOST_DISPLACED or self.held or entry.pending or self.should_wait(entry):
+            return False
+        candidates = [e for e in self.may_be_preempted() if e.name not in step.newcomers]
+        victim = self.policy.displaced(entry, candidates) if candidates else None
+        if victim is None:
+            return False
+        step.num_displaced += 1
+        self.preempt(step, victim)
+        return True
+
     def admit(self, step: Step, entry: Entry) -> None:
-        entry.skips = 0
+        for other in self.waiting():
+            other.passes += other.number < entry.number
+        entry.skips = entry.passes = 0
+        entry.entered_as = self.policy.rank(entry)
+        if self.guard is not None:
+            self.guard.enters(entry, self.now, [e for e in self.waiting() if e is not entry])
         entry.stay += 1
         entry.came_with, entry.landed = entry.tokens, 0
-        entry.reserved = self.blocks(entry.tokens)
+        entry.reserved = self.blocks(max(entry.tokens, self.reserve_tokens))
         if self.cache is not None:
             self.start_from_cache(step, entry, self.cache)
         self.running.add(entry.name)
@@ -251,12 +336,14 @@ class BruteForceScheduler:
         entry = share.entry
         if entry not in self.entries or entry.name not in self.running or entry.stay != share.stay:
             return
-        entry.landed = share.end
         fills_block = share.end // self.block_size > share.start // self.block_size
         is_prompt_complete = share.end == len(entry.prompt)
         is_all = share.start < entry.came_with == share.end
-        if (fills_block and share.start < entry.came_with) or is_prompt_complete or is_all:
+        is_kept = (fills_block and share.start < entry.came_with) or is_prompt_complete or is_all
+        if is_kept:
             self.keep_full(entry, share.end)
+        if is_kept or share.end > entry.came_with:
+            entry.landed = share.end
         if is_prompt_complete:
             self.keep_tail(entry, share.end)
 
@@ -292,6 +379,7 @@ class BruteForceScheduler:
     # ---- results and ends -----------------------------------------------------------------------------------------
 
     def took(self, step: Step, duration_s: float) -> None:
+        self.step_s += (duration_s - self.step_s) / 20
         self.pace.observe(num_chunk_tokens=sum(step.tokens.values()) - len(step.tokens), duration_s=duration_s)
 
     def land(self, step: Step, tokens: dict[str, int], failed: set[str], stop_token: int) -> list[str]:
@@ -307,13 +395,20 @@ class BruteForceScheduler:
                 self.keep(share)
         for share in step.shares:
             entry = share.entry
-            if entry not in self.entries:
+            if entry not in self.entries or entry.name in self.held:
                 continue
             if entry.name in failed:
                 self.remove(entry.name, keep=False)
                 ended.append(entry.name)
             elif share.samples and self.sampled(entry, tokens[entry.name], share.end, stop_token):
                 ended.append(entry.name)
+        return ended + self.release_held()
+
+    def release_held(self) -> list[str]:
+        """If all of a sealed batch are done, they end."""
+        ended = [] if self.running else [*self.held]
+        for name in ended:
+            self.remove(name)
         return ended
 
     def sampled(self, entry: Entry, token: int, computed: int, stop_token: int) -> bool:
@@ -324,28 +419,40 @@ class BruteForceScheduler:
             if entry.name in self.running:
                 self.keep_full(entry, computed)
                 self.keep_tail(entry, computed)
+                if self.config.batching != "continuous":
+                    self.running.discard(entry.name)
+                    self.held.append(entry.name)
+                    return False
             self.remove(entry.name)
             return True
         return False
 
     def remove(self, name: str, *, keep: bool = True) -> None:
         (entry,) = [e for e in self.entries if e.name == name]
+        if self.guard is not None and entry in self.waiting():
+            self.guard.ends(entry)
         self.leave(entry, keep=keep)
         self.entries.remove(entry)
 
     def leave(self, entry: Entry, *, keep: bool) -> None:
         """Out of the batch, if it is in it: what it has generated is cached, unless it has failed; what only it has
         used is idle from now on, the last block first."""
-        if keep and entry.name in self.running:
+        if keep and entry in self.with_blocks():
             self.keep_full(entry, entry.landed)
         self.running.discard(entry.name)
+        self.held = [name for name in self.held if name != entry.name]
         entry.computed = 0
         blocks = [*entry.shared] if entry.tail is None else [*entry.shared, entry.tail]
         entry.shared, entry.tail = [], None
         if self.cache is None:
             return
         self.cache.withdraw(entry.name)
-        still_used = {prefix for other in self.in_order(running=True) for prefix in other.shared}
+        still_used = {prefix for other in self.with_blocks() for prefix in other.shared}
         for prefix in reversed(blocks):
             if prefix not in still_used:
                 self.cache.let_go(prefix, keep=keep)
+
+
+def length_class(entry: Entry) -> int:
+    """From each power of two to before the next, of prompt and predicted answer together."""
+    return math.floor(math.log2(len(entry.prompt) + int(entry.predicted or 0)))

@@ -18,6 +18,7 @@ from headway.core import (
     PrefixCache,
     Request,
     RequestStatus,
+    RequestUpdate,
     SampledTokens,
     Scheduler,
     SchedulerOutput,
@@ -26,8 +27,9 @@ from headway.core import (
 )
 from headway.core.block_hash import extend_digests, root_digest, tail_digest
 from headway.errors import RequestTooLargeError
-from tests.property.brute_force import BruteForceScheduler, Entry, Step
+from tests.property.brute_force import BruteForceScheduler
 from tests.property.brute_force_cache import BruteForceCache, Prefix
+from tests.property.brute_force_entry import Entry, Step
 from tests.property.slot_memory import SlotMemory
 
 STOP_TOKEN = 9
@@ -43,6 +45,7 @@ class Setting:
     prefix_caching: bool = False
     num_host_slots: int = 0
     restore_block_s: float = 0.0
+    reserve_tokens: int = 0
 
 
 class SideBySide:
@@ -59,12 +62,13 @@ class SideBySide:
             prefix_cache=cache,
             host_tier=tier,
             restore_block_s=setting.restore_block_s,
+            reserve_tokens=setting.reserve_tokens,
         )
         self.scheduler = Scheduler(setting.config, kv_cache)
         model_cache = None
         if setting.prefix_caching:
             model_cache = BruteForceCache(block_size, prefix_cache.MAX_TAILS, setting.num_host_slots)
-        self.model = BruteForceScheduler(setting.config, num_blocks, block_size, model_cache)
+        self.model = BruteForceScheduler(setting.config, num_blocks, block_size, model_cache, setting.reserve_tokens)
         self.model.restore_block_s = setting.restore_block_s
         self.memory = SlotMemory(num_blocks, block_size)
         self.in_flight: deque[tuple[SchedulerOutput, Step, dict[str, int]]] = deque()
@@ -72,7 +76,7 @@ class SideBySide:
         """Whether the last step could not be submitted: its result must be told before the next one is planned."""
         self.trace: list[tuple[tuple[str, int], ...]] = []
         self.events: Counter[str] = Counter()
-        self._num_added = 0
+        self._requests: dict[str, Request] = {}  # by name, the last one that had it
         self._untold_preempted: list[str] = []  # who left the batch since the last step that was not empty
         self._untold_finished: list[str] = []
         self._digests: dict[Prefix, bytes] = {}
@@ -93,6 +97,11 @@ class SideBySide:
         salt: str = "",
         ttl: float = 0.0,
         reads: bool = True,
+        tenant: str = "",
+        predicted: float | None = None,
+        ttft: float | None = None,
+        tpot: float | None = None,
+        now_s: float | None = None,
     ) -> bool:
         """Returns whether it was accepted; both must say the same."""
         request = Request(
@@ -104,26 +113,40 @@ class SideBySide:
             cache_salt=salt or None,
             cache_ttl_s=ttl,
             reads_cache=reads,
+            tenant=tenant,
+            predicted_tokens=predicted,
+            ttft_target_s=ttft,
+            tpot_target_s=tpot,
         )
-        fits = self.model.blocks(len(prompt) + max_tokens - 1) <= self.setting.num_blocks
+        fits = self.model.could_fit(len(prompt) + max_tokens)
         try:
-            self.scheduler.add_request(request)
+            self.scheduler.add_request(request, now_s=now_s)
         except RequestTooLargeError:
             assert not fits
             self.events["refused"] += 1
             return False
         assert fits
         self.events["id used again in flight"] += any(name in step.tokens for _, step, _ in self.in_flight)
-        key = priority if self.setting.config.scheduling_policy == "priority" else 0
-        order = (key, self._num_added)
-        entry = Entry(name, order, tuple(prompt), len(prompt) + max_tokens, salt=salt, ttl=ttl, reads=reads)
-        self.model.entries.append(entry)
-        self._num_added += 1
+        entry = Entry(
+            name,
+            tuple(prompt),
+            len(prompt) + max_tokens,
+            salt=salt,
+            ttl=ttl,
+            reads=reads,
+            priority=priority,
+            tenant=tenant,
+            predicted=predicted,
+            ttft=ttft,
+            tpot=tpot,
+        )
+        self.model.add(entry, now_s)
+        self._requests[name] = request
         return True
 
     def abort(self, name: str) -> None:
         self.scheduler.finish_request(name, RequestStatus.FINISHED_ABORTED)
-        if name in self.model.running:
+        if name in self.model.running or name in self.model.held:
             self._untold_finished.append(name)
         self.model.remove(name)
         self.compare()
@@ -139,7 +162,7 @@ class SideBySide:
         assert [share.samples for share in output.scheduled] == [share.samples for share in expected.shares]
         assert [share.num_computed_tokens for share in output.scheduled] == [share.start for share in expected.shares]
         assert output.num_scheduled_tokens == sum(expected.tokens.values())
-        self.events["preempted"] += len(expected.preempted)
+        self._count_plan(expected)
         self._untold_preempted += expected.preempted
         if output.is_empty:
             assert not output.preempted_request_ids and not output.finished_request_ids and not any(output.moves)
@@ -148,7 +171,6 @@ class SideBySide:
         assert list(output.preempted_request_ids) == self._untold_preempted
         assert sorted(output.finished_request_ids) == sorted(self._untold_finished)
         self._untold_preempted, self._untold_finished = [], []
-        self.events["paced"] += expected.limit < (self.setting.config.max_num_batched_tokens or 0)
         tokens = {entry.name: draw_token() for entry in expected.sampling}
         self.is_broken = breaks
         if breaks:
@@ -175,21 +197,60 @@ class SideBySide:
         sampled |= {name: SampledTokens((), error="boom") for name in failing}
         updates = self.scheduler.update(output, ModelRunnerOutput(sampled, {}), duration_s=duration_s)
         self._count(step, failing)
-        running = set(self.model.running)
+        entries = {entry.name: entry for entry in self.model.entries}
+        in_batch = {*self.model.running, *self.model.held}
         alive = {share.entry.name for share in step.shares if share.entry in self.model.entries}
-        awaited = alive & (drawn.keys() | failing)
+        awaited = (alive - {*self.model.held}) & (drawn.keys() | failing)
         self.model.took(step, duration_s)
         ended = self.model.land(step, tokens, failing, STOP_TOKEN)
-        self._untold_finished += [name for name in ended if name in running]
-        assert sorted(update.request_id for update in updates) == sorted(awaited)
-        assert [update.request_id for update in updates if update.finish_status is not None] == ended
+        self._untold_finished += [name for name in ended if name in in_batch]
+        self._check_ends(updates, ended, entries)
+        answered = [update.request_id for update in updates if update.new_token_ids or update.error]
+        assert sorted(answered) == sorted(awaited)
         self.compare()
         return ended
+
+    def release(self) -> list[str]:
+        """Nothing could be planned: perhaps because all of a sealed batch are done. Returns who ended."""
+        entries = {entry.name: entry for entry in self.model.entries}
+        updates = self.scheduler.release_held()
+        ended = self.model.release_held()
+        self._untold_finished += ended
+        self._check_ends(updates, ended, entries)
+        assert len(updates) == len(ended)
+        self.compare()
+        return ended
+
+    def opens_at_s(self) -> float | None:
+        """When a batch may be formed, if that is all that is being waited for."""
+        opens_at_s = self.scheduler.opens_at_s()
+        assert opens_at_s == self.model.opens_at()
+        return opens_at_s
+
+    def _check_ends(self, updates: list[RequestUpdate], ended: list[str], entries: Mapping[str, Entry]) -> None:
+        """The same requests have ended, each with exactly its tokens."""
+        assert [update.request_id for update in updates if update.finish_status is not None] == ended
+        for name in ended:
+            assert self._requests[name].output_token_ids == entries[name].output
+            assert self._requests[name].status.is_finished
+
+    def _count_plan(self, step: Step) -> None:
+        model, config = self.model, self.setting.config
+        self.events["preempted"] += len(step.preempted)
+        self.events["displaced"] += step.num_displaced
+        self.events["no time"] += step.had_no_time
+        self.events["held"] += len(model.held)
+        self.events["paced"] += bool(step.shares) and step.limit < (config.max_num_batched_tokens or 0)
+        has_had_enough = any(e.preemptions >= config.max_preemptions for e in model.in_batch())
+        self.events["spared"] += bool(step.preempted) and has_had_enough
+        numbers = [entry.number for entry in model.line()]
+        self.events["not in order of arrival"] += numbers != sorted(numbers)
 
     def _count(self, step: Step, failing: Collection[str]) -> None:
         alive = [entry for entry in step.sampling if entry in self.model.entries]
         self.events["dropped"] += len(step.sampling) - len(alive)
-        self.events["late for a preempted one"] += sum(entry.name not in self.model.running for entry in alive)
+        waiting = self.model.waiting()
+        self.events["late for a preempted one"] += sum(entry in waiting for entry in alive)
         self.events["failed"] += len(failing)
 
     # ---- agreement ------------------------------------------------------------------------------------------------
@@ -229,8 +290,10 @@ class SideBySide:
         return self._digests[prefix]
 
     def counts(self) -> Mapping[str, int]:
-        """`events`, and what the model's cache saw."""
-        cache = self.model.cache
+        """`events`, and what the model's guard and cache saw."""
+        cache, guard = self.model.cache, self.model.guard
+        if guard is not None:
+            self.events["lifted"] = guard.num_lifted
         if cache is None:
             return self.events
         return self.events + Counter(

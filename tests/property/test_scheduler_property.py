@@ -1,5 +1,5 @@
-"""Random arrivals, lengths, aborts, preemptions, ids used again, results that come late: the scheduler against a
-brute-force model, with invariants after each call."""
+"""Random arrivals, lengths, aborts, preemptions, ids used again, results that come late, under every policy and mode:
+the scheduler against a brute-force model, with invariants after each call."""
 
 from __future__ import annotations
 
@@ -8,32 +8,54 @@ from collections import Counter
 
 import pytest
 
-from tests.property.random_play import RandomPlay, paced_world, small_world
+from headway.config import BATCHING_MODES, KV_ALLOCATIONS, PREFILL_MODES, SCHEDULING_POLICIES
+from tests.property.random_play import KINDS, RandomPlay, crowded_world, paced_world, small_world
+
+WORLDS_PER_GROUP = 3 * len(KINDS) + 2
+"""Each policy in two small worlds and a crowded one; and two with a pace."""
 
 
 def make_play(seed: int, max_in_flight: int) -> RandomPlay:
     rng = random.Random(seed)
-    world = paced_world(rng) if seed % 20 == 0 else small_world(rng)
+    turn, place = divmod(seed % WORLDS_PER_GROUP, len(KINDS))
+    make_world = crowded_world if turn == 1 else small_world
+    world = paced_world(rng) if turn == 3 else make_world(rng, KINDS[place])
     return RandomPlay(world, rng, max_in_flight)
+
+
+def describe(play: RandomPlay) -> set[str]:
+    setting, config = play.world.setting, play.world.setting.config
+    kv_allocation = "contiguous-max" if setting.reserve_tokens else "paged"
+    return {config.scheduling_policy, config.batching, config.prefill_mode, kv_allocation}
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 3])
 @pytest.mark.parametrize("group", range(3))
 def test_the_scheduler_does_what_the_brute_force_model_does(group: int, max_in_flight: int) -> None:
-    """Over 100,000 steps in all; each group of worlds must really contain what the test is about."""
+    """Over 80,000 steps in all; each group of worlds must really contain what the test is about."""
     events: Counter[str] = Counter()
+    seen: set[str] = set()
     num_steps = 0
-    for seed in range(60 * group, 60 * group + 60):
+    for seed in range(WORLDS_PER_GROUP * group, WORLDS_PER_GROUP * (group + 1)):
         play = make_play(seed, max_in_flight)
         play.play(num_steps=220)
         events.update(play.pair.counts())
+        seen |= describe(play)
         num_steps += len(play.pair.trace)
-    assert num_steps >= 12_000
-    assert events["preempted"] >= 50
+    assert seen == {*SCHEDULING_POLICIES, *BATCHING_MODES, *PREFILL_MODES, *KV_ALLOCATIONS}
+    assert num_steps >= 8_000
+    assert events["not in order of arrival"] >= 2_000
+    assert events["lifted"] >= 50
+    assert events["displaced"] >= 4
+    assert events["spared"] >= 3
+    assert events["held"] >= 200
+    assert events["batch not full"] >= 3
+    assert events["no time"] >= 50
+    assert events["preempted"] >= 100
     assert events["refused"] >= 10
-    assert events["id used again in flight"] >= 5
     assert events["dropped"] >= (5 if max_in_flight == 1 else 50)
     assert events["paced"] >= 100
+    assert max_in_flight == 1 or events["id used again in flight"] >= 20
     assert max_in_flight == 1 or events["late for a preempted one"] >= 5
 
 

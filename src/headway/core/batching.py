@@ -72,19 +72,26 @@ class DynamicBatching(StaticBatching):
     def __init__(self, window_s: float) -> None:
         super().__init__()
         self._window_s = window_s
-        self._class: int | None = None
+        self._class: int | None = None  # of the batch that is being formed
+        self._lines = GroupedQueue(_length_class, self._rank)
 
     def create_queue(self, create: CreateQueue) -> WaitingQueue:
         """A line for each class of lengths, whatever the policy says; the first is the one whose first came first."""
-        return GroupedQueue(_length_class, lambda request: request.arrival_index)
+        return self._lines
+
+    def _rank(self, request: Request) -> tuple[bool, int]:
+        """Who may join comes first."""
+        return not self.may_join(request), request.arrival_index
 
     def opens_at_s(self, waiting: WaitingQueue, *, num_seats: int, now_s: float) -> float:
         first = waiting.peek(0)
-        if first is None or len(waiting) >= num_seats:
+        if first is None or self._lines.num_alike(first) >= num_seats:
             return now_s
         return first.arrival_s + self._window_s
 
     def is_open(self, waiting: WaitingQueue, *, num_in_batch: int, num_seats: int, now_s: float) -> bool:
+        if not num_in_batch:
+            self._class = None
         is_open = super().is_open(waiting, num_in_batch=num_in_batch, num_seats=num_seats, now_s=now_s)
         if is_open and not num_in_batch:
             first = waiting.peek(0)

@@ -363,13 +363,14 @@ class Scheduler:
 
     def _admit_waiting(self, plan: _StepPlan) -> None:
         """Let waiting requests in, in policy order; past one that does not fit, but only so far and so often."""
-        num_in_batch, num_seats = len(self.running) + len(self.held), self.limits.max_num_seqs
+        num_in_batch, num_seats = self._num_in_batch(), self.limits.max_num_seqs
         now_s = self.view.now_s
         if not self.batching.is_open(self.waiting, num_in_batch=num_in_batch, num_seats=num_seats, now_s=now_s):
             return
         place = num_displaced = 0
+        has_time = True
         while plan.budget.left and place <= self.config.skip_window:
-            has_seat = len(self.running) + len(self.held) < num_seats
+            has_seat = self._num_in_batch() < num_seats
             if not has_seat and not self.policy.displaces:
                 break  # most steps: nobody has left, and the line need not be looked at
             request = self.waiting.peek(place)
@@ -378,7 +379,8 @@ class Scheduler:
             if has_seat and self.kv_cache.should_wait(request):
                 place += 1  # not for long, and not for want of room: nobody who passes it takes anything from it
             elif has_seat and self._can_admit(request):
-                if not self._has_time_for(plan, request):
+                has_time = self._has_time_for(plan, request)
+                if not has_time:
                     break
                 for passed_place in range(place):
                     passed = self.waiting.peek(passed_place)
@@ -392,7 +394,12 @@ class Scheduler:
                 break
             else:
                 place += 1
-        self.batching.formed(goes_on=not plan.budget.left and len(self.waiting) > 0)
+        is_full = not plan.budget.left or not has_time
+        has_seat = self._num_in_batch() < num_seats
+        self.batching.formed(goes_on=is_full and has_seat and len(self.waiting) > 0)
+
+    def _num_in_batch(self) -> int:
+        return len(self.running) + len(self.held)
 
     def _has_time_for(self, plan: _StepPlan, request: Request) -> bool:
         """Where prompts are not cut, one that does not fit into the rest of the step has to wait for the next; but one
@@ -403,7 +410,7 @@ class Scheduler:
 
     def _displace(self, plan: _StepPlan, request: Request) -> bool:
         """Preempt a running request for one that waits, if the policy says so. Returns whether it did."""
-        if request.num_pending_tokens or not self.running or self.held:
+        if request.num_pending_tokens or not self.running or self.held or self.kv_cache.should_wait(request):
             return False
         if plan.displaceable is None:  # whoever enters after this is not among them
             new_ids = plan.new_ids

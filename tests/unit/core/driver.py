@@ -17,11 +17,18 @@ from headway.core import (
 
 
 def make_scheduler(
-    *, num_blocks: int = 64, block_size: int = 4, prefix_cache: PrefixCache | None = None, **options: object
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    prefix_cache: PrefixCache | None = None,
+    reserve_tokens: int = 0,
+    **options: object,
 ) -> Scheduler:
     """Small limits unless the test says otherwise."""
     options = {"max_num_seqs": 4, "max_num_batched_tokens": 16} | options
-    kv_cache = KVCacheManager(num_blocks=num_blocks, block_size=block_size, prefix_cache=prefix_cache)
+    kv_cache = KVCacheManager(
+        num_blocks=num_blocks, block_size=block_size, prefix_cache=prefix_cache, reserve_tokens=reserve_tokens
+    )
     return Scheduler(SchedulerConfig(**options), kv_cache)
 
 
@@ -48,20 +55,24 @@ def step(scheduler: Scheduler, token: int = 0) -> dict[str, int]:
 
 
 def schedule_text(
-    scheduler: Scheduler, arrivals: dict[int, list[Request]], max_in_flight: int = 1, max_steps: int = 200
+    scheduler: Scheduler,
+    arrivals: dict[int, list[Request]],
+    max_in_flight: int = 1,
+    max_steps: int = 200,
+    step_s: float = 0.0,
 ) -> str:
     """The whole schedule as lines, one per step: `a:5 b:1*` computes 5 tokens of a and 1 of b, which yields a token.
 
     A step is planned while up to `max_in_flight - 1` others are under way. A line that only has a number: nothing could
-    be planned before the next result.
+    be planned before the next result, or before a batch may be formed. Between two steps `step_s` pass.
     """
     lines = []
     for number in range(max_steps):
         for arrival in arrivals.get(number, []):
-            scheduler.add_request(arrival)
+            scheduler.add_request(arrival, now_s=number * step_s)
         if not scheduler.has_unfinished_requests and number > max(arrivals):
             break
-        output = scheduler.schedule()
+        output = scheduler.schedule(now_s=number * step_s)
         check_invariants(scheduler)
         parts = [f"{s.request_id}:{s.num_tokens}{'*' if s.samples else ''}" for s in output.scheduled]
         parts += [f"-{name}" for name in output.preempted_request_ids]

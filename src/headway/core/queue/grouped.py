@@ -36,6 +36,10 @@ class GroupedQueue(WaitingQueue):
         for group in self._groups.values():
             yield from group.values()
 
+    def num_alike(self, request: Request) -> int:
+        """How many wait in the group of a request that does."""
+        return len(self._groups[self._group_by_index[request.arrival_index]])
+
     def push(self, request: Request) -> None:
         name = self._group_of(request)
         insert(self._groups.setdefault(name, Line()), request)

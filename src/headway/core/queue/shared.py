@@ -78,7 +78,8 @@ class SharedQueue(WaitingQueue):
         """Fill the front with the first requests of the first tenants, then with their second ones, and so on."""
         entries: list[_Entry] = []
         while len(entries) < num_places and (entry := self._pop()) is not None:
-            entries.append(entry)
+            if not entries or entry != entries[-1]:  # who has come back is in the heap twice
+                entries.append(entry)
         for entry in entries:
             heapq.heappush(self._heap, entry)
         lines = [iter(self._lines[tenant].values()) for _, _, tenant in entries]

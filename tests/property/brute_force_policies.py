@@ -1,0 +1,204 @@
+"""The policies again, each as a few plain sentences: whoever is asked about is sorted anew, and nothing is remembered
+but what tenants have been served.
+
+Numbers that the policies' descriptions name are written out here once more; a change there has to be made here too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tests.property.brute_force_entry import Entry
+
+if TYPE_CHECKING:
+    from tests.property.brute_force import BruteForceScheduler
+
+
+def generated(entry: Entry) -> int:
+    """Tokens that it has beyond its prompt, also those that are only on their way."""
+    return entry.tokens - len(entry.prompt)
+
+
+def length(entry: Entry) -> float:
+    """Of the whole answer, as predicted; else as long as it may become."""
+    return entry.limit - len(entry.prompt) if entry.predicted is None else entry.predicted
+
+
+def rest(entry: Entry) -> float:
+    return max(1.0, length(entry) - generated(entry))
+
+
+class Fcfs:
+    can_starve = False
+
+    def __init__(self, model: BruteForceScheduler) -> None:
+        self.model = model
+
+    def rank(self, entry: Entry) -> Any:
+        return 0
+
+    def line(self, waiting: Iterable[Entry]) -> list[Entry]:
+        return sorted(waiting, key=lambda e: (self.rank(e), e.number))
+
+    def victim(self, running: Sequence[Entry]) -> Entry:
+        return running[-1]
+
+    def displaced(self, entry: Entry, running: Sequence[Entry]) -> Entry | None:
+        return None
+
+    def promise(self, entry: Entry) -> float:
+        return 0.0
+
+    def pace(self, default: float) -> float:
+        return default
+
+    def arrives(self, entry: Entry) -> None:
+        """Before it is in the line."""
+
+    def served(self, entry: Entry, start: int, end: int) -> None:
+        """Tokens from `start` to before `end` are computed."""
+
+
+class Priority(Fcfs):
+    def rank(self, entry: Entry) -> int:
+        return entry.priority
+
+
+class Sjf(Fcfs):
+    can_starve = True
+
+    def rank(self, entry: Entry) -> float:
+        return length(entry)
+
+    def victim(self, running: Sequence[Entry]) -> Entry:
+        return sorted(running, key=lambda e: (rest(e), e.number))[-1]
+
+
+class Srpt(Sjf):
+    def rank(self, entry: Entry) -> float:
+        return rest(entry)
+
+    def displaced(self, entry: Entry, running: Sequence[Entry]) -> Entry | None:
+        longest = self.victim(running)
+        return longest if rest(longest) > 3 * (rest(entry) + self.model.own_tokens(longest) / 256) else None
+
+
+class Hrrn(Fcfs):
+    def rank(self, entry: Entry) -> float:
+        """Lengths are rounded to the nearest power of the square root of 2."""
+        halves = math.log2(max(1.0, length(entry))) * 2
+        service = self.model.step_s * math.sqrt(2) ** min(range(100), key=lambda half: abs(half - halves))
+        return -(1 + (self.model.now - entry.arrived) / service)
+
+
+class Slo(Fcfs):
+    can_starve = True
+
+    def begin_by(self, entry: Entry) -> float:
+        """A step, and one for each 2048 tokens, before the first token is due."""
+        assert entry.ttft is not None
+        return entry.arrived + entry.ttft - (1 + entry.tokens / 2048) * self.model.step_s
+
+    def rank(self, entry: Entry) -> tuple[int, float]:
+        if entry.ttft is None:
+            return (2, 0.0)
+        is_late = self.begin_by(entry) < self.model.now
+        return (1, entry.arrived) if is_late else (0, self.begin_by(entry))
+
+    def victim(self, running: Sequence[Entry]) -> Entry:
+        without = [e for e in running if e.ttft is None and e.tpot is None]
+        return max(without or running, key=lambda e: e.number)
+
+    def displaced(self, entry: Entry, running: Sequence[Entry]) -> Entry | None:
+        without = [e for e in running if e.ttft is None and e.tpot is None]
+        if entry.ttft is None or not without:
+            return None
+        half_time = entry.arrived + entry.ttft / 2
+        return self.victim(without) if half_time <= self.model.now <= self.begin_by(entry) else None
+
+    def promise(self, entry: Entry) -> float:
+        return 0.0 if entry.ttft is None else entry.ttft
+
+    def pace(self, default: float) -> float:
+        targets = [e.tpot for e in self.model.in_batch() if e.tpot is not None]
+        return min([*targets, default] if default else targets, default=0.0)
+
+
+class Fair(Fcfs):
+    def __init__(self, model: BruteForceScheduler) -> None:
+        super().__init__(model)
+        self.had: defaultdict[str, float] = defaultdict(float)
+
+    def rank(self, entry: Entry) -> float:
+        return self.had[entry.tenant]
+
+    def line(self, waiting: Iterable[Entry]) -> list[Entry]:
+        """The first one of each tenant, who has had least first; then the second ones; and so on."""
+        own = defaultdict(list)
+        for entry in sorted(waiting, key=lambda e: e.number):
+            own[entry.tenant].append(entry)
+        lines = sorted(own.values(), key=lambda line: (self.rank(line[0]), line[0].number))
+        return [entry for row in itertools.zip_longest(*lines) for entry in row if entry is not None]
+
+    def victim(self, running: Sequence[Entry]) -> Entry:
+        return sorted(running, key=lambda e: (self.rank(e), e.number))[-1]
+
+    def arrives(self, entry: Entry) -> None:
+        """One who was away starts with what the next one has had."""
+        is_there = entry.tenant in {other.tenant for other in (*self.model.waiting(), *self.model.in_batch())}
+        if self.model.waiting() and not is_there:
+            least = min(self.rank(other) for other in self.model.waiting())
+            self.had[entry.tenant] = max(self.had[entry.tenant], least)
+
+    def served(self, entry: Entry, start: int, end: int) -> None:
+        self.had[entry.tenant] += sum(1 if place < len(entry.prompt) else 2 for place in range(start, end))
+
+
+class Mlfq(Fcfs):
+    can_starve = True
+
+    def rank(self, entry: Entry) -> int:
+        """Six levels; 32 tokens on the first, twice as many on each after it."""
+        had = generated(entry) + len(entry.prompt) // 256
+        ends = list(itertools.accumulate(32 * 2**level for level in range(5)))
+        return sum(had >= end for end in ends)
+
+    def victim(self, running: Sequence[Entry]) -> Entry:
+        return sorted(running, key=lambda e: (self.rank(e), e.number))[-1]
+
+    def displaced(self, entry: Entry, running: Sequence[Entry]) -> Entry | None:
+        lower = [e for e in running if self.rank(e) > self.rank(entry)]
+        return self.victim(lower) if lower else None
+
+
+class CacheAware(Fcfs):
+    """The policy `prefix`. There are never so many waiting here that its window of 32 would matter."""
+
+    def line(self, waiting: Iterable[Entry]) -> list[Entry]:
+        most_passes = max(1, self.model.config.max_head_skips)
+        in_order = sorted(waiting, key=lambda e: e.number)
+        assert len(in_order) <= 32
+        first = [e for e in in_order if e.passes >= most_passes]
+        others = [e for e in in_order if e.passes < most_passes]
+        return first + sorted(others, key=lambda e: -len(self.model.find(e)))
+
+    def victim(self, running: Sequence[Entry]) -> Entry:
+        return min(running[1:] or running, key=lambda e: (self.model.own_tokens(e), -e.number))
+
+
+BRUTE_FORCE_POLICIES: dict[str, type[Fcfs]] = {
+    "fcfs": Fcfs,
+    "priority": Priority,
+    "sjf": Sjf,
+    "srpt": Srpt,
+    "ltr": Sjf,
+    "hrrn": Hrrn,
+    "slo": Slo,
+    "fair": Fair,
+    "mlfq": Mlfq,
+    "prefix": CacheAware,
+}
