@@ -35,7 +35,7 @@ class BruteForceGuard:
             first.lift_at = first.arrived + allowed + self.grace
 
     def comes_back(self, entry: Entry, now: float) -> None:
-        entry.lift_at = now + self.grace
+        entry.lift_at = now + (now - entry.arrived) + self.grace
 
     def ends(self, entry: Entry) -> None:
         """While it waited."""

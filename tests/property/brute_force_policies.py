@@ -84,7 +84,7 @@ class Srpt(Sjf):
 
     def displaced(self, entry: Entry, running: Sequence[Entry]) -> Entry | None:
         longest = self.victim(running)
-        return longest if rest(longest) > 3 * (rest(entry) + self.model.own_tokens(longest) / 256) else None
+        return longest if rest(longest) > 6 * (rest(entry) + self.model.own_tokens(longest) / 32) else None
 
 
 class Hrrn(Fcfs):

@@ -62,7 +62,7 @@ def small_config(rng: random.Random, *, kind: str | None = None, tick_s: float =
         prefill_mode=rng.choice(["chunked", *PREFILL_MODES]),
         starvation_ms=1e3 * tick_s * rng.choice([0, 1, 5, 20]),
         starvation_stretch=rng.choice([0.0, 1.0, 3.0]),
-        max_preemptions=rng.choice([1, 2, 4, 100]),
+        max_preemptions=rng.choice([1, 1, 2, 100]),
         max_head_skips=rng.choice([0, 1, 5]),
         skip_window=rng.choice([1, 3, 8]),
     )

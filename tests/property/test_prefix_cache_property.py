@@ -29,7 +29,7 @@ def test_the_prefix_cache_does_what_the_brute_force_model_does(max_in_flight: in
     for seed in range(28):
         events.update(play(1000 * max_in_flight + seed, max_in_flight).pair.counts())
     assert events["hit"] >= 1_000
-    assert events["tail copied"] >= 40
+    assert events["tail copied"] >= 30
     assert events["waited"] >= 150
     assert events["duplicate"] >= 150
     assert events["evicted"] >= 1_000

@@ -7,7 +7,7 @@ from tests.unit.core.driver import finish, make_scheduler, request, step
 
 
 def test_what_must_be_computed_again_speaks_against_displacing() -> None:
-    """32 times 256 tokens, which count as 32 that are generated: too many for a rest of 90."""
+    """256 times 32 tokens, which count as 256 that are generated: too many for a rest of 90."""
     for num_prompt_tokens, is_displaced in ((8192, False), (16, True)):
         scheduler = make_scheduler(
             num_blocks=2200, max_num_seqs=1, max_num_batched_tokens=8192, scheduling_policy="srpt"

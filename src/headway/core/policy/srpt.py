@@ -12,7 +12,7 @@ from headway.core.policy.sjf import SjfPolicy
 from headway.core.policy.view import predicted_rest
 from headway.core.request import Request
 
-CLEAR_CASE = 3.0
+CLEAR_CASE = 6.0
 """How many times longer the rest of a request must be than a newcomer's to be displaced by it."""
 
 
@@ -33,5 +33,5 @@ class SrptPolicy(SjfPolicy):
         return victim if predicted_rest(victim) > CLEAR_CASE * (predicted_rest(request) + cost) else None
 
 
-PROMPT_TOKENS_PER_STEP = 256.0
-"""So many tokens that have to be computed again delay the victim by about as much as one token that it generates."""
+PROMPT_TOKENS_PER_STEP = 32.0
+"""So many tokens that have to be computed again count as one that is generated: they delay everybody in the batch."""

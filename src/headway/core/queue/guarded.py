@@ -8,7 +8,8 @@ waited at all. It may wait `stretch` times as long, and `grace_s` more; a promis
     arrivals   a b c d e f g        entered so far: a c e g, four of them
     in order   a b c d│             so b and d would have entered by now: their clocks are set
 
-A request that comes back from preemption is lifted after `grace_s`.
+A request that comes back from preemption is lifted when it has waited as long again as it has been here, and `grace_s`
+more: soon enough not to starve, late enough not to push out at once who pushed it out.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class GuardedQueue(WaitingQueue):
     def push(self, request: Request) -> None:
         self._inner.push(request)
         if request.status is RequestStatus.PREEMPTED:
-            self._set_clock(request, self._now_s + self._grace_s)
+            self._set_clock(request, self._now_s + (self._now_s - request.arrival_s) + self._grace_s)
         else:
             self._new[request.arrival_index] = request
 
