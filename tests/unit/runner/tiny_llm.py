@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ _SHAPE = {
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
 }
-_read = dummy.DummyCheckpoint.read
 
 
 class TinyLLM:
@@ -57,15 +57,17 @@ class TinyLLM:
     def _make(self, **options: Any) -> LLM:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dummy, "_STD", 0.2)
-            patch.setattr(dummy.DummyCheckpoint, "read", _drawn_on_the_cpu)
+            patch.setattr(dummy.DummyCheckpoint, "read", _drawn_on_the_cpu(dummy.DummyCheckpoint.read))
             return LLM(str(self._shape), load_format="dummy", max_model_len=self.max_model_len, **options)
 
 
-def _drawn_on_the_cpu(
-    checkpoint: dummy.DummyCheckpoint, name: str, *, device: torch.device | str = "cpu"
-) -> torch.Tensor:
+def _drawn_on_the_cpu(read: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The same weights everywhere: a GPU's generator draws others."""
-    return _read(checkpoint, name).to(device)
+
+    def drawn(checkpoint: dummy.DummyCheckpoint, name: str, *, device: torch.device | str = "cpu") -> torch.Tensor:
+        return read(checkpoint, name).to(device)
+
+    return drawn
 
 
 def random_prompts(*lengths: int) -> list[list[int]]:
