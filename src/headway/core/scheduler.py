@@ -42,6 +42,9 @@ from headway.errors import InvalidRequestError, RequestNotFoundError, RequestToo
 _RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED  # an enum's own attributes are slow to look up
 _NO_TOKEN = SampledTokens((), error="the executor returned no token for it")
 
+MAX_DISPLACED = 4
+"""So many running requests may be preempted in one step for others that wait."""
+
 
 class RequestUpdate(NamedTuple):
     """What a step changed for one request: new tokens and perhaps its end, or what was found about its prompt."""
@@ -73,13 +76,8 @@ class _StepPlan:
     scheduled: dict[Request, ScheduledRequest] = field(default_factory=dict)
     keeps: dict[Request, ScheduledRequest] = field(default_factory=dict)  # as in `LaunchedStep`
     admitted: list[NewRequest] = field(default_factory=list)
-    new_ids: set[str] = field(default_factory=set)  # of `admitted`
     preempted: list[Request] = field(default_factory=list)
     displaceable: list[Request] | None = None  # who may have to leave for one that waits, once anybody has asked
-
-
-MAX_DISPLACED = 4
-"""So many running requests may be preempted in one step for others that wait."""
 
 
 class Scheduler:
@@ -103,7 +101,7 @@ class Scheduler:
         self.running: list[Request] = []  # in the order they had when they entered
         self.held: dict[Request, RequestStatus] = {}  # of a sealed batch: who is done, and how
         self.in_flight: deque[LaunchedStep] = deque()
-        self._num_computed_tokens = 0  # of all running requests together
+        self._num_computed_tokens = 0  # of all running and held requests together
         self._preempted_request_ids: list[str] = []  # since the last step, for the runner to forget
         self._finished_request_ids: list[str] = []  # likewise
         self._num_arrivals = 0
@@ -413,10 +411,8 @@ class Scheduler:
         if request.num_pending_tokens or not self.running or self.held or self.kv_cache.should_wait(request):
             return False
         if plan.displaceable is None:  # whoever enters after this is not among them
-            new_ids = plan.new_ids
-            plan.displaceable = self._may_be_preempted()
-            if new_ids:
-                plan.displaceable = [one for one in plan.displaceable if one.request_id not in new_ids]
+            new_ids = {new.request_id for new in plan.admitted}
+            plan.displaceable = [one for one in self._may_be_preempted() if one.request_id not in new_ids]
         victim = self.policy.choose_displaced(request, plan.displaceable) if plan.displaceable else None
         if victim is None:
             return False
@@ -444,7 +440,6 @@ class Scheduler:
         if not request.num_preemptions:
             request.num_cached_tokens = request.num_computed_tokens
         plan.admitted.append(_as_new(request, block_ids))
-        plan.new_ids.add(request.request_id)
         self._compute_more(plan, request)
 
     def _preempt(self, plan: _StepPlan, request: Request) -> None:

@@ -119,23 +119,6 @@ def test_how_many_are_alike() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_keys_that_grow_while_requests_wait(seed: int) -> None:
-    """As with deadlines: between two steps some keys become larger. What is seen is in the order of the new ones."""
-    rng = random.Random(seed)
-    keys: defaultdict[int, int] = defaultdict(lambda: rng.randint(0, 9))
-
-    def key(waiting: Request) -> int:
-        return keys[waiting.arrival_index]
-
-    line = Line(KeyedQueue(key, front_size=NUM_PLACES, grows=True), rng, by(key))
-    for _ in range(60):
-        line.play(6)
-        for waiting in line.waiting:
-            keys[waiting.arrival_index] += rng.choice([0, 0, 0, 3])
-        line.advance()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 def test_tenants_share_a_line(seed: int) -> None:
     rng = random.Random(seed)
     served: Counter[str] = Counter()

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from headway.core.policy.base import SchedulingPolicy
+from headway.core.policy.view import PolicyView
 from headway.core.queue import DeadlineQueue, WaitingQueue
 from headway.core.request import Request
 
@@ -30,8 +31,8 @@ class SloPolicy(SchedulingPolicy):
     name = "slo"
     summary = "the least slack to its targets for first token and pace first; late ones and those without targets after"
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def __init__(self, view: PolicyView) -> None:
+        super().__init__(view)
         self._paces: dict[int, float] = {}  # targets of running requests, by arrival index
         self._tightest_s: float | None = None  # of these; `None`: to be looked up
 

@@ -2,9 +2,6 @@
 
 A heap holds the crowd; a short sorted list, `front`, holds the first few, which is where the scheduler looks. Removal
 from the heap is lazy: the entry stays until it surfaces or until dead entries outnumber the living.
-
-A key may grow while its request waits, for instance when a deadline has been missed. That is noticed where it matters:
-when the request has come to the front, and there at every step.
 """
 
 from __future__ import annotations
@@ -22,11 +19,10 @@ _Entry = tuple[Any, int, int, Request]  # key, place, arrival index (unique, so 
 
 
 class KeyedQueue(WaitingQueue):
-    """Smallest key first, then in order of arrival. `grows`: keys may become larger while a request waits."""
+    """Smallest key first, then in order of arrival. A key stays the same while its request waits."""
 
-    def __init__(self, key: Callable[[Request], Any], *, front_size: int, grows: bool = False) -> None:
+    def __init__(self, key: Callable[[Request], Any], *, front_size: int) -> None:
         self._key = key
-        self._grows = grows
         self._front_size = front_size
         self._front: list[_Entry] = []
         self._heap: list[_Entry] = []
@@ -68,12 +64,6 @@ class KeyedQueue(WaitingQueue):
             self._remove_from_front(request)
         self.num_tokens -= request.num_tokens
 
-    def advance(self, now_s: float) -> None:
-        if self._grows:
-            waiting, self._front = self._front, []
-            for entry in waiting:
-                self._push_to_heap(self._entry(entry[3]))
-
     def _entry(self, request: Request) -> _Entry:
         return (self._key(request), request.queue_place, request.arrival_index, request)
 
@@ -97,13 +87,10 @@ class KeyedQueue(WaitingQueue):
         self._in_heap[entry[2]] = entry
 
     def _pop_from_heap(self) -> _Entry | None:
-        """The first living entry, with the key that it has now."""
+        """The first living entry."""
         while self._heap:
             entry = heapq.heappop(self._heap)
             if self._in_heap.get(entry[2]) is not entry:
-                continue
-            if self._grows and (current := self._entry(entry[3])) != entry:
-                self._push_to_heap(current)
                 continue
             del self._in_heap[entry[2]]
             return entry
@@ -115,5 +102,5 @@ class KeyedQueue(WaitingQueue):
         assert len(living) == len(self._in_heap), "a waiting request is not in the heap, or is in it twice"
         assert len(self._front) <= self._front_size, "the front of the queue is too long"
         assert self.num_tokens == sum(request.num_tokens for request in self), "the sum of waiting tokens is wrong"
-        if self._front and living and not self._grows:
+        if self._front and living:
             assert self._front[-1] < min(living), "the heap holds a request that belongs in the front"
