@@ -31,9 +31,9 @@ from typing import Any
 
 from headway.bench.online import replay
 from headway.bench.times import RequestTimeline, percentile
-from headway.bench.workload import BenchRequest
 from headway.config import CacheConfig, EngineConfig, SchedulerConfig
 from headway.sim import CostModel, Machine, simulate
+from headway.workload.requests import BenchRequest
 
 TTFT_S, TPOT_S = 0.5, 0.05
 HEAVY = 10

@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING
 
 from headway.bench.ceilings import Ceilings
 from headway.bench.times import RequestTimeline, RoundTimes
-from headway.bench.workload import BenchRequest, Work
 from headway.models.config import DecoderConfig
+from headway.workload.requests import BenchRequest, Work
 
 if TYPE_CHECKING:
     from headway.runner.memory_plan import MemoryPlan

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from headway.bench.rounds import Progress, Step, sampling_params
 from headway.bench.times import RequestTimeline, percentile
-from headway.bench.workload import Work
+from headway.workload.requests import Work
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine

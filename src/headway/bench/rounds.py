@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headway.bench.times import RoundTimes
-from headway.bench.workload import BenchRequest, Work
 from headway.errors import ConfigError, HeadwayError
 from headway.sampling_params import SamplingParams
+from headway.workload.requests import BenchRequest, Work
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine

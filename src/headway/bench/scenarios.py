@@ -10,8 +10,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headway.bench.workload import BenchRequest, LengthRange, TraceLimits, draw_work, trace_work
 from headway.errors import ConfigError
+from headway.workload.requests import BenchRequest, LengthRange, TraceLimits, draw_work, trace_work
 
 SCENARIO_TEMPERATURE = 0.6
 

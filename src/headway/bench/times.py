@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headway.bench.workload import Work
+from headway.workload.requests import Work
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from headway.bench.measures import Measure, ratios_json, values_json
 from headway.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS, Scenario
 from headway.bench.times import RoundTimes
-from headway.bench.workload import HIGHEST_TOKEN_ID, BenchRequest, Work, describe, highest_token_id
 from headway.cli.flags import add_flags, chosen, engine_flags
 from headway.cli.profile import add_profile_flags, profile_steps
 from headway.config import EngineConfig
 from headway.errors import ConfigError
+from headway.workload.requests import HIGHEST_TOKEN_ID, BenchRequest, Work, describe, highest_token_id
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headway.bench.times import RequestTimeline
-from headway.bench.workload import BenchRequest
 from headway.config import CacheConfig, SchedulerConfig
 from headway.core import HostTier, KVCacheManager, PrefixCache, Request, RequestStatus, Scheduler
 from headway.core.eviction import create_eviction_policy
@@ -15,6 +14,7 @@ from headway.engine.engine_core import EngineCore, EngineStep
 from headway.errors import ConfigError
 from headway.executor.simulated import SimulatedExecutor, VirtualClock
 from headway.sim.cost_model import CostModel
+from headway.workload.requests import BenchRequest
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from headway.bench.ceilings import Ceilings, measure_ceilings
 from headway.bench.floors import ModelCosts, count_decode_steps, model_costs, timeline_alone, work_floor
 from headway.bench.scenarios import SCENARIOS
 from headway.bench.times import RoundTimes
-from headway.bench.workload import BenchRequest
 from headway.loader.dummy import BUILTIN_SHAPES
 from headway.models.registry import config_from_hf
+from headway.workload.requests import BenchRequest
 
 COPY_BANDWIDTH = 4.3e12
 LINEAR_BANDWIDTH_AT_64 = 3.5e12

@@ -10,8 +10,8 @@ from headway.bench.measures import LATENCY_MEASURES, best_of, ratios_json, value
 from headway.bench.online import OnlineMetrics, replay
 from headway.bench.rounds import check_room, run_round
 from headway.bench.times import RoundTimes, percentile
-from headway.bench.workload import BenchRequest
 from headway.errors import ConfigError, HeadwayError
+from headway.workload.requests import BenchRequest
 from tests.unit.bench.scripted_engine import ScriptedEngine
 
 

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from headway.bench.workload import BenchRequest
 from headway.config import CacheConfig, SchedulerConfig
 from headway.errors import ConfigError
 from headway.sim import CostModel, Machine, simulate
+from headway.workload.requests import BenchRequest
 
 STEP = CostModel((0.010, *[0.0] * 12))
 """Every step takes 10 ms."""

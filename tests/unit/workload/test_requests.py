@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headway.bench.scenarios import SCENARIOS
-from headway.bench.workload import LengthRange, TraceLimits, draw_work, trace_work
 from headway.errors import ConfigError
+from headway.workload.requests import LengthRange, TraceLimits, draw_work, trace_work
 
 
 def test_nano_is_drawn_as_the_other_engines_draw_it() -> None:

@@ -59,9 +59,13 @@ class BenchRequest:
     """For each of its choices."""
     num_choices: int = 1
     arrival_s: float = 0.0
-    """After the start of the round."""
+    """After the start of the round. Of one that follows another: not before this."""
     options: RequestOptions = field(default_factory=RequestOptions)
     """How it is to be scheduled."""
+    after: int | None = None
+    """Index of the request that has to end first: the turn before in a conversation."""
+    think_s: float = 0.0
+    """From that end until this one is sent."""
 
     @property
     def num_prompt_tokens(self) -> int:
