@@ -14,7 +14,6 @@ batch, and how much of the reserved KV memory was empty, over the steps until no
 from __future__ import annotations
 
 import argparse
-import gc
 import random
 import statistics
 from dataclasses import dataclass, field
@@ -25,11 +24,13 @@ import torch
 from headway.bench.rounds import run_round
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
+from headway.engine.reschedule import reschedule
 from headway.loader.dummy import BUILTIN_SHAPES
 from headway.outputs import RequestOutput
 from headway.workload.requests import BenchRequest, highest_token_id
 
 PROMPT_TOKENS, MEAN_OUTPUT, MAX_OUTPUT = 512, 128, 1536
+LATEST: dict[str, Any] = {"batching": "continuous", "kv_allocation": "paged", "prefill_mode": "chunked"}
 MODES: dict[str, dict[str, Any]] = {
     "static, reserved": {"batching": "static", "kv_allocation": "contiguous-max", "prefill_mode": "prefill-first"},
     "dynamic, reserved": {"batching": "dynamic", "kv_allocation": "contiguous-max", "prefill_mode": "prefill-first"},
@@ -79,7 +80,7 @@ class Watch:
         return self.engine.step()
 
 
-def measure(options: argparse.Namespace, mode: dict[str, Any]) -> tuple[float, Watch]:
+def load(options: argparse.Namespace) -> LLMEngine:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     block_size = EngineConfig().cache.block_size_on(device)
     is_shape = options.model in BUILTIN_SHAPES or str(options.model).endswith(".json")
@@ -90,14 +91,15 @@ def measure(options: argparse.Namespace, mode: dict[str, Any]) -> tuple[float, W
         max_num_seqs=options.max_num_seqs,
         prefix_caching="off",
         **({"load_format": "dummy", "dtype": options.dtype} if is_shape else {}),
-        **mode,
     )
-    engine = LLMEngine.from_config(config)
-    work = draw(options.requests, engine.model_config.vocab_size)
+    return LLMEngine.from_config(config)
+
+
+def measure(engine: LLMEngine, num_requests: int) -> tuple[float, Watch]:
     run_round(engine, draw(2, engine.model_config.vocab_size, seed=1), temperature=0.0)
     watch = Watch(engine)
+    work = draw(num_requests, engine.model_config.vocab_size)
     times = run_round(engine, work, temperature=0.0, step=watch.step).times
-    engine.shutdown()
     return times.total_tok_s, watch
 
 
@@ -115,9 +117,10 @@ def main() -> None:
         f"{MAX_OUTPUT}; KV memory for {options.kv_tokens:,} tokens"
     )
     print(f"{'mode':<38}{'tok/s':>9}{'ratio':>8}{'in batch':>10}{'waste':>9}{'at load':>9}")
-    base = None
+    base, engine = None, load(options)
     for name in options.modes:
-        rate, watch = measure(options, MODES[name])
+        engine = reschedule(engine, **{**LATEST, **MODES[name]})
+        rate, watch = measure(engine, options.requests)
         base = base or rate
         at_load = statistics.fmean(watch.waste_while_some_wait or [float("nan")])
         print(
@@ -125,9 +128,7 @@ def main() -> None:
             f"{statistics.fmean(watch.waste):>9.1%}{at_load:>9.1%}  {PUBLISHED.get(name, '')}",
             flush=True,
         )
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+    engine.shutdown()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -22,15 +23,14 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from headway import LLM, SamplingParams
 from headway.cli.main import main as headway
 from headway.outputs import RequestOutput
 from headway.predict import LearnedRanker, PromptView, TrafficLog, read_traffic
 from headway.predict.report import compare
 from headway.predict.training import split_records, train_ranker
-
-QUEUED = 96
-"""Requests in the engine at a time: enough to keep its 64 places filled."""
 
 Message = dict[str, str]
 
@@ -71,26 +71,34 @@ def specbench(folder: Path) -> Iterator[Conversation]:
         yield Conversation(f"specbench-{row['category']}/{row['question_id']}", ask(row["turns"][0]))
 
 
-def mtbench101(folder: Path, seed: int) -> Iterator[Conversation]:
-    """Each conversation up to one of its user's turns, drawn by the seed."""
-    draw = random.Random(seed)
+def mtbench101(folder: Path) -> Iterator[Conversation]:
+    """Each conversation up to each of its user's turns."""
     for index, row in enumerate(rows(folder, "mtbench101_all.jsonl")):
-        turn = draw.randrange(len(row["history"]))
-        messages = []
-        for past in row["history"][:turn]:
-            messages += [*ask(past["user"]), {"role": "assistant", "content": past["bot"]}]
-        yield Conversation(f"mtbench101-{row['task']}/{index}", messages + ask(row["history"][turn]["user"]))
+        messages: list[Message] = []
+        for turn, said in enumerate(row["history"]):
+            messages = messages + ask(said["user"])
+            yield Conversation(f"mtbench101-{row['task']}/{index}#{turn}", messages)
+            messages = [*messages, {"role": "assistant", "content": said["bot"]}]
 
 
 def oasst(folder: Path) -> Iterator[Conversation]:
+    """Trees of replies: each path up to each of its user's turns."""
     for row in rows(folder, "oasst_en_100_tree.jsonl"):
-        yield Conversation(f"oasst/{row['message_tree_id']}", ask(row["prompt"]["text"]))
+        paths = [([], row["prompt"])]
+        number = itertools.count()
+        while paths:
+            before, node = paths.pop()
+            role = "user" if node["role"] == "prompter" else "assistant"
+            messages = [*before, {"role": role, "content": node["text"]}]
+            if role == "user":
+                yield Conversation(f"oasst/{row['message_tree_id']}#{next(number)}", messages)
+            paths += [(messages, reply) for reply in node.get("replies", [])]
 
 
 def conversations(folder: Path, seed: int) -> list[Conversation]:
     """All of them, each question once, in an order drawn by the seed: a part of it is a fair sample of all."""
     found: dict[str, Conversation] = {}
-    for source in (gsm8k(folder), ifeval(folder), specbench(folder), mtbench101(folder, seed), oasst(folder)):
+    for source in (gsm8k(folder), ifeval(folder), specbench(folder), mtbench101(folder), oasst(folder)):
         for conversation in source:
             found.setdefault(json.dumps(conversation.messages), conversation)
     shuffled = list(found.values())
@@ -105,7 +113,9 @@ def generate(options: argparse.Namespace) -> None:
     todo = todo[: max(0, options.limit - len(done))]
     if not todo or options.minutes <= 0:
         return
-    llm = LLM(max_num_seqs=64, kv_cache_memory=2**31)
+    memory = {} if torch.cuda.is_available() else {"kv_cache_memory": 2**31}
+    max_model_len = options.max_prompt_tokens + options.max_tokens
+    llm = LLM(options.model, max_model_len=max_model_len, max_num_seqs=options.max_num_seqs, **memory)
     started_s, num_done, num_tokens = time.monotonic(), 0, 0
     with options.lengths.open("a", encoding="utf-8") as file:
         for row in answers(llm, todo, options):
@@ -127,7 +137,7 @@ def answers(llm: LLM, todo: list[Conversation], options: argparse.Namespace) -> 
     running: dict[str, tuple[Conversation, str]] = {}
     while True:
         # When time is up, what runs is still finished: leaving it out would leave out the long answers.
-        while len(running) < QUEUED and time.monotonic() < deadline_s:
+        while len(running) < 3 * options.max_num_seqs // 2 and time.monotonic() < deadline_s:
             conversation = next(waiting, None)
             if conversation is None:
                 break
@@ -218,6 +228,9 @@ def parse() -> argparse.Namespace:
         "--minutes", type=float, default=25.0, help="Stop generating after so long; 0: generate nothing."
     )
     parser.add_argument("--limit", type=int, default=10**9, help="Most answers to have in all.")
+    parser.add_argument("--model", help="Who answers: a folder or a file. Default: the embedded model.")
+    parser.add_argument("--max-num-seqs", type=int, default=64, help="Answers generated at a time.")
+    parser.add_argument("--only-generate", action="store_true", help="Train nothing.")
     parser.add_argument("--splits", type=int, default=5, help="How often to hold out other prompts.")
     parser.add_argument("--max-tokens", type=int, default=512)
     parser.add_argument("--max-prompt-tokens", type=int, default=1500, help="Longer prompts are left out.")
@@ -229,6 +242,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     generate(options)
+    if options.only_generate:
+        return
     rows = read_lengths(options.lengths)
     for name, with_text in (("ids", False), ("text", True)):
         log = write_log(rows, options.out / f"traffic_{name}.jsonl", with_text=with_text)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
-import gc
 import json
 import random
 import statistics
@@ -88,25 +87,24 @@ def _simulated(options: argparse.Namespace, speed: float) -> Run:
 
 def _real(options: argparse.Namespace) -> Run:
     from headway.engine.llm_engine import LLMEngine
+    from headway.engine.reschedule import reschedule
     from headway.loader.dummy import BUILTIN_SHAPES
 
     shape = {"load_format": "dummy", "dtype": "bfloat16"} if options.model in BUILTIN_SHAPES else {}
 
+    config = EngineConfig.from_options(
+        model=options.model,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        prefix_caching="off",
+        **shape,
+    )
+    loaded = [LLMEngine.from_config(config)]
+
     def run(policy: str, work: Sequence[BenchRequest], **more: Any) -> Outcome:
-        config = EngineConfig.from_options(
-            model=options.model,
-            max_model_len=options.max_model_len,
-            max_num_seqs=options.max_num_seqs,
-            prefix_caching="off",
-            scheduling_policy=policy,
-            **shape,
-            **more,
-        )
-        engine = LLMEngine.from_config(config)
+        engine = loaded[0] = reschedule(loaded[0], scheduling_policy=policy, **more)
         replay(engine, [dataclasses.replace(one, arrival_s=0.0) for one in work[:32]], temperature=0.0)
         result = replay(engine, work, temperature=0.0)
-        engine.shutdown()
-        gc.collect()
         return Outcome(result.timelines, result.duration_s)
 
     return run

@@ -1,7 +1,7 @@
 """Traffic that does not fit: the `online` scenario in a small KV cache, for each way to bring preempted requests back.
 
-Each mode has an engine of its own, with a host tier. The warm-up is the beginning of the same trace with other prompts,
-so that nothing of the measured replay is in any cache.
+All modes use one loaded model, with a host tier that is empty at the start of each. The warm-up is the beginning of the
+same trace with other prompts, so that nothing of the measured replay is in any cache.
 
     python benchmarks/preemption.py --model llama31-8b --trace azure_conv_first2000.csv --kv-tokens 65536
 """
@@ -9,7 +9,6 @@ so that nothing of the measured replay is in any cache.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 
 import torch
@@ -18,12 +17,13 @@ from headway.bench.online import OnlineMetrics, replay
 from headway.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
+from headway.engine.reschedule import reschedule
 
 SCENARIO = SCENARIOS["online"]
 NUM_WARM_UP = 100
 
 
-def measure(options: argparse.Namespace, mode: str) -> OnlineMetrics:
+def load(options: argparse.Namespace) -> LLMEngine:
     block_size = EngineConfig().cache.block_size_on("cuda" if torch.cuda.is_available() else "cpu")
     config = EngineConfig.from_options(
         model=options.model,
@@ -32,9 +32,12 @@ def measure(options: argparse.Namespace, mode: str) -> OnlineMetrics:
         max_model_len=SCENARIO.max_model_len,
         num_kv_blocks=options.kv_tokens // block_size,
         host_cache_memory=options.host_cache_memory * 2**30 or None,
-        preemption_mode=mode,
     )
-    engine = LLMEngine.from_config(config)
+    return LLMEngine.from_config(config)
+
+
+def measure(options: argparse.Namespace, engine: LLMEngine) -> OnlineMetrics:
+    config, mode = engine.config, engine.config.scheduler.preemption_mode
     vocab_size = engine.model_config.vocab_size
     warm_up, work = (
         SCENARIO.draw(seed, vocab_size, trace=options.trace, speedup=options.speedup) for seed in (1, config.model.seed)
@@ -52,7 +55,6 @@ def measure(options: argparse.Namespace, mode: str) -> OnlineMetrics:
         + (f", a block comes back in {1e6 * engine.plan.restore_block_s:.0f} us" if tier is not None else ""),
         flush=True,
     )
-    engine.shutdown()
     return metrics
 
 
@@ -73,12 +75,11 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["recompute", "swap", "auto"])
     parser.add_argument("--output-json", metavar="FILE")
     options = parser.parse_args()
-    results = {}
+    results, engine = {}, load(options)
     for mode in options.modes:
-        results[mode] = measure(options, mode).as_json()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        engine = reschedule(engine, preemption_mode=mode)
+        results[mode] = measure(options, engine).as_json()
+    engine.shutdown()
     if options.output_json:
         with open(options.output_json, "w", encoding="utf-8") as file:
             json.dump(results, file, indent=2)

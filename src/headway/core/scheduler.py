@@ -107,6 +107,12 @@ class Scheduler:
         self._num_arrivals = 0
         self._num_steps = 0
 
+    def inherit(self, other: Scheduler) -> None:
+        """Take the place of another scheduler that is done: the runner still has to forget its last requests."""
+        self._finished_request_ids += other._finished_request_ids
+        self._preempted_request_ids += other._preempted_request_ids
+        self._num_steps = other._num_steps
+
     def _create_queue(self) -> WaitingQueue:
         """The policy's line, guarded where requests could starve in it."""
         queue = self.policy.create_queue(self.config.skip_window + 1)

@@ -1,0 +1,56 @@
+"""Other schedulers on one loaded model: the same tokens, nothing left over, and refusals of what memory fixes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway import SamplingParams
+from headway.engine.llm_engine import LLMEngine
+from headway.engine.reschedule import reschedule
+from headway.errors import ConfigError
+from tests.unit.runner.tiny_llm import TinyLLM
+
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"batching": "static", "kv_allocation": "contiguous-max"},
+    {"scheduling_policy": "sjf", "max_num_seqs": 2},
+    {"prefill_mode": "prefill-first", "prefix_caching": "on", "max_num_batched_tokens": 8},
+)
+
+
+def answers(engine: LLMEngine, name: str) -> list[list[int]]:
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, detokenize=False)
+    done: dict[str, list[int]] = {}
+    for number in range(9):
+        engine.add_request(f"{name} {number}", list(range(1 + number, 9 + number)), params, stream=False)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            done[output.request_id] = list(output.outputs[0].token_ids)
+        engine.check_invariants()
+    return [done[f"{name} {number}"] for number in range(9)]
+
+
+def test_the_same_tokens_with_every_scheduler(tmp_path) -> None:
+    engine = TinyLLM(tmp_path).on_cpu(max_num_seqs=4, max_num_batched_tokens=16, num_kv_blocks=48).engine
+    expected = answers(engine, "first")
+    for change in CHANGES:
+        engine = reschedule(engine, **change)
+        assert answers(engine, "again") == expected, "names come back, too: the runner has forgotten who had them"
+        assert {name: getattr(engine.config.scheduler, name, None) for name in change}.items() >= {
+            (name, value) for name, value in change.items() if name not in ("kv_allocation", "prefix_caching")
+        }
+    engine.shutdown()
+
+
+def test_limits_do_not_grow_and_memory_stays(tmp_path) -> None:
+    engine = TinyLLM(tmp_path).on_cpu(max_num_seqs=4, max_num_batched_tokens=16).engine
+    with pytest.raises(ConfigError, match="max_num_seqs cannot grow from 4 to 5"):
+        reschedule(engine, max_num_seqs=5)
+    with pytest.raises(ConfigError, match="'block_size' cannot be changed"):
+        reschedule(engine, block_size=4)
+    engine.add_request("one", [1, 2, 3], SamplingParams(max_tokens=2), stream=False)
+    with pytest.raises(ConfigError, match="unfinished"):
+        reschedule(engine, max_num_seqs=2)
+    engine.abort("one")
+    engine.shutdown()
