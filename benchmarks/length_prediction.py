@@ -113,7 +113,7 @@ def generate(options: argparse.Namespace) -> None:
     todo = todo[: max(0, options.limit - len(done))]
     if not todo or options.minutes <= 0:
         return
-    memory = {} if torch.cuda.is_available() else {"kv_cache_memory": 2**31}
+    memory = {"kv_cache_memory": 24 * 2**30 if torch.cuda.is_available() else 2**31}
     max_model_len = options.max_prompt_tokens + options.max_tokens
     llm = LLM(options.model, max_model_len=max_model_len, max_num_seqs=options.max_num_seqs, **memory)
     started_s, num_done, num_tokens = time.monotonic(), 0, 0
