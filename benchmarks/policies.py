@@ -128,23 +128,56 @@ def capacity(run: Run, lengths: Lengths, count: int) -> float:
 # ---------------------------------------------------------------------------------------------------------------- ltr
 
 
-def ltr(options: argparse.Namespace) -> None:
+Row = dict[str, Any]
+
+
+def split(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """For training, and held out: whole conversations, so that no turn of one is learnt from another."""
+    names = sorted({conversation(row) for row in rows})
+    held_out = set(random.Random(0).sample(names, len(names) // 5))
+    return [row for row in rows if conversation(row) not in held_out], [
+        row for row in rows if conversation(row) in held_out
+    ]
+
+
+def conversation(row: Row) -> str:
+    return str(row["key"]).split("#")[0]
+
+
+def predict(training: Sequence[Row], held_out: Sequence[Row]) -> list[float]:
+    """What a ranker that was trained on some rows says about others."""
     from headway.predict import LearnedRanker, PromptView
+    from headway.predict.evaluation import count_pairs
     from headway.predict.features import prompt_features
     from headway.predict.traffic_log import TrafficRecord
     from headway.predict.training import train_ranker
 
-    rows = [json.loads(line) for line in Path(options.lengths).read_text().splitlines()]
-    random.Random(0).shuffle(rows)
-    views = [PromptView(row["prompt_token_ids"], row["max_tokens"], row["temperature"], row["text"]) for row in rows]
-    num_held_out = len(rows) // 5
-    training = [
-        TrafficRecord(prompt_features(view), row["num_output_tokens"], row["finish_reason"] == "length", None)
-        for row, view in zip(rows[num_held_out:], views[num_held_out:])
+    def view(row: Row) -> PromptView:
+        return PromptView(row["prompt_token_ids"], row["max_tokens"], row["temperature"], row["text"])
+
+    records = [
+        TrafficRecord(prompt_features(view(row)), row["num_output_tokens"], row["finish_reason"] == "length", None)
+        for row in training
     ]
-    ranker = LearnedRanker(train_ranker(training).model)
-    lengths = [(row["prompt_token_ids"], max(row["num_output_tokens"], 1)) for row in rows[:num_held_out]]
-    predictions = ranker.predict(views[:num_held_out])
+    trained = train_ranker(records)
+    predictions = LearnedRanker(trained.model).predict([view(row) for row in held_out])
+    pairs = count_pairs(predictions, [row["num_output_tokens"] for row in held_out])
+    print(f"trained on {len(training):,} requests: Kendall tau {pairs.kendall_tau:.3f} on {len(held_out):,} held out")
+    return list(predictions)
+
+
+def ltr(options: argparse.Namespace) -> None:
+    rows = [json.loads(line) for line in Path(options.lengths).read_text().splitlines()]
+    training, held_out = split(rows)
+    if "predicted_tokens" in held_out[0]:
+        predictions = [row["predicted_tokens"] for row in held_out]
+    else:
+        predictions = predict(training, held_out)
+    if options.write_predictions:
+        rows = [{**row, "predicted_tokens": value} for row, value in zip(held_out, predictions, strict=True)]
+        Path(options.write_predictions).write_text("".join(json.dumps(row) + "\n" for row in [*training, *rows]))
+        return
+    lengths = [(row["prompt_token_ids"], max(row["num_output_tokens"], 1)) for row in held_out]
     predicted = {id(prompt): value for (prompt, _), value in zip(lengths, predictions, strict=True)}
     run = make_run(options)
     rate = options.load * capacity(run, lengths, min(options.requests, 512))
@@ -157,7 +190,7 @@ def ltr(options: argparse.Namespace) -> None:
     }
     print(
         f"{len(work)} requests at {rate:.1f}/s, {options.load:g} times what can be served, of {len(lengths)} prompts "
-        f"held out of training; {len(training)} for training"
+        "held out of training"
     )
     print(f"{'':8}{'s/token':>10}{'TTFT mean':>11}{'P99':>8}{'max':>8}{'TPOT P99 ms':>13}{'tok/s':>9}")
     results = {}
@@ -256,6 +289,11 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=1.3, help="ltr: arrivals, as a multiple of what can be served")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.9, 1.0, 1.1], help="slo, fair: likewise, several")
     parser.add_argument("--lengths", metavar="FILE", help="ltr: prompts and lengths of answers")
+    parser.add_argument(
+        "--write-predictions",
+        metavar="FILE",
+        help="ltr: only train, and write the rows with predictions, for machines without LightGBM",
+    )
     parser.add_argument("--trace", metavar="FILE", help="slo, fair: a CSV file with input_tokens and output_tokens")
     options = parser.parse_args()
     {"ltr": ltr, "slo": slo, "fair": fair}[options.experiment](options)
