@@ -17,6 +17,8 @@ class Targets:
     """Its first token so long after its arrival, at most."""
     tpot_s: float | None = None
     """Mean time of its later tokens, at most."""
+    e2e_s: float | None = None
+    """Its last token so long after its arrival, at most."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,11 @@ class Attainment:
     num_met_ttft: int
     num_met_tpot: int
     num_met: int
-    """Both."""
+    """All that is promised."""
 
     @property
     def share(self) -> float:
-        """Of requests that met both, from 0 to 1; `nan` without requests."""
+        """Of requests that met all, from 0 to 1; `nan` without requests."""
         return self.num_met / self.num_requests if self.num_requests else math.nan
 
 
@@ -42,18 +44,19 @@ def attainment(timelines: Sequence[RequestTimeline], targets: Targets | Sequence
     met = [_met(timeline, own) for timeline, own in zip(timelines, each, strict=True)]
     return Attainment(
         num_requests=len(met),
-        num_met_ttft=sum(ttft for ttft, _ in met),
-        num_met_tpot=sum(tpot for _, tpot in met),
-        num_met=sum(ttft and tpot for ttft, tpot in met),
+        num_met_ttft=sum(ttft for ttft, _, _ in met),
+        num_met_tpot=sum(tpot for _, tpot, _ in met),
+        num_met=sum(map(all, met)),
     )
 
 
-def _met(timeline: RequestTimeline, targets: Targets) -> tuple[bool, bool]:
-    """(first token, later tokens)"""
+def _met(timeline: RequestTimeline, targets: Targets) -> tuple[bool, bool, bool]:
+    """(first token, later tokens, last token)"""
     if not timeline.is_complete:
-        return False, False
+        return False, False, False
     tpot_s = timeline.tpot_s
     return (
         targets.ttft_s is None or timeline.ttft_s <= targets.ttft_s,
         targets.tpot_s is None or tpot_s is None or tpot_s <= targets.tpot_s,
+        targets.e2e_s is None or timeline.e2e_s <= targets.e2e_s,
     )

@@ -65,9 +65,24 @@ class RequestTimeline:
     num_preemptions: int = 0
 
     @property
+    def num_output_tokens(self) -> int:
+        """How many it got."""
+        return len(self.token_times_s)
+
+    @property
+    def tokens_per_event(self) -> float:
+        """How many tokens stand behind each of its times."""
+        return self.num_output_tokens / len(self.token_times_s) if self.token_times_s else 1.0
+
+    @property
     def is_complete(self) -> bool:
         """Whether it got exactly its tokens."""
         return len(self.token_times_s) == self.num_wanted_tokens
+
+    @property
+    def end_s(self) -> float | None:
+        """When it had its last token; `None` if it had none."""
+        return self.token_times_s[-1] if self.token_times_s else None
 
     @property
     def ttft_s(self) -> float:
@@ -82,20 +97,34 @@ class RequestTimeline:
     @property
     def tpot_s(self) -> float | None:
         """Time per output token: the mean gap; `None` with a single token."""
-        gaps = len(self.token_times_s) - 1
-        return (self.token_times_s[-1] - self.token_times_s[0]) / gaps if gaps else None
+        gaps = self.num_output_tokens - 1
+        return (self._last_s - self.token_times_s[0]) / gaps if gaps > 0 else None
 
     @property
     def e2e_s(self) -> float:
         """From arrival to the last token."""
-        return self.token_times_s[-1] - self.arrival_s
+        return self._last_s - self.arrival_s
+
+    @property
+    def _last_s(self) -> float:
+        assert self.end_s is not None
+        return self.end_s
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """Linear between the two nearest ranks, as numpy's default; `nan` without values."""
-    if not values:
-        return float("nan")
+    return percentiles(values, [percent])[0]
+
+
+def percentiles(values: Sequence[float], percents: Sequence[float]) -> list[float]:
+    """Several of them, for the price of one sort."""
     ordered = sorted(values)
+    return [_between_ranks(ordered, percent) for percent in percents]
+
+
+def _between_ranks(ordered: Sequence[float], percent: float) -> float:
+    if not ordered:
+        return float("nan")
     place = (len(ordered) - 1) * percent / 100
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

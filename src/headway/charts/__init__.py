@@ -1,1 +1,20 @@
 """Plots as SVG and pages as single HTML files: nothing is loaded from anywhere, nothing has to be installed."""
+
+from headway.charts.bar_chart import bar_chart
+from headway.charts.cdf_chart import cdf_chart
+from headway.charts.histogram_chart import histogram_chart
+from headway.charts.line_chart import line_chart
+from headway.charts.page import Page
+from headway.charts.series import Series
+from headway.charts.terminal import terminal_histogram, terminal_plot
+
+__all__ = [
+    "Page",
+    "Series",
+    "bar_chart",
+    "cdf_chart",
+    "histogram_chart",
+    "line_chart",
+    "terminal_histogram",
+    "terminal_plot",
+]

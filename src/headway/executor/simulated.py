@@ -13,6 +13,9 @@ from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, Sche
 StepTime = Callable[[SchedulerOutput], float]
 """A planned step → how many seconds it takes the device."""
 
+HostSeconds = Callable[[int], float]
+"""Requests in a step → how many seconds the host needs to plan it and hand it over."""
+
 _TOKEN = SampledTokens((0,))
 
 
@@ -35,10 +38,16 @@ class VirtualClock:
         self.now_s = max(self.now_s, then_s)
 
 
+def _no_time(num_rows: int) -> float:
+    return 0.0
+
+
 class SimulatedExecutor:
     """`host_s`: what planning and handing over a step takes the host; it passes beside the device's work."""
 
-    def __init__(self, step_s: StepTime, clock: VirtualClock, *, max_in_flight: int = 1, host_s: float = 0.0) -> None:
+    def __init__(
+        self, step_s: StepTime, clock: VirtualClock, *, max_in_flight: int = 1, host_s: HostSeconds = _no_time
+    ) -> None:
         self.max_in_flight = max_in_flight
         self.num_steps = 0
         self.busy_s = 0.0
@@ -49,7 +58,7 @@ class SimulatedExecutor:
 
     def submit(self, output: SchedulerOutput) -> SimulatedStep:
         """Queue a step behind those that are under way."""
-        self._clock.sleep(self._host_s)
+        self._clock.sleep(self._host_s(len(output.scheduled)))
         duration_s = self._step_s(output)
         self._free_at_s = max(self._free_at_s, self._clock.now_s) + duration_s
         self.busy_s += duration_s

@@ -1,122 +1,177 @@
 """Measuring what steps cost on this machine, so that the simulator can stand in for it.
 
-Requests of random lengths are run in waves of different sizes, some arriving while others generate, so that steps of
-every kind occur: many rows and few, short contexts and long, chunks of all sizes alone and beside decodes. Each step's
-work and time are noted and a cost model is fitted to them. What has never run before (a kernel to compile, a graph to
-capture) is slow once: the first pass is thrown away, and so are the steps that the first fit finds far too slow.
+Waves of requests (see `headway.sim.waves`) are run as a server runs them: they stream, and some arrive while others
+generate. Each step's work and time are noted, and a cost model is fitted to them. What has never run before (a kernel
+to compile, a graph to capture) is slow once: the first waves are thrown away, and so are steps that took several times
+what the fit expects.
+
+A machine is not always as fast: it heats up, or has other work. Between two waves the same small step is timed, and the
+times of a wave are put in proportion to it before they are compared with those of other waves.
 """
 
 from __future__ import annotations
 
 import random
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from headway.engine.llm_engine import LLMEngine
 from headway.sampling_params import SamplingParams
-from headway.sim.cost_model import CostModel, StepWork
+from headway.sim.calibration import Calibration
+from headway.sim.cost_model import CostModel
+from headway.sim.host_time import HostTime
+from headway.sim.step_meter import Now, StepMeter, StepSample, metered
+from headway.sim.waves import PlannedRequest, Wave, WaveLimits, waves
+
+if TYPE_CHECKING:
+    from headway.engine.llm_engine import LLMEngine
 
 Progress = Callable[[float], object]
 """Which part is done, from 0 to 1."""
 
-_NUM_WAVES = 30  # at least so many; one that takes longer is broken off
-_OUTLIER = 1.6  # times slower than the first fit says: something else was going on
+DEFAULT_SECONDS = 40.0
+TEMPERATURE = 1.0
 
-
-@dataclass(frozen=True)
-class Calibration:
-    """A cost model, and what else a simulation needs to know about the engine."""
-
-    cost: CostModel
-    host_s: float
-    """What passes between two steps although the device could work: nothing, where steps overlap."""
+_NUM_WAVES = 16  # at least so many; one that takes longer is broken off,
+_LEAST_WAVE_S = 0.5  # unless it has just begun
+_WARM_UP_SHARE = 0.2
+_PROBE_TOKENS = 256  # of the prompts that tell how fast the machine is
+_REFERENCE_STEPS = 3
 
 
 def calibrate(
-    engine: LLMEngine, *, seconds: float = 40.0, seed: int = 0, progress: Progress | None = None
+    engine: LLMEngine,
+    *,
+    model: str = "",
+    seconds: float = DEFAULT_SECONDS,
+    seed: int = 0,
+    temperature: float = TEMPERATURE,
+    progress: Progress | None = None,
+    now: Now = time.perf_counter,
 ) -> Calibration:
-    """Run the engine for about so long. It must be idle."""
-    rng = random.Random(seed)
-    started_s = time.perf_counter()
-    steps: list[tuple[StepWork, float]] = []
-    between_s: list[float] = []
-    waves = _waves(engine, rng)
-    warm_up_s = 0.3 * seconds
-    while (elapsed_s := time.perf_counter() - started_s) < seconds:
-        is_warm = elapsed_s > warm_up_s
-        wave = _Running(engine, next(waves), rng, ends_at_s=time.perf_counter() + seconds / _NUM_WAVES)
-        wave.run(steps if is_warm else [], between_s if is_warm else [])
-        if progress is not None:
-            progress(min((time.perf_counter() - started_s) / seconds, 1.0))
-    first = CostModel.fit(steps)
-    kept = [(work, duration_s) for work, duration_s in steps if duration_s <= _OUTLIER * first.seconds(work)]
-    overlaps = engine.core.executor.max_in_flight > 1
-    host_s = 0.0 if overlaps or not between_s else sorted(between_s)[len(between_s) // 2]
-    return Calibration(CostModel.fit(kept, machine=f"{engine.plan.device}, {engine.plan.dtype}"), host_s)
+    """Run the engine for about so long by its clock. It must be idle. `model`: its name, for people."""
+    measured = measure_waves(engine, seconds=seconds, seed=seed, temperature=temperature, progress=progress, now=now)
+    return Calibration.of_engine(engine, _fit_cost(measured), _fit_host(measured), model=model)
 
 
 @dataclass(frozen=True)
-class _Wave:
-    """So many requests, of prompts and outputs up to these lengths; `gap`: steps between two arrivals."""
+class MeasuredWave:
+    """The steps of a wave, and how fast the machine was meanwhile: seconds of the same small step."""
 
-    num_requests: int
-    max_prompt: int
-    max_output: int
-    gap: int
+    samples: Sequence[StepSample]
+    reference_s: float
 
 
-def _waves(engine: LLMEngine, rng: random.Random) -> Iterator[_Wave]:
-    """From one request to a full batch, over and over, each time with other lengths."""
-    limits, longest = engine.config.scheduler.limits, engine.plan.max_model_len
-    sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256) if size <= limits.max_num_seqs]
-    room = engine.plan.num_tokens
-    while True:
-        for size in sizes:
-            per_request = max(min(room // size, longest) - 1, 2)
-            max_output = min(48, per_request // 2)
-            max_prompt = min(per_request - max_output, rng.choice([32, 256, 1024, 4096]))
-            yield _Wave(size, max(max_prompt, 1), max(max_output, 1), rng.choice([0, 0, 1, 3]))
+def _fit_cost(measured: Sequence[MeasuredWave]) -> CostModel:
+    """All steps as if the machine had always had its mean speed."""
+    usual_s = _usual(measured)
+    steps = [
+        (sample.work, sample.duration_s * usual_s / wave.reference_s) for wave in measured for sample in wave.samples
+    ]
+    return CostModel.fit(steps, spread_of=[(s.work, s.duration_s) for wave in measured for s in wave.samples])
 
 
-class _Running:
-    """A wave under way."""
+def _fit_host(measured: Sequence[MeasuredWave]) -> HostTime:
+    return HostTime.fit(
+        [
+            (sample.work.num_rows, sample.before_s, sample.after_s)
+            for wave in measured
+            for sample in wave.samples
+            if sample.before_s is not None and sample.after_s is not None
+        ]
+    )
 
-    def __init__(self, engine: LLMEngine, wave: _Wave, rng: random.Random, *, ends_at_s: float) -> None:
-        self._engine, self._wave, self._rng, self._ends_at_s = engine, wave, rng, ends_at_s
-        self._names: list[str] = []
 
-    def run(self, steps: list[tuple[StepWork, float]], between_s: list[float]) -> None:
-        """Note what each step had to do, how long it took, and what passed between it and the one before."""
-        engine, wave = self._engine, self._wave
-        num_steps, last_s = 0, None
-        while len(self._names) < wave.num_requests or engine.has_unfinished_requests():
-            while len(self._names) < wave.num_requests and num_steps >= len(self._names) * wave.gap:
-                self._add()
-            if not engine.has_unfinished_requests():
-                num_steps = len(self._names) * wave.gap  # nothing to wait for
-                continue
-            engine.step()
-            now_s = time.perf_counter()
-            num_steps += 1
-            report = engine.last_step
-            if report is not None and report.duration_s > 0.0:
-                steps.append((StepWork.of(report.snapshot.output), report.duration_s))
-                if last_s is not None:
-                    between_s.append(max(now_s - last_s - report.duration_s, 0.0))
-            last_s = now_s
-            if now_s > self._ends_at_s:
+def _usual(measured: Sequence[MeasuredWave]) -> float:
+    """The mean reference over the time, not over the waves: slow times last longer."""
+    weights = [sum(sample.duration_s for sample in wave.samples) for wave in measured]
+    work_done = sum(weight / wave.reference_s for weight, wave in zip(weights, measured, strict=True))
+    return sum(weights) / work_done if work_done else 1.0
+
+
+def measure_waves(
+    engine: LLMEngine,
+    *,
+    seconds: float,
+    seed: int,
+    temperature: float,
+    progress: Progress | None = None,
+    now: Now = time.perf_counter,
+) -> list[MeasuredWave]:
+    """Waves of all kinds, after a warm-up."""
+    rng = random.Random(seed)
+    started_s = now()
+    measured: list[MeasuredWave] = []
+    with metered(engine, now=now) as meter:
+        runner = _Waves(engine, meter, rng, temperature, now)
+        limits = WaveLimits(
+            max_num_seqs=engine.config.scheduler.limits.max_num_seqs,
+            max_model_len=engine.plan.max_model_len,
+            num_cache_tokens=engine.plan.num_tokens,
+            num_prompt_tokens=max(int(runner.prompt_rate()), 32),
+        )
+        reference_s = runner.reference_s()
+        for wave in waves(limits, rng):
+            elapsed_s = now() - started_s
+            if elapsed_s >= seconds:
                 break
-        for name in self._names:
+            samples = runner.run(wave, lasts_s=max(seconds / _NUM_WAVES, _LEAST_WAVE_S))
+            before_s, reference_s = reference_s, runner.reference_s()
+            if elapsed_s >= _WARM_UP_SHARE * seconds:
+                measured.append(MeasuredWave(samples, (before_s + reference_s) / 2))
+            if progress is not None:
+                progress(min((now() - started_s) / seconds, 1.0))
+    return measured
+
+
+class _Waves:
+    """Runs waves on an engine."""
+
+    def __init__(self, engine: LLMEngine, meter: StepMeter, rng: random.Random, temperature: float, now: Now) -> None:
+        self._engine, self._meter, self._rng, self._temperature, self._now = engine, meter, rng, temperature, now
+
+    def prompt_rate(self) -> float:
+        """Prompt tokens per second, roughly: of the second of two prompts, when nothing is new any more."""
+        num_tokens = min(_PROBE_TOKENS, self._engine.plan.max_model_len // 2)
+        for _ in range(2):
+            samples = self.run([PlannedRequest(num_tokens, 1, at_step=0)])
+        return num_tokens / sum(sample.duration_s for sample in samples)
+
+    def reference_s(self) -> float:
+        """The time of a step that is always the same."""
+        samples = self.run([PlannedRequest(4, 1 + _REFERENCE_STEPS, at_step=0)])
+        return statistics.median(sample.duration_s for sample in samples[1:])
+
+    def run(self, wave: Wave, *, lasts_s: float = float("inf")) -> list[StepSample]:
+        """A wave to its end, or until its time is over."""
+        engine, meter = self._engine, self._meter
+        expected = sorted(wave, key=lambda request: request.at_step)
+        ends_at_s = self._now() + lasts_s
+        names: list[str] = []
+        num_steps = 0
+        meter.samples = []
+        meter.pause()
+        while len(names) < len(expected) or engine.has_unfinished_requests():
+            if not engine.has_unfinished_requests():
+                num_steps = max(num_steps, expected[len(names)].at_step)  # nothing to wait for
+            while len(names) < len(expected) and expected[len(names)].at_step <= num_steps:
+                names.append(f"calibration {len(names)}")
+                self._add(names[-1], expected[len(names) - 1])
+            meter.step()
+            num_steps += 1
+            if self._now() > ends_at_s:
+                break
+        for name in names:
             engine.abort(name)
         engine.core.drain()
+        return meter.samples
 
-    def _add(self) -> None:
-        rng, wave = self._rng, self._wave
+    def _add(self, name: str, request: PlannedRequest) -> None:
         highest = self._engine.model_config.vocab_size - 1
-        prompt = [rng.randint(0, highest) for _ in range(rng.randint(1, wave.max_prompt))]
-        max_tokens = rng.randint(1, wave.max_output)
-        params = SamplingParams(temperature=0.7, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
-        name = f"calibration {len(self._names)}"
-        self._engine.add_request(name, prompt, params, stream=False)
-        self._names.append(name)
+        prompt = [self._rng.randint(0, highest) for _ in range(request.num_prompt_tokens)]
+        params = SamplingParams(
+            temperature=self._temperature, max_tokens=request.num_output_tokens, ignore_eos=True, detokenize=False
+        )
+        self._engine.add_request(name, prompt, params, stream=True)

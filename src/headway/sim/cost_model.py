@@ -1,22 +1,27 @@
 """How long a step takes, from what is in it: a sum of simple terms, fitted to measured steps.
 
-    constant       launches, norms, reading the weights
-    tokens         what every token costs in the matrix products; more from certain numbers on, where reading the
-                   weights no longer hides it
-    context        keys and values that single tokens read: one for each token of their contexts
-    chunk pairs    pairs of tokens that chunks of prompts compare
-    rows           requests in the step
-    moved blocks   KV blocks copied to or from the host, and within the device
+    steps that only decode                      steps with chunks of prompts
+      constant   reading the weights              constant   the same, without a captured graph
+      rows       one token each                   tokens     what each costs in the matrix products
+                                                  sampled    rows that need logits and a token
+                                                  chunks     pieces of prompts
+    both
+      context       keys and values that single tokens read
+      chunk pairs   pairs of tokens that chunks compare
+      moved blocks  KV blocks copied to or from the host, and within the device
 
-No coefficient is negative, so a step with more in it is never faster.
+Rows and tokens may cost more from certain numbers on, where reading the weights no longer hides them. No coefficient
+is negative, so a step with more in it is never faster than another of its kind.
+
+Steps with the same work do not take the same time: other processes, clocks, caches. What is fitted is the mean, and how
+far the measured steps spread around it is kept (`spread`), for a simulation to draw from.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,40 +29,36 @@ from numpy.typing import NDArray
 
 from headway.core import SchedulerOutput
 from headway.errors import ConfigError
+from headway.sim.fit_error import FitError, fit_errors
+from headway.sim.least_squares import non_negative_least_squares
+from headway.sim.step_work import StepKind, StepWork
 
-FORMAT = 1
+ROW_KNEES = (0, 8, 32, 64, 128)
 TOKEN_KNEES = (0, 32, 64, 128, 256, 512, 1024, 2048)
-"""From each of these numbers of tokens on, another one may cost more."""
+"""From each of these numbers on, another one may cost more."""
 
+TERMS = (
+    "decode constant",
+    *(f"rows over {knee}" for knee in ROW_KNEES),
+    "chunk constant",
+    *(f"tokens over {knee}" for knee in TOKEN_KNEES),
+    "sampled",
+    "chunks",
+    "context",
+    "chunk pairs",
+    "moved blocks",
+)
+"""What the coefficients stand for, in their order."""
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """What counts about a step."""
+MeasuredStep = tuple[StepWork, float]
+"""(what was in it, how many seconds it took)"""
 
-    num_tokens: int
-    num_rows: int
-    num_context_tokens: int
-    num_chunk_pairs: float
-    num_moved_blocks: int
-
-    @staticmethod
-    def of(output: SchedulerOutput) -> StepWork:
-        """Of a planned step."""
-        context, pairs = 0, 0.0
-        for share in output.scheduled:
-            num_tokens = share.num_tokens
-            if num_tokens == 1:
-                context += share.num_computed_tokens + 1
-            else:
-                pairs += num_tokens * (share.num_computed_tokens + 0.5 * num_tokens)
-        moves = output.moves
-        num_moved = len(moves.moved_out) + len(moves.copied) + len(moves.moved_in)
-        return StepWork(output.num_scheduled_tokens, len(output.scheduled), context, pairs, num_moved)
-
-    def terms(self) -> list[float]:
-        """One for each coefficient."""
-        tokens = [float(max(self.num_tokens - knee, 0)) for knee in TOKEN_KNEES]
-        return [1.0, *tokens, self.num_context_tokens, self.num_chunk_pairs, self.num_rows, self.num_moved_blocks]
+_LEAST_STEPS = 20
+_OUTLIER = 3.0  # times slower than expected: something was compiled, or captured
+_NUM_ROUNDS = 12  # of the fit, each weighing the steps by how far the one before was off
+_SMALL_DEVIATION = 0.02
+_NUM_QUANTILES = 21
+_TABLE_SIZE = 4096
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,25 @@ class CostModel:
     """Seconds for each term."""
 
     coefficients: tuple[float, ...]
-    machine: str = ""
-    """What it was fitted on, for people."""
-    mean_error: float = 0.0
-    """Mean of |predicted - measured| / measured over steps that were not fitted."""
+    """One for each of `TERMS`."""
+    errors: tuple[FitError, ...] = ()
+    """By kind of step, on steps that were not fitted."""
     num_steps: int = 0
+    spread: tuple[float, ...] = ()
+    """Quantiles, evenly spaced, of measured over expected time; their mean is 1. Empty: all are alike."""
+
+    def __post_init__(self) -> None:
+        if len(self.coefficients) != len(TERMS):
+            raise ConfigError(f"A cost model has {len(TERMS)} coefficients, not {len(self.coefficients)}.")
+
+    @classmethod
+    def of_terms(cls, **seconds: float) -> CostModel:
+        """From the terms that are not zero, e.g. `decode_constant=0.01`; spaces are underscores."""
+        known = {term.replace(" ", "_"): place for place, term in enumerate(TERMS)}
+        coefficients = [0.0] * len(TERMS)
+        for name, value in seconds.items():
+            coefficients[known[name]] = value
+        return cls(tuple(coefficients))
 
     def step_s(self, output: SchedulerOutput) -> float:
         """What a planned step takes."""
@@ -77,68 +92,133 @@ class CostModel:
 
     def seconds(self, work: StepWork) -> float:
         """What a step with so much work takes."""
-        num_tokens = work.num_tokens
-        total, *rest = self.coefficients
-        for knee, coefficient in zip(TOKEN_KNEES, rest):
-            if num_tokens <= knee:
-                break
-            total += coefficient * (num_tokens - knee)
-        context, pairs, rows, moved = rest[len(TOKEN_KNEES) :]
-        total += context * work.num_context_tokens + pairs * work.num_chunk_pairs
-        return total + rows * work.num_rows + moved * work.num_moved_blocks
+        sampled_s, chunk_s, context_s, pair_s, moved_s = self.coefficients[-5:]
+        total = context_s * work.num_context_tokens
+        if work.num_moved_blocks:
+            total += moved_s * work.num_moved_blocks
+        if not work.num_chunks:
+            return total + _look_up(self._row_seconds, work.num_tokens)
+        total += sampled_s * work.num_sampled + chunk_s * work.num_chunks + pair_s * work.num_chunk_pairs
+        return total + _look_up(self._token_seconds, work.num_tokens)
 
-    @staticmethod
-    def fit(steps: Sequence[tuple[StepWork, float]], *, machine: str = "") -> CostModel:
-        """From measured steps. One in five is left out of the fit and says how good it is."""
-        if len(steps) < 20:
-            raise ConfigError(f"{len(steps)} measured steps are too few to fit a cost model; 20 are the least.")
+    @cached_property
+    def _row_seconds(self) -> list[float]:
+        """By the number of rows, the constant included."""
+        return _table(self.coefficients[: 1 + len(ROW_KNEES)], ROW_KNEES)
+
+    @cached_property
+    def _token_seconds(self) -> list[float]:
+        return _table(self.coefficients[1 + len(ROW_KNEES) : -5], TOKEN_KNEES)
+
+    def scaled(self, factor: float) -> CostModel:
+        """A machine on which everything takes so many times as long."""
+        return CostModel(tuple(factor * c for c in self.coefficients), self.errors, self.num_steps, self.spread)
+
+    @property
+    def mean_error(self) -> float:
+        """Mean of |expected - measured| / measured over the steps that were not fitted, of all kinds."""
+        num_steps = sum(error.num_steps for error in self.errors)
+        return sum(error.num_steps * error.mean for error in self.errors) / num_steps if num_steps else 0.0
+
+    def error_of(self, kind: StepKind) -> FitError | None:
+        """Of steps of this kind, if some were measured."""
+        return next((error for error in self.errors if error.kind == kind), None)
+
+    @classmethod
+    def fit(cls, steps: Sequence[MeasuredStep], *, spread_of: Sequence[MeasuredStep] | None = None) -> CostModel:
+        """From measured steps. One in five is left out of the fit and says how good it is. `spread_of`: steps whose
+        spread is kept, where it is not that of `steps`."""
+        if len(steps) < _LEAST_STEPS:
+            raise ConfigError(
+                f"{len(steps)} measured steps are too few to fit a cost model; {_LEAST_STEPS} are the least."
+            )
         fitted = [step for place, step in enumerate(steps) if place % 5]
-        held_out = steps[::5]
-        terms = np.array([work.terms() for work, _ in fitted])
-        seconds = np.array([duration_s for _, duration_s in fitted])
-        # Relative errors count: a short step is predicted as well as a long one.
-        coefficients = _least_squares(terms / seconds[:, None], np.ones(len(fitted)))
-        model = CostModel(tuple(float(c) for c in coefficients), machine=machine, num_steps=len(steps))
-        errors = [abs(model.seconds(work) - duration_s) / duration_s for work, duration_s in held_out]
-        return CostModel(model.coefficients, machine, float(np.mean(errors)), len(steps))
+        model = cls(_fit(fitted))
+        held_out = [step for step in steps[::5] if model._ratio(step) <= _OUTLIER]
+        spread = _spread([ratio for step in spread_of or steps if (ratio := model._ratio(step)) <= _OUTLIER])
+        return cls(model.coefficients, fit_errors(model.seconds, held_out), len(steps), spread)
 
-    def save(self, path: str | Path) -> None:
-        """As JSON."""
-        document = {"format": FORMAT, "token_knees": TOKEN_KNEES, **asdict(self)}
-        Path(path).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    def _ratio(self, step: MeasuredStep) -> float:
+        """Measured over expected."""
+        work, duration_s = step
+        return duration_s / max(self.seconds(work), 1e-9)
 
-    @staticmethod
-    def load(path: str | Path) -> CostModel:
-        """What `save` wrote; `ConfigError` if it is something else."""
-        try:
-            document: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"Cannot read the calibration '{path}': {error}.") from error
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise ConfigError(f"'{path}' is no calibration of this version (format {FORMAT}).")
-        coefficients = document.get("coefficients", ())
-        if tuple(document.get("token_knees", ())) != TOKEN_KNEES or len(coefficients) != len(TOKEN_KNEES) + 5:
-            raise ConfigError(f"The calibration '{path}' has other terms than this version; calibrate again.")
-        return CostModel(
-            tuple(float(c) for c in coefficients),
-            str(document.get("machine", "")),
-            float(document.get("mean_error", 0.0)),
-            int(document.get("num_steps", 0)),
+    def as_json(self) -> dict[str, Any]:
+        """With the names of the terms, so that a file of other terms is recognised."""
+        return {
+            "terms": dict(zip(TERMS, self.coefficients, strict=True)),
+            "num_steps": self.num_steps,
+            "errors": [error.as_json() for error in self.errors],
+            "spread": list(self.spread),
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> CostModel:
+        """What `as_json` made; `ValueError`, `KeyError` or `TypeError` for anything else."""
+        terms = document["terms"]
+        if tuple(terms) != TERMS:
+            raise ValueError("its cost model has other terms than this version's; calibrate again")
+        return cls(
+            tuple(_seconds(terms[name], name) for name in TERMS),
+            tuple(FitError.from_json(error) for error in document["errors"]),
+            int(document["num_steps"]),
+            tuple(_seconds(value, "spread") for value in document["spread"]),
         )
 
 
-def _least_squares(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """x >= 0 with the least |matrix x - target|: one coordinate after the other, until nothing changes."""
-    scale = np.maximum(np.abs(matrix).max(0), 1e-300)
-    scaled = matrix / scale
-    gram, right = scaled.T @ scaled, scaled.T @ target
-    x = np.zeros(matrix.shape[1])
-    for _ in range(20_000):
-        before = x.copy()
-        for place in range(len(x)):
-            if gram[place, place] > 0:
-                slack = right[place] - gram[place] @ x + gram[place, place] * x[place]
-                x[place] = max(slack / gram[place, place], 0.0)
-        if np.abs(x - before).max() <= 1e-12 * max(np.abs(x).max(), 1e-300):
-            break
-    return x / scale
+def _terms(work: StepWork) -> list[float]:
+    rows, tokens = [0.0] * (1 + len(ROW_KNEES)), [0.0] * (1 + len(TOKEN_KNEES))
+    if work.num_chunks:
+        tokens = [1.0, *(float(max(work.num_tokens - knee, 0)) for knee in TOKEN_KNEES)]
+    else:
+        rows = [1.0, *(float(max(work.num_tokens - knee, 0)) for knee in ROW_KNEES)]
+    num_sampled = work.num_sampled if work.num_chunks else 0
+    counts = (num_sampled, work.num_chunks, work.num_context_tokens, work.num_chunk_pairs, work.num_moved_blocks)
+    return [*rows, *tokens, *(float(count) for count in counts)]
+
+
+def _fit(steps: Sequence[MeasuredStep]) -> tuple[float, ...]:
+    """Relative errors count, so that short steps are met as well as long ones; and they count as they are, not their
+    squares, so that a few slow steps do not bend the model. In the end everything is scaled so that the sums of
+    expected and of measured times agree: what a simulation needs is the mean. Steps that are far too slow are left out
+    altogether."""
+    terms = np.array([_terms(work) for work, _ in steps])
+    seconds = np.array([duration_s for _, duration_s in steps])
+    expected = seconds
+    coefficients = np.zeros(terms.shape[1])
+    deviations = np.ones(len(steps))
+    usual = np.ones(len(steps), dtype=bool)
+    for _ in range(_NUM_ROUNDS):
+        weights = np.where(usual, 1.0 / (expected * np.sqrt(np.maximum(deviations, _SMALL_DEVIATION))), 0.0)
+        coefficients = non_negative_least_squares(terms * weights[:, None], seconds * weights)
+        expected = np.maximum(terms @ coefficients, 0.1 * seconds)
+        deviations = np.abs(seconds / expected - 1.0)
+        usual = seconds <= _OUTLIER * expected
+    scale = float(np.sum(seconds[usual] / expected[usual]) / max(usual.sum(), 1))
+    return tuple(scale * float(c) for c in coefficients)
+
+
+def _spread(ratios: Sequence[float]) -> tuple[float, ...]:
+    quantiles: NDArray[np.float64] = np.quantile(ratios, np.linspace(0.0, 1.0, _NUM_QUANTILES))
+    # Values are drawn from the lines between the quantiles: their mean is that of the lines' middles.
+    mean = float(np.mean((quantiles[1:] + quantiles[:-1]) / 2))
+    return tuple(float(quantile / mean) for quantile in quantiles)
+
+
+def _table(coefficients: Sequence[float], knees: Sequence[int]) -> list[float]:
+    """(constant, one for each knee) → seconds by number."""
+    constant, *rest = coefficients
+    pairs = list(zip(knees, rest, strict=True))
+    return [constant + sum(c * (n - knee) for knee, c in pairs if n > knee) for n in range(_TABLE_SIZE)]
+
+
+def _look_up(table: list[float], place: int) -> float:
+    """Behind its end a table goes on in a straight line."""
+    last = _TABLE_SIZE - 1
+    return table[place] if place <= last else table[last] + (place - last) * (table[last] - table[last - 1])
+
+
+def _seconds(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < float("inf"):
+        raise ValueError(f"{name} is {value!r}, not a number that is not negative")
+    return float(value)

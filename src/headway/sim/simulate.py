@@ -1,35 +1,29 @@
-"""Replaying work on a virtual clock: what `headway.bench.online.replay` does, in seconds instead of hours."""
+"""Replaying work on a virtual clock: what `headway.bench.online.replay` does, in seconds instead of hours.
+
+Several replicas share the time, though each has a clock of its own: the one that is furthest behind steps next, and a
+request is routed when all that are busy have come as far as its arrival. So a router never sees what is to come.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from headway.bench.agenda import Agenda
+from headway.bench.batch_samples import BatchSample, SampleLog, sample_of
 from headway.bench.times import RequestTimeline
 from headway.config import CacheConfig, SchedulerConfig
-from headway.core import HostTier, KVCacheManager, PrefixCache, Request, RequestStatus, Scheduler
-from headway.core.eviction import create_eviction_policy
-from headway.engine.engine_core import EngineCore, EngineStep
+from headway.core import Request, RequestStatus, Scheduler
+from headway.engine.engine_core import EngineStep
 from headway.errors import ConfigError
-from headway.executor.simulated import SimulatedExecutor, VirtualClock
-from headway.sim.cost_model import CostModel
+from headway.sim.machine import Machine
+from headway.sim.replica import Replica
+from headway.sim.router import create_router
+from headway.sim.variation import Variation
 from headway.workload.requests import BenchRequest
 
-
-@dataclass(frozen=True)
-class Machine:
-    """What the requests run on."""
-
-    cost: CostModel
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    overlap: bool = False
-    """Whether a step is planned while another runs."""
-    host_s: float = 0.0
-    num_host_slots: int = 0
-    restore_block_s: float = 0.0
+Progress = Callable[[], object]
+"""Called when a request has ended."""
 
 
 @dataclass
@@ -40,11 +34,19 @@ class Simulation:
     duration_s: float = 0.0
     num_steps: int = 0
     busy_s: float = 0.0
+    """Of all devices together."""
     waste: list[float] = field(default_factory=list)
     """Before each step with somebody in the batch: which part of the KV memory that is kept from others holds
     nothing."""
     num_running: list[int] = field(default_factory=list)
     """At the same times, how many requests were in the batch."""
+    samples: Sequence[BatchSample] = ()
+    """How the batches stood after steps, all replicas together; thinned."""
+    num_routed: list[int] = field(default_factory=list)
+    """How many requests each replica got."""
+    num_queried_tokens: int = 0
+    num_hit_tokens: int = 0
+    """Of tokens that were looked up in prefix caches, how many were found."""
 
 
 def simulate(
@@ -52,37 +54,110 @@ def simulate(
     machine: Machine,
     scheduler_config: SchedulerConfig,
     cache_config: CacheConfig | None = None,
+    *,
+    num_replicas: int = 1,
+    router: str = "round-robin",
+    seed: int | None = 0,
+    speed: Callable[[float], float] | None = None,
+    progress: Progress | None = None,
 ) -> Simulation:
-    """Replay the work from its first arrival to the end of its last request."""
-    clock = VirtualClock()
-    scheduler = Scheduler(scheduler_config, _kv_cache(machine, cache_config or CacheConfig()))
-    in_flight = 2 if machine.overlap else 1
-    executor = SimulatedExecutor(machine.cost.step_s, clock, max_in_flight=in_flight, host_s=machine.host_s)
-    core = EngineCore(scheduler, executor, now=clock.now, sleep=clock.sleep)
-    result = Simulation([RequestTimeline(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work])
-    expected = deque(sorted(range(len(work)), key=lambda index: work[index].arrival_s))
-    while expected or core.has_unfinished_requests:
-        while expected and work[expected[0]].arrival_s <= clock.now_s:
-            index = expected.popleft()
-            core.add_request(_request(str(index), work[index]))
-        if not core.has_unfinished_requests:
-            clock.sleep_until(work[expected[0]].arrival_s)
-            continue
-        _note_batch(result, core.scheduler)
-        _note_step(result, core.step(), clock.now_s)
-    result.duration_s, result.num_steps, result.busy_s = clock.now_s, executor.num_steps, executor.busy_s
-    return result
+    """Replay the work from its first arrival to the end of its last request.
+
+    `seed`: of the spread of steps around their means; `None`: every step takes what the cost model says. `speed`: how
+    many times as long steps take at a certain time.
+    """
+    cache_config = cache_config or CacheConfig()
+    seeds = [None if seed is None else f"{seed}/{place}" for place in range(num_replicas)]
+    replicas = [Replica(machine, scheduler_config, cache_config, Variation(seed, speed)) for seed in seeds]
+    return _Cluster(work, replicas, router, progress).run()
 
 
-def _note_step(result: Simulation, step: EngineStep, now_s: float) -> None:
-    for update in step.updates:
-        timeline = result.timelines[int(update.request_id)]
-        timeline.token_times_s.extend([now_s] * len(update.new_token_ids))
-        if update.finish_status is RequestStatus.FINISHED_ERROR:
-            raise RuntimeError(f"request {update.request_id} failed: {update.error}")
-    for output in step.launched:
-        for request_id in output.preempted_request_ids:
-            result.timelines[int(request_id)].num_preemptions += 1
+class _Cluster:
+    """A simulation under way."""
+
+    def __init__(
+        self, work: Sequence[BenchRequest], replicas: Sequence[Replica], router: str, progress: Progress | None
+    ) -> None:
+        self._work, self._replicas, self._progress = work, replicas, progress
+        kv_cache = replicas[0].core.scheduler.kv_cache
+        self._router = create_router(router, block_size=kv_cache.block_size, num_blocks=kv_cache.num_blocks)
+        self._agenda, self._log = Agenda(work), SampleLog()
+        self.result = Simulation(
+            [RequestTimeline(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work],
+            num_routed=[0] * len(replicas),
+        )
+
+    def run(self) -> Simulation:
+        result, agenda = self.result, self._agenda
+        while True:
+            behind = self._furthest_behind()
+            due_s = agenda.next_due_s
+            if due_s < float("inf") and (behind is None or due_s <= behind.now_s):
+                for index, _ in agenda.take_due(due_s):
+                    self._route(index, due_s)
+            elif behind is not None:
+                _note_batch(result, behind.core.scheduler)
+                self._note_step(behind, behind.step())
+            else:
+                break
+        result.duration_s = max(replica.now_s for replica in self._replicas)
+        result.samples = self._log.samples
+        for replica in self._replicas:
+            result.num_steps += replica.executor.num_steps
+            result.busy_s += replica.executor.busy_s
+            cache = replica.core.scheduler.kv_cache.prefix_cache
+            if cache is not None:
+                result.num_queried_tokens += cache.stats.num_queried_tokens
+                result.num_hit_tokens += cache.stats.num_hit_tokens
+        return result
+
+    def _furthest_behind(self) -> Replica | None:
+        """Of those that are busy."""
+        behind = None
+        for replica in self._replicas:
+            if replica.is_busy and (behind is None or replica.now_s < behind.now_s):
+                behind = replica
+        return behind
+
+    def _route(self, index: int, due_s: float) -> None:
+        request = _request(str(index), self._work[index])
+        place = 0 if len(self._replicas) == 1 else self._router.choose(request, self._replicas, now_s=due_s)
+        self.result.num_routed[place] += 1
+        self.result.timelines[index].arrival_s = due_s
+        self._replicas[place].add(request, at_s=due_s)
+
+    def _note_step(self, replica: Replica, step: EngineStep) -> None:
+        now_s, timelines = replica.now_s, self.result.timelines
+        num_done = 0
+        for request_id, new_token_ids, _, finish_status, error, _ in step.updates:
+            timeline = timelines[int(request_id)]
+            times_s, num_new = timeline.token_times_s, len(new_token_ids)
+            num_done += num_new if times_s else num_new + timeline.num_prompt_tokens
+            if num_new == 1:
+                times_s.append(now_s)
+            else:
+                times_s.extend([now_s] * num_new)
+            if finish_status is None:
+                continue
+            if finish_status is RequestStatus.FINISHED_ERROR:
+                raise RuntimeError(f"request {request_id} failed: {error}")
+            self._agenda.ended(int(request_id), now_s)
+            if self._progress is not None:
+                self._progress()
+        replica.note_done(num_done)
+        for output in step.launched:
+            for request_id in output.preempted_request_ids:
+                timelines[int(request_id)].num_preemptions += 1
+        if self._log.is_due():
+            self._log.add(self._sample(now_s))
+
+    def _sample(self, at_s: float) -> BatchSample:
+        """All replicas together."""
+        if len(self._replicas) == 1:
+            return sample_of(self._replicas[0].core.scheduler, at_s)
+        each = [sample_of(replica.core.scheduler, at_s) for replica in self._replicas]
+        num_running, num_waiting = sum(one.num_running for one in each), sum(one.num_waiting for one in each)
+        return BatchSample(at_s, num_running, num_waiting, sum(one.kv_used for one in each) / len(each))
 
 
 def _note_batch(result: Simulation, scheduler: Scheduler) -> None:
@@ -91,17 +166,6 @@ def _note_batch(result: Simulation, scheduler: Scheduler) -> None:
     if reserved:
         result.waste.append(1.0 - scheduler.num_used_slots / reserved)
         result.num_running.append(len(scheduler.running) + len(scheduler.held))
-
-
-def _kv_cache(machine: Machine, config: CacheConfig) -> KVCacheManager:
-    return KVCacheManager(
-        num_blocks=machine.num_blocks,
-        block_size=machine.block_size,
-        prefix_cache=PrefixCache(create_eviction_policy(config.eviction_policy)) if config.shares_prefixes else None,
-        host_tier=HostTier(machine.num_host_slots) if machine.num_host_slots else None,
-        restore_block_s=machine.restore_block_s,
-        reserve_tokens=0 if config.kv_allocation == "paged" else machine.max_model_len,
-    )
 
 
 def _request(name: str, work: BenchRequest) -> Request:

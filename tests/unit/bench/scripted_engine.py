@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 from headway.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from headway.sampling_params import SamplingParams
@@ -22,6 +23,7 @@ class ScriptedEngine:
         self._lose = lose
         self._live: dict[str, tuple[SamplingParams, bool, float]] = {}
         self._times: dict[str, list[float]] = {}
+        self.core = SimpleNamespace(scheduler=_Scheduler(self))
 
     def now(self) -> float:
         return self.clock_s
@@ -63,3 +65,33 @@ class ScriptedEngine:
         completions = [CompletionOutput(index, "", [0] * len(times)) for index in range(params.n)]
         metrics = RequestMetrics(arrival_s, arrival_s, times[0] if times else None, self.clock_s, num_preemptions=1)
         return RequestOutput(request_id, None, [0], None, completions, finished, metrics=metrics)
+
+    @property
+    def live(self) -> list[str]:
+        """Requests that have not ended, in order of arrival."""
+        return list(self._live)
+
+    @property
+    def max_running(self) -> int:
+        return self._max_running
+
+
+class _Scheduler:
+    """As much of a scheduler as is looked at between two steps. A request holds one of ten blocks."""
+
+    held: tuple[str, ...] = ()
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self._engine = engine
+
+    @property
+    def running(self) -> list[str]:
+        return self._engine.live[: self._engine.max_running]
+
+    @property
+    def waiting(self) -> list[str]:
+        return self._engine.live[self._engine.max_running :]
+
+    @property
+    def kv_cache(self) -> SimpleNamespace:
+        return SimpleNamespace(num_used_blocks=len(self.running), num_blocks=10)

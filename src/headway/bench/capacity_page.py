@@ -1,0 +1,51 @@
+"""The search for a capacity as a page: what each bounded number was at each rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from headway.bench.capacity import Capacity
+from headway.bench.objectives import Objective
+from headway.charts import Page, Series, line_chart
+
+
+def capacity_page(title: str, found: Capacity, objectives: Sequence[Objective]) -> Page:
+    """One chart for each objective, with its bound and the answer in it."""
+    answer = "none found" if found.rate is None else f"{found.rate:.3g} requests/s"
+    page = Page(title, " and ".join(map(str, objectives)))
+    page.facts({"capacity": answer, "probes": f"{len(found.probes)}"})
+    probes = sorted(found.probes, key=lambda probe: probe.rate)
+    results = [probe.metrics.as_json() for probe in probes]
+    for objective in objectives:
+        values = [result[objective.key] for result in results]
+        series = Series(
+            objective.key, [p.rate for p in probes], [math.nan if value is None else value for value in values]
+        )
+        page.chart(
+            line_chart(
+                objective.key,
+                x="request rate (requests/s)",
+                y="milliseconds" if objective.key.endswith("_ms") else objective.key,
+                series=[series],
+                log_x=True,
+                log_y=objective.key.endswith("_ms"),
+                lines={"bound": objective.bound},
+                x_lines={} if found.rate is None else {"capacity": found.rate},
+            )
+        )
+    page.heading("Probes")
+    page.table(
+        ["requests/s", "met", *(objective.key for objective in objectives), "requests", "failed"],
+        [
+            [
+                f"{probe.rate:.3g}",
+                "yes" if probe.is_met else "no",
+                *(result[objective.key] for objective in objectives),
+                probe.metrics.num_completed,
+                probe.metrics.num_lost,
+            ]
+            for probe, result in zip(probes, results, strict=True)
+        ],
+    )
+    return page

@@ -1,0 +1,155 @@
+"""The same work at one rate after another, and with one setting of the engine after another."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headway.bench.online_metrics import OnlineMetrics
+from headway.charts import Page, Series, line_chart
+from headway.config import did_you_mean, iter_options
+from headway.errors import ConfigError
+
+AUTO_SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
+"""Rates that are chosen automatically, as parts of the rate that is served when everything is there at once."""
+
+Setting = Mapping[str, Any]
+"""Options of the engine."""
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One run of a sweep."""
+
+    setting: Setting
+    rate: float
+    metrics: OnlineMetrics
+
+    @property
+    def label(self) -> str:
+        return setting_text(self.setting)
+
+    def as_json(self) -> dict[str, Any]:
+        """For the result file."""
+        rate: float | str = "inf" if math.isinf(self.rate) else self.rate
+        return {"request_rate": rate, "setting": dict(self.setting)} | self.metrics.as_json()
+
+
+def setting_text(setting: Setting) -> str:
+    """On one line; "" for the default."""
+    return ", ".join(f"{name}={value}" for name, value in setting.items())
+
+
+def parse_rates(text: str) -> list[float] | None:
+    """`None` for "auto". `ConfigError` for anything that is not rates."""
+    if text == "auto":
+        return None
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(rate > 0 for rate in rates):
+        raise ConfigError(f"--rates must be 'auto' or rates above 0 such as 1,2,4,8 (or inf), not '{text}'.")
+    return rates
+
+
+def auto_rates(served_rate: float) -> list[float]:
+    """Around the rate that is served when everything is there at once."""
+    return [float(f"{share * served_rate:.3g}") for share in AUTO_SHARES]
+
+
+def parse_knob(text: str) -> tuple[str, list[str]]:
+    """From `OPTION=VALUE,VALUE`, the values still as text. `ConfigError` names the option that was probably meant."""
+    name, _, values = text.partition("=")
+    name = name.replace("-", "_").removeprefix("__")
+    known = tuple(option.name for _, option in iter_options())
+    if name not in known:
+        raise ConfigError(f"There is no engine option '{name}'.{did_you_mean(name, known)}")
+    if not values or not all(values.split(",")):
+        raise ConfigError(f"A knob is OPTION=VALUE,VALUE, e.g. max_num_seqs=16,64, not '{text}'.")
+    return name, values.split(",")
+
+
+def settings_of(knobs: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every value of each with every value of the others; one setting that says nothing if there are none."""
+    return [dict(zip(knobs, values, strict=True)) for values in itertools.product(*knobs.values())]
+
+
+def sweep_page(title: str, points: Sequence[SweepPoint], *, notes: Sequence[str] = ()) -> Page:
+    """Curves against the rate, one line for each setting; against the settings where there is only one rate."""
+    page = Page(title, f"{len(points)} runs")
+    for note in notes:
+        page.text(note)
+    for chart_title, y, key, log_y in (
+        ("Throughput", "output tokens/s", "output_throughput", False),
+        ("Time to first token, P99", "milliseconds", "p99_ttft_ms", True),
+        ("Between tokens, P99", "milliseconds", "p99_itl_ms", True),
+        ("Whole answer, P99", "milliseconds", "p99_e2el_ms", True),
+    ):
+        page.chart(_curves(points, chart_title, y, key, log_y))
+    page.chart(_frontier(points), "Up and to the left is better.")
+    page.heading("All runs")
+    page.table(*sweep_table(points))
+    return page
+
+
+def sweep_table(points: Sequence[SweepPoint]) -> tuple[list[str], list[list[str]]]:
+    """(titles, rows) for terminal and page."""
+    has_settings = any(point.setting for point in points)
+    has_goodput = any(point.metrics.good_requests_s is not None for point in points)
+    titles = ["setting"] * has_settings + ["rate", "req/s"] + ["goodput"] * has_goodput
+    titles += ["out tok/s", "TTFT P50", "P99", "TPOT P50", "ITL P50", "P99", "E2E P99", "failed"]
+    rows = []
+    for point in points:
+        m = point.metrics
+        cells = [point.label or "default"] * has_settings + [f"{point.rate:g}", f"{m.requests_s:.2f}"]
+        cells += [f"{m.good_requests_s or 0.0:.2f}"] * has_goodput + [f"{m.output_tok_s:,.1f}"]
+        cells += [f"{value:,.1f}" for value in (m.ttft.percentiles[50], m.ttft.percentiles[99])]
+        cells += [f"{m.tpot.percentiles[50]:,.2f}", f"{m.itl.percentiles[50]:,.2f}", f"{m.itl.percentiles[99]:,.1f}"]
+        rows.append([*cells, f"{m.e2el.percentiles[99]:,.1f}", f"{m.num_lost}"])
+    return titles, rows
+
+
+def _by_setting(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
+    groups: dict[str, list[SweepPoint]] = {}
+    for point in points:
+        groups.setdefault(point.label, []).append(point)
+    return groups
+
+
+def _curves(points: Sequence[SweepPoint], title: str, y: str, key: str, log_y: bool) -> str:
+    groups = _by_setting(points)
+    if len({point.rate for point in points}) > 1:
+        series = [
+            Series(name or y, [p.rate for p in group], [_value(p, key) for p in group])
+            for name, group in groups.items()
+        ]
+        return line_chart(title, x="request rate (requests/s)", y=y, series=series, log_y=log_y)
+    labels = list(groups)
+    values = [_value(group[0], key) for group in groups.values()]
+    one = Series(y, [float(place) for place in range(1, len(labels) + 1)], values, labels=labels)
+    return line_chart(title, x="setting", y=y, series=[one], log_y=log_y)
+
+
+def _frontier(points: Sequence[SweepPoint]) -> str:
+    series = [
+        Series(
+            name or "runs",
+            [_value(point, "p99_itl_ms") for point in group],
+            [point.metrics.output_tok_s for point in group],
+            kind="points",
+            labels=[f"{point.rate:g}/s" for point in group],
+        )
+        for name, group in _by_setting(points).items()
+    ]
+    return line_chart(
+        "Throughput against P99", x="P99 between tokens (ms)", y="output tokens/s", series=series, log_x=True
+    )
+
+
+def _value(point: SweepPoint, key: str) -> float:
+    value = point.metrics.as_json()[key]
+    return math.nan if value is None else value

@@ -1,0 +1,33 @@
+"""How values are distributed: which share of them is at most so large."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from headway.charts.line_chart import line_chart
+from headway.charts.series import Series
+
+_MOST_STEPS = 400
+
+
+def cdf_chart(title: str, *, x: str, samples: Mapping[str, Sequence[float]], log_x: bool = True) -> str:
+    """An `<svg>` with a line for each sample. Values that are not finite are left out; those that a logarithmic axis
+    has no place for still count, so that the line begins higher."""
+    series = [Series(name, *_steps(values), kind="step") for name, values in samples.items()]
+    return line_chart(title, x=x, y="share of values at or below (%)", series=series, log_x=log_x, lines=_marks(series))
+
+
+def _marks(series: Sequence[Series]) -> dict[str, float]:
+    return {"P50": 50.0, "P90": 90.0, "P99": 99.0} if any(one.xs for one in series) else {}
+
+
+def _steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """The corners of the line: one for each value, or for some of them evenly, the largest always."""
+    ordered = sorted(value for value in values if math.isfinite(value))
+    if not ordered:
+        return [], []
+    count = len(ordered)
+    every = max(1, count // _MOST_STEPS)
+    places = sorted({0, *range(every - 1, count, every), count - 1})
+    return [ordered[place] for place in places], [100.0 * (place + 1) / count for place in places]

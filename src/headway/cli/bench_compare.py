@@ -1,0 +1,69 @@
+"""`headway bench compare`: results of any of the benchmarks beside each other."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from headway.bench.compare import Comparison, compare, read_result, unique_names
+from headway.charts import Page, bar_chart
+from headway.cli.bench_files import check_writable, print_table, write_page
+from headway.errors import ConfigError
+
+CHARTS = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_itl_ms", "p99_e2el_ms")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULT.json", help="The first is held against.")
+    parser.add_argument("--html", metavar="FILE", help="Write a report with plots.")
+    parser.epilog = "'*' marks the better one, if it is better by more than 1%."
+
+
+def run(arguments: argparse.Namespace) -> int:
+    paths: Sequence[Path] = arguments.results
+    if len(paths) < 2:
+        raise ConfigError("There is nothing to compare with: give two results or more.")
+    check_writable(arguments.html)
+    results = [read_result(path) for path in paths]
+    names = unique_names(results, paths)
+    rows = compare(results)
+    if not rows:
+        raise ConfigError("The results have no number in common.")
+    titles, cells = comparison_table(names, rows)
+    print_table(titles, cells)
+    print("* the better one, by more than 1%")
+    if arguments.html is not None:
+        write_page(arguments.html, _page(names, rows))
+    return 0
+
+
+def comparison_table(names: Sequence[str], rows: Sequence[Comparison]) -> tuple[list[str], list[list[str]]]:
+    """Values, then each one's ratio to the first."""
+    titles = ["", *names, *(f"{name} / {names[0]}" for name in names[1:])]
+    cells = []
+    for row in rows:
+        values = [_value(value, is_best=place == row.best) for place, value in enumerate(row.values)]
+        ratios = ["–" if ratio is None else f"{ratio:.3f}" for ratio in row.ratios]
+        cells.append([row.key, *values, *ratios])
+    return titles, cells
+
+
+def _value(value: float | None, *, is_best: bool) -> str:
+    if value is None:
+        return "–"
+    text = f"{value:,.0f}" if value == int(value) else f"{value:,.2f}" if abs(value) >= 1 else f"{value:.4g}"
+    return f"{text} *" if is_best else f"{text}  "
+
+
+def _page(names: Sequence[str], rows: Sequence[Comparison]) -> Page:
+    page = Page(" against ".join(names), "the better one has a star, if it is better by more than 1%")
+    by_key = {row.key: row for row in rows}
+    for key in CHARTS:
+        if key in by_key:
+            bars = {name: value for name, value in zip(names, by_key[key].values, strict=True) if value is not None}
+            unit = "milliseconds" if key.endswith("_ms") else "tokens/s"
+            page.chart(bar_chart(key, y=unit, bars=bars))
+    titles, cells = comparison_table(names, rows)
+    page.table([title or "key" for title in titles], cells)
+    return page

@@ -1,0 +1,65 @@
+"""What the benchmarks that put a load on something share at their end: a progress bar, and files that are written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.bench.rounds import Progress
+    from headway.charts import Page
+
+
+@contextlib.contextmanager
+def progress_bar(num_requests: int, title: str = "", *, is_shown: bool = True) -> Iterator[Progress | None]:
+    """A bar on a terminal, which moves when a request ends."""
+    if not is_shown or not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(
+        total=num_requests, desc=title or None, unit="req", leave=False, mininterval=0.5, dynamic_ncols=True
+    ) as bar:
+        yield bar.update
+
+
+def write_json(path: str | Path, result: object) -> None:
+    """`ConfigError` if it cannot be written."""
+    try:
+        Path(path).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"Cannot write the result '{path}': {error.strerror}.") from error
+
+
+def write_page(path: str | Path, page: Page) -> None:
+    """The same for a report."""
+    try:
+        page.save(path)
+    except OSError as error:
+        raise ConfigError(f"Cannot write the report '{path}': {error.strerror}.") from error
+    print(f"Wrote {path}", file=sys.stderr)
+
+
+def check_writable(*paths: str | Path | None) -> None:
+    """Fail before the measurement and not after it, if a result has nowhere to go."""
+    for path in paths:
+        if path is not None and not Path(path).resolve().parent.is_dir():
+            raise ConfigError(f"Cannot write '{path}': there is no folder '{Path(path).parent}'.")
+
+
+def print_table(titles: list[str], rows: list[list[str]], *, file: Any = None) -> None:
+    """The first column on the left, numbers on the right, whatever the width of the terminal."""
+    widths = [max(len(row[column]) for row in [titles, *rows]) for column in range(len(titles))]
+    for row in [titles, *rows]:
+        cells = [
+            cell.ljust(width) if not column else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ]
+        print("  ".join(cells).rstrip(), file=file)

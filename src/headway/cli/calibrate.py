@@ -1,0 +1,78 @@
+"""`headway calibrate`: measures what steps cost on this machine and writes it down for `headway sim` and `tune`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from headway.cli.bench_files import check_writable, print_table
+from headway.cli.flags import add_flags, engine_flags
+from headway.cli.sim_work import engine_options, positive
+from headway.config import EngineConfig
+
+if TYPE_CHECKING:
+    from headway.engine.llm_engine import LLMEngine
+    from headway.sim.calibration import Calibration
+
+DEFAULT_OUTPUT = "calibration.json"
+_SECONDS = 40.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output", "-o", default=DEFAULT_OUTPUT, metavar="FILE", help="Where it goes. (default: %(default)s)"
+    )
+    add_calibration_flags(parser)
+    add_flags(parser, engine_flags())
+
+
+def add_calibration_flags(parser: argparse.ArgumentParser) -> None:
+    """How long to measure."""
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        default=_SECONDS,
+        metavar="S",
+        help="How long to measure, once the model is loaded. Longer is more exact. (default: %(default)g)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    check_writable(arguments.output)
+    config = EngineConfig.from_options(**engine_options(arguments))
+
+    from headway.cli.demo import title
+    from headway.cli.loading import load_engine, stderr_console
+
+    engine = load_engine(config, stderr_console(), quiet=True)
+    calibration = calibrate_with_bar(engine, model=title(config), seconds=arguments.seconds)
+    calibration.save(arguments.output)
+    print_calibration(calibration)
+    print(f"\nWrote {arguments.output}; 'headway sim --calibration {arguments.output} --workload FILE.toml' uses it.")
+    return 0
+
+
+def calibrate_with_bar(engine: LLMEngine, *, model: str, seconds: float) -> Calibration:
+    """Calibrate, with a bar on a terminal."""
+    from headway.sim.calibrate import calibrate
+
+    if not sys.stderr.isatty():
+        return calibrate(engine, model=model, seconds=seconds)
+    from tqdm import tqdm
+
+    layout = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
+    with tqdm(total=100, desc="Calibrating", bar_format=layout, leave=False, dynamic_ncols=True) as bar:
+        return calibrate(engine, model=model, seconds=seconds, progress=lambda part: bar.update(100 * part - bar.n))
+
+
+def print_calibration(calibration: Calibration) -> None:
+    """What was found, for people."""
+    from headway.sim.report import calibration_facts, fit_rows
+
+    facts = calibration_facts(calibration)
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{name:<{width}}  {value}")
+    print(f"\nThe cost model on steps that it was not fitted to (of {calibration.cost.num_steps:,}):")
+    print_table(*fit_rows(calibration))

@@ -1,0 +1,191 @@
+"""`headway tune`: which options serve a workload best on a calibrated machine.
+
+Options of scheduler and cache that are given on the command line stay as they are; the others are searched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.cli.bench_files import check_writable, print_table, write_json, write_page
+from headway.cli.counts import count
+from headway.cli.flags import add_flags, engine_flags
+from headway.cli.sim_work import (
+    PREDICTORS,
+    add_rate_flag,
+    add_work_flags,
+    draw_work,
+    engine_options,
+    load_calibration,
+    load_work,
+    simulated_options,
+)
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.sim.calibration import Calibration
+    from headway.tune.objective import Goal
+    from headway.tune.space import Space
+    from headway.tune.trial import Tuned
+    from headway.tune.verify import Verified
+    from headway.workload.requests import BenchRequest
+
+_TRIALS = 40
+_TEMPERATURE = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--calibration", metavar="FILE", required=True, help="The machine: what 'headway calibrate' wrote."
+    )
+    add_rate_flag(parser)
+    parser.add_argument(
+        "--traffic-log",
+        action="append",
+        default=[],
+        metavar="FILE",
+        dest="traffic",
+        help="Tune for requests that a server has logged, instead of a workload. May be given several times.",
+    )
+    parser.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        metavar="KEY=MS",
+        help="What every request is promised, e.g. p99_itl_ms=50 or p99_ttft_ms=1000. May be given several times. "
+        "Without, throughput counts.",
+    )
+    parser.add_argument(
+        "--trials",
+        type=count(1),
+        default=_TRIALS,
+        metavar="N",
+        help="As many simulations of the whole work; those of a part count as that part. (default: %(default)s)",
+    )
+    parser.add_argument("--search-seed", type=int, default=0, metavar="N", help="Of the search. (default: 0)")
+    parser.add_argument(
+        "--predict-lengths",
+        choices=PREDICTORS,
+        default="none",
+        help="oracle: policies that let short answers go first are searched, and know lengths. (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--verify",
+        type=count(0),
+        default=0,
+        metavar="K",
+        help="Measure the default and the best K on the real engine, in this process. (default: 0)",
+    )
+    parser.add_argument("--output-json", metavar="FILE", help="Write everything that was tried here.")
+    parser.add_argument("--html", metavar="FILE", help="Write a page with the Pareto front here.")
+    add_work_flags(parser, is_required=False)
+    # The traffic log to read is another thing than the one that an engine writes.
+    add_flags(parser, [flag for flag in engine_flags() if flag.name not in _NOT_TAKEN])
+
+
+_NOT_TAKEN = frozenset({"traffic_log", "traffic_log_content", "length_predictor"})
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from headway.sim.report import trust_notes
+    from headway.sim.setup import check_work, set_up
+    from headway.tune import Goal, SearchLimits, Space, search
+    from headway.tune.report import recommendation, trial_table, tuned_json, tuned_page, verified_table
+    from headway.tune.verify import recommended
+
+    check_writable(arguments.output_json, arguments.html)
+    calibration, goal = load_calibration(arguments.calibration), Goal.parse(arguments.slo)
+    work = _work(arguments, calibration)
+    fixed = simulated_options(arguments)
+    check_work(work, set_up(calibration, fixed).machine)
+    space = Space.of(calibration, work, fixed)
+    with _bar(arguments.trials) as progress:
+        tuned = search(
+            space, goal, work, limits=SearchLimits(arguments.trials, arguments.search_seed), progress=progress
+        )
+    print(f"{goal}\n")
+    print_table(*trial_table(space, tuned))
+    verified = _verify(arguments, work, goal, tuned, space)
+    best = recommended(verified) if verified else tuned.best
+    if verified:
+        print("\nPredicted and measured:")
+        print_table(*verified_table(space, verified))
+    notes = [*trust_notes(calibration), _searched(space, calibration)]
+    print("\n" + "\n".join([recommendation(space, tuned, best), *notes]))
+    if verified and best is tuned.default and not tuned.is_default_best:
+        print("What was best in simulation was not clearly better than the default when it was measured.")
+    if arguments.output_json is not None:
+        write_json(arguments.output_json, tuned_json(space, goal, tuned, verified, best))
+    if arguments.html is not None:
+        title = Path(arguments.workload or arguments.traffic[0]).stem
+        write_page(arguments.html, tuned_page(space, goal, tuned, verified, best, title=title, notes=notes))
+    return 0
+
+
+def _searched(space: Space, calibration: Calibration) -> str:
+    fixed = ", ".join(space.fixed) or "none"
+    return (
+        f"Searched: {', '.join(space.knobs)}; given: {fixed}. The block size stays at {calibration.block_size}: steps "
+        "were measured with it, and what another changes in their time is not known."
+    )
+
+
+def _work(arguments: argparse.Namespace, calibration: Calibration) -> list[BenchRequest]:
+    from headway.sim.setup import with_oracle
+
+    if bool(arguments.traffic) == bool(arguments.workload):
+        raise ConfigError("Tuning needs requests: give --workload FILE.toml, or --traffic-log FILE.")
+    if arguments.traffic:
+        if arguments.rate is not None:
+            raise ConfigError("--rate is for a workload; a traffic log is replayed as it was.")
+        from headway.tune.traffic import traffic_work
+
+        work = traffic_work(
+            arguments.traffic,
+            vocab_size=calibration.vocab_size,
+            num_requests=arguments.requests,
+            seed=arguments.work_seed,
+        )
+    else:
+        work = draw_work(arguments, load_work(arguments), vocab_size=calibration.vocab_size, rate=arguments.rate)
+    return with_oracle(work) if arguments.predict_lengths == "oracle" else work
+
+
+def _verify(
+    arguments: argparse.Namespace, work: Sequence[BenchRequest], goal: Goal, tuned: Tuned, space: Space
+) -> list[Verified]:
+    """On the real engine, if that is wanted and there is anything to verify."""
+    if not arguments.verify or tuned.is_default_best:
+        return []
+    from headway.cli.loading import load_engine, stderr_console
+    from headway.tune.verify import candidates, verify
+
+    options: dict[str, Any] = engine_options(arguments)
+    return [
+        verify(
+            trial,
+            work,
+            goal,
+            options=options,
+            load=lambda config: load_engine(config, stderr_console(), quiet=True),
+            temperature=_TEMPERATURE,
+        )
+        for trial in candidates(tuned, arguments.verify)
+    ]
+
+
+@contextmanager
+def _bar(num_trials: int) -> Iterator[Callable[[float], object] | None]:
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    layout = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
+    with tqdm(total=num_trials, desc="Searching", bar_format=layout, leave=False, dynamic_ncols=True) as bar:
+        yield lambda used: bar.update(used - bar.n)

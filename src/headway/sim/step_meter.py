@@ -1,0 +1,120 @@
+"""Timing the steps of a running engine: the device's part, and the host's before and after it.
+
+What a user sees is the period, from one return of `engine.step()` to the next:
+
+    period   ├ before ─────┤ wait for the device ├ after ┤
+             plan, launch                         update, hand out tokens
+
+On a device that computes while it is launched (a CPU) launching is no host work: there the whole of `submit` is the
+device's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from headway.sim.step_work import StepWork
+
+if TYPE_CHECKING:
+    from headway.engine.llm_engine import LLMEngine
+    from headway.executor import Executor, PendingStep
+    from headway.outputs import RequestOutput
+
+Now = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """A measured step."""
+
+    work: StepWork
+    duration_s: float
+    """The device's time for it."""
+    before_s: float | None
+    after_s: float | None
+    """The host's, where the engine was busy with the step before until then."""
+    at_s: float
+    """When its tokens were out, by the meter's clock."""
+
+
+class StepMeter:
+    """Steps an engine and keeps what the steps took."""
+
+    def __init__(self, engine: LLMEngine, executor: _TimedExecutor, now: Now) -> None:
+        self._engine, self._executor, self._now = engine, executor, now
+        self._returned_s: float | None = None
+        self.samples: list[StepSample] = []
+
+    def step(self) -> list[RequestOutput]:
+        """As the engine's own."""
+        executor = self._executor
+        executor.waited_s = 0.0
+        outputs = self._engine.step()
+        now_s = self._now()
+        report = self._engine.last_step
+        if report is not None and report.duration_s > 0.0 and not report.snapshot.output.is_empty:
+            last_s, before_s, after_s = self._returned_s, None, None
+            if last_s is not None:
+                after_s = max(now_s - executor.result_at_s, 0.0)
+                before_s = max(now_s - last_s - executor.waited_s - after_s, 0.0)
+            work = StepWork.of(report.snapshot.output)
+            self.samples.append(StepSample(work, report.duration_s, before_s, after_s, now_s))
+        self._returned_s = now_s if self._engine.has_unfinished_requests() else None
+        return outputs
+
+    def pause(self) -> None:
+        """Time passes now that belongs to no step."""
+        self._returned_s = None
+
+
+@contextlib.contextmanager
+def metered(engine: LLMEngine, *, now: Now = time.perf_counter) -> Iterator[StepMeter]:
+    """A meter for the engine, which must be idle. `now`: the engine's own clock."""
+    plain = engine.core.executor
+    timed = _TimedExecutor(plain, now, computes_in_submit=not engine.plan.device.startswith("cuda"))
+    engine.core.executor = timed
+    try:
+        yield StepMeter(engine, timed, now)
+    finally:
+        engine.core.executor = plain
+
+
+class _TimedExecutor:
+    """Notes how long the host waits for the device."""
+
+    def __init__(self, executor: Executor, now: Now, *, computes_in_submit: bool) -> None:
+        self._executor, self._computes_in_submit = executor, computes_in_submit
+        self.now = now
+        self.max_in_flight = executor.max_in_flight
+        self.waited_s = 0.0
+        self.result_at_s = 0.0
+
+    def submit(self, output: SchedulerOutput) -> PendingStep:
+        started_s = self.now()
+        pending = self._executor.submit(output)
+        if self._computes_in_submit:
+            self.waited_s += self.now() - started_s
+        return _TimedStep(pending, self)
+
+    def shutdown(self) -> None:
+        self._executor.shutdown()
+
+
+class _TimedStep:
+    __slots__ = ("_executor", "_pending")
+
+    def __init__(self, pending: PendingStep, executor: _TimedExecutor) -> None:
+        self._pending, self._executor = pending, executor
+
+    def result(self) -> ModelRunnerOutput:
+        started_s = self._executor.now()
+        result = self._pending.result()
+        now_s = self._executor.now()
+        self._executor.waited_s += now_s - started_s
+        self._executor.result_at_s = now_s
+        return result

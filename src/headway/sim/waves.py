@@ -1,0 +1,96 @@
+"""The traffic of a calibration: waves of requests in which steps of every kind occur.
+
+    crowd     many short prompts at once, then steps that only decode, with ever fewer rows
+    stream    prompts of all lengths arrive while others generate: chunks beside decodes
+    long      one or two long prompts, alone or beside a few that generate
+    deep      a few long prompts, then steps that only decode and read much of the cache
+
+Prompts are as long as the machine can compute in a second or two, so that slow machines see many waves too.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+KINDS = ("crowd", "stream", "deep", "stream", "crowd", "long")
+
+
+@dataclass(frozen=True)
+class PlannedRequest:
+    """One request of a wave; `at_step`: the step of the wave before which it arrives."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    at_step: int
+
+
+Wave = list[PlannedRequest]
+
+
+@dataclass(frozen=True)
+class WaveLimits:
+    """What a wave may ask for."""
+
+    max_num_seqs: int
+    max_model_len: int
+    num_cache_tokens: int
+    num_prompt_tokens: int
+    """So many can be computed in about a second."""
+
+
+def waves(limits: WaveLimits, rng: random.Random) -> Iterator[Wave]:
+    """One of each kind after the other, forever."""
+    make = {"crowd": _crowd, "stream": _stream, "long": _long, "deep": _deep}
+    while True:
+        for kind in KINDS:
+            yield _fitting(make[kind](limits, rng), limits)
+
+
+def _crowd(limits: WaveLimits, rng: random.Random) -> Wave:
+    num_rows = _log_uniform(rng, 1, limits.max_num_seqs)
+    longest = max(limits.num_prompt_tokens // num_rows, 2)
+    return [PlannedRequest(rng.randint(1, min(longest, 64)), rng.randint(3, 10), 0) for _ in range(num_rows)]
+
+
+def _stream(limits: WaveLimits, rng: random.Random) -> Wave:
+    gap = rng.choice((0.3, 1, 2))
+    room = limits.num_prompt_tokens
+    wave: Wave = []
+    while room > 0 and len(wave) < limits.max_num_seqs:
+        num_in = _log_uniform(rng, 2, max(limits.num_prompt_tokens // 2, 16))
+        wave.append(PlannedRequest(num_in, rng.randint(4, 16), int(len(wave) * gap)))
+        room -= num_in
+    return wave
+
+
+def _long(limits: WaveLimits, rng: random.Random) -> Wave:
+    longest = 2 * limits.num_prompt_tokens
+    few = [PlannedRequest(rng.randint(2, 32), 12, 0) for _ in range(rng.choice((0, 2, 6)))]
+    return [*few, PlannedRequest(rng.randint(max(longest // 3, 1), longest), 3, 2 if few else 0)]
+
+
+def _deep(limits: WaveLimits, rng: random.Random) -> Wave:
+    num_rows = rng.choice((1, 2, 4))
+    longest = max(2 * limits.num_prompt_tokens // num_rows, 2)
+    return [PlannedRequest(rng.randint(max(longest // 3, 1), longest), 10, place) for place in range(num_rows)]
+
+
+def _fitting(wave: Wave, limits: WaveLimits) -> Wave:
+    """No request longer than the model takes, and no more of them than the batch and the cache hold."""
+    kept: Wave = []
+    room = limits.num_cache_tokens
+    for request in wave[: limits.max_num_seqs]:
+        num_out = min(request.num_output_tokens, max(limits.max_model_len // 4, 1))
+        num_in = max(min(request.num_prompt_tokens, limits.max_model_len - num_out), 1)
+        room -= num_in + num_out
+        if room < 0 and kept:
+            break
+        kept.append(PlannedRequest(num_in, num_out, request.at_step))
+    return kept
+
+
+def _log_uniform(rng: random.Random, low: int, high: int) -> int:
+    return max(low, min(high, round(math.exp(rng.uniform(math.log(low), math.log(max(high, low)))))))

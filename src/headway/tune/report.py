@@ -1,0 +1,178 @@
+"""What a search found, as tables, JSON and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headway.bench.online_metrics import OnlineMetrics
+from headway.charts import Page, Series, line_chart
+from headway.sim.errors import percent_text
+from headway.tune.objective import Goal, Score
+from headway.tune.space import Space
+from headway.tune.trial import Trial, Tuned
+from headway.tune.verify import Verified
+
+Table = tuple[list[str], list[list[str]]]
+
+TITLES = ["", "goodput/s", "good", "requests/s", "tok/s", "P50 TTFT", "P99 TTFT", "P50 ITL", "P99 ITL", "P99 TPOT"]
+
+
+def flags_text(changes: Mapping[str, Any]) -> str:
+    """As they are written on a command line."""
+    return " ".join(f"--{name.replace('_', '-')} {_value(value)}" for name, value in changes.items())
+
+
+def name_of(space: Space, trial: Trial) -> str:
+    """What sets a trial apart."""
+    return flags_text(space.changes(trial.options)) or "default"
+
+
+def trial_table(space: Space, tuned: Tuned, *, most: int = 8) -> Table:
+    """The best trials and the default; latencies in milliseconds."""
+    shown = list(tuned.trials[:most])
+    if tuned.default not in shown:
+        shown.append(tuned.default)
+    return TITLES, [[name_of(space, trial), *_cells(trial.score, trial.metrics)] for trial in shown]
+
+
+def verified_table(space: Space, verified: Sequence[Verified]) -> Table:
+    """Predicted and measured, one below the other."""
+    rows = []
+    for one in verified:
+        rows.append([f"{name_of(space, one.trial)}: predicted", *_cells(one.trial.score, one.trial.metrics)])
+        rows.append(["    measured", *_cells(one.score, one.metrics)])
+        rows.append(["    error", *_errors(one)])
+    return TITLES, rows
+
+
+def tuned_json(space: Space, goal: Goal, tuned: Tuned, verified: Sequence[Verified], best: Trial) -> dict[str, Any]:
+    """Everything, for programs."""
+    return {
+        "simulated": True,
+        "slo": {objective.key: objective.bound for objective in goal.objectives},
+        "recommended": space.changes(best.options),
+        "is_default": best is tuned.default,
+        "default": _trial_json(tuned.default),
+        "trials": [_trial_json(trial) for trial in tuned.trials],
+        "pareto_front": [dict(trial.options) for trial in tuned.front],
+        "num_simulated": tuned.num_simulated,
+        "verified": [
+            {
+                "options": dict(one.trial.options),
+                "predicted": one.trial.metrics.as_json(),
+                "predicted_goodput": one.trial.score.goodput,
+                "measured": one.metrics.as_json(),
+                "measured_goodput": one.score.goodput,
+            }
+            for one in verified
+        ],
+    }
+
+
+def tuned_page(
+    space: Space,
+    goal: Goal,
+    tuned: Tuned,
+    verified: Sequence[Verified],
+    best: Trial,
+    *,
+    title: str,
+    notes: Sequence[str],
+) -> Page:
+    """With the Pareto front."""
+    page = Page(f"Tuning for {title}", str(goal))
+    page.text(recommendation(space, tuned, best))
+    page.chart(
+        line_chart(
+            "Throughput against the tail",
+            x="P99 of the time between tokens (ms)",
+            y="output tokens/s",
+            series=[
+                _series("tried", tuned.trials, space),
+                _series("Pareto front", tuned.front, space, kind="step"),
+                _series("default", [tuned.default], space, is_named=True),
+                *([_series("recommended", [best], space, is_named=True)] if best is not tuned.default else []),
+            ],
+            log_x=True,
+            x_lines={str(o): o.bound for o in goal.objectives if o.key == "p99_itl_ms"},
+        ),
+        "Every point is a simulation of the whole work. On the front, more throughput costs a longer tail.",
+    )
+    page.heading("The best and the default, predicted")
+    page.table(*trial_table(space, tuned))
+    if verified:
+        page.heading("Predicted and measured")
+        page.table(*verified_table(space, verified))
+    for note in notes:
+        page.text(note)
+    return page
+
+
+def recommendation(space: Space, tuned: Tuned, best: Trial) -> str:
+    """In a sentence."""
+    if best is tuned.default:
+        return f"Nothing is clearly better than the default: keep it ({tuned.num_simulated} simulations)."
+    gain = best.score.goodput / tuned.default.score.goodput if tuned.default.score.goodput else float("inf")
+    return (
+        f"Recommended: {flags_text(space.changes(best.options))} · predicted goodput {best.score.goodput:.3g}/s "
+        f"against {tuned.default.score.goodput:.3g}/s by default ({gain:.2f} times), tail {best.score.tail:.3g} "
+        f"against {tuned.default.score.tail:.3g}; {tuned.num_simulated} simulations."
+    )
+
+
+def _series(
+    name: str, trials: Sequence[Trial], space: Space, kind: Any = "points", *, is_named: bool = False
+) -> Series:
+    ordered = sorted(trials, key=lambda trial: trial.metrics.itl.percentiles[99])
+    return Series(
+        name,
+        [trial.metrics.itl.percentiles[99] for trial in ordered],
+        [trial.metrics.output_tok_s for trial in ordered],
+        kind=kind,
+        labels=[name_of(space, trial) for trial in ordered] if is_named else (),
+    )
+
+
+def _numbers(score: Score, metrics: OnlineMetrics) -> list[float]:
+    ttft, itl, tpot = metrics.ttft.percentiles, metrics.itl.percentiles, metrics.tpot.percentiles
+    return [
+        score.goodput,
+        100 * score.good_share,
+        metrics.requests_s,
+        metrics.output_tok_s,
+        *(ttft[50], ttft[99], itl[50], itl[99], tpot[99]),
+    ]
+
+
+def _cells(score: Score, metrics: OnlineMetrics) -> list[str]:
+    goodput, share, requests_s, tok_s, *latencies = _numbers(score, metrics)
+    return [
+        f"{goodput:.3f}",
+        f"{share:.1f}%",
+        f"{requests_s:.3f}",
+        f"{tok_s:,.1f}",
+        *(f"{ms:,.1f}" for ms in latencies),
+    ]
+
+
+def _errors(one: Verified) -> list[str]:
+    predicted = _numbers(one.trial.score, one.trial.metrics)
+    measured = _numbers(one.score, one.metrics)
+    return [percent_text(p / m - 1.0) if m else "" for p, m in zip(predicted, measured, strict=True)]
+
+
+def _trial_json(trial: Trial) -> dict[str, Any]:
+    return {
+        "options": dict(trial.options),
+        "goodput": trial.score.goodput,
+        "good_share": trial.score.good_share,
+        "tail": trial.score.tail,
+        "predicted": trial.metrics.as_json(),
+    }
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)

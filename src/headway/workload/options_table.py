@@ -1,0 +1,102 @@
+"""One table of a workload file, read with care: every key is known, every value is what it should be, and an error says
+where it stands and what is allowed there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from headway.config import did_you_mean
+from headway.errors import ConfigError
+
+MOST = 2**40
+
+
+class OptionsTable:
+    """Reads values by key. `where` is the table's own name, as errors give it."""
+
+    def __init__(self, values: object, where: str = "") -> None:
+        self._where = where
+        if not isinstance(values, Mapping):
+            self.fail(f"a table is expected, not {_shown(values)}")
+        self._values: Mapping[str, Any] = values
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def only(self, *keys: str) -> OptionsTable:
+        """`ConfigError` if there is any other key."""
+        for key in self._values:
+            if key not in keys:
+                hint = did_you_mean(key, keys) or f" The keys are: {', '.join(keys)}."
+                self.fail(f"there is no '{key}' here.{hint}")
+        return self
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str) or not value:
+            self.fail(f"{key} must be text, not {_shown(value)}")
+        return value
+
+    def choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
+        value = self._get(key, default)
+        if value not in choices:
+            hint = did_you_mean(str(value), tuple(choices))
+            self.fail(f"{key} must be one of {', '.join(choices)}; not {_shown(value)}.{hint}")
+        return str(value)
+
+    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+            self.fail(f"{key} must be a whole number of at least {least}, not {_shown(value)}")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, least: float = 0.0, is_above: bool = True) -> float:
+        """A finite number above `least`, or also equal to it."""
+        value = self._get(key, default)
+        if not is_number(value) or not (least < value <= MOST or (value == least and not is_above)):
+            bound = f"above {least:g}" if is_above else f"of at least {least:g}"
+            self.fail(f"{key} must be a number {bound}, not {_shown(value)}")
+        return float(value)
+
+    def switch(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            self.fail(f"{key} must be true or false, not {_shown(value)}")
+        return value
+
+    def weights(self, key: str, count: int) -> tuple[float, ...]:
+        """So many numbers, none negative, not all 0."""
+        value = self._get(key, None)
+        good = isinstance(value, list) and len(value) == count and all(is_number(w) and w >= 0 for w in value)
+        if not good or not sum(value) > 0:
+            self.fail(f"{key} must be a list of {count} numbers, none below 0 and one above it; not {_shown(value)}")
+        return tuple(float(weight) for weight in value)
+
+    def raw(self, key: str) -> Any:
+        """Whatever stands there; None where nothing does."""
+        return self._values.get(key)
+
+    def table(self, key: str) -> OptionsTable:
+        return OptionsTable(self._get(key, None), f"{self._where}{key}: ")
+
+    def fail(self, message: str) -> NoReturn:
+        """`ConfigError` that says where."""
+        raise ConfigError(f"{self._where}{message}" + ("" if message.endswith((".", "?")) else "."))
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self._values.get(key, default)
+        if value is None:
+            self.fail(f"'{key}' is needed")
+        return value
+
+
+def is_number(value: object) -> bool:
+    """Finite, and not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
