@@ -136,7 +136,9 @@ class BruteForceScheduler:
         """Prompts get what keeps the pace of those that generate."""
         backlog = sum(e.remaining for e in self.in_batch() if e.remaining > 1) + sum(e.tokens for e in self.waiting())
         self.pace.target_s = self.policy.pace(self.target_s)
-        allowance = self.pace.chunk_tokens(num_decodes=len(step.tokens), num_backlog_tokens=backlog)
+        limit = self.policy.limit()
+        step.has_limit = limit < math.inf
+        allowance = self.pace.chunk_tokens(num_decodes=len(step.tokens), num_backlog_tokens=backlog, limit_s=limit)
         step.limit = min(step.limit, len(step.tokens) + allowance)
 
     def compute_prompts(self, step: Step) -> None:
@@ -166,6 +168,8 @@ class BruteForceScheduler:
         if self.left(step) == 0 or entry.name not in self.running:
             return
         wanted = min(entry.remaining, self.left(step), self.config.max_chunk_tokens or 10**9)
+        if entry.remaining > 1:
+            wanted = self.policy.chunk(step, entry, wanted)
         while entry.name in self.running:
             own = self.blocks(entry.computed)
             room = (self.num_blocks - self.used(step) + own) * self.block_size - entry.computed
@@ -235,6 +239,10 @@ class BruteForceScheduler:
                 return False
             passed.append(entry)
         return False
+
+    def could_enter(self, step: Step, entry: Entry) -> bool:
+        """If it were the first in the line, and the step had tokens left."""
+        return self.is_open() and self.has_seat() and not self.should_wait(entry) and self.fits(step, entry)
 
     def fits(self, step: Step, entry: Entry) -> bool:
         """Beside all that is promised, with a spare block for each that runs, where these may need one."""
@@ -380,7 +388,10 @@ class BruteForceScheduler:
 
     def took(self, step: Step, duration_s: float) -> None:
         self.step_s += (duration_s - self.step_s) / 20
-        self.pace.observe(num_chunk_tokens=sum(step.tokens.values()) - len(step.tokens), duration_s=duration_s)
+        num_rows = len(step.tokens)
+        self.pace.observe(
+            num_chunk_tokens=sum(step.tokens.values()) - num_rows, num_decodes=num_rows, duration_s=duration_s
+        )
 
     def land(self, step: Step, tokens: dict[str, int], failed: set[str], stop_token: int) -> list[str]:
         """Take in a result; returns who ended. What was computed is kept before anybody ends. Requests that failed, and

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -93,7 +93,7 @@ class Scheduler:
             restore_block_s=kv_cache.restore_choice.restore_block_s,
             token_s=lambda: self.pace.step_time.per_token_s,
         )
-        self.view = PolicyView(kv_cache, max_head_skips=config.max_head_skips)
+        self.view = PolicyView(kv_cache, self.pace, self._can_enter, max_head_skips=config.max_head_skips)
         self.policy: SchedulingPolicy = create_policy(config.scheduling_policy, self.view)
         self.batching = create_batching(config.batching, window_s=config.batch_window_ms / 1e3)
         self.requests: dict[str, Request] = {}
@@ -231,8 +231,9 @@ class Scheduler:
     def _mix(self, plan: _StepPlan) -> None:
         """Decodes, and prompts in chunks that fit beside them."""
         longer = self._continue_decodes(plan)
-        self._spare_decodes(plan, longer)
-        self._continue_chunks(plan, longer)
+        prompts = [request for request in longer if request.status is _RUNNING]
+        self._spare_decodes(plan, prompts)
+        self._continue_chunks(plan, prompts)
         if not plan.preempted:
             self._admit_waiting(plan)
 
@@ -256,7 +257,9 @@ class Scheduler:
         if duration_s is not None:
             # Each request takes part with one token at least; what tells a step with prompts are the others.
             num_chunk_tokens = output.num_scheduled_tokens - len(output.scheduled)
-            self.pace.observe(num_chunk_tokens=num_chunk_tokens, duration_s=duration_s)
+            self.pace.observe(
+                num_chunk_tokens=num_chunk_tokens, num_decodes=len(output.scheduled), duration_s=duration_s
+            )
             self.view.observe_step(duration_s)
         if output.moves.moved_out and _all_failed(output, result):
             self.kv_cache.distrust(output.moves)
@@ -308,15 +311,19 @@ class Scheduler:
         plan.budget.take(num_taken)
         return longer
 
-    def _spare_decodes(self, plan: _StepPlan, longer: Iterable[Request]) -> None:
+    def _spare_decodes(self, plan: _StepPlan, prompts: Sequence[Request]) -> None:
         """Leave prompts no more of the step than what keeps the requests that generate at their pace."""
-        in_the_batch = [request.num_remaining_tokens for request in longer if request.status is _RUNNING]
-        num_backlog_tokens = self.waiting.num_tokens + sum(in_the_batch)
+        num_backlog_tokens = self.waiting.num_tokens + sum(request.num_remaining_tokens for request in prompts)
         self.pace.target_s = self.policy.pace_s(self.limits.target_itl_ms / 1e3)
-        plan.budget.cap(self.pace.chunk_tokens(num_decodes=len(plan.scheduled), num_backlog_tokens=num_backlog_tokens))
+        num_tokens = self.pace.chunk_tokens(
+            num_decodes=len(plan.scheduled),
+            num_backlog_tokens=num_backlog_tokens,
+            limit_s=self.policy.step_limit_s(prompts),
+        )
+        plan.budget.cap(num_tokens)
 
-    def _continue_chunks(self, plan: _StepPlan, requests: Iterable[Request]) -> None:
-        for request in requests:
+    def _continue_chunks(self, plan: _StepPlan, prompts: list[Request]) -> None:
+        for request in prompts:
             if plan.budget.left == 0:
                 return
             if request.status is _RUNNING:
@@ -324,8 +331,9 @@ class Scheduler:
 
     def _compute_more(self, plan: _StepPlan, request: Request) -> None:
         """Give a running request its share of the step; take blocks back from others, or from itself, if it must be."""
-        num_remaining = request.num_remaining_tokens
-        num_tokens = 1 if num_remaining == 1 else self.policy.chunk_size(request, plan.budget.offer(num_remaining))
+        num_remaining, num_tokens = request.num_remaining_tokens, 1
+        if num_remaining > 1:
+            num_tokens = self.policy.chunk_size(request, plan.budget.offer(num_remaining), plan.budget.left)
         new_block_ids = self.kv_cache.allocate(request, num_tokens)
         if new_block_ids is None:
             num_tokens = min(num_tokens, self._make_room(plan, request))
@@ -418,6 +426,15 @@ class Scheduler:
             return False
         self._preempt(plan, victim)
         return True
+
+    def _can_enter(self, request: Request) -> bool:
+        """Whether a request that waits would find a place in the batch now, if it were the first."""
+        num_in_batch, num_seats = self._num_in_batch(), self.limits.max_num_seqs
+        is_open = self.batching.is_open(
+            self.waiting, num_in_batch=num_in_batch, num_seats=num_seats, now_s=self.view.now_s
+        )
+        has_seat = is_open and num_in_batch < num_seats
+        return has_seat and not self.kv_cache.should_wait(request) and self._can_admit(request)
 
     def _can_admit(self, request: Request) -> bool:
         """Whether there is room, and the runner can be told all of the request's tokens: one that was preempted while

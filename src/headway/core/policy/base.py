@@ -6,6 +6,7 @@ scratch.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -61,14 +62,20 @@ class SchedulingPolicy(ABC):
 
     # ---- how much of a step ---------------------------------------------------------------------------------------
 
-    def chunk_size(self, request: Request, num_offered_tokens: int) -> int:
-        """How many of the tokens it could compute now (at least 1) a request takes: between 1 and the offer."""
+    def chunk_size(self, request: Request, num_offered_tokens: int, num_left_tokens: int) -> int:
+        """How many of the tokens it could compute now (at least 1) a request takes: between 1 and the offer.
+        `num_left_tokens`: what the step has left for it and all after it."""
         return num_offered_tokens
 
     def pace_s(self, default_s: float) -> float:
         """The time between tokens that prompts leave to requests that generate; `default_s` is what the options say,
         0 is no limit."""
         return default_s
+
+    def step_limit_s(self, prompts: Sequence[Request]) -> float:
+        """The longest that the next step may take for the sake of prompts, whatever waits. `prompts`: the requests in
+        the batch whose prompts are not complete."""
+        return math.inf
 
     # ---- what happens ---------------------------------------------------------------------------------------------
 
