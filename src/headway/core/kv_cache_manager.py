@@ -175,8 +175,10 @@ class KVCacheManager:
         cache = self.prefix_cache
         if cache is None or not request.reads_cache:
             return 0
-        most = self._most_shared(request)
-        return self.block_size * cache.num_found(extend_digests(request, self.block_size, most), most)
+        most, digests = self._most_shared(request), request.block_digests
+        if len(digests) < most:
+            digests = extend_digests(request, self.block_size, most)
+        return self.block_size * cache.num_found(digests, most)
 
     def num_own_tokens(self, request: Request) -> int:
         """How many computed tokens of a running request are in blocks that nobody else uses."""

@@ -499,14 +499,13 @@ class Scheduler:
 
     def _commit(self, plan: _StepPlan) -> SchedulerOutput:
         """Advance the requests as planned, so that the next step can be planned before this one has run."""
-        num_scheduled_tokens, counts_service = 0, self.policy.counts_service
-        for request, (_, num_tokens, _, _, samples) in plan.scheduled.items():
-            num_scheduled_tokens += num_tokens
-            if counts_service:
-                self.policy.served(request, num_tokens)
-            request.advance(num_tokens, samples=samples)
         if not plan.scheduled:
             return self.nothing()
+        num_scheduled_tokens = 0
+        for request, (_, num_tokens, _, _, samples) in plan.scheduled.items():
+            num_scheduled_tokens += num_tokens
+            request.advance(num_tokens, samples)
+        self.policy.served(plan.scheduled)
         self._num_computed_tokens += num_scheduled_tokens
         output = SchedulerOutput(
             step_id=self._num_steps,
@@ -545,11 +544,16 @@ class Scheduler:
     def _append(self, request: Request, sampled: SampledTokens) -> RequestUpdate:
         """Give a live request its new tokens, up to one that ends it."""
         token_ids, logprobs, error = sampled
-        num_taken, finish_status = 0, None if error is None else RequestStatus.FINISHED_ERROR
-        while finish_status is None and num_taken < len(token_ids):
-            finish_status = request.append_output_token(token_ids[num_taken])
-            num_taken += 1
+        finish_status, num_before = None, len(request.output_token_ids)
+        if error is not None:
+            finish_status = RequestStatus.FINISHED_ERROR
+        else:
+            for token_id in token_ids:
+                finish_status = request.append_output_token(token_id)
+                if finish_status is not None:
+                    break
         if finish_status is not None:
+            num_taken = len(request.output_token_ids) - num_before
             token_ids, logprobs = token_ids[:num_taken], logprobs[:num_taken]
             finish_status = self._end(request, finish_status)
         return make_tuple(RequestUpdate, (request.request_id, token_ids, logprobs, finish_status, error, None))

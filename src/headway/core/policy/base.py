@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from headway.core.policy.view import PolicyView
 from headway.core.queue import KeyedQueue, WaitingQueue
 from headway.core.request import Request
+from headway.core.scheduler_output import ScheduledRequest
 
 
 class SchedulingPolicy(ABC):
@@ -24,8 +25,6 @@ class SchedulingPolicy(ABC):
     """A line for `--help`."""
     can_starve: ClassVar[bool] = True
     """Whether a request could wait for ever while others pass it, so that the guard is needed."""
-    counts_service: ClassVar[bool] = False
-    """Whether `served` is to be called."""
 
     def __init__(self, view: PolicyView) -> None:
         self.view = view
@@ -85,5 +84,5 @@ class SchedulingPolicy(ABC):
     def left(self, request: Request) -> None:  # noqa: B027
         """A request has left the batch, for whatever reason."""
 
-    def served(self, request: Request, num_tokens: int) -> None:  # noqa: B027
-        """So many of a request's tokens are computed in the step that has just been planned."""
+    def served(self, shares: Mapping[Request, ScheduledRequest]) -> None:  # noqa: B027
+        """A step has been planned, with these shares."""

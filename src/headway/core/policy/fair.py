@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headway.core.policy.base import SchedulingPolicy
 from headway.core.policy.view import PolicyView
 from headway.core.queue import SharedQueue, WaitingQueue
 from headway.core.request import Request, RequestStatus
+from headway.core.scheduler_output import ScheduledRequest
 
 GENERATED_WEIGHT = 2.0
 """What a generated token counts, where one of a prompt counts 1."""
@@ -44,7 +45,6 @@ class FairPolicy(SchedulingPolicy):
     name = "fair"
     summary = "the tenant that has been served least first"
     can_starve = False
-    counts_service = True
 
     def __init__(self, view: PolicyView) -> None:
         super().__init__(view)
@@ -102,13 +102,15 @@ class FairPolicy(SchedulingPolicy):
         _take_one(self._num_live, request.tenant)
         _take_one(self._num_present, request.tenant)
 
-    def served(self, request: Request, num_tokens: int) -> None:
-        """Charge the tenant."""
-        cost = GENERATED_WEIGHT * num_tokens
-        num_prompt = request.num_prompt_tokens - request.num_computed_tokens
-        if num_prompt > 0:
-            cost -= (GENERATED_WEIGHT - 1.0) * min(num_prompt, num_tokens)
-        self._served[request.tenant] += cost
+    def served(self, shares: Mapping[Request, ScheduledRequest]) -> None:
+        """Charge the tenants."""
+        served = self._served
+        for request, (_, num_tokens, num_computed_tokens, _, _) in shares.items():
+            cost = GENERATED_WEIGHT * num_tokens
+            num_prompt_tokens = request.num_prompt_tokens - num_computed_tokens
+            if num_prompt_tokens > 0:
+                cost -= (GENERATED_WEIGHT - 1.0) * min(num_prompt_tokens, num_tokens)
+            served[request.tenant] += cost
 
     def served_to(self, tenant: str) -> float:
         """What a tenant has had."""
