@@ -260,16 +260,36 @@ class BruteForceScheduler:
         return entry.tokens - len(self.find(entry)) * self.block_size <= self.left(step)
 
     def displace(self, step: Step, entry: Entry) -> bool:
-        """One that runs leaves for one that could enter then; returns whether the policy wants that."""
-        if step.num_displaced >= MOST_DISPLACED or self.held or entry.pending or self.should_wait(entry):
+        """Some that run leave for one that can enter then; returns whether the policy wants that. Either enough of them
+        leave or none."""
+        if self.held or entry.pending or self.should_wait(entry):
             return False
         candidates = [e for e in self.may_be_preempted() if e.name not in step.newcomers]
-        victim = self.policy.displaced(entry, candidates) if candidates else None
-        if victim is None:
-            return False
-        step.num_displaced += 1
-        self.preempt(step, victim)
+        victims: list[Entry] = []
+        while not victims or not self.fits_without(step, entry, victims):
+            victim = self.policy.displaced(entry, candidates) if candidates else None
+            if victim is None or step.num_displaced + len(victims) >= MOST_DISPLACED:
+                return False
+            candidates.remove(victim)
+            victims.append(victim)
+        step.num_displaced += len(victims)
+        for victim in victims:
+            self.preempt(step, victim)
         return True
+
+    def fits_without(self, step: Step, entry: Entry, leaving: list[Entry]) -> bool:
+        """If these were not there. What only they use and the entry could begin with is of no use to anybody else."""
+        users = self.with_blocks()
+        found = {*self.find(entry)}
+        only_theirs = {p for e in leaving for p in e.shared} - {p for e in users if e not in leaving for p in e.shared}
+        self.running -= {e.name for e in leaving}
+        free = (
+            self.num_blocks - self.used(step) - self.promised(step) - (0 if self.reserve_tokens else len(self.running))
+        )
+        self.running |= {e.name for e in leaving}
+        idle = 0 if self.cache is None else sum(prefix in self.cache.idle for prefix in found)
+        needed = self.blocks(max(entry.tokens, self.reserve_tokens)) - len(found)
+        return needed <= free - idle - len(found & only_theirs)
 
     def admit(self, step: Step, entry: Entry) -> None:
         for other in self.waiting():

@@ -394,8 +394,10 @@ class Scheduler:
                     passed.num_skips += 1
                 self._admit(plan, request)
                 place = 0
-            elif place == 0 and num_displaced < MAX_DISPLACED and self._displace(plan, request):
-                num_displaced += 1
+            elif place == 0 and (victims := self._choose_displaced(plan, request, most=MAX_DISPLACED - num_displaced)):
+                num_displaced += len(victims)
+                for victim in victims:
+                    self._preempt(plan, victim)
             elif not has_seat or request.num_skips >= self.config.max_head_skips:
                 break
             else:
@@ -414,18 +416,24 @@ class Scheduler:
             return True
         return request.num_tokens - self.kv_cache.num_cached_tokens(request) <= plan.budget.left
 
-    def _displace(self, plan: _StepPlan, request: Request) -> bool:
-        """Preempt a running request for one that waits, if the policy says so. Returns whether it did."""
+    def _choose_displaced(self, plan: _StepPlan, request: Request, *, most: int) -> list[Request]:
+        """Running requests that the policy would have leave for one that waits, so that it can enter. Nobody, if that
+        takes more than the policy says, or than `most`: nobody is to leave for nothing."""
         if request.num_pending_tokens or not self.running or self.held or self.kv_cache.should_wait(request):
-            return False
+            return []
         if plan.displaceable is None:  # whoever enters after this is not among them
             new_ids = {new.request_id for new in plan.admitted}
             plan.displaceable = [one for one in self._may_be_preempted() if one.request_id not in new_ids]
-        victim = self.policy.choose_displaced(request, plan.displaceable) if plan.displaceable else None
-        if victim is None:
-            return False
-        self._preempt(plan, victim)
-        return True
+        candidates, victims = plan.displaceable.copy(), list[Request]()
+        while candidates and len(victims) < most:
+            victim = self.policy.choose_displaced(request, candidates)
+            if victim is None:
+                break
+            candidates.remove(victim)
+            victims.append(victim)
+            if self._can_admit(request, leaving=victims):
+                return victims
+        return []
 
     def _can_enter(self, request: Request) -> bool:
         """Whether a request that waits would find a place in the batch now, if it were the first."""
@@ -436,13 +444,14 @@ class Scheduler:
         has_seat = is_open and num_in_batch < num_seats
         return has_seat and not self.kv_cache.should_wait(request) and self._can_admit(request)
 
-    def _can_admit(self, request: Request) -> bool:
-        """Whether there is room, and the runner can be told all of the request's tokens: one that was preempted while
-        a step sampled for it has to wait for that result."""
+    def _can_admit(self, request: Request, *, leaving: Sequence[Request] = ()) -> bool:
+        """Whether there is room, or would be after some have left, and the runner can be told all of the request's
+        tokens: one that was preempted while a step sampled for it has to wait for that result."""
         if request.num_pending_tokens:
             return False
         # One spare block per running request: enough for each to grow a while before anyone must be preempted.
-        return self.kv_cache.can_admit(request, num_spare_blocks=len(self.running))
+        num_spare_blocks = len(self.running) - len(leaving)
+        return self.kv_cache.can_admit(request, num_spare_blocks=num_spare_blocks, leaving=leaving)
 
     def _admit(self, plan: _StepPlan, request: Request) -> None:
         request.entry_key = self.policy.key(request)
