@@ -5,7 +5,7 @@
     slo     half of the requests are interactive, with targets of 0.5 s to the first token and 50 ms between tokens, the
             others have none; at the load where fcfs keeps about 60% of the targets
     fair    a tenant that stays within its share beside one that sends ten times as much; compared with the first one
-            alone at its share, that is on a machine of half the speed
+            alone at its share, that is on a machine of half the speed; or several such tenants (--tenants)
 
 On the real engine, or with `--calibration` in the simulator, which runs the same scheduler:
 
@@ -20,7 +20,9 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import itertools
 import json
+import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -51,6 +53,10 @@ class Outcome:
     @property
     def output_tok_s(self) -> float:
         return sum(len(timeline.token_times_s) for timeline in self.timelines) / self.duration_s
+
+    def tok_s_until(self, end_s: float) -> float:
+        """Tokens per second while all tenants send."""
+        return sum(time_s <= end_s for timeline in self.timelines for time_s in timeline.token_times_s) / end_s
 
 
 Run = Callable[..., Outcome]
@@ -256,21 +262,32 @@ def trace_lengths(path: str) -> Lengths:
 def fair(options: argparse.Namespace) -> None:
     run, lengths = make_run(options), trace_lengths(options.trace)
     top = capacity(run, lengths, 512)
+    share = 1 / (options.tenants + 1)
+    print(f"{top:.1f} requests/s can be served; {options.tenants} of {options.tenants + 1} tenants within their share")
+    print(f"{'of share':>8}{'alone s':>9}{'at its share s':>16}{'policy':>8}{'mean s':>8}{'times':>7}{'tok/s':>9}")
     for load in options.loads:
-        rate = load * top / 2  # of its half
-        own = [_with(one, tenant="own") for one in poisson(lengths, rate, options.requests)]
-        other = [_with(one, tenant="other") for one in poisson(lengths, HEAVY * rate, HEAVY * len(own), seed=1)]
-        both = sorted([*own, *other], key=lambda one: one.arrival_s)
-        is_own = [one.options["tenant"] == "own" for one in both]
-        means = {"alone": _mean(run("fcfs", own).timelines)}
-        if options.calibration:
-            means["alone, half the speed"] = _mean(make_run(options, speed=0.5)("fcfs", own).timelines)
+        rate = load * top * share
+        own = [
+            _tenant(f"own {i}", poisson(lengths, rate, options.requests, seed=10 * i)) for i in range(options.tenants)
+        ]
+        heavy = _tenant("heavy", poisson(lengths, HEAVY * rate, HEAVY * options.requests, seed=1))
+        work = sorted([*itertools.chain(*own), *heavy], key=lambda one: one.arrival_s)
+        first = [one.options["tenant"] == "own 0" for one in work]
+        both_s = min(requests[-1].arrival_s for requests in (*own, heavy))
+        alone_s = _mean(run("fcfs", own[0]).timelines)
+        share_s = _mean(make_run(options, speed=share)("fcfs", own[0]).timelines) if options.calibration else math.nan
         for policy in ("fcfs", "fair"):
-            outcome = run(policy, both)
-            means[f"beside {HEAVY} times as much, {policy}"] = _mean(outcome.of(is_own))
-        print(
-            f"{load:.2f} of its share: " + "; ".join(f"{name} {mean:.2f} s" for name, mean in means.items()), flush=True
-        )
+            outcome = run(policy, work)
+            mean_s = _mean(outcome.of(first))
+            print(
+                f"{load:>8.2f}{alone_s:>9.2f}{share_s:>16.2f}{policy:>8}{mean_s:>8.2f}{mean_s / share_s:>7.2f}"
+                f"{outcome.tok_s_until(both_s):>9,.0f}",
+                flush=True,
+            )
+
+
+def _tenant(name: str, work: Sequence[BenchRequest]) -> list[BenchRequest]:
+    return [_with(one, tenant=name) for one in work]
 
 
 def _mean(timelines: Sequence[RequestTimeline]) -> float:
@@ -288,6 +305,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--load", type=float, default=1.3, help="ltr: arrivals, as a multiple of what can be served")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.9, 1.0, 1.1], help="slo, fair: likewise, several")
+    parser.add_argument(
+        "--tenants", type=int, default=1, help="fair: so many stay within their share beside a heavy one"
+    )
     parser.add_argument("--lengths", metavar="FILE", help="ltr: prompts and lengths of answers")
     parser.add_argument(
         "--write-predictions",

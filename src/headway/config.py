@@ -222,7 +222,7 @@ class SchedulerConfig:
         "never.",
         metavar="MS",
     )
-    starvation_stretch: float = option(3.0, "See starvation_ms.")
+    starvation_stretch: float = option(10.0, "See starvation_ms.")
     max_preemptions: int = option(
         4, "A request that has been preempted so often gives way only if all others have been, too."
     )

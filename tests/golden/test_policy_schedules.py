@@ -94,6 +94,16 @@ def test_fair() -> None:
     assert schedule("fair", arrivals) == FAIR
 
 
+def test_fair_beside_a_long_prompt() -> None:
+    """The prompt that is under way leaves room in the step for the one of b, who has had less."""
+    arrivals = {
+        0: [request("long", 50, 2, tenant="a"), request("next", 4, 2, tenant="a")],
+        1: [request("b1", 5, 3, tenant="b")],
+    }
+    scheduler = make_scheduler(max_num_batched_tokens=16, scheduling_policy="fair")
+    assert schedule_text(scheduler, arrivals, step_s=STEP_S) == FAIR_BESIDE_A_LONG_PROMPT
+
+
 def test_mlfq() -> None:
     """A long prompt counts as much as 32 tokens: whoever has had less displaces it, one after the other."""
     arrivals = {
@@ -222,6 +232,14 @@ FAIR = """\
  10 a3:3*
  11 a3:1*
  12 a3:1*
+"""
+
+FAIR_BESIDE_A_LONG_PROMPT = """\
+  0 long:16
+  1 long:16
+  2 long:11 b1:5*
+  3 b1:1* long:7* next:4*
+  4 long:1* b1:1* next:1*
 """
 
 MLFQ = """\

@@ -136,7 +136,9 @@ class BruteForceScheduler:
         """Prompts get what keeps the pace of those that generate."""
         backlog = sum(e.remaining for e in self.in_batch() if e.remaining > 1) + sum(e.tokens for e in self.waiting())
         self.pace.target_s = self.policy.pace(self.target_s)
-        allowance = self.pace.chunk_tokens(num_decodes=len(step.tokens), num_backlog_tokens=backlog)
+        limit = self.policy.limit()
+        step.has_limit = limit < math.inf
+        allowance = self.pace.chunk_tokens(num_decodes=len(step.tokens), num_backlog_tokens=backlog, limit_s=limit)
         step.limit = min(step.limit, len(step.tokens) + allowance)
 
     def compute_prompts(self, step: Step) -> None:
@@ -166,6 +168,8 @@ class BruteForceScheduler:
         if self.left(step) == 0 or entry.name not in self.running:
             return
         wanted = min(entry.remaining, self.left(step), self.config.max_chunk_tokens or 10**9)
+        if entry.remaining > 1:
+            wanted = self.policy.chunk(step, entry, wanted)
         while entry.name in self.running:
             own = self.blocks(entry.computed)
             room = (self.num_blocks - self.used(step) + own) * self.block_size - entry.computed
@@ -236,6 +240,10 @@ class BruteForceScheduler:
             passed.append(entry)
         return False
 
+    def could_enter(self, step: Step, entry: Entry) -> bool:
+        """If it were the first in the line, and the step had tokens left."""
+        return self.is_open() and self.has_seat() and not self.should_wait(entry) and self.fits(step, entry)
+
     def fits(self, step: Step, entry: Entry) -> bool:
         """Beside all that is promised, with a spare block for each that runs, where these may need one."""
         found = self.find(entry)
@@ -252,16 +260,36 @@ class BruteForceScheduler:
         return entry.tokens - len(self.find(entry)) * self.block_size <= self.left(step)
 
     def displace(self, step: Step, entry: Entry) -> bool:
-        """One that runs leaves for one that could enter then; returns whether the policy wants that."""
-        if step.num_displaced >= MOST_DISPLACED or self.held or entry.pending or self.should_wait(entry):
+        """Some that run leave for one that can enter then; returns whether the policy wants that. Either enough of them
+        leave or none."""
+        if self.held or entry.pending or self.should_wait(entry):
             return False
         candidates = [e for e in self.may_be_preempted() if e.name not in step.newcomers]
-        victim = self.policy.displaced(entry, candidates) if candidates else None
-        if victim is None:
-            return False
-        step.num_displaced += 1
-        self.preempt(step, victim)
+        victims: list[Entry] = []
+        while not victims or not self.fits_without(step, entry, victims):
+            victim = self.policy.displaced(entry, candidates) if candidates else None
+            if victim is None or step.num_displaced + len(victims) >= MOST_DISPLACED:
+                return False
+            candidates.remove(victim)
+            victims.append(victim)
+        step.num_displaced += len(victims)
+        for victim in victims:
+            self.preempt(step, victim)
         return True
+
+    def fits_without(self, step: Step, entry: Entry, leaving: list[Entry]) -> bool:
+        """If these were not there. What only they use and the entry could begin with is of no use to anybody else."""
+        users = self.with_blocks()
+        found = {*self.find(entry)}
+        only_theirs = {p for e in leaving for p in e.shared} - {p for e in users if e not in leaving for p in e.shared}
+        self.running -= {e.name for e in leaving}
+        free = (
+            self.num_blocks - self.used(step) - self.promised(step) - (0 if self.reserve_tokens else len(self.running))
+        )
+        self.running |= {e.name for e in leaving}
+        idle = 0 if self.cache is None else sum(prefix in self.cache.idle for prefix in found)
+        needed = self.blocks(max(entry.tokens, self.reserve_tokens)) - len(found)
+        return needed <= free - idle - len(found & only_theirs)
 
     def admit(self, step: Step, entry: Entry) -> None:
         for other in self.waiting():
@@ -380,7 +408,10 @@ class BruteForceScheduler:
 
     def took(self, step: Step, duration_s: float) -> None:
         self.step_s += (duration_s - self.step_s) / 20
-        self.pace.observe(num_chunk_tokens=sum(step.tokens.values()) - len(step.tokens), duration_s=duration_s)
+        num_rows = len(step.tokens)
+        self.pace.observe(
+            num_chunk_tokens=sum(step.tokens.values()) - num_rows, num_decodes=num_rows, duration_s=duration_s
+        )
 
     def land(self, step: Step, tokens: dict[str, int], failed: set[str], stop_token: int) -> list[str]:
         """Take in a result; returns who ended. What was computed is kept before anybody ends. Requests that failed, and

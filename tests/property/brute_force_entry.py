@@ -81,6 +81,8 @@ class Step:
     """Of the preempted, how many had to go for others that waited."""
     had_no_time: bool = False
     """Whether somebody could have entered, if the step had more tokens left."""
+    has_limit: bool = False
+    """Whether the policy says how long it may take."""
     host_slots: set[int] = field(default_factory=set)
     """Where it copies what leaves the device."""
 

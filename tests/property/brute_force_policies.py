@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tests.property.brute_force_entry import Entry
+from tests.property.brute_force_entry import Entry, Step
 
 if TYPE_CHECKING:
     from tests.property.brute_force import BruteForceScheduler
@@ -55,6 +55,14 @@ class Fcfs:
 
     def pace(self, default: float) -> float:
         return default
+
+    def limit(self) -> float:
+        """The longest that a step may take."""
+        return math.inf
+
+    def chunk(self, step: Step, entry: Entry, offered: int) -> int:
+        """What it takes of that."""
+        return offered
 
     def arrives(self, entry: Entry) -> None:
         """Before it is in the line."""
@@ -153,6 +161,35 @@ class Fair(Fcfs):
         if self.model.waiting() and not is_there:
             least = min(self.rank(other) for other in self.model.waiting())
             self.had[entry.tenant] = max(self.had[entry.tenant], least)
+
+    def limit(self) -> float:
+        """1.3 times what it would be for any tenant in the batch, alone on a machine that is as much slower as there
+        are tenants: its decodes, and of its prompts what the pace allows. Nothing, if no step takes so long."""
+        pace, num_tenants = (
+            self.model.pace,
+            len({e.tenant for e in self.model.entries if e.name not in self.model.held}),
+        )
+        token_s, longest = pace.step_time.per_token_s or 0.0, pace.longest_s
+        limits = []
+        for tenant in {e.tenant for e in self.model.in_batch()}:
+            own = [e for e in self.model.entries if e.tenant == tenant and e.name not in self.model.held]
+            num_rows = sum(e.name in self.model.running for e in own)
+            decode = num_tenants * pace.decode_s(num_rows)
+            waiting = sum(e.tokens for e in own if e.name not in self.model.running)
+            under_way = sum(e.remaining for e in own if e.name in self.model.running and e.remaining > 1)
+            rest = num_tenants * (waiting + under_way) * token_s
+            paced = max(self.model.pace.target_s, rest / 10)
+            limits.append(1.3 * max(decode, min(decode + rest, paced)))
+        if num_tenants == 1 or num_tenants * pace.decode_s(1) >= longest:
+            return math.inf
+        return min(limits, default=math.inf)
+
+    def chunk(self, step: Step, entry: Entry, offered: int) -> int:
+        """All but what the first in the line needs, if its tenant has had less and it could enter."""
+        line = self.line(self.model.waiting())
+        if not line or self.rank(line[0]) >= self.rank(entry) or not self.model.could_enter(step, line[0]):
+            return offered
+        return max(1, min(offered, self.model.left(step) - line[0].tokens))
 
     def served(self, entry: Entry, start: int, end: int) -> None:
         self.had[entry.tenant] += sum(1 if place < len(entry.prompt) else 2 for place in range(start, end))

@@ -33,13 +33,13 @@ class World:
     """Whether the scheduler is told when requests come; else it takes the time of the last step."""
 
 
-def paced_world(rng: random.Random) -> World:
+def paced_world(rng: random.Random, policy: str | None = None) -> World:
     """Long prompts and a target for the time between tokens, which limits chunks."""
     config = SchedulerConfig(
         max_num_seqs=rng.choice([4, 9]),
         max_num_batched_tokens=rng.choice([200, 2000]),
         target_itl_ms=rng.choice([5.0, 10.0]),
-        scheduling_policy=rng.choice(["fcfs", "slo", "sjf"]),
+        scheduling_policy=policy or rng.choice(["fcfs", "slo", "sjf"]),
     )
     setting = Setting(config, num_blocks=rng.choice([60, 200]), block_size=16)
     return World(

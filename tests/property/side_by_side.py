@@ -241,6 +241,7 @@ class SideBySide:
         self.events["no time"] += step.had_no_time
         self.events["held"] += len(model.held)
         self.events["paced"] += bool(step.shares) and step.limit < (config.max_num_batched_tokens or 0)
+        self.events["limited"] += step.has_limit
         has_had_enough = any(e.preemptions >= config.max_preemptions for e in model.in_batch())
         self.events["spared"] += bool(step.preempted) and has_had_enough
         numbers = [entry.number for entry in model.line()]

@@ -12,14 +12,14 @@ from headway.config import BATCHING_MODES, KV_ALLOCATIONS, PREFILL_MODES, SCHEDU
 from tests.property.random_play import KINDS, RandomPlay, crowded_world, paced_world, small_world
 
 WORLDS_PER_GROUP = 3 * len(KINDS) + 2
-"""Each policy in two small worlds and a crowded one; and two with a pace."""
+"""Each policy in two small worlds and a crowded one; and two with a pace, the second of them under `fair`."""
 
 
 def make_play(seed: int, max_in_flight: int) -> RandomPlay:
     rng = random.Random(seed)
     turn, place = divmod(seed % WORLDS_PER_GROUP, len(KINDS))
     make_world = crowded_world if turn == 1 else small_world
-    world = paced_world(rng) if turn == 3 else make_world(rng, KINDS[place])
+    world = paced_world(rng, [None, "fair"][place]) if turn == 3 else make_world(rng, KINDS[place])
     return RandomPlay(world, rng, max_in_flight)
 
 
@@ -55,6 +55,7 @@ def test_the_scheduler_does_what_the_brute_force_model_does(group: int, max_in_f
     assert events["refused"] >= 10
     assert events["dropped"] >= (5 if max_in_flight == 1 else 50)
     assert events["paced"] >= 100
+    assert events["limited"] >= 50
     assert max_in_flight == 1 or events["id used again in flight"] >= 20
     assert max_in_flight == 1 or events["late for a preempted one"] >= 5
 

@@ -18,6 +18,9 @@ number of them.
 
 from __future__ import annotations
 
+import math
+
+from headway.core.decode_time import DecodeTime
 from headway.core.step_time import FREE_TOKENS, StepTimeModel
 
 BACKLOG_SHARE = 0.1
@@ -40,23 +43,47 @@ class DecodePace:
     def __init__(self, *, target_s: float, max_tokens: int) -> None:
         self.target_s = target_s
         self.step_time = StepTimeModel(max_tokens=max_tokens)
+        self.decode_time = DecodeTime()
         self._max_tokens = max_tokens
         self._num_late_allowed = 0.0
 
-    def chunk_tokens(self, *, num_decodes: int, num_backlog_tokens: int) -> int:
-        """How many prompt tokens the next step may have beside its decodes. To be asked once for each step."""
+    def chunk_tokens(self, *, num_decodes: int, num_backlog_tokens: int, limit_s: float = math.inf) -> int:
+        """How many prompt tokens the next step may have beside its decodes, and none that make it longer than
+        `limit_s`, whatever the backlog. To be asked once for each step."""
         if not self.target_s or not num_decodes:
             return self._max_tokens
         backlog_s = num_backlog_tokens * (self.step_time.per_token_s or 0.0)
         num_tokens = self.step_time.chunk_tokens(max(self.target_s, BACKLOG_SHARE * backlog_s))
         is_backlog = num_backlog_tokens > BACKLOG_STEPS * self.step_time.chunk_tokens(self.target_s)
-        if is_backlog and self._num_late_allowed >= num_decodes:
+        may_be_late = is_backlog and limit_s >= STRETCH * self.target_s
+        if may_be_late and self._num_late_allowed >= num_decodes:
             self._num_late_allowed -= num_decodes
             num_tokens = max(num_tokens, self.step_time.chunk_tokens(STRETCH * self.target_s))
         else:
             saved = self._num_late_allowed + num_decodes / TOKENS_PER_LATE_ONE
             self._num_late_allowed = min(saved, _MOST_LATE_TOKENS)
+        if limit_s < math.inf:
+            num_tokens = min(num_tokens, self.step_time.chunk_tokens(limit_s))
         return self._whole_tiles(num_tokens, num_decodes)
+
+    @property
+    def longest_s(self) -> float:
+        """About what a step takes that is full of prompts; 0 where time does not limit steps, or none was seen."""
+        base_s, token_s = self.step_time.base_s, self.step_time.per_token_s
+        return base_s + self._max_tokens * token_s if self.target_s and base_s and token_s else 0.0
+
+    def decode_s(self, num_decodes: int) -> float:
+        """What a step with so many decodes and nothing else takes, as far as anything was seen; else 0."""
+        return self.decode_time.seconds(num_decodes) or self.step_time.base_s or 0.0
+
+    def planned_s(self, *, num_decodes: int, num_backlog_tokens: int, slowdown: float) -> float:
+        """How long the next step would be meant to take with so many decodes, such a backlog and nothing else, on a
+        machine that takes `slowdown` times as long as this one."""
+        decode_s = slowdown * self.decode_s(num_decodes)
+        if not num_backlog_tokens:
+            return decode_s
+        backlog_s = slowdown * num_backlog_tokens * (self.step_time.per_token_s or 0.0)
+        return max(decode_s, min(decode_s + backlog_s, max(self.target_s, BACKLOG_SHARE * backlog_s)))
 
     def _whole_tiles(self, num_chunk_tokens: int, num_decodes: int) -> int:
         """So much less that the step ends with a tile. Small steps have smaller tiles, so none loses over a quarter."""
@@ -64,7 +91,9 @@ class DecodePace:
         tile = min(TILE_TOKENS, 1 << max(0, num_tokens.bit_length() - 3))
         return max(num_chunk_tokens - num_tokens % tile, min(FREE_TOKENS, self._max_tokens))
 
-    def observe(self, *, num_chunk_tokens: int, duration_s: float) -> None:
+    def observe(self, *, num_chunk_tokens: int, num_decodes: int, duration_s: float) -> None:
         """A step with so many prompt tokens beside its decodes has taken so long."""
         if self.target_s:
             self.step_time.observe(num_chunk_tokens, duration_s)
+            if not num_chunk_tokens:
+                self.decode_time.observe(num_decodes, duration_s)

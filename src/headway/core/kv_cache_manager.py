@@ -24,7 +24,8 @@ with the same tokens gets a copy of it, since the rest of it is going to differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from headway.core.block_hash import extend_digests, root_digest
 from headway.core.block_pool import BlockPool
@@ -158,14 +159,27 @@ class KVCacheManager:
         """Whether the request, alone in the cache, could run to its very end."""
         return self.blocks_for(max(request.max_kv_tokens, self.reserve_tokens)) <= self.num_blocks
 
-    def can_admit(self, request: Request, *, num_spare_blocks: int) -> bool:
-        """Whether all tokens the request has now fit beside what is promised, leaving `num_spare_blocks`."""
+    def can_admit(self, request: Request, *, num_spare_blocks: int, leaving: Sequence[Request] = ()) -> bool:
+        """Whether all tokens the request has now fit beside what is promised, leaving `num_spare_blocks`; or would fit,
+        if those that are `leaving` had left."""
         found = self._find(request)
         if self.reserve_tokens:
             num_spare_blocks = 0  # nobody ever needs more than was promised
         num_own = self._blocks_to_promise(request) - len(found)
         num_needed = num_own + self._num_promised_blocks + num_spare_blocks
+        if leaving:
+            num_needed -= self._num_left_behind(leaving, found)
         return num_needed <= self.num_available_blocks - sum(block.is_idle for block in found)
+
+    def _num_left_behind(self, leaving: Sequence[Request], found: Sequence[CachedBlock]) -> int:
+        """How many blocks these have, or are promised, that nobody else uses; without those that were `found`, since
+        whoever found them is not going to need others in their place anyway."""
+        holdings = [self._holdings[request.request_id] for request in leaving]
+        num_users = Counter(block_id for holding in holdings for block_id in holding.table)
+        for block in found:
+            num_users.pop(block.block_id, None)
+        num_freed = sum(self.pool.ref_count(block_id) == count for block_id, count in num_users.items())
+        return num_freed + sum(holding.promised for holding in holdings)
 
     def _blocks_to_promise(self, request: Request) -> int:
         return self.blocks_for(max(request.num_tokens, self.reserve_tokens))
@@ -175,8 +189,10 @@ class KVCacheManager:
         cache = self.prefix_cache
         if cache is None or not request.reads_cache:
             return 0
-        most = self._most_shared(request)
-        return self.block_size * cache.num_found(extend_digests(request, self.block_size, most), most)
+        most, digests = self._most_shared(request), request.block_digests
+        if len(digests) < most:
+            digests = extend_digests(request, self.block_size, most)
+        return self.block_size * cache.num_found(digests, most)
 
     def num_own_tokens(self, request: Request) -> int:
         """How many computed tokens of a running request are in blocks that nobody else uses."""

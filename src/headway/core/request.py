@@ -186,7 +186,7 @@ class Request:
             raise RuntimeError(f"request {self.request_id}: illegal move {self.status.name} -> {status.name}")
         self.status = status
 
-    def advance(self, num_tokens: int, *, samples: bool) -> None:
+    def advance(self, num_tokens: int, samples: bool) -> None:
         """A step has been launched that computes `num_tokens` of its tokens and, if it `samples`, brings a new one."""
         self.num_computed_tokens += num_tokens
         if samples:

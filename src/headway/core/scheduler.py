@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -93,7 +93,7 @@ class Scheduler:
             restore_block_s=kv_cache.restore_choice.restore_block_s,
             token_s=lambda: self.pace.step_time.per_token_s,
         )
-        self.view = PolicyView(kv_cache, max_head_skips=config.max_head_skips)
+        self.view = PolicyView(kv_cache, self.pace, self._can_enter, max_head_skips=config.max_head_skips)
         self.policy: SchedulingPolicy = create_policy(config.scheduling_policy, self.view)
         self.batching = create_batching(config.batching, window_s=config.batch_window_ms / 1e3)
         self.requests: dict[str, Request] = {}
@@ -237,8 +237,9 @@ class Scheduler:
     def _mix(self, plan: _StepPlan) -> None:
         """Decodes, and prompts in chunks that fit beside them."""
         longer = self._continue_decodes(plan)
-        self._spare_decodes(plan, longer)
-        self._continue_chunks(plan, longer)
+        prompts = [request for request in longer if request.status is _RUNNING]
+        self._spare_decodes(plan, prompts)
+        self._continue_chunks(plan, prompts)
         if not plan.preempted:
             self._admit_waiting(plan)
 
@@ -262,7 +263,9 @@ class Scheduler:
         if duration_s is not None:
             # Each request takes part with one token at least; what tells a step with prompts are the others.
             num_chunk_tokens = output.num_scheduled_tokens - len(output.scheduled)
-            self.pace.observe(num_chunk_tokens=num_chunk_tokens, duration_s=duration_s)
+            self.pace.observe(
+                num_chunk_tokens=num_chunk_tokens, num_decodes=len(output.scheduled), duration_s=duration_s
+            )
             self.view.observe_step(duration_s)
         if output.moves.moved_out and _all_failed(output, result):
             self.kv_cache.distrust(output.moves)
@@ -314,15 +317,19 @@ class Scheduler:
         plan.budget.take(num_taken)
         return longer
 
-    def _spare_decodes(self, plan: _StepPlan, longer: Iterable[Request]) -> None:
+    def _spare_decodes(self, plan: _StepPlan, prompts: Sequence[Request]) -> None:
         """Leave prompts no more of the step than what keeps the requests that generate at their pace."""
-        in_the_batch = [request.num_remaining_tokens for request in longer if request.status is _RUNNING]
-        num_backlog_tokens = self.waiting.num_tokens + sum(in_the_batch)
+        num_backlog_tokens = self.waiting.num_tokens + sum(request.num_remaining_tokens for request in prompts)
         self.pace.target_s = self.policy.pace_s(self.limits.target_itl_ms / 1e3)
-        plan.budget.cap(self.pace.chunk_tokens(num_decodes=len(plan.scheduled), num_backlog_tokens=num_backlog_tokens))
+        num_tokens = self.pace.chunk_tokens(
+            num_decodes=len(plan.scheduled),
+            num_backlog_tokens=num_backlog_tokens,
+            limit_s=self.policy.step_limit_s(prompts),
+        )
+        plan.budget.cap(num_tokens)
 
-    def _continue_chunks(self, plan: _StepPlan, requests: Iterable[Request]) -> None:
-        for request in requests:
+    def _continue_chunks(self, plan: _StepPlan, prompts: list[Request]) -> None:
+        for request in prompts:
             if plan.budget.left == 0:
                 return
             if request.status is _RUNNING:
@@ -330,8 +337,9 @@ class Scheduler:
 
     def _compute_more(self, plan: _StepPlan, request: Request) -> None:
         """Give a running request its share of the step; take blocks back from others, or from itself, if it must be."""
-        num_remaining = request.num_remaining_tokens
-        num_tokens = 1 if num_remaining == 1 else self.policy.chunk_size(request, plan.budget.offer(num_remaining))
+        num_remaining, num_tokens = request.num_remaining_tokens, 1
+        if num_remaining > 1:
+            num_tokens = self.policy.chunk_size(request, plan.budget.offer(num_remaining), plan.budget.left)
         new_block_ids = self.kv_cache.allocate(request, num_tokens)
         if new_block_ids is None:
             num_tokens = min(num_tokens, self._make_room(plan, request))
@@ -392,8 +400,10 @@ class Scheduler:
                     passed.num_skips += 1
                 self._admit(plan, request)
                 place = 0
-            elif place == 0 and num_displaced < MAX_DISPLACED and self._displace(plan, request):
-                num_displaced += 1
+            elif place == 0 and (victims := self._choose_displaced(plan, request, most=MAX_DISPLACED - num_displaced)):
+                num_displaced += len(victims)
+                for victim in victims:
+                    self._preempt(plan, victim)
             elif not has_seat or request.num_skips >= self.config.max_head_skips:
                 break
             else:
@@ -412,26 +422,42 @@ class Scheduler:
             return True
         return request.num_tokens - self.kv_cache.num_cached_tokens(request) <= plan.budget.left
 
-    def _displace(self, plan: _StepPlan, request: Request) -> bool:
-        """Preempt a running request for one that waits, if the policy says so. Returns whether it did."""
+    def _choose_displaced(self, plan: _StepPlan, request: Request, *, most: int) -> list[Request]:
+        """Running requests that the policy would have leave for one that waits, so that it can enter. Nobody, if that
+        takes more than the policy says, or than `most`: nobody is to leave for nothing."""
         if request.num_pending_tokens or not self.running or self.held or self.kv_cache.should_wait(request):
-            return False
+            return []
         if plan.displaceable is None:  # whoever enters after this is not among them
             new_ids = {new.request_id for new in plan.admitted}
             plan.displaceable = [one for one in self._may_be_preempted() if one.request_id not in new_ids]
-        victim = self.policy.choose_displaced(request, plan.displaceable) if plan.displaceable else None
-        if victim is None:
-            return False
-        self._preempt(plan, victim)
-        return True
+        candidates, victims = plan.displaceable.copy(), list[Request]()
+        while candidates and len(victims) < most:
+            victim = self.policy.choose_displaced(request, candidates)
+            if victim is None:
+                break
+            candidates.remove(victim)
+            victims.append(victim)
+            if self._can_admit(request, leaving=victims):
+                return victims
+        return []
 
-    def _can_admit(self, request: Request) -> bool:
-        """Whether there is room, and the runner can be told all of the request's tokens: one that was preempted while
-        a step sampled for it has to wait for that result."""
+    def _can_enter(self, request: Request) -> bool:
+        """Whether a request that waits would find a place in the batch now, if it were the first."""
+        num_in_batch, num_seats = self._num_in_batch(), self.limits.max_num_seqs
+        is_open = self.batching.is_open(
+            self.waiting, num_in_batch=num_in_batch, num_seats=num_seats, now_s=self.view.now_s
+        )
+        has_seat = is_open and num_in_batch < num_seats
+        return has_seat and not self.kv_cache.should_wait(request) and self._can_admit(request)
+
+    def _can_admit(self, request: Request, *, leaving: Sequence[Request] = ()) -> bool:
+        """Whether there is room, or would be after some have left, and the runner can be told all of the request's
+        tokens: one that was preempted while a step sampled for it has to wait for that result."""
         if request.num_pending_tokens:
             return False
         # One spare block per running request: enough for each to grow a while before anyone must be preempted.
-        return self.kv_cache.can_admit(request, num_spare_blocks=len(self.running))
+        num_spare_blocks = len(self.running) - len(leaving)
+        return self.kv_cache.can_admit(request, num_spare_blocks=num_spare_blocks, leaving=leaving)
 
     def _admit(self, plan: _StepPlan, request: Request) -> None:
         request.entry_key = self.policy.key(request)
@@ -488,14 +514,13 @@ class Scheduler:
 
     def _commit(self, plan: _StepPlan) -> SchedulerOutput:
         """Advance the requests as planned, so that the next step can be planned before this one has run."""
-        num_scheduled_tokens, counts_service = 0, self.policy.counts_service
-        for request, (_, num_tokens, _, _, samples) in plan.scheduled.items():
-            num_scheduled_tokens += num_tokens
-            if counts_service:
-                self.policy.served(request, num_tokens)
-            request.advance(num_tokens, samples=samples)
         if not plan.scheduled:
             return self.nothing()
+        num_scheduled_tokens = 0
+        for request, (_, num_tokens, _, _, samples) in plan.scheduled.items():
+            num_scheduled_tokens += num_tokens
+            request.advance(num_tokens, samples)
+        self.policy.served(plan.scheduled)
         self._num_computed_tokens += num_scheduled_tokens
         output = SchedulerOutput(
             step_id=self._num_steps,
@@ -534,11 +559,16 @@ class Scheduler:
     def _append(self, request: Request, sampled: SampledTokens) -> RequestUpdate:
         """Give a live request its new tokens, up to one that ends it."""
         token_ids, logprobs, error = sampled
-        num_taken, finish_status = 0, None if error is None else RequestStatus.FINISHED_ERROR
-        while finish_status is None and num_taken < len(token_ids):
-            finish_status = request.append_output_token(token_ids[num_taken])
-            num_taken += 1
+        finish_status, num_before = None, len(request.output_token_ids)
+        if error is not None:
+            finish_status = RequestStatus.FINISHED_ERROR
+        else:
+            for token_id in token_ids:
+                finish_status = request.append_output_token(token_id)
+                if finish_status is not None:
+                    break
         if finish_status is not None:
+            num_taken = len(request.output_token_ids) - num_before
             token_ids, logprobs = token_ids[:num_taken], logprobs[:num_taken]
             finish_status = self._end(request, finish_status)
         return make_tuple(RequestUpdate, (request.request_id, token_ids, logprobs, finish_status, error, None))

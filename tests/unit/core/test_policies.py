@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headway.core import PrefixCache, RequestStatus
 from tests.unit.core.driver import finish, make_scheduler, request, step
 
@@ -26,6 +28,18 @@ def test_nobody_is_displaced_for_a_request_that_waits_for_a_block() -> None:
     step(scheduler)
     scheduler.add_request(request("same", 12, 1, predicted_tokens=1))
     assert set(step(scheduler)) == {"long", "first"}, "what `same` needs is being computed by `first`"
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "expected"), [(24, {"long", "other"}), (16, {"other", "short"})])
+def test_nobody_is_displaced_in_vain(num_prompt_tokens: int, expected: set[str]) -> None:
+    """`long` would go, but that is not enough for a prompt of 6 blocks, and `other` would not."""
+    scheduler = make_scheduler(num_blocks=10, max_num_batched_tokens=64, scheduling_policy="srpt")
+    scheduler.add_request(request("long", 13, 12, predicted_tokens=100))
+    scheduler.add_request(request("other", 13, 12, predicted_tokens=3))
+    step(scheduler)
+    scheduler.add_request(request("short", num_prompt_tokens, 4, predicted_tokens=1))
+    assert set(step(scheduler)) == expected
+    assert scheduler.requests["long"].num_preemptions == ("long" not in expected)
 
 
 def test_the_pace_is_that_of_requests_that_run() -> None:

@@ -95,7 +95,7 @@ def paced() -> tuple[DecodePace, int]:
     """A pace that knows its device, and how many tokens fit into the target."""
     pace = DecodePace(target_s=0.02, max_tokens=8192)
     for tokens in (0, 600, 0, 600):
-        pace.observe(num_chunk_tokens=tokens, duration_s=device(*LARGE_GPU)(tokens))
+        pace.observe(num_chunk_tokens=tokens, num_decodes=10, duration_s=device(*LARGE_GPU)(tokens))
     return pace, in_tiles(pace.step_time.chunk_tokens(0.02))
 
 
@@ -108,7 +108,7 @@ def test_without_decodes_or_without_a_target_time_is_no_limit() -> None:
     pace, _ = paced()
     assert pace.chunk_tokens(num_decodes=0, num_backlog_tokens=10**6) == 8192
     free = DecodePace(target_s=0.0, max_tokens=512)
-    free.observe(num_chunk_tokens=0, duration_s=10.0)
+    free.observe(num_chunk_tokens=0, num_decodes=5, duration_s=10.0)
     assert free.chunk_tokens(num_decodes=5, num_backlog_tokens=10**6) == 512
 
 
@@ -147,7 +147,7 @@ def test_steps_shrink_back_as_the_backlog_melts() -> None:
     backlog, sizes = backlog_tokens(8.0), []
     while backlog > 0:
         sizes.append(pace.chunk_tokens(num_decodes=10, num_backlog_tokens=backlog))
-        pace.observe(num_chunk_tokens=sizes[-1], duration_s=device(*LARGE_GPU)(sizes[-1]))
+        pace.observe(num_chunk_tokens=sizes[-1], num_decodes=10, duration_s=device(*LARGE_GPU)(sizes[-1]))
         backlog -= sizes[-1]
     assert sizes[0] > 5 * in_time
     assert sizes[-1] == in_time

@@ -6,13 +6,15 @@ scratch.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from headway.core.policy.view import PolicyView
 from headway.core.queue import KeyedQueue, WaitingQueue
 from headway.core.request import Request
+from headway.core.scheduler_output import ScheduledRequest
 
 
 class SchedulingPolicy(ABC):
@@ -23,8 +25,6 @@ class SchedulingPolicy(ABC):
     """A line for `--help`."""
     can_starve: ClassVar[bool] = True
     """Whether a request could wait for ever while others pass it, so that the guard is needed."""
-    counts_service: ClassVar[bool] = False
-    """Whether `served` is to be called."""
 
     def __init__(self, view: PolicyView) -> None:
         self.view = view
@@ -61,14 +61,20 @@ class SchedulingPolicy(ABC):
 
     # ---- how much of a step ---------------------------------------------------------------------------------------
 
-    def chunk_size(self, request: Request, num_offered_tokens: int) -> int:
-        """How many of the tokens it could compute now (at least 1) a request takes: between 1 and the offer."""
+    def chunk_size(self, request: Request, num_offered_tokens: int, num_left_tokens: int) -> int:
+        """How many of the tokens it could compute now (at least 1) a request takes: between 1 and the offer.
+        `num_left_tokens`: what the step has left for it and all after it."""
         return num_offered_tokens
 
     def pace_s(self, default_s: float) -> float:
         """The time between tokens that prompts leave to requests that generate; `default_s` is what the options say,
         0 is no limit."""
         return default_s
+
+    def step_limit_s(self, prompts: Sequence[Request]) -> float:
+        """The longest that the next step may take for the sake of prompts, whatever waits. `prompts`: the requests in
+        the batch whose prompts are not complete."""
+        return math.inf
 
     # ---- what happens ---------------------------------------------------------------------------------------------
 
@@ -78,5 +84,5 @@ class SchedulingPolicy(ABC):
     def left(self, request: Request) -> None:  # noqa: B027
         """A request has left the batch, for whatever reason."""
 
-    def served(self, request: Request, num_tokens: int) -> None:  # noqa: B027
-        """So many of a request's tokens are computed in the step that has just been planned."""
+    def served(self, shares: Mapping[Request, ScheduledRequest]) -> None:  # noqa: B027
+        """A step has been planned, with these shares."""

@@ -7,6 +7,7 @@ answer is through before a long one gets far, although nobody knew which is whic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from operator import attrgetter
 
@@ -37,9 +38,14 @@ class MlfqPolicy(SchedulingPolicy):
         return max(lowest, key=attrgetter("arrival_index"))
 
     def choose_displaced(self, request: Request, running: Sequence[Request]) -> Request | None:
-        """One of a lower level."""
-        victim = self.choose_victim(running)
-        return victim if level(victim) > level(request) else None
+        """One of a lower level, if there is any: most are not, and to find that out must be quick."""
+        least = _least_on_level(level(request) + 1) if level(request) < NUM_LEVELS - 1 else math.inf
+        lower = [
+            one
+            for one in running
+            if one.num_tokens - one.num_prompt_tokens + one.num_prompt_tokens // PROMPT_TOKENS_PER_STEP >= least
+        ]
+        return self.choose_victim(lower) if lower else None
 
 
 def level(request: Request) -> int:

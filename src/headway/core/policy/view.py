@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from headway.core.decode_pace import DecodePace
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.request import Request
 
@@ -12,8 +15,14 @@ _MEMORY = 0.05  # of the mean time of a step, what the last one counts
 class PolicyView:
     """Kept up to date by the scheduler."""
 
-    def __init__(self, kv_cache: KVCacheManager, *, max_head_skips: int) -> None:
+    def __init__(
+        self, kv_cache: KVCacheManager, pace: DecodePace, can_enter: Callable[[Request], bool], *, max_head_skips: int
+    ) -> None:
         self._kv_cache = kv_cache
+        self.pace = pace
+        """What is known about the times of steps."""
+        self.can_enter = can_enter
+        """Whether a waiting request would find a seat and memory now."""
         self.max_head_skips = max_head_skips
         """How often a request may be passed for want of room."""
         self.now_s = 0.0

@@ -24,6 +24,7 @@ class SharedQueue(WaitingQueue):
         self._lines: dict[str, Line] = {}  # of each tenant with a request
         self._heap: list[_Entry] = []
         self._in_heap: dict[str, _Entry] = {}  # by tenant; an entry of the heap that is not in here is dead
+        self._num_tokens_of: dict[str, int] = {}  # likewise
         self._front: list[Request] = []
         self._num_requests = 0
         self.num_tokens = 0
@@ -39,6 +40,10 @@ class SharedQueue(WaitingQueue):
         """Whether any request of this tenant waits."""
         return tenant in self._lines
 
+    def num_tokens_of(self, tenant: str) -> int:
+        """Of all waiting requests of this tenant together."""
+        return self._num_tokens_of.get(tenant, 0)
+
     def first_tenant(self) -> str | None:
         """Whoever is first, also between two steps, when some have been served since anybody looked."""
         self._look(1)
@@ -50,6 +55,7 @@ class SharedQueue(WaitingQueue):
         if first_index(line) == request.arrival_index:
             self._enter(request.tenant)
         self._num_requests += 1
+        self._num_tokens_of[request.tenant] = self._num_tokens_of.get(request.tenant, 0) + request.num_tokens
         self.num_tokens += request.num_tokens
         self._front.clear()
 
@@ -63,9 +69,11 @@ class SharedQueue(WaitingQueue):
         was_first = first_index(line) == request.arrival_index
         del line[request.arrival_index]
         if not line:
-            del self._lines[request.tenant], self._in_heap[request.tenant]
-        elif was_first:
-            self._enter(request.tenant)
+            del self._lines[request.tenant], self._in_heap[request.tenant], self._num_tokens_of[request.tenant]
+        else:
+            self._num_tokens_of[request.tenant] -= request.num_tokens
+            if was_first:
+                self._enter(request.tenant)
         self._clean_up()
         self._num_requests -= 1
         self.num_tokens -= request.num_tokens

@@ -79,20 +79,19 @@ class WindowQueue(WaitingQueue):
         self._front.clear()
 
     def _first(self) -> Request | None:
-        requests = self._line.first(self._window)
+        requests, orders = self._line.first(self._window), self._orders
+        for request in requests:
+            if request.arrival_index not in orders:
+                orders[request.arrival_index] = self._order(request)
+        last_orders = [orders[request.arrival_index] for request in requests]
         while requests:
-            best = min(requests, key=self._last_order)
-            last, order = self._orders[best.arrival_index], self._order(best)
+            last = min(last_orders)
+            place = last_orders.index(last)
+            best = requests[place]
+            last_orders[place] = orders[best.arrival_index] = order = self._order(best)
             if order == last:
                 return best
-            self._orders[best.arrival_index] = order
         return None
-
-    def _last_order(self, request: Request) -> _Order:
-        order = self._orders.get(request.arrival_index)
-        if order is None:
-            order = self._orders[request.arrival_index] = self._order(request)
-        return order
 
     def _order(self, request: Request) -> _Order:
         may_be_passed = self._num_passes.get(request.arrival_index, 0) < self._max_passes
