@@ -1,0 +1,1 @@
+"""One file for each claim: its text, its workload and its measure."""
