@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Iterable
 
 MOST_CHARS = 4_000
 """Of longer texts only the end is looked at."""
@@ -63,14 +64,23 @@ _LISTS = {
     "again": "again another more else also",
     "without": "do+not avoid without",
 }
-_CUES_OF: dict[str, list[int]] = {}
-for _index, _words in enumerate(_LISTS.values()):
-    for _word in _words.split():
-        _CUES_OF.setdefault(_word.replace("+", " "), []).append(_index)
-_FIRST_WORDS = (
+_FIRST = (
     "what how why can could is are do does did who when where which write give tell explain i and the if please list "
     "create now so a"
-).split()
+)
+
+
+def _places(lists: Iterable[str]) -> dict[str, list[int]]:
+    """In which of the lists each word or pair of words is."""
+    places: dict[str, list[int]] = {}
+    for place, words in enumerate(lists):
+        for word in words.split():
+            places.setdefault(word.replace("+", " "), []).append(place)
+    return places
+
+
+_CUES_OF = _places(_LISTS.values())
+_FIRST_WORDS = {word: float(place) for place, word in enumerate(_FIRST.split())}
 
 CUE_NAMES = (
     "log_chars",
@@ -114,7 +124,7 @@ def text_cues(text: str) -> tuple[float, ...]:
         float(message.endswith(".")),
         math.log1p(len(message) - message.rfind("\n") - 1),
         math.log1p(_amount(ask)),
-        float(_FIRST_WORDS.index(words[0])) if words and words[0] in _FIRST_WORDS else -1.0,
+        _FIRST_WORDS.get(words[0], -1.0) if words else -1.0,
         *_said(words),
     )
     return tuple(round(number, 4) for number in numbers)
