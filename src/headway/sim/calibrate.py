@@ -38,7 +38,7 @@ _NUM_WAVES = 16  # at least so many; one that takes longer is broken off,
 _LEAST_WAVE_S = 0.5  # unless it has just begun
 _WARM_UP_SHARE = 0.2
 _WARM_UP_SHARE_GRAPHS = 0.5  # where every shape of a step is slow twice: compiled first, captured then
-_PROBE_TOKENS = {"cpu": 256, "cuda": 1024}  # of the prompts that tell how fast the machine is
+_PROBE_TOKENS, _PROBE_TOKENS_GPU = 256, 1024  # of the prompts that tell how fast the machine is
 _REFERENCE_STEPS = 3
 
 
@@ -146,7 +146,8 @@ class _Waves:
     def prompt_rate(self) -> float:
         """Prompt tokens per second, roughly: of the second of two prompts, when nothing is new any more."""
         plan = self._engine.plan
-        num_tokens = min(_PROBE_TOKENS[plan.device.split(":")[0]], plan.max_model_len // 2)
+        wanted = _PROBE_TOKENS_GPU if plan.device.startswith("cuda") else _PROBE_TOKENS
+        num_tokens = min(wanted, plan.max_model_len // 2)
         for _ in range(2):
             samples = self.run([PlannedRequest(num_tokens, 1, at_step=0)])
         return num_tokens / sum(sample.duration_s for sample in samples)
