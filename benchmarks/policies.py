@@ -32,8 +32,8 @@ from typing import Any
 
 from headway.bench.online import replay
 from headway.bench.times import RequestTimeline, percentile
-from headway.config import CacheConfig, EngineConfig, SchedulerConfig
-from headway.sim import CostModel, Machine, simulate
+from headway.config import CacheConfig, EngineConfig
+from headway.sim import Calibration, simulate
 from headway.workload.requests import BenchRequest
 
 TTFT_S, TPOT_S = 0.5, 0.05
@@ -73,18 +73,11 @@ def make_run(options: argparse.Namespace, *, speed: float = 1.0) -> Run:
 
 
 def _simulated(options: argparse.Namespace, speed: float) -> Run:
-    cost = CostModel.load(options.calibration)
-    cost = dataclasses.replace(cost, coefficients=tuple(c / speed for c in cost.coefficients))
-    machine = Machine(cost, options.kv_tokens // 64, 64, options.max_model_len, overlap=True)
+    calibration = Calibration.load(options.calibration).scaled(1 / speed)
+    machine = calibration.machine(num_blocks=options.kv_tokens and options.kv_tokens // calibration.block_size)
 
     def run(policy: str, work: Sequence[BenchRequest], **more: Any) -> Outcome:
-        config = SchedulerConfig(
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=8192,
-            target_itl_ms=20,
-            scheduling_policy=policy,
-            **more,
-        )
+        config = calibration.scheduler_config(max_num_seqs=options.max_num_seqs, scheduling_policy=policy, **more)
         result = simulate(work, machine, config, CacheConfig(prefix_caching="off"))
         return Outcome(result.timelines, result.duration_s)
 
@@ -299,7 +292,9 @@ def main() -> None:
     parser.add_argument("experiment", choices=("ltr", "slo", "fair"))
     parser.add_argument("--model", help="a built-in shape, a folder or a file; default: the embedded model")
     parser.add_argument("--calibration", metavar="FILE", help="simulate the machine that this was measured on")
-    parser.add_argument("--kv-tokens", type=int, default=262_144, help="of the simulated machine")
+    parser.add_argument(
+        "--kv-tokens", type=int, help="of the simulated machine, where it is not to have what was measured"
+    )
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--requests", type=int, default=1500)

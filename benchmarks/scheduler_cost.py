@@ -29,9 +29,9 @@ from headway.config import SCHEDULING_POLICIES, SchedulerConfig
 from headway.core import KVCacheManager, ModelRunnerOutput, PrefixCache, SampledTokens, Scheduler, SchedulerOutput
 from headway.engine.collector import spare_the_collector
 
-BLOCK_SIZE = 16
-BLOCKS_PER_REQUEST = {"ample": 64, "tight": 10}
-"""A request has 17 blocks when it is half through its answer, and 32 at most."""
+BLOCK_SIZE = 64  # as on a GPU, where so many run at once
+BLOCKS_PER_REQUEST = {"ample": 16, "tight": 3}
+"""A request has 4 or 5 blocks when it is half through its answer, and 8 at most."""
 TOKEN = SampledTokens((7,))
 MAX_RATIO = 1.2
 MAX_US = 1_000.0

@@ -133,6 +133,7 @@ class _Session:
                 rate=None if is_at_once else rate,
                 load=load,
                 temperature=_TEMPERATURE,
+                num_warm_up=len(work) // 4 if engine.plan.device.startswith("cuda") else 0,
                 progress=progress,
             )
         self.checks.append(done)

@@ -1,13 +1,14 @@
 """From a prompt to the numbers that predictors work on.
 
 Everything is made from token ids, which are always there: counts of hashed tokens of the whole prompt, counts of hashed
-tokens and pairs of its end, and a few hashes of how it begins and ends. Where the text is known too, cues of it are
-added; where it is not, they are missing values. The hashes have no key and few values, so that what a log holds does
-not spell out the prompt, and many prompts share each value.
+tokens and pairs of its last message, how long the messages before were, and a few hashes of how it begins and ends.
+Where the text is known too, cues of it are added; where it is not, they are missing values. The hashes have no key and
+few values, so that what a log holds does not spell out the prompt, and many prompts share each value.
 
     column  0 .. 3            length, max_tokens, temperature, share of distinct tokens
-            4 .. 4 + CUES     cues of the text, NaN where there is none
-            ... + GRAMS       log(1 + count) of each bucket of tokens and pairs
+            ... + TURNS       number and lengths of the conversation's messages
+            ... + CUES        cues of the text, NaN where there is none
+            ... + GRAMS       log(1 + count) of each bucket: tokens of the prompt, tokens and pairs of its last message
 
 A change to any number here makes another feature set: raise `FEATURES_VERSION`.
 """
@@ -23,17 +24,20 @@ import numpy.typing as npt
 
 from headway.predict.base import PromptView
 from headway.predict.text_cues import NUM_CUES, text_cues
+from headway.predict.turns import NUM_TURNS, find_turns
 
-FEATURES_VERSION = 1
+FEATURES_VERSION = 2
 BODY_COLUMNS = 512
-TAIL_COLUMNS = 256
-GRAM_COLUMNS = BODY_COLUMNS + TAIL_COLUMNS
+MESSAGE_COLUMNS = 512
+PAIR_COLUMNS = 512
+GRAM_COLUMNS = BODY_COLUMNS + MESSAGE_COLUMNS + PAIR_COLUMNS
 NUM_PLAIN = 4
-NUM_FEATURES = NUM_PLAIN + NUM_CUES + GRAM_COLUMNS
+CUES_START = NUM_PLAIN + NUM_TURNS
+GRAMS_START = CUES_START + NUM_CUES
+NUM_FEATURES = GRAMS_START + GRAM_COLUMNS
 
 MOST_TOKENS = 1024
 """Of longer prompts the first and the last half of this many tokens are read, so that the cost is bounded."""
-TAIL_TOKENS = 32
 KEY_BITS = 16
 HEAD_LENGTHS = (16, 32, 40, 48)
 TAIL_LENGTHS = (8, 10, 14)
@@ -66,6 +70,8 @@ class PromptFeatures:
     keys: PromptKeys
     temperature: float
     distinct_share: float
+    turns: tuple[float, ...]
+    """Of the conversation's messages, one number for each of `TURN_NAMES`."""
     grams: bytes
     """A count, at most 255, for each of `GRAM_COLUMNS` buckets."""
     cues: tuple[float, ...] | None
@@ -85,15 +91,20 @@ def prompt_keys(prompt: PromptView) -> PromptKeys:
 
 def prompt_features(prompt: PromptView) -> PromptFeatures:
     ids = _read_tokens(prompt.prompt_token_ids)
+    turns = find_turns(ids)
     singles = ids * _FIRST
-    end = singles[-TAIL_TOKENS:]
-    body = _bucket_counts(singles, BODY_COLUMNS)
-    tail = _bucket_counts(np.concatenate((end, end[:-1] * _SECOND + end[1:])), TAIL_COLUMNS)
+    message = singles[turns.last_start : turns.last_end]
+    counts = (
+        _bucket_counts(singles, BODY_COLUMNS),
+        _bucket_counts(message, MESSAGE_COLUMNS),
+        _bucket_counts(message[:-1] * _SECOND + message[1:], PAIR_COLUMNS),
+    )
     return PromptFeatures(
         keys=prompt_keys(prompt),
         temperature=prompt.temperature,
         distinct_share=round(len(set(ids.tolist())) / max(len(ids), 1), 4),
-        grams=np.minimum(np.concatenate((body, tail)), 255).astype(np.uint8).tobytes(),
+        turns=turns.numbers(),
+        grams=np.minimum(np.concatenate(counts), 255).astype(np.uint8).tobytes(),
         cues=None if prompt.text is None else text_cues(prompt.text),
     )
 
@@ -107,9 +118,10 @@ def feature_matrix(prompts: Sequence[PromptFeatures]) -> Floats:
         row[1] = math.nan if keys.max_tokens is None else math.log1p(keys.max_tokens)
         row[2] = prompt.temperature
         row[3] = prompt.distinct_share
-        row[NUM_PLAIN : NUM_PLAIN + NUM_CUES] = math.nan if prompt.cues is None else prompt.cues
-        row[NUM_PLAIN + NUM_CUES :] = np.frombuffer(prompt.grams, dtype=np.uint8)
-    grams = matrix[:, NUM_PLAIN + NUM_CUES :]
+        row[NUM_PLAIN:CUES_START] = prompt.turns
+        row[CUES_START:GRAMS_START] = math.nan if prompt.cues is None else prompt.cues
+        row[GRAMS_START:] = np.frombuffer(prompt.grams, dtype=np.uint8)
+    grams = matrix[:, GRAMS_START:]
     np.log1p(grams, out=grams)
     return matrix
 

@@ -1,6 +1,6 @@
 """The file of a learned ranker: a line of JSON, then LightGBM's model as text. Reading it executes nothing.
 
-{"format": "headway-length-predictor", "version": 1, "features": 1, "num_features": 537, "objective": "regression",
+{"format": "headway-length-predictor", "version": 1, "features": 2, "num_features": 1593, "objective": "regression",
  "calibration": {"scores": [...], "log_lengths": [...], "sigma": 0.6}, "training": {...},
  "model_bytes": 123456, "model_sha256": "..."}
 tree

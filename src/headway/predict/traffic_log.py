@@ -34,6 +34,7 @@ from headway.predict.features import (
     prompt_features,
 )
 from headway.predict.text_cues import NUM_CUES
+from headway.predict.turns import NUM_TURNS
 
 logger = logging.getLogger(__name__)
 
@@ -224,6 +225,7 @@ def _hashed_content(prompt: PromptView) -> dict[str, Any]:
         "tails": features.keys.tails,
         "user": features.keys.user,
         "distinct_share": features.distinct_share,
+        "turns": features.turns,
         "grams": base64.b64encode(features.grams).decode(),
         "cues": features.cues,
     }
@@ -265,6 +267,7 @@ def _read_hashed(row: dict[str, Any]) -> PromptFeatures:
         keys=keys,
         temperature=_real(row["temperature"], "temperature"),
         distinct_share=_real(row["distinct_share"], "distinct_share"),
+        turns=tuple(_real(number, "a number of turns") for number in _of_length(row["turns"], NUM_TURNS)),
         grams=grams,
         cues=None if cues is None else tuple(_real(cue, "a cue") for cue in _of_length(cues, NUM_CUES)),
     )

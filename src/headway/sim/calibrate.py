@@ -2,8 +2,8 @@
 
 Waves of requests (see `headway.sim.waves`) are run as a server runs them: they stream, and some arrive while others
 generate. Each step's work and time are noted, and a cost model is fitted to them. What has never run before (a kernel
-to compile, a graph to capture) is slow once: the first waves are thrown away, and so are steps that took several times
-what the fit expects.
+to compile, a graph to capture) is slow once: the waves run unmeasured first, then again from the beginning, and steps
+that took several times what the fit expects are thrown away.
 
 A machine is not always as fast: it heats up, or has other work. Between two waves the same small step is timed, and the
 times of a wave are put in proportion to it before they are compared with those of other waves.
@@ -37,7 +37,8 @@ TEMPERATURE = 1.0
 _NUM_WAVES = 16  # at least so many; one that takes longer is broken off,
 _LEAST_WAVE_S = 0.5  # unless it has just begun
 _WARM_UP_SHARE = 0.2
-_PROBE_TOKENS = 256  # of the prompts that tell how fast the machine is
+_WARM_UP_SHARE_GRAPHS = 0.5  # where every shape of a step is slow twice: compiled first, captured then
+_PROBE_TOKENS, _PROBE_TOKENS_GPU = 256, 1024  # of the prompts that tell how fast the machine is
 _REFERENCE_STEPS = 3
 
 
@@ -100,29 +101,39 @@ def measure_waves(
     progress: Progress | None = None,
     now: Now = time.perf_counter,
 ) -> list[MeasuredWave]:
-    """Waves of all kinds, after a warm-up."""
-    rng = random.Random(seed)
+    """Waves of all kinds, after a warm-up with the same ones."""
     started_s = now()
     measured: list[MeasuredWave] = []
+
+    def tell(elapsed_s: float) -> None:
+        if progress is not None:
+            progress(min(elapsed_s / seconds, 1.0))
+
     with metered(engine, now=now) as meter:
-        runner = _Waves(engine, meter, rng, temperature, now)
+        runner = _Waves(engine, meter, random.Random(seed), temperature, now)
         limits = WaveLimits(
             max_num_seqs=engine.config.scheduler.limits.max_num_seqs,
             max_model_len=engine.plan.max_model_len,
             num_cache_tokens=engine.plan.num_tokens,
             num_prompt_tokens=max(int(runner.prompt_rate()), 32),
         )
-        reference_s = runner.reference_s()
-        for wave in waves(limits, rng):
-            elapsed_s = now() - started_s
-            if elapsed_s >= seconds:
+        lasts_s = max(seconds / _NUM_WAVES, _LEAST_WAVE_S)
+        warm_until_s = started_s + seconds * (
+            _WARM_UP_SHARE_GRAPHS if engine.plan.device.startswith("cuda") else _WARM_UP_SHARE
+        )
+        for wave in waves(limits, random.Random(seed)):
+            if now() >= warm_until_s:
                 break
-            samples = runner.run(wave, lasts_s=max(seconds / _NUM_WAVES, _LEAST_WAVE_S))
+            runner.run(wave, lasts_s=lasts_s)
+            tell(now() - started_s)
+        reference_s = runner.reference_s()
+        for wave in waves(limits, random.Random(seed)):
+            if now() - started_s >= seconds:
+                break
+            samples = runner.run(wave, lasts_s=lasts_s)
             before_s, reference_s = reference_s, runner.reference_s()
-            if elapsed_s >= _WARM_UP_SHARE * seconds:
-                measured.append(MeasuredWave(samples, (before_s + reference_s) / 2))
-            if progress is not None:
-                progress(min((now() - started_s) / seconds, 1.0))
+            measured.append(MeasuredWave(samples, (before_s + reference_s) / 2))
+            tell(now() - started_s)
     return measured
 
 
@@ -134,7 +145,9 @@ class _Waves:
 
     def prompt_rate(self) -> float:
         """Prompt tokens per second, roughly: of the second of two prompts, when nothing is new any more."""
-        num_tokens = min(_PROBE_TOKENS, self._engine.plan.max_model_len // 2)
+        plan = self._engine.plan
+        wanted = _PROBE_TOKENS_GPU if plan.device.startswith("cuda") else _PROBE_TOKENS
+        num_tokens = min(wanted, plan.max_model_len // 2)
         for _ in range(2):
             samples = self.run([PlannedRequest(num_tokens, 1, at_step=0)])
         return num_tokens / sum(sample.duration_s for sample in samples)

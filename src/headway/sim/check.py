@@ -83,11 +83,16 @@ def check(
     load: float | None = None,
     temperature: float,
     seed: int = 0,
+    num_warm_up: int = 0,
     progress: Progress | None = None,
     now: Now = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Check:
-    """Run the work in both, the real engine first. It must be idle and is it again afterwards."""
+    """Run the work in both, the real engine first. It must be idle and is it again afterwards. `num_warm_up`: so many
+    of the first requests run unmeasured before, on engines that are slow the first time that a step has some shape."""
+    if num_warm_up:
+        beginning = apart(work[:num_warm_up], uuid.uuid4().hex)
+        replay(engine, beginning, temperature=temperature, now=now, sleep=sleep)
     started_s = now()
     with metered(engine, now=now) as meter:
         result = replay(

@@ -6,7 +6,8 @@ What a user sees is the period, from one return of `engine.step()` to the next:
              plan, launch                         update, hand out tokens
 
 On a device that computes while it is launched (a CPU) launching is no host work: there the whole of `submit` is the
-device's.
+device's. On a GPU the device's own clock tells how long it had a step: the host, which may be late for a result because
+it is launching the next step, would count time of one step to another.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from headway.sim.step_work import StepWork
@@ -63,7 +64,8 @@ class StepMeter:
                 after_s = max(now_s - executor.result_at_s, 0.0)
                 before_s = max(now_s - last_s - executor.waited_s - after_s, 0.0)
             work = StepWork.of(report.snapshot.output)
-            self.samples.append(StepSample(work, report.duration_s, before_s, after_s, now_s))
+            device_s = executor.device_s if executor.device_s is not None else report.duration_s
+            self.samples.append(StepSample(work, device_s, before_s, after_s, now_s))
         self._returned_s = now_s if self._engine.has_unfinished_requests() else None
         return outputs
 
@@ -76,7 +78,7 @@ class StepMeter:
 def metered(engine: LLMEngine, *, now: Now = time.perf_counter) -> Iterator[StepMeter]:
     """A meter for the engine, which must be idle. `now`: the engine's own clock."""
     plain = engine.core.executor
-    timed = _TimedExecutor(plain, now, computes_in_submit=not engine.plan.device.startswith("cuda"))
+    timed = _TimedExecutor(plain, now, is_gpu=engine.plan.device.startswith("cuda"))
     engine.core.executor = timed
     try:
         yield StepMeter(engine, timed, now)
@@ -85,36 +87,55 @@ def metered(engine: LLMEngine, *, now: Now = time.perf_counter) -> Iterator[Step
 
 
 class _TimedExecutor:
-    """Notes how long the host waits for the device."""
+    """Notes how long the host waits for the device and, on a GPU, how long that had a step."""
 
-    def __init__(self, executor: Executor, now: Now, *, computes_in_submit: bool) -> None:
-        self._executor, self._computes_in_submit = executor, computes_in_submit
+    def __init__(self, executor: Executor, now: Now, *, is_gpu: bool) -> None:
+        self._executor, self._is_gpu = executor, is_gpu
         self.now = now
         self.max_in_flight = executor.max_in_flight
         self.waited_s = 0.0
         self.result_at_s = 0.0
+        self.device_s: float | None = None
+        """Of the step whose result came last, where the device says."""
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
+        if self._is_gpu:
+            begin = _mark()
+            pending = self._executor.submit(output)
+            return _TimedStep(pending, self, (begin, _mark()))
         started_s = self.now()
         pending = self._executor.submit(output)
-        if self._computes_in_submit:
-            self.waited_s += self.now() - started_s
-        return _TimedStep(pending, self)
+        self.waited_s += self.now() - started_s
+        return _TimedStep(pending, self, None)
 
     def shutdown(self) -> None:
         self._executor.shutdown()
 
 
 class _TimedStep:
-    __slots__ = ("_executor", "_pending")
+    __slots__ = ("_executor", "_marks", "_pending")
 
-    def __init__(self, pending: PendingStep, executor: _TimedExecutor) -> None:
-        self._pending, self._executor = pending, executor
+    def __init__(self, pending: PendingStep, executor: _TimedExecutor, marks: tuple[Any, Any] | None) -> None:
+        self._pending, self._executor, self._marks = pending, executor, marks
 
     def result(self) -> ModelRunnerOutput:
-        started_s = self._executor.now()
+        executor = self._executor
+        started_s = executor.now()
         result = self._pending.result()
-        now_s = self._executor.now()
-        self._executor.waited_s += now_s - started_s
-        self._executor.result_at_s = now_s
+        now_s = executor.now()
+        executor.waited_s += now_s - started_s
+        executor.result_at_s = now_s
+        if self._marks is not None:
+            begin, end = self._marks
+            end.synchronize()
+            executor.device_s = begin.elapsed_time(end) / 1e3
         return result
+
+
+def _mark() -> Any:
+    """A point in the GPU's own order of work, with the time when it gets there."""
+    import torch
+
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

@@ -3,7 +3,7 @@
     crowd     many short prompts at once, then steps that only decode, with ever fewer rows
     stream    prompts of all lengths arrive while others generate: chunks beside decodes
     long      one or two long prompts, alone or beside a few that generate
-    deep      a few long prompts, then steps that only decode and read much of the cache
+    deep      few or many long prompts, then steps that only decode and read much of the cache
 
 Prompts are as long as the machine can compute in a second or two, so that slow machines see many waves too.
 """
@@ -15,7 +15,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-KINDS = ("crowd", "stream", "deep", "stream", "crowd", "long")
+KINDS = ("crowd", "stream", "deep", "stream", "crowd", "long", "deep")
+_DEEP_TOKENS = 512  # of each prompt of a deep wave, at least, where there are many
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,11 @@ def _long(limits: WaveLimits, rng: random.Random) -> Wave:
 
 
 def _deep(limits: WaveLimits, rng: random.Random) -> Wave:
-    num_rows = rng.choice((1, 2, 4))
-    longest = max(2 * limits.num_prompt_tokens // num_rows, 2)
-    return [PlannedRequest(rng.randint(max(longest // 3, 1), longest), 10, place) for place in range(num_rows)]
+    num_tokens = 2 * limits.num_prompt_tokens
+    most_rows = max(min(num_tokens // _DEEP_TOKENS, limits.max_num_seqs), 4)
+    num_rows = rng.choice((1, 2, 4, _log_uniform(rng, 4, most_rows), most_rows))
+    longest = max(num_tokens // num_rows, 2)
+    return [PlannedRequest(rng.randint(max(longest // 3, 1), longest), 24, place // 4) for place in range(num_rows)]
 
 
 def _fitting(wave: Wave, limits: WaveLimits) -> Wave:

@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 
 from headway.predict import PromptView
-from headway.predict.features import GRAM_COLUMNS, MOST_TOKENS, NUM_FEATURES, NUM_PLAIN, feature_matrix, prompt_features
-from headway.predict.text_cues import CUE_NAMES, NUM_CUES, text_cues
+from headway.predict.features import (
+    CUES_START,
+    FEATURES_VERSION,
+    GRAM_COLUMNS,
+    GRAMS_START,
+    MOST_TOKENS,
+    NUM_FEATURES,
+    feature_matrix,
+    prompt_features,
+)
+from headway.predict.text_cues import CUE_NAMES, last_message, text_cues
 
 
 def cues(text: str) -> dict[str, float]:
@@ -26,19 +35,22 @@ def test_values_do_not_change_between_versions() -> None:
         194,
         572,
         587,
-        609,
-        612,
         706,
-        766,
+        1121,
+        1124,
+        1278,
     ]
     assert features.distinct_share == 0.75
+    assert features.turns == (1.0, 1.6094, 1.6094, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert FEATURES_VERSION == 2 and NUM_FEATURES == 1593
 
 
 def test_matrix() -> None:
     prompts = [PromptView([1, 2, 3]), PromptView([4], max_tokens=9, text="Why?")]
     matrix = feature_matrix([prompt_features(prompt) for prompt in prompts])
-    assert matrix.shape == (2, NUM_FEATURES) and NUM_FEATURES == NUM_PLAIN + NUM_CUES + GRAM_COLUMNS
-    assert np.isnan(matrix[0, 1]) and np.isnan(matrix[0, NUM_PLAIN : NUM_PLAIN + NUM_CUES]).all()
+    assert matrix.shape == (2, NUM_FEATURES) and NUM_FEATURES == GRAMS_START + GRAM_COLUMNS
+    assert np.isnan(matrix[0, 1]) and np.isnan(matrix[0, CUES_START:GRAMS_START]).all()
+    assert np.isfinite(matrix[0, 2:CUES_START]).all()
     assert np.isfinite(matrix[1]).all()
     assert feature_matrix([]).shape == (0, NUM_FEATURES)
 
@@ -77,6 +89,37 @@ def test_no_text_takes_long(piece: str) -> None:
     text_cues(piece * 1_000_000 + "x")
 
 
-def test_an_amount_asked_for_is_read() -> None:
-    assert cues("Write a 300 word summary.")["log_amount"] == pytest.approx(np.log1p(300), abs=1e-3)
-    assert cues("")["log_amount"] == 0
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("Write a 300 word summary.", 1.3 * 300),
+        ("Write three short paragraphs, then one sentence.", 3 * 90),
+        ("In 9999 sections, please.", 10_000),
+        ("It costs 30 dollars.", 0),
+        ("", 0),
+    ],
+)
+def test_an_amount_asked_for_is_read(text: str, tokens: float) -> None:
+    assert cues(text)["log_amount"] == pytest.approx(np.log1p(tokens), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|im_start|>user\nWrite a poem.<|im_end|>\n<|im_start|>assistant\nNo.<|im_end|>\n"
+        "<|im_start|>user\nIs it far?<|im_end|>\n<|im_start|>assistant\n",
+        "<|start_header_id|>user<|end_header_id|>\n\nIs it far?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<start_of_turn>user\nIs it far?<end_of_turn>\n<start_of_turn>model\n",
+        "<s>[INST] Write a poem. [/INST] No.</s>[INST] Is it far? [/INST]",
+        "Is it far?",
+    ],
+)
+def test_the_last_message_is_found_in_the_text(text: str) -> None:
+    assert last_message(text) == "Is it far?"
+    assert cues(text)["says_poem"] == 0
+
+
+def test_of_long_messages_both_ends_are_read() -> None:
+    found = cues("Translate this. " + "blah " * 300 + "Be brief.")
+    assert found["says_translate"] == found["says_brief"] == 1

@@ -185,7 +185,7 @@ def test_a_changed_byte_is_noticed(file: Path) -> None:
     ("change", "message"),
     [
         ({"version": 2}, "its version is 2, and this program reads version 1"),
-        ({"features": 0}, "train it anew"),
+        ({"features": 1}, "train it anew"),
         ({"num_features": 3}, "train it anew"),
         ({"objective": "os.system"}, "objective is not known"),
         ({"calibration": {"scores": [0, 1], "log_lengths": [2, 1], "sigma": 1}}, "must rise"),

@@ -73,6 +73,8 @@ def test_bad_lines_are_counted_and_skipped(tmp_path: Path, caplog: pytest.LogCap
         json.dumps(good | {"heads": [1]}),
         json.dumps(good | {"heads": [1, 2, 3, 2**40]}),
         json.dumps(good | {"cues": "x"}),
+        json.dumps(good | {"turns": [1.0]}),
+        json.dumps(good | {"features": 1}),
         json.dumps(good | {"temperature": float("nan")}),
         json.dumps(good | {"finish_reason": "tired"}),
         json.dumps(good | {"finish_reason": ["stop"]}),

@@ -3,7 +3,6 @@ share fares as if it were alone on a machine of half the speed."""
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import statistics
 from collections.abc import Sequence
@@ -15,14 +14,22 @@ from headway.config import CacheConfig, SchedulerConfig
 from headway.sim import CostModel, Machine, simulate
 from headway.workload.requests import BenchRequest
 
-LARGE_GPU = CostModel((4e-3, 0, 0, 0, 2.3e-5, 0, 0, 0, 0, 3e-8, 1.5e-10, 2e-6, 3e-6))
+LARGE_GPU = CostModel.of_terms(
+    decode_constant=4e-3,
+    rows_over_0=2e-6,
+    chunk_constant=4e-3,
+    sampled=2e-6,
+    tokens_over_128=2.3e-5,
+    context=3e-8,
+    chunk_pairs=1.5e-10,
+    moved_blocks=3e-6,
+)
 TOP_RATE = 35.0
 """About how many of these requests it can serve in a second."""
 
 
 def replayed(work: Sequence[BenchRequest], *, policy: str, speed: float = 1.0) -> list[RequestTimeline]:
-    cost = dataclasses.replace(LARGE_GPU, coefficients=tuple(c / speed for c in LARGE_GPU.coefficients))
-    machine = Machine(cost, num_blocks=4096, block_size=64, max_model_len=4096, overlap=True)
+    machine = Machine(LARGE_GPU.scaled(1 / speed), num_blocks=4096, block_size=64, max_model_len=4096, overlap=True)
     config = SchedulerConfig(
         max_num_seqs=256, max_num_batched_tokens=8192, target_itl_ms=20.0, scheduling_policy=policy
     )
