@@ -194,11 +194,12 @@ def ltr(options: argparse.Namespace) -> None:
     print(f"{'':8}{'s/token':>10}{'TTFT mean':>11}{'P99':>8}{'max':>8}{'TPOT P99 ms':>13}{'tok/s':>9}")
     results = {}
     for name, (policy, side) in sides.items():
-        outcome = run(policy, side)
+        outcome = run(policy, side, starvation_stretch=options.starvation_stretch)
         per_token = statistics.fmean(t.e2e_s / len(t.token_times_s) for t in outcome.timelines)
         ttfts = [timeline.ttft_s for timeline in outcome.timelines]
         tpots = [timeline.tpot_s for timeline in outcome.timelines if timeline.tpot_s is not None]
-        results[name] = (per_token, statistics.fmean(ttfts), percentile(tpots, 99))
+        mean_s = statistics.fmean(timeline.e2e_s for timeline in outcome.timelines)
+        results[name] = (per_token, statistics.fmean(ttfts), percentile(tpots, 99), mean_s)
         print(
             f"{name:8}{per_token:>10.4f}{results[name][1]:>11.2f}{percentile(ttfts, 99):>8.2f}{max(ttfts):>8.2f}"
             f"{1e3 * results[name][2]:>13.1f}{outcome.output_tok_s:>9,.0f}",
@@ -208,7 +209,7 @@ def ltr(options: argparse.Namespace) -> None:
     print(
         f"ltr against fcfs: latency per token {fcfs[0] / learned[0]:.2f} times less, TTFT {fcfs[1] / learned[1]:.2f} "
         f"times less, P99 TPOT {learned[2] / fcfs[2]:.2f} times; against the oracle: latency per token "
-        f"{learned[0] / oracle[0]:.2f}, TTFT {learned[1] / oracle[1]:.2f} times"
+        f"{learned[0] / oracle[0]:.2f}, TTFT {learned[1] / oracle[1]:.2f}, end to end {learned[3] / oracle[3]:.2f} times"
     )
 
 
@@ -299,6 +300,7 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--load", type=float, default=1.3, help="ltr: arrivals, as a multiple of what can be served")
+    parser.add_argument("--starvation-stretch", type=float, default=10.0, help="ltr: of the guard")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.9, 1.0, 1.1], help="slo, fair: likewise, several")
     parser.add_argument(
         "--tenants", type=int, default=1, help="fair: so many stay within their share beside a heavy one"
