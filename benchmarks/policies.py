@@ -209,7 +209,7 @@ def ltr(options: argparse.Namespace) -> None:
     print(
         f"ltr against fcfs: latency per token {fcfs[0] / learned[0]:.2f} times less, TTFT {fcfs[1] / learned[1]:.2f} "
         f"times less, P99 TPOT {learned[2] / fcfs[2]:.2f} times; against the oracle: latency per token "
-        f"{learned[0] / oracle[0]:.2f}, TTFT {learned[1] / oracle[1]:.2f}, end to end {learned[3] / oracle[3]:.2f} times"
+        f"{learned[0] / oracle[0]:.2f}, TTFT {learned[1] / oracle[1]:.2f}, e2e {learned[3] / oracle[3]:.2f} times"
     )
 
 

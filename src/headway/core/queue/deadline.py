@@ -19,6 +19,8 @@ from headway.core.queue.keyed import KeyedQueue
 from headway.core.request import Request
 
 SLOTS_PER_S = 512
+LOOK_AHEAD = 4
+"""So many are looked for at once: in most steps no more enter."""
 
 
 class DeadlineQueue(WaitingQueue):
@@ -31,7 +33,8 @@ class DeadlineQueue(WaitingQueue):
         self._due_s = due_s
         self._lead_s = lead_s
         self._now_s = 0.0
-        self._slots: dict[int, dict[int, Request]] = {}  # those that are not due yet, by slot and arrival index
+        # Those that are not due yet, with the time when they are, by slot and arrival index.
+        self._slots: dict[int, dict[int, tuple[float, Request]]] = {}
         self._slot_numbers: list[int] = []  # in order
         self._most_tokens = 0  # of any request that has been here
         self._with_deadline = KeyedQueue(lambda request: request.arrival_s, front_size=2 * front_size)
@@ -61,15 +64,16 @@ class DeadlineQueue(WaitingQueue):
         if number not in self._slots:
             self._slots[number] = {}
             bisect.insort(self._slot_numbers, number)
-        self._slots[number][request.arrival_index] = request
+        self._slots[number][request.arrival_index] = due_s, request
 
     def peek(self, index: int = 0) -> Request | None:
         if len(self._front) <= index:
-            self._look(index + 1)
+            self._look(max(index + 1, LOOK_AHEAD))
         return self._front[index] if index < len(self._front) else None
 
     def remove(self, request: Request) -> None:
-        self._front.clear()
+        if request in self._front:
+            self._front.remove(request)  # the others keep their order until time goes on
         due_s = self._due_s(request)
         if due_s is None:
             self._without.remove(request)
@@ -104,16 +108,17 @@ class DeadlineQueue(WaitingQueue):
 
     def _first_in_time(self, num_places: int) -> list[Request]:
         """Those that must be begun first, of all that still can be in time; all of these if they are fewer."""
-        least_lead_s, most_lead_s = self._lead_s(0), self._lead_s(self._most_tokens)
-        first_slot = int((self._now_s + least_lead_s) * SLOTS_PER_S)  # who is due before is late whatever its prompt
+        now_s, lead_s = self._now_s, self._lead_s
+        most_lead_s = lead_s(self._most_tokens)
+        first_slot = int((now_s + lead_s(0)) * SLOTS_PER_S)  # who is due before is late whatever its prompt
         found: list[tuple[float, int, int, Request]] = []
         for place in range(bisect.bisect_left(self._slot_numbers, first_slot), len(self._slot_numbers)):
             number = self._slot_numbers[place]
             if len(found) >= num_places and number / SLOTS_PER_S - most_lead_s > found[num_places - 1][0]:
                 break
-            for request in self._slots[number].values():
-                begin_by_s = self._begin_by_s(request)
-                if begin_by_s >= self._now_s:
+            for due_s, request in self._slots[number].values():
+                begin_by_s = due_s - lead_s(request.num_tokens)
+                if begin_by_s >= now_s:
                     found.append((begin_by_s, request.queue_place, request.arrival_index, request))
             found.sort()
         return [request for _, _, _, request in found[:num_places]]
@@ -130,7 +135,7 @@ class DeadlineQueue(WaitingQueue):
         assert all(self._slots.values()), "a slot is empty"
         assert all(self._due_s(request) is None for request in self._without), "a request has a deadline after all"
         waiting = {request.arrival_index: request for request in self._with_deadline}
-        in_slots = {index: request for slot in self._slots.values() for index, request in slot.items()}
+        in_slots = {index: request for slot in self._slots.values() for index, (_, request) in slot.items()}
         assert in_slots.items() <= waiting.items(), "a request is in a slot that does not wait"
         for index, request in waiting.items():
             assert index in in_slots or self._begin_by_s(request) < self._now_s, "a request was given up too early"
