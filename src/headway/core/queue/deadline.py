@@ -3,7 +3,7 @@ arrival, then those without a deadline.
 
 Under overload many deadlines pass in each step, and to move every request that becomes late would cost as much as there
 are. So nothing is moved: requests with a deadline stand in two orders at once, that of arrival and that of their
-deadlines, in slots of 2 ms. When a slot's time has passed it is dropped as a whole, and those that were in it are late.
+deadlines, in slots of 1 ms. When a slot's time has passed it is dropped as a whole, and those that were in it are late.
 
     deadlines   ▣ │ ▣ ▣ │ ▣ │ ▣ ▣ ▣ │ …        only the first slots are looked into
     arrival     ▣ ▣ ▣ ▣ ▣ ▣ ▣ …                late are those that are not found there
@@ -18,7 +18,7 @@ from headway.core.queue.base import WaitingQueue
 from headway.core.queue.keyed import KeyedQueue
 from headway.core.request import Request
 
-SLOTS_PER_S = 512
+SLOTS_PER_S = 1024
 LOOK_AHEAD = 4
 """So many are looked for at once: in most steps no more enter."""
 
@@ -32,9 +32,9 @@ class DeadlineQueue(WaitingQueue):
     ) -> None:
         self._due_s = due_s
         self._lead_s = lead_s
+        self._look_ahead = min(LOOK_AHEAD, front_size)
         self._now_s = 0.0
-        # Those that are not due yet, with the time when they are, by slot and arrival index.
-        self._slots: dict[int, dict[int, tuple[float, Request]]] = {}
+        self._slots: dict[int, dict[int, Request]] = {}  # those that are not due yet, by slot and arrival index
         self._slot_numbers: list[int] = []  # in order
         self._most_tokens = 0  # of any request that has been here
         self._with_deadline = KeyedQueue(lambda request: request.arrival_s, front_size=2 * front_size)
@@ -64,11 +64,11 @@ class DeadlineQueue(WaitingQueue):
         if number not in self._slots:
             self._slots[number] = {}
             bisect.insort(self._slot_numbers, number)
-        self._slots[number][request.arrival_index] = due_s, request
+        self._slots[number][request.arrival_index] = request
 
     def peek(self, index: int = 0) -> Request | None:
         if len(self._front) <= index:
-            self._look(max(index + 1, LOOK_AHEAD))
+            self._look(max(index + 1, self._look_ahead))
         return self._front[index] if index < len(self._front) else None
 
     def remove(self, request: Request) -> None:
@@ -108,17 +108,16 @@ class DeadlineQueue(WaitingQueue):
 
     def _first_in_time(self, num_places: int) -> list[Request]:
         """Those that must be begun first, of all that still can be in time; all of these if they are fewer."""
-        now_s, lead_s = self._now_s, self._lead_s
-        most_lead_s = lead_s(self._most_tokens)
-        first_slot = int((now_s + lead_s(0)) * SLOTS_PER_S)  # who is due before is late whatever its prompt
+        least_lead_s, most_lead_s = self._lead_s(0), self._lead_s(self._most_tokens)
+        first_slot = int((self._now_s + least_lead_s) * SLOTS_PER_S)  # who is due before is late whatever its prompt
         found: list[tuple[float, int, int, Request]] = []
         for place in range(bisect.bisect_left(self._slot_numbers, first_slot), len(self._slot_numbers)):
             number = self._slot_numbers[place]
             if len(found) >= num_places and number / SLOTS_PER_S - most_lead_s > found[num_places - 1][0]:
                 break
-            for due_s, request in self._slots[number].values():
-                begin_by_s = due_s - lead_s(request.num_tokens)
-                if begin_by_s >= now_s:
+            for request in self._slots[number].values():
+                begin_by_s = self._begin_by_s(request)
+                if begin_by_s >= self._now_s:
                     found.append((begin_by_s, request.queue_place, request.arrival_index, request))
             found.sort()
         return [request for _, _, _, request in found[:num_places]]
@@ -135,7 +134,7 @@ class DeadlineQueue(WaitingQueue):
         assert all(self._slots.values()), "a slot is empty"
         assert all(self._due_s(request) is None for request in self._without), "a request has a deadline after all"
         waiting = {request.arrival_index: request for request in self._with_deadline}
-        in_slots = {index: request for slot in self._slots.values() for index, (_, request) in slot.items()}
+        in_slots = {index: request for slot in self._slots.values() for index, request in slot.items()}
         assert in_slots.items() <= waiting.items(), "a request is in a slot that does not wait"
         for index, request in waiting.items():
             assert index in in_slots or self._begin_by_s(request) < self._now_s, "a request was given up too early"
