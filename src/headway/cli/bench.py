@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.bench.measures import Measure, ratios_json, values_json
 from headway.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS, Scenario
 from headway.bench.times import RoundTimes
-from headway.cli.flags import add_flags, chosen, engine_flags
+from headway.cli.bench_files import progress_bar, write_json
+from headway.cli.flags import add_flags, chosen, engine_flags, shape_defaults
 from headway.cli.profile import add_profile_flags, profile_steps
 from headway.config import EngineConfig
 from headway.errors import ConfigError
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from headway.bench.ceilings import Ceilings
     from headway.bench.online import OnlineMetrics
     from headway.bench.report import Setting
-    from headway.bench.rounds import Progress, Round
+    from headway.bench.rounds import Round
     from headway.engine.llm_engine import LLMEngine
 
 PLAIN_TEMPERATURE = 1.0
@@ -101,7 +99,9 @@ def run_job(arguments: argparse.Namespace, job: Job) -> int:
     console = Console(highlight=False)
     if arguments.start_up:
         console.print(str(start_up))
-        _write_json(arguments.output_json, {"ready_s": start_up.ready_s, "first_token_s": start_up.first_token_s})
+        if arguments.output_json is not None:
+            found = {"ready_s": start_up.ready_s, "first_token_s": start_up.first_token_s}
+            write_json(arguments.output_json, found)
         return 0
     work = job.draw(config.model.seed, engine.model_config.vocab_size)
     check_room(work, engine.plan.max_model_len)
@@ -190,14 +190,15 @@ class _Run:
     def _rounds(self, run_one: Callable[..., Any], warm_up: Callable[..., Any] | None = None) -> list[Any]:
         """The measured rounds, after those that only warm the engine, where `warm_up` may run instead."""
         num_warmup, num_measured = self.job.num_warmup_rounds, self.job.num_rounds
-        with _progress(len(self.work) * (num_warmup + num_measured)) as progress:
+        with progress_bar(len(self.work) * (num_warmup + num_measured)) as progress:
             for _ in range(num_warmup):
                 (warm_up or run_one)(progress=progress)
             return [run_one(progress=progress) for _ in range(num_measured)]
 
     def _finish(self, result: dict[str, Any], run_one: Callable[..., Any], num_steps: int) -> None:
         """Write the result first: a profile that fails must not take it along."""
-        _write_json(self.arguments.output_json, result | {"setting": self.setting.as_json()})
+        if self.arguments.output_json is not None:
+            write_json(self.arguments.output_json, result | {"setting": self.setting.as_json()})
         if self.arguments.profile is not None:
             from headway.bench.step_profiler import first_step_of
 
@@ -218,11 +219,7 @@ def _engine_config(arguments: argparse.Namespace, scenario: Scenario | None) -> 
     defaults: dict[str, Any] = {"prefix_caching": "off"}
     if scenario is not None:
         defaults["max_model_len"] = scenario.max_model_len
-    if "model" in given:
-        from headway.loader.dummy import BUILTIN_SHAPES
-
-        if given["model"] in BUILTIN_SHAPES:
-            defaults |= {"load_format": "dummy", "dtype": "bfloat16"}
+    defaults |= shape_defaults(given.get("model"))
     return EngineConfig.from_options(**{**defaults, **given})
 
 
@@ -240,24 +237,3 @@ def _notes(engine: LLMEngine) -> list[str]:
 def _unevenness(metrics: OnlineMetrics) -> float:
     """What the best replay has least of."""
     return metrics.itl.percentiles[99]
-
-
-@contextlib.contextmanager
-def _progress(num_requests: int) -> Iterator[Progress | None]:
-    """A bar on a terminal. It moves when a request ends, and draws seldom: drawing takes time from the steps."""
-    from tqdm import tqdm
-
-    if not sys.stderr.isatty():
-        yield None
-        return
-    with tqdm(total=num_requests, unit="req", leave=False, mininterval=0.5, dynamic_ncols=True) as bar:
-        yield bar.update
-
-
-def _write_json(path: str | None, result: dict[str, Any]) -> None:
-    if path is None:
-        return
-    try:
-        Path(path).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"Cannot write the result '{path}': {error.strerror}.") from error

@@ -12,7 +12,7 @@ from headway.bench.engine_target import EngineTarget
 from headway.bench.server_target import ServerOptions, ServerTarget
 from headway.bench.targets import Judging
 from headway.cli.counts import count
-from headway.cli.flags import chosen, engine_flags
+from headway.cli.flags import chosen, engine_flags, shape_defaults
 from headway.config import EngineConfig
 from headway.errors import ConfigError
 from headway.server.config import API_KEY_VARIABLE, ServerConfig
@@ -151,11 +151,7 @@ def engine_target(
 
 def engine_config(options: dict[str, Any]) -> EngineConfig:
     """A built-in shape has no weights but random ones."""
-    from headway.loader.dummy import BUILTIN_SHAPES
-
-    is_shape = options.get("model") in BUILTIN_SHAPES
-    defaults = {"load_format": "dummy", "dtype": "bfloat16"} if is_shape else {}
-    return EngineConfig.from_options(**{**defaults, **options})
+    return EngineConfig.from_options(**{**shape_defaults(options.get("model")), **options})
 
 
 def _json_object(text: str) -> dict[str, Any]:

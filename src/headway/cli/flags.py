@@ -126,6 +126,15 @@ def add_flags(parser: argparse.ArgumentParser, specs: list[FlagSpec]) -> None:
             group.add_argument(spec.flag, type=spec.convert, metavar=spec.metavar, **common)
 
 
+def shape_defaults(model: str | None) -> dict[str, Any]:
+    """What a built-in shape needs beside its name, as options: it has no weights but random ones."""
+    if model is None:
+        return {}
+    from headway.loader.dummy import BUILTIN_SHAPES
+
+    return {"load_format": "dummy", "dtype": "bfloat16"} if model in BUILTIN_SHAPES else {}
+
+
 def chosen(
     namespace: argparse.Namespace, specs: list[FlagSpec], defaults: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.counts import count
-from headway.cli.flags import FlagSpec, chosen, engine_flags
+from headway.cli.flags import FlagSpec, chosen, engine_flags, shape_defaults
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,12 +98,7 @@ def load_calibration(path: str) -> Calibration:
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Options of the real engine that were given, and what a shape without weights needs beside them."""
     given = chosen(arguments, engine_flags())
-    if given.get("model") is not None:
-        from headway.loader.dummy import BUILTIN_SHAPES
-
-        if given["model"] in BUILTIN_SHAPES:
-            return {"load_format": "dummy", "dtype": "bfloat16", **given}
-    return given
+    return {**shape_defaults(given.get("model")), **given}
 
 
 def positive(text: str) -> float:
