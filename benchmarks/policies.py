@@ -102,11 +102,17 @@ def _real(options: argparse.Namespace) -> Run:
 
     def run(policy: str, work: Sequence[BenchRequest], **more: Any) -> Outcome:
         engine = loaded[0] = reschedule(loaded[0], scheduling_policy=policy, **more)
+        work = [_folded(one, engine.model_config.vocab_size) for one in work]
         replay(engine, [dataclasses.replace(one, arrival_s=0.0) for one in work[:32]], temperature=0.0)
         result = replay(engine, work, temperature=0.0)
         return Outcome(result.timelines, result.duration_s)
 
     return run
+
+
+def _folded(request: BenchRequest, vocab_size: int) -> BenchRequest:
+    """Prompts may be of another model's tokens: only their number counts here."""
+    return dataclasses.replace(request, prompt_token_ids=[token % vocab_size for token in request.prompt_token_ids])
 
 
 def poisson(lengths: Lengths, rate: float, count: int, *, seed: int = 0) -> list[BenchRequest]:
