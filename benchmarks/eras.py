@@ -24,13 +24,12 @@ import torch
 from headway.bench.rounds import run_round
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
-from headway.engine.reschedule import reschedule
+from headway.engine.loaded_model import LoadedModel
 from headway.loader.dummy import BUILTIN_SHAPES
 from headway.outputs import RequestOutput
 from headway.workload.requests import BenchRequest, highest_token_id
 
 PROMPT_TOKENS, MEAN_OUTPUT, MAX_OUTPUT = 512, 128, 1536
-LATEST: dict[str, Any] = {"batching": "continuous", "kv_allocation": "paged", "prefill_mode": "chunked"}
 MODES: dict[str, dict[str, Any]] = {
     "static, reserved": {"batching": "static", "kv_allocation": "contiguous-max", "prefill_mode": "prefill-first"},
     "dynamic, reserved": {"batching": "dynamic", "kv_allocation": "contiguous-max", "prefill_mode": "prefill-first"},
@@ -70,9 +69,7 @@ class Watch:
 
     def step(self) -> list[RequestOutput]:
         scheduler = self.engine.core.scheduler
-        reserved = scheduler.kv_cache.num_reserved_blocks * scheduler.kv_cache.block_size
-        if reserved:
-            waste = 1.0 - scheduler.num_used_slots / reserved
+        if (waste := scheduler.kv_waste) is not None:
             self.waste.append(waste)
             if scheduler.waiting:
                 self.waste_while_some_wait.append(waste)
@@ -117,10 +114,9 @@ def main() -> None:
         f"{MAX_OUTPUT}; KV memory for {options.kv_tokens:,} tokens"
     )
     print(f"{'mode':<38}{'tok/s':>9}{'ratio':>8}{'in batch':>10}{'waste':>9}{'at load':>9}")
-    base, engine = None, load(options)
+    base, model = None, LoadedModel(load(options))
     for name in options.modes:
-        engine = reschedule(engine, **{**LATEST, **MODES[name]})
-        rate, watch = measure(engine, options.requests)
+        rate, watch = measure(model.reschedule(**MODES[name]), options.requests)
         base = base or rate
         at_load = statistics.fmean(watch.waste_while_some_wait or [float("nan")])
         print(
@@ -128,7 +124,7 @@ def main() -> None:
             f"{statistics.fmean(watch.waste):>9.1%}{at_load:>9.1%}  {PUBLISHED.get(name, '')}",
             flush=True,
         )
-    engine.shutdown()
+    model.shutdown()
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def _simulated(options: argparse.Namespace, speed: float) -> Run:
 
 def _real(options: argparse.Namespace) -> Run:
     from headway.engine.llm_engine import LLMEngine
-    from headway.engine.reschedule import reschedule
+    from headway.engine.loaded_model import LoadedModel
     from headway.loader.dummy import BUILTIN_SHAPES
 
     shape = {"load_format": "dummy", "dtype": "bfloat16"} if options.model in BUILTIN_SHAPES else {}
@@ -98,10 +98,10 @@ def _real(options: argparse.Namespace) -> Run:
         prefix_caching="off",
         **shape,
     )
-    loaded = [LLMEngine.from_config(config)]
+    model = LoadedModel(LLMEngine.from_config(config))
 
     def run(policy: str, work: Sequence[BenchRequest], **more: Any) -> Outcome:
-        engine = loaded[0] = reschedule(loaded[0], scheduling_policy=policy, **more)
+        engine = model.reschedule(scheduling_policy=policy, **more)
         work = [_folded(one, engine.model_config.vocab_size) for one in work]
         replay(engine, [dataclasses.replace(one, arrival_s=0.0) for one in work[:32]], temperature=0.0)
         result = replay(engine, work, temperature=0.0)
@@ -128,6 +128,15 @@ def capacity(run: Run, lengths: Lengths, count: int) -> float:
     """Requests per second when all are there at once."""
     work = [dataclasses.replace(one, arrival_s=0.0) for one in poisson(lengths, 1.0, count)]
     return count / run("fcfs", work).duration_s
+
+
+def rates_of(options: argparse.Namespace, run: Run, lengths: Lengths, *, share: float = 1.0) -> list[float]:
+    """Requests per second, as they are given, or as parts of what can be served of a share of it."""
+    if options.rates:
+        return list(options.rates)
+    top = capacity(run, lengths, 512)
+    print(f"{top:.1f} requests/s can be served")
+    return [load * share * top for load in options.loads]
 
 
 # ---------------------------------------------------------------------------------------------------------------- ltr
@@ -185,7 +194,7 @@ def ltr(options: argparse.Namespace) -> None:
     lengths = [(row["prompt_token_ids"], max(row["num_output_tokens"], 1)) for row in held_out]
     predicted = {id(prompt): value for (prompt, _), value in zip(lengths, predictions, strict=True)}
     run = make_run(options)
-    rate = options.load * capacity(run, lengths, min(options.requests, 512))
+    rate = options.rates[0] if options.rates else options.load * capacity(run, lengths, min(options.requests, 512))
     work = poisson(lengths, rate, options.requests)
     sides = {
         "fcfs": ("fcfs", work),
@@ -194,8 +203,9 @@ def ltr(options: argparse.Namespace) -> None:
         "oracle": ("sjf", [_with(one, predicted_tokens=float(one.num_output_tokens)) for one in work]),
     }
     print(
-        f"{len(work)} requests at {rate:.1f}/s, {options.load:g} times what can be served, of {len(lengths)} prompts "
-        "held out of training"
+        f"{len(work)} requests at {rate:.1f}/s"
+        + ("" if options.rates else f", {options.load:g} times what can be served")
+        + f", of {len(lengths)} prompts held out of training"
     )
     print(f"{'':8}{'s/token':>10}{'TTFT mean':>11}{'P99':>8}{'max':>8}{'TPOT P99 ms':>13}{'tok/s':>9}")
     results = {}
@@ -228,13 +238,11 @@ def _with(request: BenchRequest, **options: Any) -> BenchRequest:
 
 def slo(options: argparse.Namespace) -> None:
     run, lengths = make_run(options), trace_lengths(options.trace)
-    top = capacity(run, lengths, 512)
-    print(
-        f"{top:.1f} requests/s can be served; half are interactive: {TTFT_S:g} s to the first token, {TPOT_S:g} s after"
-    )
-    print(f"{'load':>6}{'policy':>8}{'kept':>8}{'tok/s':>9}{'others, mean s':>16}{'max s':>8}")
-    for load in options.loads:
-        work = poisson(lengths, load * top, options.requests)
+    rates = rates_of(options, run, lengths)
+    print(f"half are interactive: {TTFT_S:g} s to the first token, {TPOT_S:g} s after")
+    print(f"{'rate':>6}{'policy':>8}{'kept':>8}{'tok/s':>9}{'others, mean s':>16}{'max s':>8}")
+    for rate in rates:
+        work = poisson(lengths, rate, options.requests)
         rng = random.Random(1)
         work = [_with(one, ttft_target_s=TTFT_S, tpot_target_s=TPOT_S) if rng.random() < 0.5 else one for one in work]
         is_interactive = [bool(one.options) for one in work]
@@ -243,7 +251,7 @@ def slo(options: argparse.Namespace) -> None:
             kept = [t.ttft_s <= TTFT_S and (t.tpot_s or 0.0) <= TPOT_S for t in outcome.of(is_interactive)]
             others = [t.e2e_s for t in outcome.of([not one for one in is_interactive])]
             print(
-                f"{load:>6.2f}{policy:>8}{statistics.fmean(kept):>8.1%}{outcome.output_tok_s:>9,.0f}"
+                f"{rate:>6.2f}{policy:>8}{statistics.fmean(kept):>8.1%}{outcome.output_tok_s:>9,.0f}"
                 f"{statistics.fmean(others):>16.2f}{max(others):>8.1f}",
                 flush=True,
             )
@@ -261,12 +269,11 @@ def trace_lengths(path: str) -> Lengths:
 
 def fair(options: argparse.Namespace) -> None:
     run, lengths = make_run(options), trace_lengths(options.trace)
-    top = capacity(run, lengths, 512)
     share = 1 / (options.tenants + 1)
-    print(f"{top:.1f} requests/s can be served; {options.tenants} of {options.tenants + 1} tenants within their share")
-    print(f"{'of share':>8}{'alone s':>9}{'at its share s':>16}{'policy':>8}{'mean s':>8}{'times':>7}{'tok/s':>9}")
-    for load in options.loads:
-        rate = load * top * share
+    rates = rates_of(options, run, lengths, share=share)
+    print(f"{options.tenants} of {options.tenants + 1} tenants within their share")
+    print(f"{'rate':>8}{'alone s':>9}{'at its share s':>16}{'policy':>8}{'mean s':>8}{'times':>7}{'tok/s':>9}")
+    for rate in rates:
         own = [
             _tenant(f"own {i}", poisson(lengths, rate, options.requests, seed=10 * i)) for i in range(options.tenants)
         ]
@@ -280,7 +287,7 @@ def fair(options: argparse.Namespace) -> None:
             outcome = run(policy, work)
             mean_s = _mean(outcome.of(first))
             print(
-                f"{load:>8.2f}{alone_s:>9.2f}{share_s:>16.2f}{policy:>8}{mean_s:>8.2f}{mean_s / share_s:>7.2f}"
+                f"{rate:>8.2f}{alone_s:>9.2f}{share_s:>16.2f}{policy:>8}{mean_s:>8.2f}{mean_s / share_s:>7.2f}"
                 f"{outcome.tok_s_until(both_s):>9,.0f}",
                 flush=True,
             )
@@ -308,6 +315,7 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=1.3, help="ltr: arrivals, as a multiple of what can be served")
     parser.add_argument("--starvation-stretch", type=float, default=10.0, help="ltr: of the guard")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.9, 1.0, 1.1], help="slo, fair: likewise, several")
+    parser.add_argument("--rates", type=float, nargs="+", help="requests per second (fair: of one tenant), not loads")
     parser.add_argument(
         "--tenants", type=int, default=1, help="fair: so many stay within their share beside a heavy one"
     )

@@ -17,7 +17,7 @@ from headway.bench.online import OnlineMetrics, replay
 from headway.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
-from headway.engine.reschedule import reschedule
+from headway.engine.loaded_model import LoadedModel
 
 SCENARIO = SCENARIOS["online"]
 NUM_WARM_UP = 100
@@ -75,11 +75,10 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["recompute", "swap", "auto"])
     parser.add_argument("--output-json", metavar="FILE")
     options = parser.parse_args()
-    results, engine = {}, load(options)
+    results, model = {}, LoadedModel(load(options))
     for mode in options.modes:
-        engine = reschedule(engine, preemption_mode=mode)
-        results[mode] = measure(options, engine).as_json()
-    engine.shutdown()
+        results[mode] = measure(options, model.reschedule(preemption_mode=mode)).as_json()
+    model.shutdown()
     if options.output_json:
         with open(options.output_json, "w", encoding="utf-8") as file:
             json.dump(results, file, indent=2)

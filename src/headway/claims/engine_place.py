@@ -10,7 +10,7 @@ from headway.bench.online import replay
 from headway.bench.rounds import check_room
 from headway.claims.claim import Where
 from headway.claims.place import Progress, Run
-from headway.engine.reschedule import reschedule
+from headway.engine.loaded_model import LoadedModel
 from headway.workload.requests import BenchRequest, Work, highest_token_id
 
 if TYPE_CHECKING:
@@ -32,16 +32,11 @@ class EnginePlace:
     def __init__(self, load: Load, *, name: str) -> None:
         self._load = load
         self._name = name
-        self._engine = self._first_load({})
-
-    def _first_load(self, options: dict[str, Any]) -> LLMEngine:
-        engine = self._load(**options)
-        self._config, self._plan = engine.config, engine.plan
-        return engine
+        self._model = LoadedModel(load())
 
     @property
     def description(self) -> str:
-        plan = self._plan
+        plan = self._model.plan
         return f"engine: {self._name} on {_device_name(plan.device)}, {plan.dtype}, KV {plan.kv_dtype}"
 
     @property
@@ -50,27 +45,27 @@ class EnginePlace:
 
     @property
     def is_cpu(self) -> bool:
-        return self._plan.device == "cpu"
+        return self._model.plan.device == "cpu"
 
     @property
     def vocab_size(self) -> int:
-        return highest_token_id(self._engine.model_config.vocab_size) + 1
+        return highest_token_id(self._model.engine.model_config.vocab_size) + 1
 
     @property
     def max_num_seqs(self) -> int:
-        return self._config.scheduler.limits.max_num_seqs
+        return self._model.config.scheduler.limits.max_num_seqs
 
     @property
     def bytes_per_token(self) -> float:
-        return self._plan.bytes_per_block / self._plan.block_size
+        return self._model.plan.bytes_per_block / self._model.plan.block_size
 
     @property
     def block_size(self) -> int:
-        return self._plan.block_size
+        return self._model.plan.block_size
 
     @property
     def kv_tokens(self) -> int:
-        return self._plan.num_tokens
+        return self._model.plan.num_tokens
 
     def run(
         self,
@@ -82,36 +77,35 @@ class EnginePlace:
         **options: Any,
     ) -> Run:
         """On a GPU some like it go before, until kernels are compiled and graphs are captured."""
-        self._renew(kv_tokens, max_model_len, options)
-        check_room(work, self._engine.plan.max_model_len)
+        part = {**self._part(kv_tokens, max_model_len), "prefix_caching": "off", **options}
+        engine = self._model.reschedule(**part)
+        check_room(work, engine.plan.max_model_len)
         if not self.is_cpu:
-            replay(self._engine, _warm_up(work), temperature=0.0)
-            self._renew(kv_tokens, max_model_len, options)
-        watch = _Watch(self._engine)
-        done = replay(self._engine, work, temperature=0.0, step=watch.step, progress=progress)
+            replay(engine, _warm_up(work), temperature=0.0)
+            engine = self._model.reschedule(**part)
+        watch = _Watch(engine)
+        done = replay(engine, work, temperature=0.0, step=watch.step, progress=progress)
         if done.num_lost:
             raise RuntimeError(f"{done.num_lost} requests did not get their tokens; the measurement is void")
         return Run(done.timelines, done.duration_s, watch.waste, watch.num_running)
 
     def use_kv_dtype(self, kv_dtype: str | None) -> None:
         """Loads the model again: memory was laid out for the other format."""
-        self._engine.shutdown()
-        self._engine = self._first_load({} if kv_dtype is None else {"kv_cache_dtype": kv_dtype})
+        self._model.shutdown()
+        self._model = LoadedModel(self._load(**({} if kv_dtype is None else {"kv_cache_dtype": kv_dtype})))
 
     def close(self) -> None:
         """The model is not needed any more."""
-        self._engine.shutdown()
+        self._model.shutdown()
 
-    def _renew(self, kv_tokens: int | None, max_model_len: int | None, options: dict[str, Any]) -> None:
-        """Another scheduler, with the options of the loaded engine where none are given, and a part of its memory."""
-        plan, engine = self._plan, self._engine
-        engine.config = self._config
-        engine.plan = dataclasses.replace(
-            plan,
-            num_blocks=max(1, min(plan.num_blocks, (kv_tokens or plan.num_tokens) // plan.block_size)),
-            max_model_len=min(max_model_len or plan.max_model_len, plan.max_model_len),
-        )
-        self._engine = reschedule(engine, **{"prefix_caching": "off", **options})
+    def _part(self, kv_tokens: int | None, max_model_len: int | None) -> dict[str, int]:
+        """Of the memory and the longest request, as much as there is at most."""
+        plan = self._model.plan
+        num_blocks = plan.num_blocks if kv_tokens is None else kv_tokens // plan.block_size
+        return {
+            "num_blocks": max(1, min(num_blocks, plan.num_blocks)),
+            "max_model_len": min(max_model_len or plan.max_model_len, plan.max_model_len),
+        }
 
 
 class _Watch:
@@ -124,9 +118,8 @@ class _Watch:
 
     def step(self) -> list[RequestOutput]:
         scheduler = self._engine.core.scheduler
-        reserved = scheduler.kv_cache.num_reserved_blocks * scheduler.kv_cache.block_size
-        if reserved:
-            self.waste.append(1.0 - scheduler.num_used_slots / reserved)
+        if (waste := scheduler.kv_waste) is not None:
+            self.waste.append(waste)
             self.num_running.append(len(scheduler.running) + len(scheduler.held))
         return self._engine.step()
 

@@ -203,6 +203,12 @@ class Scheduler:
         num_empty = kv_cache.num_table_entries * kv_cache.block_size - self._num_computed_tokens
         return kv_cache.num_used_blocks * kv_cache.block_size - num_empty
 
+    @property
+    def kv_waste(self) -> float | None:
+        """Which part of the KV memory that is kept for requests in the batch holds nothing; `None` if none is kept."""
+        reserved = self.kv_cache.num_reserved_blocks * self.kv_cache.block_size
+        return 1.0 - self.num_used_slots / reserved if reserved else None
+
     # ---- one step -------------------------------------------------------------------------------------------------
 
     def schedule(self, *, now_s: float = 0.0) -> SchedulerOutput:

@@ -161,10 +161,8 @@ class _Cluster:
 
 
 def _note_batch(result: Simulation, scheduler: Scheduler) -> None:
-    kv_cache = scheduler.kv_cache
-    reserved = kv_cache.num_reserved_blocks * kv_cache.block_size
-    if reserved:
-        result.waste.append(1.0 - scheduler.num_used_slots / reserved)
+    if (waste := scheduler.kv_waste) is not None:
+        result.waste.append(waste)
         result.num_running.append(len(scheduler.running) + len(scheduler.held))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from headway import SamplingParams
 from headway.engine.llm_engine import LLMEngine
-from headway.engine.reschedule import reschedule
+from headway.engine.loaded_model import LoadedModel
 from headway.errors import ConfigError
 from tests.unit.runner.tiny_llm import TinyLLM
 
@@ -32,25 +32,31 @@ def answers(engine: LLMEngine, name: str) -> list[list[int]]:
 
 
 def test_the_same_tokens_with_every_scheduler(tmp_path) -> None:
-    engine = TinyLLM(tmp_path).on_cpu(max_num_seqs=4, max_num_batched_tokens=16, num_kv_blocks=48).engine
-    expected = answers(engine, "first")
+    model = LoadedModel(TinyLLM(tmp_path).on_cpu(max_num_seqs=4, max_num_batched_tokens=16, num_kv_blocks=48).engine)
+    expected = answers(model.engine, "first")
     for change in CHANGES:
-        engine = reschedule(engine, **change)
+        engine = model.reschedule(**change)
         assert answers(engine, "again") == expected, "names come back, too: the runner has forgotten who had them"
         assert {name: getattr(engine.config.scheduler, name, None) for name in change}.items() >= {
             (name, value) for name, value in change.items() if name not in ("kv_allocation", "prefix_caching")
         }
-    engine.shutdown()
+    engine = model.reschedule(num_blocks=12)
+    assert engine.config == model.config, "options are over those of the start, not over the last ones"
+    assert (engine.core.scheduler.kv_cache.num_blocks, model.plan.num_blocks) == (12, 48)
+    assert answers(engine, "again") == expected
+    model.shutdown()
 
 
 def test_limits_do_not_grow_and_memory_stays(tmp_path) -> None:
-    engine = TinyLLM(tmp_path).on_cpu(max_num_seqs=4, max_num_batched_tokens=16).engine
+    model = LoadedModel(TinyLLM(tmp_path).on_cpu(max_num_seqs=4, max_num_batched_tokens=16).engine)
     with pytest.raises(ConfigError, match="max_num_seqs cannot grow from 4 to 5"):
-        reschedule(engine, max_num_seqs=5)
+        model.reschedule(max_num_seqs=5)
     with pytest.raises(ConfigError, match="'block_size' cannot be changed"):
-        reschedule(engine, block_size=4)
-    engine.add_request("one", [1, 2, 3], SamplingParams(max_tokens=2), stream=False)
+        model.reschedule(block_size=4)
+    with pytest.raises(ConfigError, match="num_blocks cannot grow"):
+        model.reschedule(num_blocks=model.plan.num_blocks + 1)
+    model.engine.add_request("one", [1, 2, 3], SamplingParams(max_tokens=2), stream=False)
     with pytest.raises(ConfigError, match="unfinished"):
-        reschedule(engine, max_num_seqs=2)
-    engine.abort("one")
-    engine.shutdown()
+        model.reschedule(max_num_seqs=2)
+    model.engine.abort("one")
+    model.shutdown()
