@@ -42,6 +42,7 @@ def main() -> None:
     )
     engine = LLMEngine.from_config(config)
     print(f"{options.model}: {measure_start_up(engine)}", flush=True)
+    engine.warm_up()
     ceilings = measure_ceilings(engine.plan.device, engine.plan.dtype)
     print(f"ceilings: {ceilings}")
     print(

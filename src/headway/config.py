@@ -329,8 +329,9 @@ class DeviceConfig:
     )
     cuda_graphs: str = option(
         "on",
-        "On CUDA: replay steps as graphs, captured when a step's size comes up for the second time.",
-        choices=("on", "off"),
+        "On CUDA: replay steps as graphs. on: servers and benchmarks capture all sizes of steps at the start, in some "
+        "seconds. lazy: a size is captured when it comes up for the second time, as it is elsewhere in any case.",
+        choices=("on", "lazy", "off"),
     )
     overlap: str = option(
         "auto",

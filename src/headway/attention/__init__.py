@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from headway.attention.base import AttentionBackend, AttentionBatch, LayerKVCache
+from headway.attention.base import AttentionBackend, AttentionBatch, DividesWork, LayerKVCache
 from headway.attention.kv_format import FORMATS, KVFormat
 from headway.errors import ConfigError
 
@@ -16,6 +16,7 @@ __all__ = [
     "FORMATS",
     "AttentionBackend",
     "AttentionBatch",
+    "DividesWork",
     "KVFormat",
     "LayerKVCache",
     "create_backend",

@@ -24,10 +24,11 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.attention.kv_format import SCALE_DTYPE, KVFormat
@@ -165,11 +166,13 @@ class AttentionBatch:
     rows: Tensor | None = None
     """int32 [num_requests]: the line of `block_table` that belongs to each request. `None`: the i-th to the i-th."""
     num_single: int = 0
-    """So many requests at the front of the step have one new token each, and `tiles` covers the others."""
+    """So many requests at the front of the step have one new token each."""
+    parts: Tensor | None = None
+    """int32 [num_parts, 8]: their contexts in parts (context_parts.py), for backends that divide work on the host."""
     tiles: Tensor | None = None
-    """int32 [num_tiles, 2]: a request and the first of its new tokens in the tile, for backends that work by tiles."""
-    counts: Tensor | None = None
-    """int32 [2]: the true `num_single` and number of tiles, where those above are only limits (in a CUDA graph)."""
+    """int32 [num_tiles, 2]: the same for the other requests: a request and the first of its new tokens in the tile."""
+    num_tiles: Tensor | None = None
+    """int32 [1]: the true number of tiles, where there is room for more (in a CUDA graph)."""
 
     def own_block_table(self) -> Tensor:
         """int32 [num_requests, blocks]: the table with one line per request, in the order of the step."""
@@ -204,6 +207,27 @@ class AttentionBackend(Protocol):
 
     def run_qkv(self, layer: int, qkv: Tensor, heads: Heads, norms: HeadNorms | None) -> Tensor:
         """What `Ops.rope_write_kv` and `run` do, in one. qkv as there -> [num_tokens, num_heads * head_dim]."""
+        ...
+
+
+@runtime_checkable
+class DividesWork(Protocol):
+    """A backend whose kernels read on the device how a step's work is divided, which is found out on the host."""
+
+    def context_parts(self, seq_lens: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """`AttentionBatch.parts` of requests with one new token."""
+        ...
+
+    def max_parts(self, num_requests: int) -> int:
+        """Most parts that so many requests can have."""
+        ...
+
+    def query_tiles(self, query_lens: NDArray[np.int64], first_request: int) -> NDArray[np.int32]:
+        """`AttentionBatch.tiles` of the requests from `first_request` on."""
+        ...
+
+    def max_tiles(self, num_tokens: int, max_num_requests: int) -> int:
+        """Most tiles that a step of so many tokens can have."""
         ...
 
 

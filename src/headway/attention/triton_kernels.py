@@ -5,8 +5,8 @@ and sum so that no score is ever written to memory (online softmax). All query h
 together, so a key is read once for all of them.
 
 Decoding one token is a matter of bandwidth: each program streams a part of one request's context for one key head.
-When there are fewer (request, head) pairs than the device has room for, the context is split over several programs;
-the last of them to finish combines the partial results, which saves a second kernel.
+The host divides the contexts (context_parts.py) so that all programs have about as much to read; of those that share a
+context, the last to finish combines the partial results, which saves a second kernel.
 
 Several tokens (a prompt, or a chunk of one) are a matter of arithmetic: a program owns a tile of query rows, a row
 being one token and one head, and walks over the keys up to the tile's last token. Only the tiles at the diagonal need
@@ -26,9 +26,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from headway.attention.context_parts import NUM_COLUMNS
 from headway.attention.kv_numbers import add_row, add_values, key_numbers, load_scales, no_parts, whole
 from headway.layers.kv_codes import codes, paired_codes, row_scales
 from headway.layers.triton_kernels import load_pairs, normed_and_rotated
+
+PART_COLUMNS = tl.constexpr(NUM_COLUMNS)
 
 
 @triton.jit
@@ -43,7 +46,7 @@ def _joined(halves, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (ROWS, COLUMNS))
 
 
-@triton.jit(do_not_specialize=["num_single"], do_not_specialize_on_alignment=["rows", "seq_lens", "counts"])
+@triton.jit(do_not_specialize_on_alignment=["parts"])
 def decode_kernel(
     out,
     q,
@@ -51,9 +54,7 @@ def decode_kernel(
     v_cache,
     scales,
     block_table,
-    rows,
-    seq_lens,
-    counts,
+    parts,
     cos_sin,
     q_norm,
     k_norm,
@@ -62,7 +63,6 @@ def decode_kernel(
     partial_max,
     partial_sum,
     num_arrived,
-    num_single,
     scale_log2,
     table_stride,
     k_stride_block,
@@ -80,18 +80,14 @@ def decode_kernel(
     HEAD_COLUMNS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
     K_LARGEST: tl.constexpr,
     V_LARGEST: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """Request i < num_single has one new token, row i of q and out; rows[i] is its line of the block table.
-
-    Where there is a `counts`, the true number is there, and `num_single` only a limit. There is a program for each
-    split of each pair of request and key head; programs past the last have nothing to do. A pair is split as often as
-    it takes to have about NUM_PROGRAMS of them.
+    """Program (part, key head), the heads of a part side by side. `parts` is a list of context_parts.py: part i has
+    tokens `start` to `end` of the context of a request, whose new token is line `request` of q and out and whose blocks
+    are in line `row` of the block table.
 
     With a `cos_sin`, q is the projection's whole output [requests, (Hq + 2 Hkv) * D], D a power of two: norm (where
     there are norms) and rotation happen here, and the program that has the end of the context caches the new key and
@@ -100,21 +96,17 @@ def decode_kernel(
     With `scales` the cache holds codes up to K_LARGEST and V_LARGEST in a FORMAT that is not `None`, and `scales`
     points at pairs of float16, each taken as one int32.
     """
-    if counts is not None:
-        num_single = tl.load(counts)
-    num_pairs = num_single * NUM_KV_HEADS
-    num_splits = tl.minimum(tl.maximum((NUM_PROGRAMS + num_pairs // 2) // tl.maximum(num_pairs, 1), 1), MAX_SPLITS)
-    if tl.program_id(0) >= num_pairs * num_splits:
-        return
-    pair = tl.program_id(0) % num_pairs
-    split = tl.program_id(0) // num_pairs
-    request = pair // NUM_KV_HEADS
-    head = pair % NUM_KV_HEADS
-    seq_len = tl.load(seq_lens + request)
-    tiles_per_split = tl.cdiv(tl.cdiv(seq_len, TILE), num_splits)
-    start = split * tiles_per_split * TILE
-    end = tl.minimum(start + tiles_per_split * TILE, seq_len)
-    if start >= end:
+    head = tl.program_id(0) % NUM_KV_HEADS
+    own_part = tl.program_id(0) // NUM_KV_HEADS
+    own = parts + own_part * PART_COLUMNS
+    request = tl.load(own)
+    row = tl.load(own + 1)
+    start = tl.load(own + 2)
+    end = tl.load(own + 3)
+    seq_len = tl.load(own + 4)
+    first_part = tl.load(own + 5)
+    num_parts = tl.load(own + 6)
+    if request < 0:  # room that is not used
         return
 
     group = tl.arange(0, GROUP_ROWS)
@@ -124,11 +116,10 @@ def decode_kernel(
     NUMBER: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
     q_rows = (request * NUM_KV_HEADS + head) * GROUP + group
     q_offsets = q_rows[:, None] * HEAD_DIM + dim[None, :]
-    table = block_table + tl.load(rows + request).to(tl.int64) * table_stride
+    table = block_table + row.to(tl.int64) * table_stride
     largest = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_ROWS], tl.float32)
-    parts = no_parts(GROUP_ROWS, HEAD_COLUMNS, FORMAT)
-    num_active = tl.cdiv(seq_len, tiles_per_split * TILE)
+    sums = no_parts(GROUP_ROWS, HEAD_COLUMNS, FORMAT)
     if cos_sin is None:
         query = tl.load(q + q_offsets, mask=in_group[:, None] & in_head[None, :], other=0.0)
     else:
@@ -158,7 +149,7 @@ def decode_kernel(
                 key = _joined((k_first, k_second), 1, HEAD_DIM).to(k_cache.dtype.element_ty)
                 value = tl.load(qkv + v_from * HEAD_DIM + dim[None, :]).to(v_cache.dtype.element_ty)
                 score = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)
-                parts = add_row(parts, value.to(tl.float32), HEAD_COLUMNS, FORMAT)
+                sums = add_row(sums, value.to(tl.float32), HEAD_COLUMNS, FORMAT)
                 tl.store(v_row + dim[None, :] * v_stride_dim, value)
             else:
                 k_scale = row_scales(k_first, k_second, K_LARGEST)
@@ -179,7 +170,7 @@ def decode_kernel(
                     tl.store(v_row + dim[None, :] * v_stride_dim, value)
                     numbers = value.to(tl.float32)
                 numbers *= (v_scale.to(tl.float32) * V_LARGEST)[:, None]
-                parts = add_row(parts, numbers, HEAD_COLUMNS, FORMAT)
+                sums = add_row(sums, numbers, HEAD_COLUMNS, FORMAT)
                 scales_to = (scales + ((block * NUM_KV_HEADS + head) * BLOCK_SIZE + end % BLOCK_SIZE)).to(
                     tl.pointer_type(tl.float16)
                 )
@@ -201,8 +192,8 @@ def decode_kernel(
             v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
             NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, False, FORMAT,
         )  # fmt: skip
-        parts, largest, total = _take_tile(
-            parts, largest, total, query, keys, values, scales, slots, None, scale_log2,
+        sums, largest, total = _take_tile(
+            sums, largest, total, query, keys, values, scales, slots, None, scale_log2,
             False, PRECISION, V_LARGEST, FORMAT,
         )  # fmt: skip
     if whole_end < end:
@@ -213,37 +204,38 @@ def decode_kernel(
             NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, False, FORMAT,
         )  # fmt: skip
         visible = (whole_end + tl.arange(0, TILE) < end)[None, :]
-        parts, largest, total = _take_tile(
-            parts, largest, total, query, keys, values, scales, slots, visible, scale_log2,
+        sums, largest, total = _take_tile(
+            sums, largest, total, query, keys, values, scales, slots, visible, scale_log2,
             True, PRECISION, V_LARGEST, FORMAT,
         )  # fmt: skip
 
     out_mask = in_group[:, None] & in_head[None, :]
-    acc = whole(parts, FORMAT)
+    acc = whole(sums, FORMAT)
     if scales is not None:
         acc /= V_LARGEST
-    if num_active == 1:
+    if num_parts == 1:
         tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=out_mask)
         return
 
-    part = (pair * num_splits + split).to(tl.int64) * GROUP_ROWS + group
-    tl.store(partial_acc + part[:, None] * HEAD_COLUMNS + dim[None, :], acc)
-    tl.store(partial_max + part, largest)
-    tl.store(partial_sum + part, total)
+    place = (own_part * NUM_KV_HEADS + head).to(tl.int64) * GROUP_ROWS + group
+    tl.store(partial_acc + place[:, None] * HEAD_COLUMNS + dim[None, :], acc)
+    tl.store(partial_max + place, largest)
+    tl.store(partial_sum + place, total)
     tl.debug_barrier()  # every thread's part is written before the program counts itself as arrived
-    if tl.atomic_add(num_arrived + pair, 1, sem="acq_rel") == num_active - 1:
-        tl.store(num_arrived + pair, 0)
+    arrived = num_arrived + first_part * NUM_KV_HEADS + head
+    if tl.atomic_add(arrived, 1, sem="acq_rel") == num_parts - 1:
+        tl.store(arrived, 0)
         largest = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
         total = tl.zeros([GROUP_ROWS], tl.float32)
         acc = tl.zeros([GROUP_ROWS, HEAD_COLUMNS], tl.float32)
-        for other in range(num_active):
-            part = (pair * num_splits + other).to(tl.int64) * GROUP_ROWS + group
-            part_max = tl.load(partial_max + part, cache_modifier=".cg")
+        for part in range(first_part, first_part + num_parts):
+            place = (part * NUM_KV_HEADS + head).to(tl.int64) * GROUP_ROWS + group
+            part_max = tl.load(partial_max + place, cache_modifier=".cg")
             new_largest = tl.maximum(largest, part_max)
             shrink = tl.exp2(largest - new_largest)
             share = tl.exp2(part_max - new_largest)
-            total = total * shrink + tl.load(partial_sum + part, cache_modifier=".cg") * share
-            part_acc = tl.load(partial_acc + part[:, None] * HEAD_COLUMNS + dim[None, :], cache_modifier=".cg")
+            total = total * shrink + tl.load(partial_sum + place, cache_modifier=".cg") * share
+            part_acc = tl.load(partial_acc + place[:, None] * HEAD_COLUMNS + dim[None, :], cache_modifier=".cg")
             acc = acc * shrink[:, None] + part_acc * share[:, None]
             largest = new_largest
         tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=out_mask)
@@ -363,7 +355,7 @@ def _load_tile(
     return keys, values, slots
 
 
-@triton.jit(do_not_specialize_on_alignment=["rows", "query_start", "seq_lens", "tiles", "counts"])
+@triton.jit(do_not_specialize_on_alignment=["rows", "query_start", "seq_lens", "tiles", "num_tiles"])
 def prefill_kernel(
     out,
     q,
@@ -375,7 +367,7 @@ def prefill_kernel(
     query_start,
     seq_lens,
     tiles,
-    counts,
+    num_tiles,
     scale_log2,
     table_stride,
     k_stride_block,
@@ -399,13 +391,13 @@ def prefill_kernel(
     V_LARGEST: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """Program (key head, tile), counts[1] tiles. tiles[2 i] is a request, tiles[2 i + 1] its first new token in there.
+    """Program (key head, tile), *num_tiles tiles. tiles[2 i] is a request, tiles[2 i + 1] its first new token in there.
 
     Row r of a tile is token r // GROUP and head r % GROUP of the group; a tile has QUERY_ROWS // GROUP tokens.
     """
     head = tl.program_id(0)
     tile = tl.program_id(1)
-    if tile >= tl.load(counts + 1):
+    if tile >= tl.load(num_tiles):
         return
     request = tl.load(tiles + 2 * tile)
     first_token = tl.load(tiles + 2 * tile + 1)

@@ -52,9 +52,7 @@ class Context:
     @property
     def num_rounds(self) -> int:
         """How often the same is measured, where what else a machine does could disturb it."""
-        if self.where == "simulator":
-            return 1
-        return 3 if self.place.is_cpu else 2
+        return 3 if self.where == "engine" and self.place.is_cpu else 1
 
     @property
     def divisor(self) -> int:

@@ -103,6 +103,7 @@ def run_job(arguments: argparse.Namespace, job: Job) -> int:
             found = {"ready_s": start_up.ready_s, "first_token_s": start_up.first_token_s}
             write_json(arguments.output_json, found)
         return 0
+    engine.warm_up()
     work = job.draw(config.model.seed, engine.model_config.vocab_size)
     check_room(work, engine.plan.max_model_len)
     ceilings = measure_ceilings(engine.plan.device, engine.plan.dtype)

@@ -139,7 +139,7 @@ def engine_target(
     from headway.cli.demo import title
     from headway.cli.loading import load_engine, stderr_console
 
-    engine = load_engine(config, stderr_console(), quiet=True)
+    engine = load_engine(config, stderr_console(), quiet=True, warm=True)
     return EngineTarget(
         engine,
         name=title(config),

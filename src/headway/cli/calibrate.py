@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     from headway.cli.demo import title
     from headway.cli.loading import load_engine, stderr_console
 
-    engine = load_engine(config, stderr_console(), quiet=True)
+    engine = load_engine(config, stderr_console(), quiet=True, warm=True)
     calibration = calibrate_with_bar(engine, model=title(config), seconds=arguments.seconds)
     calibration.save(arguments.output)
     print_calibration(calibration)

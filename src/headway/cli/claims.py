@@ -144,7 +144,7 @@ def _load(options: dict[str, Any]) -> LLMEngine:
     from headway.cli.loading import load_engine, stderr_console
     from headway.config import EngineConfig
 
-    return load_engine(EngineConfig.from_options(**options), stderr_console(), quiet=True)
+    return load_engine(EngineConfig.from_options(**options), stderr_console(), quiet=True, warm=True)
 
 
 def _flags(arguments: argparse.Namespace) -> str:

@@ -23,10 +23,15 @@ def stderr_console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def load_engine(config: EngineConfig, console: Console, *, quiet: bool = False) -> LLMEngine:
-    """Build the engine, showing progress on a terminal, and print the memory plan unless `quiet`."""
+def load_engine(config: EngineConfig, console: Console, *, quiet: bool = False, warm: bool = False) -> LLMEngine:
+    """Build the engine, showing progress on a terminal, and print the memory plan unless `quiet`.
+
+    `warm`: as a server's, which is ready only when no step is slow for being the first of its kind.
+    """
     started = time.monotonic()
     engine = _load_with_bar(config, console) if console.is_terminal else _load(config)
+    if warm:
+        engine.warm_up()
     if not quiet:
         console.print(str(engine.plan), style="dim", markup=False)
         console.print(f"Ready in {time.monotonic() - started:.1f} s.", style="dim")

@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     from headway.cli.loading import load_engine, stderr_console
     from headway.sim.report import checks_markdown
 
-    engine = load_engine(config, stderr_console(), quiet=True)
+    engine = load_engine(config, stderr_console(), quiet=True, warm=True)
     session = _Session(arguments, engine, title(config))
     if arguments.check_capacity:
         session.check(rate=math.inf)

@@ -172,7 +172,7 @@ def _verify(
             work,
             goal,
             options=options,
-            load=lambda config: load_engine(config, stderr_console(), quiet=True),
+            load=lambda config: load_engine(config, stderr_console(), quiet=True, warm=True),
             temperature=_TEMPERATURE,
         )
         for trial in candidates(tuned, arguments.verify)

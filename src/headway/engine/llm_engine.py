@@ -249,6 +249,11 @@ class LLMEngine:
         """Raise `AssertionError` if requests, queue and blocks disagree."""
         self.core.check_invariants()
 
+    def warm_up(self) -> int:
+        """What a server does before anybody waits for it: make ready what would slow down first steps. The engine must
+        be idle. Returns for how many kinds of steps there was something to do; 0 on a CPU."""
+        return self.core.executor.warm_up()
+
     def shutdown(self) -> None:
         """Free the model and its cache."""
         self.core.shutdown()

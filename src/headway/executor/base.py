@@ -36,6 +36,11 @@ class Executor(Protocol):
         """Start to compute the scheduled tokens and to sample where the plan says so. The plan is not empty."""
         ...
 
+    def warm_up(self) -> int:
+        """Do now what would make a first step of its kind slow, while nothing is in flight. Returns for how many kinds
+        of steps there was something to do."""
+        ...
+
     def shutdown(self) -> None:
         """Free what the executor holds. Nothing may be submitted afterwards."""
         ...

@@ -44,6 +44,10 @@ class FakeExecutor:
         self._in_flight.append(step)
         return step
 
+    def warm_up(self) -> int:
+        """Every step is as fast as any other."""
+        return 0
+
     def shutdown(self) -> None:
         """Nothing to free."""
 

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +24,9 @@ from headway.runner.block_moves import HostBlocks
 from headway.runner.memory_plan import MemoryPlan, plan_memory
 from headway.runner.model_runner import ModelRunner
 
+if TYPE_CHECKING:
+    from headway.runner.gpu_runner import GpuModelRunner
+
 Progress = Callable[[int, int], None]
 Submit = Callable[[SchedulerOutput], PendingStep]
 
@@ -30,8 +34,11 @@ Submit = Callable[[SchedulerOutput], PendingStep]
 class LocalExecutor:
     """One model on one device."""
 
-    def __init__(self, submit: Submit, plan: MemoryPlan, *, max_in_flight: int = 1) -> None:
+    def __init__(
+        self, submit: Submit, plan: MemoryPlan, *, max_in_flight: int = 1, capture: Callable[[], int] | None = None
+    ) -> None:
         self._submit: Submit | None = submit
+        self._capture = capture
         self.plan = plan
         self.max_in_flight = max_in_flight
 
@@ -77,11 +84,17 @@ class LocalExecutor:
         host_blocks = HostBlocks(attention.kv_caches, plan.num_host_slots) if plan.num_host_slots else None
         if host_blocks is not None:
             plan = dataclasses.replace(plan, restore_block_s=host_blocks.measure_restore())
-        make_submit = _gpu_submit if formats.kernels == "triton" else _cpu_submit
-        submit = make_submit(
+        max_in_flight = 2 if config.device.overlap == "on" else 1
+        if formats.kernels != "triton":
+            submit = _cpu_submit(
+                config, decoder, attention, plan, device=device, eos_token_ids=eos_token_ids, host_blocks=host_blocks
+            )
+            return cls(submit, plan, max_in_flight=max_in_flight)
+        runner = _gpu_runner(
             config, decoder, attention, plan, device=device, eos_token_ids=eos_token_ids, host_blocks=host_blocks
         )
-        return cls(submit, plan, max_in_flight=2 if config.device.overlap == "on" else 1)
+        capture = runner.capture_graphs if config.device.cuda_graphs == "on" else None
+        return cls(runner.submit, plan, max_in_flight=max_in_flight, capture=capture)
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Run a step, or start it."""
@@ -89,12 +102,16 @@ class LocalExecutor:
             raise RuntimeError("the executor is shut down")
         return self._submit(output)
 
+    def warm_up(self) -> int:
+        """Capture the graphs of all steps, unless they are to be made when they are needed; returns how many."""
+        return 0 if self._capture is None else self._capture()
+
     def shutdown(self) -> None:
         """Drop the model and its cache."""
-        self._submit = None
+        self._submit = self._capture = None
 
 
-def _gpu_submit(
+def _gpu_runner(
     config: EngineConfig,
     decoder: Decoder,
     attention: AttentionBackend,
@@ -103,11 +120,11 @@ def _gpu_submit(
     device: torch.device,
     eos_token_ids: tuple[int, ...],
     host_blocks: HostBlocks | None,
-) -> Submit:
+) -> GpuModelRunner:
     from headway.runner.gpu_runner import GpuModelRunner
 
     limits = config.scheduler.limits
-    runner = GpuModelRunner(
+    return GpuModelRunner(
         decoder,
         attention,
         device=device,
@@ -117,10 +134,9 @@ def _gpu_submit(
         block_size=plan.block_size,
         eos_token_ids=eos_token_ids,
         seed=config.model.seed,
-        use_graphs=config.device.cuda_graphs == "on",
+        use_graphs=config.device.cuda_graphs != "off",
         host_blocks=host_blocks,
     )
-    return runner.submit
 
 
 def _cpu_submit(

@@ -65,6 +65,10 @@ class SimulatedExecutor:
         self.num_steps += 1
         return SimulatedStep(output, self._free_at_s, self._clock)
 
+    def warm_up(self) -> int:
+        """Every step is as fast as any other."""
+        return 0
+
     def shutdown(self) -> None:
         """Nothing to free."""
 

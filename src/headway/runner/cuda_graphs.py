@@ -1,9 +1,9 @@
 """Steps as CUDA graphs: a step of some two hundred kernels becomes one launch.
 
 A graph replays fixed kernels on fixed addresses, so there is one per shape of a step, over a ladder of sizes; a step is
-padded up to the next rung. Graphs are made when they are needed and cost nothing at start-up: the first step of a shape
-runs as it is, which also compiles what is not compiled yet, the second is captured and replayed. They share one pool of
-working memory, since no two ever run at once.
+padded up to the next rung. The first step of a shape runs as it is, which also compiles what is not compiled yet, the
+second is captured and replayed. So graphs can be made when they are needed and cost nothing at start-up, or all at once
+(`prepare`) before anybody waits for them. They share one pool of working memory, since no two ever run at once.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ class StepShape(NamedTuple):
     num_tokens: int
     num_samples: int
     """Rows whose logits are computed."""
-    has_singles: bool
-    """Whether requests with a single new token take part."""
     has_chunks: bool
-    """Whether requests with several do. Without any, all rows are sampled from."""
+    """Whether requests with several new tokens take part. Without any, all rows are sampled from."""
 
 
 def decode_rungs(max_num_seqs: int) -> list[int]:
@@ -34,12 +32,16 @@ def decode_rungs(max_num_seqs: int) -> list[int]:
 
 def token_rungs(max_num_tokens: int) -> list[int]:
     """Numbers of tokens, for steps with chunks of prompts."""
-    return _up_to(max_num_tokens, [*range(32, 512, 32), *range(512, 1024, 64), *range(1024, max_num_tokens, 256)])
+    return _up_to(
+        max_num_tokens,
+        [*range(32, 512, 32), *range(512, 1024, 64), *range(1024, 2048, 128), *range(2048, max_num_tokens, 256)],
+    )
 
 
 def sample_rungs(max_num_seqs: int) -> list[int]:
-    """Numbers of rows to sample from in a step with chunks: few, since each multiplies the graphs."""
-    return _up_to(max_num_seqs, [16, 64, 128, 256])
+    """Numbers of rows to sample from in a step with chunks: few, since each multiplies the graphs, and some rows more
+    cost little, as long as reading the weights takes longer than computing with them."""
+    return _up_to(max_num_seqs, [64, 256])
 
 
 def rung_above(rungs: Sequence[int], size: int) -> int | None:
@@ -72,6 +74,16 @@ class StepGraphs:
                 return
             graph = self._graphs[shape] = self._capture(shape, step)
         graph.replay()
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether there is a device that replays."""
+        return self._pool is not None
+
+    def prepare(self, shape: StepShape, step: RunStep) -> None:
+        """As if the shape had come up twice."""
+        while self.can_capture and shape not in self._graphs:
+            self.run(shape, step)
 
     def _capture(self, shape: StepShape, step: RunStep) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

@@ -5,9 +5,9 @@ device memory; sampled tokens are written there by the sampler and are read from
 need not know them. What a step sends is one small array: who takes part and how far each is, the tiles of work for
 attention, and the blocks that were added.
 
-    counts    requests that take part · requests with a single new token · tiles
+    counts    requests that take part · tiles
     columns   rows · query_start · seq_lens · sample_index · sample_rows · sample_positions
-    lists     (request, first token) for each tile · (row, place, block) for each new block
+    lists     parts of contexts · (request, first token) for each tile · (row, place, block) for each new block
 
 All but the last have fixed places, because CUDA graphs read them there. A graph is made for a number of tokens; where a
 step has fewer, a request without a row is added at its end, and the padding is its tokens.
@@ -23,16 +23,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headway.attention import DividesWork
+from headway.attention.context_parts import NO_REQUEST, NUM_COLUMNS
 from headway.core.scheduler_output import NewRequest, SchedulerOutput
 from headway.runner.row_kernels import append_blocks_kernel, gather_kernel, seat_kernel
-
-QueryTiles = Callable[[NDArray[np.int64], int], NDArray[np.int32]]
-"""(new tokens of each request, the first request that has several) → [num_tiles, 2]"""
 
 _COLUMNS = ("counts", "rows", "query_start", "seq_lens", "sample_index", "sample_rows", "sample_positions")
 _ALIGNMENT = 64  # columns start at multiples of 256 bytes
 _TILE = 1024
 _ENTRIES_TILE = 256
+_NO_PARTS: NDArray[np.int32] = np.zeros((0, NUM_COLUMNS), dtype=np.int32)
 _NO_TILES: NDArray[np.int32] = np.zeros((0, 2), dtype=np.int32)
 # Host copies of a step's array. Two steps may be in flight, and a third is being written.
 _NUM_STAGES = 3
@@ -46,6 +46,7 @@ class StagedStep:
     num_requests: int
     num_single: int
     num_tokens: int
+    num_parts: int
     num_tiles: int
     max_query_len: int
     max_seq_len: int
@@ -71,7 +72,14 @@ class GpuRows:
     """Rows of tokens and block tables on `device`, and the columns of the step that was staged last."""
 
     def __init__(
-        self, *, max_num_seqs: int, max_model_len: int, block_size: int, max_num_tokens: int, device: torch.device
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        max_num_tokens: int,
+        device: torch.device,
+        division: DividesWork | None,
     ) -> None:
         self.row_of: dict[str, int] = {}
         self.device = device
@@ -88,7 +96,10 @@ class GpuRows:
 
         # One more for the request that has the padding, and one more for the end of its tokens.
         self._column_size = -(-(max_num_seqs + 2) // _ALIGNMENT) * _ALIGNMENT
-        self._tiles_start = self._column_size * len(_COLUMNS)
+        self._division = division
+        self._parts_start = self._column_size * len(_COLUMNS)
+        max_parts = 0 if division is None else division.max_parts(max_num_seqs)
+        self._tiles_start = self._parts_start + NUM_COLUMNS * max_parts
         # A tile has at least one token, one may be partly empty for each request; blocks are added with tokens.
         self._blocks_start = self._tiles_start + 2 * (max_num_tokens + max_num_seqs)
         capacity = self._blocks_start + 3 * (max_num_tokens // block_size + 2 * max_num_seqs)
@@ -136,31 +147,32 @@ class GpuRows:
 
     # ---- a step ---------------------------------------------------------------------------------------------------
 
-    def stage(
-        self, output: SchedulerOutput, query_tiles: QueryTiles | None, *, padded: Callable[[int, bool], int]
-    ) -> StagedStep:
+    def stage(self, output: SchedulerOutput, *, padded: Callable[[int, bool], int]) -> StagedStep:
         """Send a step. `padded(num_tokens, is_decode)`: the number of tokens that the step is going to run with."""
         row_of = self.row_of
         table = np.array(
             [(row_of[s.request_id], s.num_tokens, s.num_computed_tokens, s.samples) for s in output.scheduled],
             dtype=np.int64,
         )
-        # Single tokens first, and of those the longest contexts: they take longest, and short ones fill the gaps.
-        order = np.lexsort((-table[:, 2], table[:, 1] > 1))
+        order = np.argsort(table[:, 1] > 1, kind="stable")  # single tokens first
         rows, num_new, num_computed, samples = table[order].T
         num_single = int((num_new == 1).sum())
         query_start = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(num_new, out=query_start[1:])
         seq_lens = num_computed + num_new
         sampled = np.flatnonzero(samples)
-        tiles = _NO_TILES
-        if num_single < len(rows) and query_tiles is not None:
-            tiles = query_tiles(num_new, num_single)
+        parts, tiles = _NO_PARTS, _NO_TILES
+        if self._division is not None:
+            if num_single:
+                parts = self._division.context_parts(seq_lens[:num_single], rows[:num_single])
+            if num_single < len(rows):
+                tiles = self._division.query_tiles(num_new, num_single)
         step = StagedStep(
             request_ids=[output.scheduled[place].request_id for place in order.tolist()],
             num_requests=len(rows),
             num_single=num_single,
             num_tokens=int(query_start[-1]),
+            num_parts=len(parts),
             num_tiles=len(tiles),
             max_query_len=int(num_new.max()),
             max_seq_len=int(seq_lens.max()),
@@ -171,7 +183,8 @@ class GpuRows:
         )
         buffer = self._stages[self._next_stage]
         self._next_stage = (self._next_stage + 1) % _NUM_STAGES
-        end = self._write(buffer.array, step, rows, tiles, num_padded_tokens=padded(step.num_tokens, step.is_decode))
+        num_padded_tokens = padded(step.num_tokens, step.is_decode)
+        end = self._write(buffer.array, step, rows, parts, tiles, num_padded_tokens=num_padded_tokens)
         blocks = self._new_blocks(output)
         if len(blocks):
             end = _put(buffer.array, self._blocks_start, blocks.ravel())
@@ -179,6 +192,18 @@ class GpuRows:
         if len(blocks):
             self._append_blocks(self._staged[self._blocks_start :], len(blocks))
         return step
+
+    def stage_nothing(self) -> None:
+        """A step without requests: whatever size it runs with, all of it is padding."""
+        self._staged.zero_()
+        self._staged[self._parts_start : self._tiles_start] = NO_REQUEST
+        self.token_ids.zero_()
+        self.positions.zero_()
+        self.slots.fill_(-1)
+
+    def parts(self, num_parts: int) -> Tensor:
+        """[num_parts, NUM_COLUMNS], of the step that was staged last; behind its own there is NO_REQUEST."""
+        return self._staged[self._parts_start : self._parts_start + NUM_COLUMNS * num_parts].view(-1, NUM_COLUMNS)
 
     def tiles(self, num_tiles: int) -> Tensor:
         """[num_tiles, 2], of the step that was staged last."""
@@ -208,14 +233,15 @@ class GpuRows:
         array: NDArray[np.int32],
         step: StagedStep,
         rows: NDArray[np.int64],
+        parts: NDArray[np.int32],
         tiles: NDArray[np.int32],
         *,
         num_padded_tokens: int,
     ) -> int:
-        """Counts, columns and tiles; returns where they end."""
+        """Counts, columns, parts and tiles; returns where they end."""
         start, num_requests = self._start, step.num_requests
         is_padded = num_padded_tokens > step.num_tokens
-        _put(array, start["counts"], (num_requests + is_padded, step.num_single, step.num_tiles))
+        _put(array, start["counts"], (num_requests + is_padded, step.num_tiles))
         _put(array, start["rows"], rows)
         _put(array, start["query_start"], step.query_start)
         _put(array, start["seq_lens"], step.seq_lens)
@@ -228,6 +254,8 @@ class GpuRows:
         array[end : start["sample_index"] + self._column_size] = 0  # a graph reads more of them than there are
         _put(array, start["sample_rows"], step.sample_rows)
         _put(array, start["sample_positions"], step.seq_lens[step.sampled])
+        end = _put(array, self._parts_start, parts.ravel())
+        array[end : self._tiles_start] = NO_REQUEST  # a graph has programs for more
         return _put(array, self._tiles_start, tiles.ravel())
 
     def _append_blocks(self, entries: Tensor, num_entries: int) -> None:

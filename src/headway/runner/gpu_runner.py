@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headway.attention import AttentionBackend, AttentionBatch
+from headway.attention import AttentionBackend, AttentionBatch, DividesWork
 from headway.core.scheduler_output import (
     ModelRunnerOutput,
     NewRequest,
@@ -43,9 +43,10 @@ from headway.sampling_params import SamplingParams
 
 # Rows of hidden states that become logits at one time, where a whole prompt's logits are asked for.
 _PROMPT_ROWS_AT_A_TIME = 64
-# A layer's kernels are launched in about 0.3 ms and computed at some 600 TFLOP/s: with more multiplications per layer
-# than this a step takes longer to compute than to launch, and padding would cost more than a graph saves.
-_LAUNCH_BOUND_FLOPS = 2e11
+# A layer's kernels are launched in 0.3 to 0.8 ms and computed at some 600 TFLOP/s. With more multiplications per layer
+# than this a step takes at least twice as long to compute as to launch, so that the host is back in time for the tokens
+# of the step before, and padding would cost more than a graph saves.
+_LAUNCH_BOUND_FLOPS = 4.5e11
 
 
 class GpuModelRunner:
@@ -71,12 +72,14 @@ class GpuModelRunner:
         self.device = device
         self._seed = seed
         self._host_blocks = host_blocks
+        self._division = attention if isinstance(attention, DividesWork) else None
         self._rows = GpuRows(
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             block_size=block_size,
             max_num_tokens=max(max_num_batched_tokens, max_num_seqs),
             device=device,
+            division=self._division,
         )
         self._sampler = GpuSampler(
             max_num_seqs=max_num_seqs,
@@ -88,9 +91,8 @@ class GpuModelRunner:
         self._logits = torch.empty(
             max_num_seqs, decoder.config.vocab_size, dtype=decoder.embedding.dtype, device=device
         )
-        self._query_tiles = getattr(attention, "query_tiles", None)
         self._graphs: StepGraphs | None = None
-        if use_graphs and self._query_tiles is not None:
+        if use_graphs and self._division is not None:
             self._graphs = StepGraphs(device)
         self._decode_rungs = decode_rungs(max_num_seqs)
         self._token_rungs = token_rungs(min(max_num_batched_tokens, _launch_bound_tokens(decoder)))
@@ -103,7 +105,7 @@ class GpuModelRunner:
         self._apply_changes(output)
         if output.is_empty:
             return PendingGpuStep(None, [], None, {})
-        step = self._rows.stage(output, self._query_tiles, padded=self._padded)
+        step = self._rows.stage(output, padded=self._padded)
         logits, prompt_logprobs = self._forward(step)
         pending = None
         if step.sampled:
@@ -116,6 +118,31 @@ class GpuModelRunner:
             done = torch.cuda.Event()
             done.record()
         return PendingGpuStep(done, [step.request_ids[place] for place in step.sampled], pending, prompt_logprobs)
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> int:
+        """Make the graphs of all shapes, so that no step has to wait for its own. Only while no step is in flight.
+
+        Returns how many shapes there are; 0 where nothing can be captured.
+        """
+        if self._graphs is None or not self._graphs.can_capture:
+            return 0
+        self._rows.stage_nothing()
+        shapes = self.shapes()
+        for shape in shapes:
+            self._graphs.prepare(shape, self._run_shape)
+        return len(shapes)
+
+    def shapes(self) -> list[StepShape]:
+        """All that steps are padded to, the largest first: what it takes in memory the smaller ones can use."""
+        found = [StepShape(num_tokens, num_tokens, has_chunks=False) for num_tokens in self._decode_rungs]
+        for num_tokens in self._token_rungs:
+            fewer = 0
+            for num_rows in self._sample_rungs:
+                if fewer < num_tokens:  # no request without a token
+                    found.append(StepShape(num_tokens, num_rows, has_chunks=True))
+                fewer = num_rows
+        return sorted(found, reverse=True)
 
     # ---- the batch ------------------------------------------------------------------------------------------------
 
@@ -161,7 +188,7 @@ class GpuModelRunner:
         sample_index = self._rows.columns["sample_index"]
         num_tokens = self._padded(step.num_tokens, step.is_decode)
         if self._graphs is not None and step.is_decode:
-            shape = StepShape(num_tokens, num_tokens, has_singles=True, has_chunks=False)
+            shape = StepShape(num_tokens, num_tokens, has_chunks=False)
             self._graphs.run(shape, self._run_shape)
             logits = self._logits[: step.num_requests]
             in_order = step.all_sample_in_order
@@ -169,7 +196,7 @@ class GpuModelRunner:
         if self._graphs is not None and num_tokens in self._token_rungs:
             num_rows = rung_above(self._sample_rungs, num_samples)
             assert num_rows is not None
-            shape = StepShape(num_tokens, num_rows, has_singles=step.num_single > 0, has_chunks=True)
+            shape = StepShape(num_tokens, num_rows, has_chunks=True)
             self._graphs.run(shape, self._run_shape)
             return self._logits[:num_samples], {}
         hidden = self._hidden(step, sample_index[:num_samples])
@@ -188,6 +215,7 @@ class GpuModelRunner:
                 max_query_len=step.max_query_len,
                 max_seq_len=step.max_seq_len,
                 num_single=step.num_single,
+                num_parts=step.num_parts,
                 num_tiles=step.num_tiles,
             )
         )
@@ -198,9 +226,9 @@ class GpuModelRunner:
     def _run_shape(self, shape: StepShape) -> None:
         """Run the staged step with all numbers at their limits: from the columns to `self._logits`."""
         rows = self._rows
-        num_tokens, num_samples, has_singles, has_chunks = shape
+        num_tokens, num_samples, has_chunks = shape
         max_requests = min(num_tokens, len(rows.token_rows))
-        num_tiles = self.attention.max_tiles(num_tokens, max_requests) if has_chunks else 0  # type: ignore[attr-defined]
+        assert self._division is not None
         rows.gather(max_requests + 1, num_tokens)  # one more than can take part, for the padding
         self.attention.plan(
             self._batch(
@@ -208,8 +236,9 @@ class GpuModelRunner:
                 max_requests + has_chunks,  # with chunks there is one that has several tokens, whatever their number
                 max_query_len=num_tokens if has_chunks else 1,
                 max_seq_len=rows.max_model_len,
-                num_single=max_requests if has_singles else 0,
-                num_tiles=num_tiles,
+                num_single=max_requests,
+                num_parts=self._division.max_parts(max_requests),
+                num_tiles=self._division.max_tiles(num_tokens, max_requests) if has_chunks else 0,
             )
         )
         wanted_rows = rows.columns["sample_index"][:num_samples] if has_chunks else None
@@ -226,6 +255,7 @@ class GpuModelRunner:
         max_query_len: int,
         max_seq_len: int,
         num_single: int,
+        num_parts: int,
         num_tiles: int,
     ) -> AttentionBatch:
         rows, columns = self._rows, self._rows.columns
@@ -240,8 +270,9 @@ class GpuModelRunner:
             slot_mapping=rows.slots[:num_tokens],
             rows=columns["rows"][:num_requests],
             num_single=num_single,
+            parts=rows.parts(num_parts) if num_parts else None,
             tiles=rows.tiles(num_tiles) if num_tiles else None,
-            counts=columns["counts"][1:3] if num_tiles else None,
+            num_tiles=columns["counts"][1:2] if num_tiles else None,
         )
 
     # ---- logprobs of prompts: rare, and the one thing here that waits for the device --------------------------------

@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,7 @@ def _serve(channel: EngineChannel, factory: str) -> int:
     logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         engine = _load_factory(factory)(start.options)
+        _warm_up(engine)
     except HeadwayError as error:
         return _fail_to_start(channel, str(error))
     except Exception as error:
@@ -84,6 +86,12 @@ def _serve(channel: EngineChannel, factory: str) -> int:
         return _run(engine, channel, start)
     finally:
         engine.shutdown()
+
+
+def _warm_up(engine: LLMEngine) -> None:
+    started_s = time.monotonic()
+    if num_kinds := engine.warm_up():
+        logger.info("captured %d CUDA graphs in %.1f s", num_kinds, time.monotonic() - started_s)
 
 
 def _fail_to_start(channel: EngineChannel, message: str) -> int:

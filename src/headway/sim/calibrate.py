@@ -2,8 +2,8 @@
 
 Waves of requests (see `headway.sim.waves`) are run as a server runs them: they stream, and some arrive while others
 generate. Each step's work and time are noted, and a cost model is fitted to them. What has never run before (a kernel
-to compile, a graph to capture) is slow once: the waves run unmeasured first, then again from the beginning, and steps
-that took several times what the fit expects are thrown away.
+to compile) is slow once: the waves run unmeasured first, then again from the beginning, and steps that took several
+times what the fit expects are thrown away.
 
 A machine is not always as fast: it heats up, or has other work. Between two waves the same small step is timed, and the
 times of a wave are put in proportion to it before they are compared with those of other waves.
@@ -37,7 +37,6 @@ TEMPERATURE = 1.0
 _NUM_WAVES = 16  # at least so many; one that takes longer is broken off,
 _LEAST_WAVE_S = 0.5  # unless it has just begun
 _WARM_UP_SHARE = 0.2
-_WARM_UP_SHARE_GRAPHS = 0.5  # where every shape of a step is slow twice: compiled first, captured then
 _PROBE_TOKENS, _PROBE_TOKENS_GPU = 256, 1024  # of the prompts that tell how fast the machine is
 _REFERENCE_STEPS = 3
 
@@ -52,7 +51,7 @@ def calibrate(
     progress: Progress | None = None,
     now: Now = time.perf_counter,
 ) -> Calibration:
-    """Run the engine for about so long by its clock. It must be idle. `model`: its name, for people."""
+    """Run the engine for about so long by its clock. It must be idle, and warm. `model`: its name, for people."""
     measured = measure_waves(engine, seconds=seconds, seed=seed, temperature=temperature, progress=progress, now=now)
     return Calibration.of_engine(engine, _fit_cost(measured), _fit_host(measured), model=model)
 
@@ -118,9 +117,7 @@ def measure_waves(
             num_prompt_tokens=max(int(runner.prompt_rate()), 32),
         )
         lasts_s = max(seconds / _NUM_WAVES, _LEAST_WAVE_S)
-        warm_until_s = started_s + seconds * (
-            _WARM_UP_SHARE_GRAPHS if engine.plan.device.startswith("cuda") else _WARM_UP_SHARE
-        )
+        warm_until_s = started_s + seconds * _WARM_UP_SHARE
         for wave in waves(limits, random.Random(seed)):
             if now() >= warm_until_s:
                 break

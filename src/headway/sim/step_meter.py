@@ -108,6 +108,9 @@ class _TimedExecutor:
         self.waited_s += self.now() - started_s
         return _TimedStep(pending, self, None)
 
+    def warm_up(self) -> int:
+        return self._executor.warm_up()
+
     def shutdown(self) -> None:
         self._executor.shutdown()
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from tests.triton_device import DEVICE  # isort: split
 
 from headway.attention import FORMATS, AttentionBatch, KVFormat, LayerKVCache
+from headway.attention.context_parts import NO_REQUEST, NUM_COLUMNS
 from headway.attention.triton_paged import TritonPagedAttention
 from headway.layers.heads import HeadNorms, Heads
 from headway.layers.triton_ops import TritonOps
@@ -191,6 +192,9 @@ class PagedCase:
         tiles = None
         if num_single < len(lens):
             tiles = torch.from_numpy(self.backend.query_tiles(lens, num_single)).to(DEVICE)
+        rows = [self._lines[r] for r in chosen] + [0] * num_padding
+        singles = np.array([totals, rows], dtype=np.int64)[:, :num_single]
+        parts = self.backend.context_parts(*singles)
         return AttentionBatch(
             num_tokens=int(lens.sum()),
             num_requests=len(lens),
@@ -200,8 +204,9 @@ class PagedCase:
             seq_lens=_int32(totals),
             block_table=self._table,
             slot_mapping=_int32([-1] * int(lens.sum())),
-            rows=_int32([self._lines[r] for r in chosen] + [0] * num_padding),
+            rows=_int32(rows),
             num_single=num_single,
+            parts=torch.from_numpy(parts).to(DEVICE),
             tiles=tiles,
         )
 
@@ -259,13 +264,14 @@ def poison(tensor: Tensor) -> None:
 
 
 def with_room(batch: AttentionBatch, extra: int) -> AttentionBatch:
-    """The same step as a CUDA graph has it: the numbers are limits, nonsense fills the room, `counts` has the truth."""
+    """The same step as a CUDA graph has it: the numbers are limits, and what fills the room must not be read."""
 
     def longer(tensor: Tensor) -> Tensor:
         return torch.cat([tensor, torch.full_like(tensor[:1], 2**30).expand(extra, *tensor.shape[1:])])
 
     num_tiles = 0 if batch.tiles is None else len(batch.tiles)
-    assert batch.rows is not None
+    assert batch.rows is not None and batch.parts is not None
+    unused = batch.parts.new_full((extra, NUM_COLUMNS), NO_REQUEST)
     return dataclasses.replace(
         batch,
         num_requests=batch.num_requests + extra,
@@ -274,7 +280,8 @@ def with_room(batch: AttentionBatch, extra: int) -> AttentionBatch:
         seq_lens=longer(batch.seq_lens),
         rows=longer(batch.rows),
         tiles=None if batch.tiles is None else longer(batch.tiles),
-        counts=_int32([batch.num_single, num_tiles]),
+        parts=torch.cat([batch.parts, unused]),
+        num_tiles=_int32([num_tiles]),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
 from headway.attention import LayerKVCache, create_backend, triton_paged
+from headway.attention.context_parts import REQUEST
 from headway.attention.triton_paged import TritonPagedAttention
 from headway.errors import ConfigError
 from tests.unit.attention.paged_case import Length, PagedCase, Shape, with_room
@@ -97,7 +99,7 @@ def lengths_for(shape: Shape) -> list[Length]:
 
 @pytest.fixture
 def four_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device for 16 programs, so that the number of splits is the same on every machine: 16 / (requests x heads)."""
+    """A device for 16 programs, so that contexts are cut in the same way on every machine."""
     monkeypatch.setattr(triton_paged, "_num_processors", lambda device: 4)
 
 
@@ -189,7 +191,7 @@ def test_rotation_and_cache_write_in_the_kernel(shape: Shape, with_norms: bool) 
 @pytest.mark.usefixtures("four_processors")
 @pytest.mark.parametrize("num_requests", [1, 3])
 def test_only_the_last_part_of_a_context_has_the_new_token(num_requests: int) -> None:
-    """16 parts and 5; the last of 65 tokens in tiles of 32 has nothing but the new one."""
+    """Of 65 and of 129 tokens in tiles of 32 the last part has nothing but the new one."""
     PagedCase(plain(), [(1, length) for length in (65, 300, 129)[:num_requests]]).check_qkv()
 
 
@@ -215,12 +217,18 @@ def test_rotation_is_apart_where_it_does_not_pay() -> None:
 
 @pytest.mark.usefixtures("four_processors")
 def test_a_single_token_does_not_depend_on_its_neighbours() -> None:
-    """Alone its context is in 16 parts, next to 6 or 9 others in 2, next to 11 in 1."""
-    case = PagedCase(plain(), [(1, 300), *((1, 5 + 9 * r) for r in range(11))])
-    beside_6 = case.run(range(7))[0]
-    beside_9_others = case.run([5, 4, 11, 3, 2, 10, 1, 0, 9, 8])[7]
-    assert torch.equal(beside_6, beside_9_others)
-    for chosen in ([0], range(7), range(12)):
+    """Except through the number of parts that its context is cut into: 10 alone, 2 beside two longer ones."""
+    case = PagedCase(plain(), [(1, 300), *((1, 5 + 9 * r) for r in range(11)), *((1, 700) for _ in range(2))])
+
+    def num_parts(chosen: Sequence[int]) -> int:
+        parts = case.batch(chosen).parts
+        assert parts is not None
+        return int((parts[:, REQUEST] == list(chosen).index(0)).sum())
+
+    beside_two, beside_others = [0, 12, 13, 3, 4], [4, 13, 0, 12, 5, 1]
+    assert [num_parts(chosen) for chosen in ([0], beside_two, beside_others)] == [10, 2, 2]
+    assert torch.equal(case.run(beside_two)[0], case.run(beside_others)[2])
+    for chosen in ([0], beside_two, range(12), range(14)):
         case.check(chosen)
 
 
@@ -305,13 +313,15 @@ def test_limit_for_tiles() -> None:
                 assert len(backend.query_tiles(lens, 0)) <= limit
 
 
-@pytest.mark.parametrize(("num_processors", "num_requests"), [(1, 1), (1, 3), (4, 10), (4, 11), (30, 80)])
+@pytest.mark.parametrize(
+    ("num_processors", "lengths"),
+    [(1, [33]), (1, [33] * 3), (4, [33] * 10), (4, [600, 3, 3, 3]), (4, [100] * 5 + [45] * 9), (30, [65] * 80)],
+)
 def test_parts_stay_within_their_memory(
-    num_processors: int, num_requests: int, monkeypatch: pytest.MonkeyPatch
+    num_processors: int, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with the number of requests that makes for the most parts: two each, when it was nearly one."""
     monkeypatch.setattr(triton_paged, "_num_processors", lambda device: num_processors)
-    case = PagedCase(plain(), [(1, 33)] * num_requests)
+    case = PagedCase(plain(), [(1, length) for length in lengths])
     framed = {}
     for name in ("_partial_acc", "_partial_max", "_partial_sum", "_num_arrived"):
         own = getattr(case.backend, name)
@@ -336,7 +346,7 @@ def test_heads_must_share_evenly() -> None:
         TritonPagedAttention([cache], 4)
 
 
-@pytest.mark.parametrize("missing", ["rows", "tiles"])
+@pytest.mark.parametrize("missing", ["rows", "parts", "tiles"])
 def test_a_batch_without_what_the_kernels_read_is_refused(missing: str) -> None:
     case = PagedCase(plain(), [(1, 3), (2, 2)])
     with pytest.raises(ValueError, match=missing):

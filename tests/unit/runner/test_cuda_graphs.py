@@ -40,7 +40,7 @@ def test_padding_stays_small() -> None:
 def test_without_a_gpu_every_step_runs_as_the_first_one_does() -> None:
     ran: list[StepShape] = []
     graphs = StepGraphs(torch.device("cpu"))
-    small, large = StepShape(1, 1, True, False), StepShape(32, 16, False, True)
+    small, large = StepShape(1, 1, False), StepShape(32, 16, True)
     for shape in (small, small, large, small):
         graphs.run(shape, ran.append)
     assert ran == [small, small, large, small]
@@ -59,6 +59,6 @@ def test_a_shape_runs_once_is_captured_and_is_then_replayed() -> None:
 
     graphs = StepGraphs(torch.device("cuda"))
     for _ in range(5):
-        graphs.run(StepShape(3, 3, True, False), step)
+        graphs.run(StepShape(3, 3, False), step)
     assert value.item() == 15
     assert num_calls == 2

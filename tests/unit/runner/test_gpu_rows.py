@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import torch
 
 from tests.triton_device import DEVICE  # isort: split
 
+from headway.attention import DividesWork
+from headway.attention.context_parts import NO_REQUEST, NUM_COLUMNS
 from headway.core.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
 from headway.runner.gpu_rows import GpuRows, StagedStep
 from headway.sampling_params import SamplingParams
@@ -18,13 +21,45 @@ from headway.sampling_params import SamplingParams
 BLOCK_SIZE = 4
 
 
-def make_rows(*, max_num_seqs: int = 5, max_model_len: int = 40, block_size: int = BLOCK_SIZE) -> GpuRows:
+class OneEach:
+    """A division of work: a part for each context, a tile for each chunk, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked_for_parts: list[tuple[list[int], list[int]]] = []
+        self.asked_for_tiles: list[tuple[list[int], int]] = []
+
+    def context_parts(self, seq_lens: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        self.asked_for_parts.append((seq_lens.tolist(), rows.tolist()))
+        parts = np.zeros((len(rows), NUM_COLUMNS), dtype=np.int32)
+        parts[:, 0], parts[:, 1], parts[:, 4] = np.arange(len(rows)), rows, seq_lens
+        return parts
+
+    def max_parts(self, num_requests: int) -> int:
+        return num_requests + 2
+
+    def query_tiles(self, query_lens: np.ndarray, first_request: int) -> np.ndarray:
+        self.asked_for_tiles.append((query_lens.tolist(), first_request))
+        requests = np.arange(first_request, len(query_lens))
+        return np.stack([requests, 100 + query_lens[first_request:]], axis=1).astype(np.int32)
+
+    def max_tiles(self, num_tokens: int, max_num_requests: int) -> int:
+        return max_num_requests
+
+
+def make_rows(
+    *,
+    max_num_seqs: int = 5,
+    max_model_len: int = 40,
+    block_size: int = BLOCK_SIZE,
+    division: DividesWork | None = None,
+) -> GpuRows:
     return GpuRows(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         block_size=block_size,
         max_num_tokens=max(24, max_model_len),
         device=DEVICE,
+        division=division or OneEach(),
     )
 
 
@@ -48,11 +83,6 @@ def as_it_is(num_tokens: int, is_decode: bool) -> int:
 
 def padded_to(size: int) -> Callable[[int, bool], int]:
     return lambda num_tokens, is_decode: size
-
-
-def one_tile_each(query_lens: np.ndarray, first_request: int) -> np.ndarray:
-    requests = np.arange(first_request, len(query_lens))
-    return np.stack([requests, 100 + query_lens[first_request:]], axis=1).astype(np.int32)
 
 
 def column(rows: GpuRows, name: str, count: int) -> list[int]:
@@ -89,20 +119,20 @@ def test_long_prompts_are_written_and_read_in_several_tiles() -> None:
     prompt = [(7 * i) % 1000 for i in range(2050)]
     rows.add([new("short", [1, 2]), new("long", prompt)])
     blocks = tuple(range(40, 40 - 33, -1))
-    step = rows.stage(plan(share("long", 2050, 0, blocks)), one_tile_each, padded=as_it_is)
+    step = rows.stage(plan(share("long", 2050, 0, blocks)), padded=as_it_is)
     assert gathered(rows, step) == [(token, i, blocks[i // 64] * 64 + i % 64) for i, token in enumerate(prompt)]
 
 
 # ----------------------------------------------------------------------------------------------------------- columns
 
 
-def seated(lengths: Mapping[str, int], **options: int) -> GpuRows:
+def seated(lengths: Mapping[str, int], **options: Any) -> GpuRows:
     rows = make_rows(**options)
     rows.add([new(name, [ord(name)] * length) for name, length in lengths.items()])
     return rows
 
 
-def test_single_tokens_come_first_and_of_those_the_longest_contexts() -> None:
+def test_single_tokens_come_first() -> None:
     rows = seated({"a": 3, "b": 6, "c": 9, "d": 5})
     output = plan(
         share("a", 3, 0, (0,), samples=False),
@@ -110,9 +140,8 @@ def test_single_tokens_come_first_and_of_those_the_longest_contexts() -> None:
         share("c", 1, 8, (3, 4, 5)),
         share("d", 2, 3, (6, 7)),
     )
-    step = rows.stage(output, one_tile_each, padded=as_it_is)
-    assert step.request_ids[:2] == ["c", "b"]
-    assert sorted(step.request_ids[2:]) == ["a", "d"]
+    step = rows.stage(output, padded=as_it_is)
+    assert step.request_ids == ["b", "c", "a", "d"]
     assert (step.num_requests, step.num_single, step.num_tokens) == (4, 2, 7)
     assert (step.max_query_len, step.max_seq_len) == (3, 9)
     assert not step.is_decode and not step.all_sample_in_order
@@ -131,45 +160,54 @@ def test_the_columns_on_the_device() -> None:
         share("b", 1, 5, (1, 2)),
         share("c", 1, 8, (3, 4, 5)),
     )
-    rows.stage(output, one_tile_each, padded=as_it_is)
+    rows.stage(output, padded=as_it_is)
     row_of = rows.row_of
-    assert column(rows, "counts", 3) == [3, 2, 1]
-    assert column(rows, "rows", 3) == [row_of["c"], row_of["b"], row_of["a"]]
+    assert column(rows, "counts", 2) == [3, 1]
+    assert column(rows, "rows", 3) == [row_of["b"], row_of["c"], row_of["a"]]
     assert column(rows, "query_start", 4) == [0, 1, 2, 5]
-    assert column(rows, "seq_lens", 3) == [9, 6, 3]
+    assert column(rows, "seq_lens", 3) == [6, 9, 3]
     assert column(rows, "sample_index", 5) == [0, 1, 0, 0, 0], "a graph may read more of them than there are"
-    assert column(rows, "sample_rows", 2) == [row_of["c"], row_of["b"]]
-    assert column(rows, "sample_positions", 2) == [9, 6]
+    assert column(rows, "sample_rows", 2) == [row_of["b"], row_of["c"]]
+    assert column(rows, "sample_positions", 2) == [6, 9]
     assert rows.tiles(1).tolist() == [[2, 103]]
+    assert rows.parts(2)[:, [0, 1, 4]].tolist() == [[0, row_of["b"], 6], [1, row_of["c"], 9]]
 
 
 def test_a_step_of_single_tokens_has_no_tiles_and_all_may_sample_in_order() -> None:
-    rows = seated({"a": 3, "b": 6})
-
-    def never(query_lens: np.ndarray, first_request: int) -> np.ndarray:
-        raise AssertionError("there is nothing to cut into tiles")
-
-    step = rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), never, padded=as_it_is)
+    division = OneEach()
+    rows = seated({"a": 3, "b": 6}, division=division)
+    step = rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), padded=as_it_is)
     assert step.is_decode and step.all_sample_in_order
-    assert column(rows, "counts", 3) == [2, 2, 0]
-    step = rows.stage(plan(share("a", 1, 1, samples=False), share("b", 1, 5)), never, padded=as_it_is)
+    assert column(rows, "counts", 2) == [2, 0]
+    assert step.num_parts == 2 and not division.asked_for_tiles
+    step = rows.stage(plan(share("a", 1, 1, samples=False), share("b", 1, 5)), padded=as_it_is)
     assert step.is_decode and not step.all_sample_in_order
 
 
-def test_tiles_are_asked_for_by_the_lengths_of_the_step_and_sent_in_their_order() -> None:
-    rows = seated({"a": 8, "b": 6, "c": 9})
-    asked: list[tuple[list[int], int]] = []
+def test_work_is_divided_by_the_lengths_of_the_step() -> None:
+    division = OneEach()
+    rows = seated({"a": 8, "b": 6, "c": 9}, division=division)
+    output = plan(share("a", 8, 0, (0, 1)), share("b", 1, 5, (2, 3)), share("c", 2, 7, (4, 5, 6)))
+    step = rows.stage(output, padded=as_it_is)
+    assert division.asked_for_parts == [([6], [rows.row_of["b"]])]
+    assert division.asked_for_tiles == [([1, 8, 2], 1)]
+    assert (step.num_parts, step.num_tiles) == (1, 2)
+    assert rows.tiles(2).tolist() == [[1, 108], [2, 102]]
 
-    def tiles(query_lens: np.ndarray, first_request: int) -> np.ndarray:
-        asked.append((query_lens.tolist(), first_request))
-        return np.array([[2, 4], [1, 0], [2, 0]], dtype=np.int32)
 
-    step = rows.stage(
-        plan(share("a", 8, 0, (0, 1)), share("b", 1, 5, (2, 3)), share("c", 2, 7, (4, 5, 6))), tiles, padded=as_it_is
-    )
-    assert asked == [([1, 2, 8] if step.request_ids[1] == "c" else [1, 8, 2], 1)]
-    assert step.num_tiles == 3
-    assert rows.tiles(3).tolist() == [[2, 4], [1, 0], [2, 0]]
+def test_a_step_of_chunks_has_no_parts() -> None:
+    division = OneEach()
+    rows = seated({"a": 8}, division=division)
+    assert rows.stage(plan(share("a", 8, 0, (0, 1))), padded=as_it_is).num_parts == 0
+    assert not division.asked_for_parts
+
+
+def test_room_for_more_parts_belongs_to_nobody() -> None:
+    rows = seated({"a": 3, "b": 6, "c": 7}, max_num_seqs=3)
+    for _ in range(4):  # so that the list holds something, in each of the host's copies
+        rows.stage(plan(*(share(name, 1, 2) for name in "abc")), padded=as_it_is)
+    rows.stage(plan(share("b", 1, 2)), padded=as_it_is)
+    assert rows.parts(5)[:, 0].tolist() == [0, *[NO_REQUEST] * 4]
 
 
 # ----------------------------------------------------------------------------------------------------------- padding
@@ -179,12 +217,12 @@ def test_tiles_are_asked_for_by_the_lengths_of_the_step_and_sent_in_their_order(
 def test_padding_is_one_more_request_without_a_row(chunks: bool) -> None:
     rows = seated({"a": 3, "b": 6, "c": 7, "d": 4}, max_num_seqs=4)
     for _ in range(4):  # so that the columns hold something, in each of the host's copies
-        rows.stage(plan(*(share(name, 1, 2) for name in "abcd")), one_tile_each, padded=as_it_is)
+        rows.stage(plan(*(share(name, 1, 2) for name in "abcd")), padded=as_it_is)
     output = plan(share("a", 1, 2), share("b", 3 if chunks else 1, 3))
-    step = rows.stage(output, one_tile_each, padded=padded_to(8))
+    step = rows.stage(output, padded=padded_to(8))
     num_tokens = 4 if chunks else 2
     assert (step.num_requests, step.num_tokens) == (2, num_tokens), "the step does not count it"
-    assert column(rows, "counts", 2) == [3, step.num_single]
+    assert column(rows, "counts", 2) == [3, chunks]
     assert column(rows, "query_start", 4)[-2:] == [num_tokens, 8]
     assert column(rows, "seq_lens", 8)[2:] == [0] * 6, "each line of padding may be looked at"
     assert gathered(rows, step, num_tokens=8)[num_tokens:] == [(0, 0, -1)] * (8 - num_tokens)
@@ -193,7 +231,7 @@ def test_padding_is_one_more_request_without_a_row(chunks: bool) -> None:
 
 def test_a_full_step_gets_no_padding() -> None:
     rows = seated({"a": 3, "b": 6})
-    step = rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), None, padded=padded_to(2))
+    step = rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), padded=padded_to(2))
     assert column(rows, "counts", 1) == [2]
     assert step.num_tokens == 2
 
@@ -206,8 +244,8 @@ def test_whether_it_is_a_decode_step_is_told_to_who_decides_the_padding() -> Non
         told.append((num_tokens, is_decode))
         return num_tokens
 
-    rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), None, padded=padded)
-    rows.stage(plan(share("a", 1, 2), share("b", 2, 4)), one_tile_each, padded=padded)
+    rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), padded=padded)
+    rows.stage(plan(share("a", 1, 2), share("b", 2, 4)), padded=padded)
     assert told == [(2, True), (3, False)]
 
 
@@ -217,15 +255,15 @@ def test_whether_it_is_a_decode_step_is_told_to_who_decides_the_padding() -> Non
 def test_blocks_are_appended_where_the_table_ends_and_a_new_owner_of_the_row_starts_anew() -> None:
     rows = seated({"a": 9, "b": 4})
     a, b = rows.row_of["a"], rows.row_of["b"]
-    rows.stage(plan(share("a", 5, 0, (9, 3)), share("b", 4, 0, (7,))), one_tile_each, padded=as_it_is)
-    rows.stage(plan(share("a", 4, 5, (1,)), share("b", 1, 4, (2,))), one_tile_each, padded=as_it_is)
-    rows.stage(plan(share("a", 1, 9), share("b", 1, 5)), one_tile_each, padded=as_it_is)
-    rows.stage(plan(share("a", 3, 9), share("b", 3, 6, (8,))), one_tile_each, padded=as_it_is)
+    rows.stage(plan(share("a", 5, 0, (9, 3)), share("b", 4, 0, (7,))), padded=as_it_is)
+    rows.stage(plan(share("a", 4, 5, (1,)), share("b", 1, 4, (2,))), padded=as_it_is)
+    rows.stage(plan(share("a", 1, 9), share("b", 1, 5)), padded=as_it_is)
+    rows.stage(plan(share("a", 3, 9), share("b", 3, 6, (8,))), padded=as_it_is)
     assert rows.block_table[a, :3].tolist() == [9, 3, 1]
     assert rows.block_table[b, :3].tolist() == [7, 2, 8]
     rows.remove("a")
     assert rows.add([new("c", [1] * 6)]) == [a]
-    rows.stage(plan(share("c", 6, 0, (5, 6))), one_tile_each, padded=as_it_is)
+    rows.stage(plan(share("c", 6, 0, (5, 6))), padded=as_it_is)
     assert rows.block_table[a, :2].tolist() == [5, 6]
     assert rows.block_table[b, :3].tolist() == [7, 2, 8]
 
@@ -234,7 +272,7 @@ def test_many_blocks_in_one_step() -> None:
     rows = make_rows(max_num_seqs=3, max_model_len=400, block_size=1)
     rows.add([new("a", [1] * 300), new("b", [2] * 90)])
     blocks_a, blocks_b = tuple(range(1000, 1300)), tuple(range(500, 410, -1))
-    rows.stage(plan(share("a", 300, 0, blocks_a), share("b", 90, 0, blocks_b)), one_tile_each, padded=as_it_is)
+    rows.stage(plan(share("a", 300, 0, blocks_a), share("b", 90, 0, blocks_b)), padded=as_it_is)
     assert rows.block_table[rows.row_of["a"], :300].tolist() == list(blocks_a)
     assert rows.block_table[rows.row_of["b"], :90].tolist() == list(blocks_b)
 
@@ -291,7 +329,7 @@ def test_random_steps_read_every_requests_own_tokens_from_its_own_blocks(seed: i
         taking_part = [name for name in batch.tokens if rng.random() < 0.8 and len(batch.tokens[name]) < 40]
         if not taking_part:
             continue
-        step = rows.stage(plan(*map(batch.share, taking_part)), one_tile_each, padded=padded_to(24))
+        step = rows.stage(plan(*map(batch.share, taking_part)), padded=padded_to(24))
         expected = [
             batch.expected(name, position)
             for name, count, length in zip(step.request_ids, np.diff(step.query_start), step.seq_lens, strict=True)

@@ -129,22 +129,71 @@ def test_steps_are_padded_to_rungs_and_without_graphs_they_are_not(
 ) -> None:
     run(tiny.on_gpu(), PROMPTS[:3], 2)
     assert shapes == [
-        StepShape(16, 6, has_singles=True, has_chunks=True),  # 3 + 1 + 9 tokens
-        StepShape(4, 4, has_singles=True, has_chunks=False),  # of 3 requests
+        StepShape(16, 6, has_chunks=True),  # 3 + 1 + 9 tokens
+        StepShape(4, 4, has_chunks=False),  # of 3 requests
     ]
     shapes.clear()
     run(tiny.on_gpu(cuda_graphs="off"), PROMPTS[:3], 2)
     assert shapes == []
 
 
-def test_a_step_without_single_tokens_has_a_shape_of_its_own(
-    tiny: TinyLLM, cpu_tokens: list[list[int]], shapes: list[StepShape]
-) -> None:
+def runner_of(llm: LLM) -> GpuModelRunner:
+    submit = llm.engine.core.executor.submit.__self__._submit  # type: ignore[attr-defined]
+    return submit.__self__  # type: ignore[no-any-return]
+
+
+def test_steps_without_a_request_change_nothing(tiny: TinyLLM, cpu_tokens: list[list[int]]) -> None:
+    """They are what graphs are captured with."""
+    llm = tiny.on_gpu()
+    assert run(llm, PROMPTS, NUM_TOKENS).tokens == cpu_tokens  # rows, slots and tables hold something
+    runner = runner_of(llm)
+    caches = [tensor for layer in runner.attention.kv_caches for tensor in layer.tensors]
+    before = [tensor.clone() for tensor in caches]
+    rows = runner._rows.token_rows.clone()
+    runner._rows.stage_nothing()
+    for shape in (StepShape(4, 4, has_chunks=False), StepShape(16, 6, has_chunks=True)):
+        runner._run_shape(shape)
+    assert all(torch.equal(tensor, was) for tensor, was in zip(caches, before, strict=True))
+    assert torch.equal(runner._rows.token_rows, rows)
+    assert run(llm, PROMPTS, NUM_TOKENS).tokens == cpu_tokens
+
+
+def test_every_step_has_one_of_the_shapes(tiny: TinyLLM, shapes: list[StepShape]) -> None:
+    llm = tiny.on_gpu(max_num_seqs=200, max_num_batched_tokens=300)
+    runner = runner_of(llm)
+    known = set(runner.shapes())
+    assert len(known) == len(runner.shapes())
+    for num_tokens in range(1, 301):
+        if num_tokens <= 200:
+            assert StepShape(runner._padded(num_tokens, True), runner._padded(num_tokens, True), False) in known
+        for num_samples in {1, min(num_tokens, 64), min(num_tokens, 65), min(num_tokens, 200)}:
+            num_rows = next(rung for rung in (64, 200) if rung >= num_samples)
+            assert StepShape(runner._padded(num_tokens, False), num_rows, True) in known
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+def test_a_warm_engine_captures_nothing_more(tiny: TinyLLM, cpu_tokens: list[list[int]]) -> None:
+    llm = tiny.on_gpu()
+    runner = runner_of(llm)
+    assert runner._graphs is not None
+    assert llm.engine.warm_up() == len(runner.shapes())
+    assert set(runner._graphs._graphs) == set(runner.shapes())
+    assert all(result.tokens == cpu_tokens for result in run_often(llm))
+    assert set(runner._graphs._graphs) == set(runner.shapes())
+    assert tiny.on_gpu(cuda_graphs="lazy").engine.warm_up() == 0
+
+
+@pytest.mark.skipif(ON_GPU, reason="needs Triton's interpreter")
+def test_there_is_nothing_to_capture_without_a_gpu(tiny: TinyLLM) -> None:
+    assert tiny.on_gpu().engine.warm_up() == 0
+
+
+def test_a_step_without_single_tokens(tiny: TinyLLM, cpu_tokens: list[list[int]], shapes: list[StepShape]) -> None:
     llm = tiny.on_gpu()
     assert run(llm, PROMPTS[:1], 2).tokens == [cpu_tokens[0][:2]]
     assert shapes == [
-        StepShape(16, 6, has_singles=False, has_chunks=True),
-        StepShape(1, 1, has_singles=True, has_chunks=False),
+        StepShape(16, 6, has_chunks=True),
+        StepShape(1, 1, has_chunks=False),
     ]
 
 

@@ -43,7 +43,7 @@ def _runs(context: Context) -> tuple[dict[str, Run], str]:
         runs, work, workload = dict(eras.runs), eras.work, eras.workload
         room = {"kv_tokens": eras.kv_tokens, "max_model_len": eras.max_model_len}
     else:
-        drawn = chat(context, context.sized(tiny=100, short=300, full=1000, gpu=400))
+        drawn = chat(context, context.sized(tiny=100, short=300, full=1000, gpu=150))
         work, room = drawn.at_once(), {"kv_tokens": 131_072, "max_model_len": CHAT_MAX_INPUT + CHAT_MAX_OUTPUT}
         runs = {mode: context.run(mode, work, **room, **MODES[mode]) for mode in (STATIC, RESERVED, CHUNKED)}
         workload = f"{len(work):,} requests at once, {drawn.text}; KV memory for {room['kv_tokens']:,} tokens"
