@@ -16,12 +16,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
 from headway.attention import LayerKVCache
+from headway.attention.context_parts import NO_REQUEST
 from headway.core.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
 from headway.layers import HeadNorms, Heads
 from headway.layers.skinny_gemm import one_row, scaled_linear, swiglu
@@ -35,6 +35,7 @@ from tests.unit.layers import skinny_case
 from tests.unit.layers.skinny_case import EPS, Operands
 from tests.unit.runner import sampling_reference
 from tests.unit.runner.sampling_reference import Request
+from tests.unit.runner.test_gpu_rows import OneEach
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")]
 
@@ -95,19 +96,18 @@ def test_full_size_cache_with_more_than_2_to_the_31_elements(block_size: int) ->
 def test_full_size_steps_in_a_graph(shape: Shape) -> None:
     """A captured step reads everything anew each time it is run, the number of requests included."""
     case = PagedCase(shape, [(1, length) for length in spread_lengths(48)])
-    batch, q = with_room(case.batch(range(48)), 16), case.queries(range(48), num_padding=16)
-    assert batch.rows is not None and batch.counts is not None
+    batch, q = with_room(case.batch(range(48)), 200), case.queries(range(48), num_padding=16)
+    assert batch.parts is not None
     case.backend.plan(batch)
     case.backend.run(0, q)  # compiled before it is captured
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = case.backend.run(0, q)
     for chosen in (range(48), range(47, -1, -1), [47], [5, 40] * 32, range(3)):
-        step, count = case.batch(chosen), len(chosen)
-        assert step.rows is not None
-        batch.rows[:count] = step.rows
-        batch.seq_lens[:count] = step.seq_lens
-        batch.counts[0] = count
+        parts, count = case.batch(chosen).parts, len(chosen)
+        assert parts is not None and len(parts) <= len(batch.parts)
+        batch.parts.fill_(NO_REQUEST)
+        batch.parts[: len(parts)] = parts
         q[:count] = case.queries(chosen)
         graph.replay()
         assert torch.equal(out[:count].flatten(), torch.cat(case.run(chosen)).flatten())
@@ -250,7 +250,9 @@ def test_sanitizer_row_wise_ops(token_major: bool, dtype: torch.dtype) -> None:
 
 def test_sanitizer_rows() -> None:
     """Two requests are seated; a step takes one token of one and a prompt of the other; the next has room for five."""
-    rows = GpuRows(max_num_seqs=5, max_model_len=70, block_size=16, max_num_tokens=64, device=DEVICE)
+    rows = GpuRows(
+        max_num_seqs=5, max_model_len=70, block_size=16, max_num_tokens=64, device=DEVICE, division=OneEach()
+    )
     prompt = tuple(range(100, 133))
     rows.add([NewRequest("long", prompt, (), None), NewRequest("short", (4, 5, 6), (7, 8), None)])
     long, short = rows.row_of["long"], rows.row_of["short"]
@@ -258,9 +260,9 @@ def test_sanitizer_rows() -> None:
     assert rows.token_rows[short, :5].tolist() == [4, 5, 6, 7, 8]
 
     first = ScheduledRequest("long", 33, 0, (4, 2, 9), True), ScheduledRequest("short", 1, 4, (7,), True)
-    step = rows.stage(_output(*first), _one_tile_each, padded=lambda num_tokens, is_decode: num_tokens)
+    step = rows.stage(_output(*first), padded=lambda num_tokens, is_decode: num_tokens)
     assert step.request_ids == ["short", "long"]
-    assert rows.tiles(step.num_tiles).tolist() == [[1, 0]]
+    assert rows.tiles(step.num_tiles).tolist() == [[1, 133]]
     rows.gather(step.num_requests, step.max_query_len)
     assert rows.token_ids[:34].tolist() == [8, *prompt]
     assert rows.positions[:34].tolist() == [4, *range(33)]
@@ -268,7 +270,7 @@ def test_sanitizer_rows() -> None:
     assert rows.slots[:34].tolist() == [7 * 16 + 4, *long_slots]
 
     second = ScheduledRequest("short", 1, 4, (), True), ScheduledRequest("long", 1, 32, (), True)
-    step = rows.stage(_output(*second), _one_tile_each, padded=lambda num_tokens, is_decode: 5)
+    step = rows.stage(_output(*second), padded=lambda num_tokens, is_decode: 5)
     assert step.request_ids == ["long", "short"]
     rows.gather(5, 5)
     assert rows.token_ids[:5].tolist() == [132, 8, 0, 0, 0]
@@ -330,7 +332,3 @@ def _assert_close(got: Tensor, expected: Tensor) -> None:
 
 def _output(*scheduled: ScheduledRequest) -> SchedulerOutput:
     return SchedulerOutput(0, (), scheduled, (), (), sum(share.num_tokens for share in scheduled))
-
-
-def _one_tile_each(query_lens: NDArray[np.int64], first_request: int) -> NDArray[np.int32]:
-    return np.array([(request, 0) for request in range(first_request, len(query_lens))], dtype=np.int32).reshape(-1, 2)

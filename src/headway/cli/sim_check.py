@@ -57,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save-calibration",
         metavar="FILE",
-        help="Write the last calibration here with the errors that were found, for 'headway sim' to show.",
+        help="Write the last calibration here with the errors that were found, beside those it has, for 'headway sim' to "
+        "show.",
     )
     add_work_flags(parser)
     add_flags(parser, engine_flags())
@@ -88,7 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
         found = {"calibration": calibration.as_json(), "checks": [check.as_json() for check in checks]}
         write_json(arguments.output_json, found)
     if arguments.save_calibration is not None:
-        dataclasses.replace(calibration, verified=_verified(checks)).save(arguments.save_calibration)
+        verified = {**(calibration.verified or {}), **_verified(checks)}
+        dataclasses.replace(calibration, verified=verified).save(arguments.save_calibration)
     return 0
 
 

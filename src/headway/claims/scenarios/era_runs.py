@@ -73,7 +73,7 @@ def era_runs(context: Context) -> EraRuns:
 
 def _measure(context: Context) -> EraRuns:
     kv_tokens, max_model_len = KV_TOKENS // context.divisor, MAX_MODEL_LEN // context.divisor
-    drawn = anyscale(context, context.sized(tiny=20, short=300, full=1000, gpu=200))
+    drawn = anyscale(context, context.sized(tiny=20, short=300, full=1000, gpu=300))
     work = drawn.at_once()
     room = {"kv_tokens": kv_tokens, "max_model_len": max_model_len}
     turns = take_turns(context, {mode: Way(work, {**room, **options}) for mode, options in MODES.items()})

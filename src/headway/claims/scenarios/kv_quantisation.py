@@ -16,7 +16,7 @@ _FORMATS = ("fp8", "int8")
 
 def measure(context: Context) -> Outcome:
     place = context.place
-    drawn = anyscale(context, context.sized(tiny=20, short=400, full=1000, gpu=400))
+    drawn = anyscale(context, context.sized(tiny=20, short=400, full=1000, gpu=600))
     longest = 2_048 // context.divisor
     kv_tokens = _KV_TOKENS // context.divisor
     num_bytes = kv_tokens * place.bytes_per_token

@@ -21,7 +21,7 @@ _POLICIES = {_FCFS: "fcfs", _RANKED: "sjf", _ORACLE: "sjf"}
 
 
 def measure(context: Context) -> Outcome:
-    predicted = predicted_chat(context, context.sized(tiny=40, short=1000, full=3000, gpu=400))
+    predicted = predicted_chat(context, context.sized(tiny=40, short=1000, full=3000, gpu=800))
     drawn = predicted.drawn
     top = saturation(context, "fcfs", drawn, max_num_seqs=_MAX_NUM_SEQS)
     loads = _LOADS if context.where == "simulator" else _LOADS[-1:]
@@ -101,5 +101,5 @@ CLAIM = Claim(
     method=f"fcfs against sjf on predictions (a tau of {TAU} with the true lengths, or {PREDICTED} in --data-dir) and "
     "on the true lengths.",
     measure=measure,
-    engine="gpu",
+    engine="asked",
 )

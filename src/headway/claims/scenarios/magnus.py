@@ -28,7 +28,7 @@ _LOAD = 1.2
 
 
 def measure(context: Context) -> Outcome:
-    predicted = predicted_applications(context, context.sized(tiny=40, short=600, full=2000, gpu=96))
+    predicted = predicted_applications(context, context.sized(tiny=40, short=600, full=2000, gpu=600))
     drawn = predicted.drawn
     full = {mode: _run(context, f"{mode}, all at once", mode, predicted, drawn.at_once()) for mode in _MODES}
     rate = _LOAD * full[_STATIC].requests_s
@@ -99,5 +99,5 @@ CLAIM = Claim(
     workload="several applications with predictable answer lengths",
     method="Static batches, batches of one predicted length class, and continuous batching with policy hrrn.",
     measure=measure,
-    engine="gpu",
+    engine="asked",
 )

@@ -18,7 +18,7 @@ _MAX_MODEL_LEN = 6_144
 
 
 def measure(context: Context) -> Outcome:
-    drawn = power_law(context, context.sized(tiny=30, short=800, full=3000, gpu=250))
+    drawn = power_law(context, context.sized(tiny=30, short=800, full=3000, gpu=1000))
     rate = _LOAD * saturation(context, "scarce memory", drawn, kv_tokens=_SCARCE_TOKENS, max_model_len=_MAX_MODEL_LEN)
     work = drawn.at_rate(rate)
     runs = {
@@ -98,5 +98,5 @@ CLAIM = Claim(
     workload="power-law lengths with a mean of 256, Poisson, one GPU with memory for some 13,600 tokens",
     method="The same arrivals at 90% of what scarce memory can serve, in scarce and in ample memory.",
     measure=measure,
-    engine="gpu",
+    engine="asked",
 )
