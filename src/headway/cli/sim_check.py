@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save-calibration",
         metavar="FILE",
-        help="Write the last calibration here with the errors that were found, beside those it has, for 'headway sim' to "
-        "show.",
+        help="Write the last calibration here with the errors that were found, beside those it has already, for "
+        "'headway sim' to show.",
     )
     add_work_flags(parser)
     add_flags(parser, engine_flags())

@@ -16,7 +16,7 @@ _LOAD = 0.75
 
 
 def measure(context: Context) -> Outcome:
-    drawn = mixed(context, context.sized(tiny=24, short=800, full=2000, gpu=400))
+    drawn = mixed(context, context.sized(tiny=24, short=800, full=2000, gpu=300))
     rate = _LOAD * saturation(context, "chunked", drawn)
     runs = {mode: context.run(mode, drawn.at_rate(rate), prefill_mode=mode) for mode in _MODES}
     ttft = {mode: run.metrics.ttft.percentiles[95] for mode, run in runs.items()}
