@@ -271,11 +271,11 @@ def test_sanitizer_rows() -> None:
 
     second = ScheduledRequest("short", 1, 4, (), True), ScheduledRequest("long", 1, 32, (), True)
     step = rows.stage(_output(*second), padded=lambda num_tokens, is_decode: 5)
-    assert step.request_ids == ["long", "short"]
+    assert step.request_ids == ["short", "long"]
     rows.gather(5, 5)
-    assert rows.token_ids[:5].tolist() == [132, 8, 0, 0, 0]
-    assert rows.positions[:5].tolist() == [32, 4, 0, 0, 0]
-    assert rows.slots[:5].tolist() == [9 * 16, 7 * 16 + 4, -1, -1, -1]
+    assert rows.token_ids[:5].tolist() == [8, 132, 0, 0, 0]
+    assert rows.positions[:5].tolist() == [4, 32, 0, 0, 0]
+    assert rows.slots[:5].tolist() == [7 * 16 + 4, 9 * 16, -1, -1, -1]
 
 
 def test_sanitizer_sampling() -> None:

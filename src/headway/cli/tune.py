@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("\nPredicted and measured:")
         print_table(*verified_table(space, verified))
     notes = [*trust_notes(calibration), _searched(space, calibration)]
-    print("\n" + "\n".join([recommendation(space, tuned, best), *notes]))
+    print("\n" + "\n".join([recommendation(space, tuned, best, verified), *notes]))
     if verified and best is tuned.default and not tuned.is_default_best:
         print("What was best in simulation was not clearly better than the default when it was measured.")
     if arguments.output_json is not None:

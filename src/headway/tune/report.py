@@ -30,7 +30,7 @@ def name_of(space: Space, trial: Trial) -> str:
 
 def trial_table(space: Space, tuned: Tuned, *, most: int = 8) -> Table:
     """The best trials and the default; latencies in milliseconds."""
-    shown = list(tuned.trials[:most])
+    shown = tuned.distinct[:most]
     if tuned.default not in shown:
         shown.append(tuned.default)
     return TITLES, [[name_of(space, trial), *_cells(trial.score, trial.metrics)] for trial in shown]
@@ -82,7 +82,7 @@ def tuned_page(
 ) -> Page:
     """With the Pareto front."""
     page = Page(f"Tuning for {title}", str(goal))
-    page.text(recommendation(space, tuned, best))
+    page.text(recommendation(space, tuned, best, verified))
     page.chart(
         line_chart(
             "Throughput against the tail",
@@ -109,15 +109,23 @@ def tuned_page(
     return page
 
 
-def recommendation(space: Space, tuned: Tuned, best: Trial) -> str:
-    """In a sentence."""
+def recommendation(space: Space, tuned: Tuned, best: Trial, verified: Sequence[Verified] = ()) -> str:
+    """In a sentence, with what was measured if it was."""
     if best is tuned.default:
         return f"Nothing is clearly better than the default: keep it ({tuned.num_simulated} simulations)."
-    gain = best.score.goodput / tuned.default.score.goodput if tuned.default.score.goodput else float("inf")
+    found = [f"predicted {_gain(best.score, tuned.default.score)}"]
+    scores = {id(one.trial): one.score for one in verified}
+    if id(best) in scores:
+        found.append(f"measured {_gain(scores[id(best)], scores[id(tuned.default)])}")
+    flags = flags_text(space.changes(best.options))
+    return f"Recommended: {flags} · {'; '.join(found)} ({tuned.num_simulated} simulations)."
+
+
+def _gain(score: Score, default: Score) -> str:
+    times = score.goodput / default.goodput if default.goodput else float("inf")
     return (
-        f"Recommended: {flags_text(space.changes(best.options))} · predicted goodput {best.score.goodput:.3g}/s "
-        f"against {tuned.default.score.goodput:.3g}/s by default ({gain:.2f} times), tail {best.score.tail:.3g} "
-        f"against {tuned.default.score.tail:.3g}; {tuned.num_simulated} simulations."
+        f"goodput {score.goodput:.3g}/s against {default.goodput:.3g}/s by default ({times:.2f} times), "
+        f"tail {score.tail:.3g} against {default.tail:.3g}"
     )
 
 

@@ -48,6 +48,15 @@ class Tuned:
         return self.best is self.default
 
     @property
+    def distinct(self) -> list[Trial]:
+        """The best first, without those whose options did the same to the last request as fewer of them did."""
+        kept = [self.chosen]
+        for trial in self.trials:
+            if all(trial.metrics != other.metrics for other in kept):
+                kept.append(trial)
+        return kept
+
+    @property
     def front(self) -> list[Trial]:
         """Trials that no other beats in both throughput and P99 of the time between tokens, by throughput."""
         front: list[Trial] = []

@@ -31,9 +31,8 @@ class Verified:
 
 
 def candidates(tuned: Tuned, num_best: int) -> list[Trial]:
-    """The default, and the best few that are better than it."""
-    ranked = [tuned.chosen, *(trial for trial in tuned.trials if trial is not tuned.chosen)]
-    better = [trial for trial in ranked if trial.score.is_better_than(tuned.default.score)]
+    """The default, and the best few that are better than it and differ from each other in what they do."""
+    better = [trial for trial in tuned.distinct if trial.score.is_better_than(tuned.default.score)]
     return [tuned.default, *better[:num_best]]
 
 

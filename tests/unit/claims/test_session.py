@@ -82,9 +82,9 @@ def session(**options: Any) -> Session:
         ("eras", {"on": "simulator"}, False),
         ("orca", {"has_gpu": True}, False),
         ("orca", {"on": "engine"}, True),
-        ("slo-tail", {}, False),
-        ("slo-tail", {"has_gpu": True}, True),
-        ("slo-tail", {"has_gpu": True, "is_quick": True}, False),
+        ("kv-waste", {}, False),
+        ("kv-waste", {"has_gpu": True}, True),
+        ("kv-waste", {"has_gpu": True, "is_quick": True}, False),
         ("queue-depth", {"on": "engine"}, False),
     ],
 )

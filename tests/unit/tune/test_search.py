@@ -148,6 +148,25 @@ def test_what_is_measured_has_the_last_word(found: tuple[Space, Tuned]) -> None:
     assert recommended([verified(default, 1.0)]) is default
 
 
+def test_options_that_change_nothing_are_not_measured_again(found: tuple[Space, Tuned]) -> None:
+    _, tuned = found
+    twin = Trial({**tuned.chosen.options, "max_num_batched_tokens": 1}, tuned.chosen.metrics, tuned.chosen.score, 120)
+    both = Tuned(tuned.default, tuned.chosen, [twin, *tuned.trials], tuned.num_simulated)
+    assert twin not in both.distinct and both.distinct[0] is tuned.chosen
+    assert candidates(both, 2) == candidates(tuned, 2)
+    measured = [trial.metrics for trial in both.distinct]
+    assert all(metrics not in measured[:place] for place, metrics in enumerate(measured))
+    assert {id(trial) for trial in both.trials} > {id(trial) for trial in both.distinct}, "all are in the JSON"
+
+
+def test_the_recommendation_says_what_was_measured(found: tuple[Space, Tuned]) -> None:
+    one, tuned = found
+    predicted = recommendation(one, tuned, tuned.best)
+    assert "predicted goodput" in predicted and "measured" not in predicted
+    both = [verified(tuned.default, 1.0), verified(tuned.best, 2.0)]
+    assert "measured goodput 2/s against 1/s by default (2.00 times)" in recommendation(one, tuned, tuned.best, both)
+
+
 def test_reports(found: tuple[Space, Tuned]) -> None:
     one, tuned = found
     both = [verified(tuned.default, 1.0), verified(tuned.best, 2.0)]

@@ -22,7 +22,7 @@ _PUBLISHED = -0.34
 
 
 def measure(context: Context) -> Outcome:
-    drawn = chat(context, context.sized(tiny=40, short=800, full=2000, gpu=400))
+    drawn = chat(context, context.sized(tiny=40, short=800, full=2000, gpu=800))
     rate, work, fcfs = _loaded(context, drawn)
     runs = {"fcfs": fcfs, "slo": context.run("slo", work, scheduling_policy="slo", max_num_seqs=_MAX_NUM_SEQS)}
     tails = {policy: percentile([line.ttft_s for line in _interactive(run)], 99) for policy, run in runs.items()}
@@ -105,5 +105,5 @@ CLAIM = Claim(
     workload="interactive requests beside others",
     method="Policy slo against fcfs, the same arrivals, so many that fcfs keeps at most 60% of its promises.",
     measure=measure,
-    engine="gpu",
+    engine="asked",
 )
