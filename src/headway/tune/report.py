@@ -15,7 +15,8 @@ from headway.tune.verify import Verified
 
 Table = tuple[list[str], list[list[str]]]
 
-TITLES = ["", "goodput/s", "good", "requests/s", "tok/s", "P50 TTFT", "P99 TTFT", "P50 ITL", "P99 ITL", "P99 TPOT"]
+_LATENCIES = ["P50 TTFT ms", "P99 TTFT ms", "P50 ITL ms", "P99 ITL ms", "P99 TPOT ms"]
+TITLES = ["", "goodput/s", "good", "requests/s", "tok/s", *_LATENCIES]
 
 
 def flags_text(changes: Mapping[str, Any]) -> str:
