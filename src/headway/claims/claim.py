@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from headway.claims.chart import Chart
+from headway.claims.where import Where
 
 if TYPE_CHECKING:
     from headway.claims.context import Context
-
-Where = Literal["engine", "simulator", "scheduler"]
-"""On the real engine; with the real scheduler and a cost model for the device; the scheduler alone, without a model."""
 
 EngineUse = Literal["always", "gpu", "asked", "never"]
 """When a claim runs on the real engine. always: a CPU is enough. gpu: when there is one, and not in a quick run. asked:

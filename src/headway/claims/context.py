@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headway.claims.claim import Where
 from headway.claims.place import Place, Progress, Run
+from headway.claims.where import Where
 from headway.workload.requests import Work
 
 _T = TypeVar("_T")

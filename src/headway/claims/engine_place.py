@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from headway.bench.online import replay
 from headway.bench.rounds import check_room
-from headway.claims.claim import Where
 from headway.claims.place import Progress, Run
+from headway.claims.where import Where
 from headway.engine.loaded_model import LoadedModel
 from headway.workload.requests import BenchRequest, Work, highest_token_id
 

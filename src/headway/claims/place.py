@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from headway.bench.online_metrics import OnlineMetrics
 from headway.bench.times import RequestTimeline
-from headway.claims.claim import Where
+from headway.claims.where import Where
 from headway.workload.requests import Work
 
 Progress = Callable[[], object]

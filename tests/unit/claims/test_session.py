@@ -12,13 +12,13 @@ import pytest
 
 from headway.bench.times import RequestTimeline
 from headway.claims.catalogue import CLAIMS
-from headway.claims.claim import Where
 from headway.claims.context import Context
 from headway.claims.engine_place import EnginePlace
 from headway.claims.place import Run
 from headway.claims.session import Session
 from headway.claims.simulated_place import SimulatedPlace
 from headway.claims.turns import Way, take_turns
+from headway.claims.where import Where
 from headway.cli.main import main
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
