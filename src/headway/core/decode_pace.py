@@ -49,7 +49,7 @@ class DecodePace:
 
     def chunk_tokens(self, *, num_decodes: int, num_backlog_tokens: int, limit_s: float = math.inf) -> int:
         """How many prompt tokens the next step may have beside its decodes, and none that make it longer than
-        `limit_s`, whatever the backlog. To be asked once for each step."""
+        `limit_s`, whatever the backlog. To be asked once for each step that could have any."""
         if not self.target_s or not num_decodes:
             return self._max_tokens
         backlog_s = num_backlog_tokens * (self.step_time.per_token_s or 0.0)
@@ -60,11 +60,16 @@ class DecodePace:
             self._num_late_allowed -= num_decodes
             num_tokens = max(num_tokens, self.step_time.chunk_tokens(STRETCH * self.target_s))
         else:
-            saved = self._num_late_allowed + num_decodes / TOKENS_PER_LATE_ONE
-            self._num_late_allowed = min(saved, _MOST_LATE_TOKENS)
+            self.note_decodes(num_decodes)
         if limit_s < math.inf:
             num_tokens = min(num_tokens, self.step_time.chunk_tokens(limit_s))
         return self._whole_tiles(num_tokens, num_decodes)
+
+    def note_decodes(self, num_decodes: int) -> None:
+        """The next step is going to have decodes in time: some later ones may be late for that."""
+        if self.target_s:
+            saved = self._num_late_allowed + num_decodes / TOKENS_PER_LATE_ONE
+            self._num_late_allowed = min(saved, _MOST_LATE_TOKENS)
 
     @property
     def longest_s(self) -> float:

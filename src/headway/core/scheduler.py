@@ -327,6 +327,9 @@ class Scheduler:
         """Leave prompts no more of the step than what keeps the requests that generate at their pace."""
         num_backlog_tokens = self.waiting.num_tokens + sum(request.num_remaining_tokens for request in prompts)
         self.pace.target_s = self.policy.pace_s(self.limits.target_itl_ms / 1e3)
+        if not num_backlog_tokens:  # most steps
+            self.pace.note_decodes(len(plan.scheduled))
+            return
         num_tokens = self.pace.chunk_tokens(
             num_decodes=len(plan.scheduled),
             num_backlog_tokens=num_backlog_tokens,
