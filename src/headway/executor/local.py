@@ -104,7 +104,15 @@ class LocalExecutor:
 
     def warm_up(self) -> int:
         """Capture the graphs of all steps, unless they are to be made when they are needed; returns how many."""
-        return 0 if self._capture is None else self._capture()
+        if self._capture is None:
+            return 0
+        try:
+            return self._capture()
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                "There is not enough GPU memory left for the CUDA graphs of all steps. Lower --gpu-memory-utilization "
+                f"or --max-num-seqs, or use --cuda-graphs lazy or off. ({error})"
+            ) from error
 
     def shutdown(self) -> None:
         """Drop the model and its cache."""

@@ -16,8 +16,10 @@ from tests.triton_device import ON_GPU  # isort: split
 
 from headway import LLM, RequestOutput, SamplingParams
 from headway.attention.triton_paged import TritonPagedAttention
-from headway.core.scheduler_output import SchedulerOutput
-from headway.errors import EngineDeadError
+from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from headway.errors import ConfigError, EngineDeadError
+from headway.executor.base import FinishedStep
+from headway.executor.local import LocalExecutor
 from headway.loader.dummy import DummyCheckpoint
 from headway.runner.cuda_graphs import StepGraphs, StepShape
 from headway.runner.gpu_runner import GpuModelRunner, PendingGpuStep
@@ -186,6 +188,15 @@ def test_a_warm_engine_captures_nothing_more(tiny: TinyLLM, cpu_tokens: list[lis
 @pytest.mark.skipif(ON_GPU, reason="needs Triton's interpreter")
 def test_there_is_nothing_to_capture_without_a_gpu(tiny: TinyLLM) -> None:
     assert tiny.on_gpu().engine.warm_up() == 0
+
+
+def test_too_little_memory_for_graphs_is_said_so(tiny: TinyLLM) -> None:
+    def no_room() -> int:
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    plan = tiny.on_gpu().engine.plan
+    with pytest.raises(ConfigError, match=r"--cuda-graphs lazy .* \(tried to allocate 2 GiB\)"):
+        LocalExecutor(lambda output: FinishedStep(ModelRunnerOutput({}, {})), plan, capture=no_room).warm_up()
 
 
 def test_a_step_without_single_tokens(tiny: TinyLLM, cpu_tokens: list[list[int]], shapes: list[StepShape]) -> None:
