@@ -11,7 +11,8 @@
       moved blocks  KV blocks copied to or from the host, and within the device
 
 Rows and tokens may cost more from certain numbers on, where reading the weights no longer hides them. No coefficient
-is negative, so a step with more in it is never faster than another of its kind.
+is negative, so a step with more in it is never faster than another of its kind. But for one: a single row alone has
+kernels of its own on many devices, and is in proportion to what the terms say of it.
 
 Steps with the same work do not take the same time: other processes, clocks, caches. What is fitted is the mean, and how
 far the measured steps spread around it is kept (`spread`), for a simulation to draw from.
@@ -19,6 +20,7 @@ far the measured steps spread around it is kept (`spread`), for a simulation to 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,6 +56,7 @@ MeasuredStep = tuple[StepWork, float]
 """(what was in it, how many seconds it took)"""
 
 _LEAST_STEPS = 20
+_LEAST_LONE = 8  # steps with a single row, and others that decode
 _OUTLIER = 3.0  # times slower than expected: something was compiled, or captured
 _NUM_ROUNDS = 12  # of the fit, each weighing the steps by how far the one before was off
 _SMALL_DEVIATION = 0.02
@@ -72,6 +75,8 @@ class CostModel:
     num_steps: int = 0
     spread: tuple[float, ...] = ()
     """Quantiles, evenly spaced, of measured over expected time; their mean is 1. Empty: all are alike."""
+    lone_factor: float = 1.0
+    """What a step with a single row and nothing else takes, over what the terms say."""
 
     def __post_init__(self) -> None:
         if len(self.coefficients) != len(TERMS):
@@ -97,7 +102,8 @@ class CostModel:
         if work.num_moved_blocks:
             total += moved_s * work.num_moved_blocks
         if not work.num_chunks:
-            return total + _look_up(self._row_seconds, work.num_tokens)
+            total += _look_up(self._row_seconds, work.num_tokens)
+            return self.lone_factor * total if work.num_tokens == 1 else total
         total += sampled_s * work.num_sampled + chunk_s * work.num_chunks + pair_s * work.num_chunk_pairs
         return total + _look_up(self._token_seconds, work.num_tokens)
 
@@ -112,7 +118,7 @@ class CostModel:
 
     def scaled(self, factor: float) -> CostModel:
         """A machine on which everything takes so many times as long."""
-        return CostModel(tuple(factor * c for c in self.coefficients), self.errors, self.num_steps, self.spread)
+        return dataclasses.replace(self, coefficients=tuple(factor * c for c in self.coefficients))
 
     @property
     def mean_error(self) -> float:
@@ -133,10 +139,11 @@ class CostModel:
                 f"{len(steps)} measured steps are too few to fit a cost model; {_LEAST_STEPS} are the least."
             )
         fitted = [step for place, step in enumerate(steps) if place % 5]
-        model = cls(_fit(fitted))
+        model = _fit_with_lone_rows(fitted)
         held_out = [step for step in steps[::5] if model._ratio(step) <= _OUTLIER]
         spread = _spread([ratio for step in spread_of or steps if (ratio := model._ratio(step)) <= _OUTLIER])
-        return cls(model.coefficients, fit_errors(model.seconds, held_out), len(steps), spread)
+        errors = fit_errors(model.seconds, held_out)
+        return dataclasses.replace(model, errors=errors, num_steps=len(steps), spread=spread)
 
     def _ratio(self, step: MeasuredStep) -> float:
         """Measured over expected."""
@@ -150,6 +157,7 @@ class CostModel:
             "num_steps": self.num_steps,
             "errors": [error.as_json() for error in self.errors],
             "spread": list(self.spread),
+            "lone_factor": self.lone_factor,
         }
 
     @classmethod
@@ -163,6 +171,7 @@ class CostModel:
             tuple(FitError.from_json(error) for error in document["errors"]),
             int(document["num_steps"]),
             tuple(_seconds(value, "spread") for value in document["spread"]),
+            _seconds(document.get("lone_factor", 1.0), "lone_factor"),
         )
 
 
@@ -175,6 +184,18 @@ def _terms(work: StepWork) -> list[float]:
     num_sampled = work.num_sampled if work.num_chunks else 0
     counts = (num_sampled, work.num_chunks, work.num_context_tokens, work.num_chunk_pairs, work.num_moved_blocks)
     return [*rows, *tokens, *(float(count) for count in counts)]
+
+
+def _fit_with_lone_rows(steps: Sequence[MeasuredStep]) -> CostModel:
+    """Without them if there are enough of them and of others; what they take is then a factor of its own."""
+    lone = [(work, seconds) for work, seconds in steps if work.num_tokens == 1]
+    others = [(work, seconds) for work, seconds in steps if work.num_tokens != 1]
+    num_decodes = sum(not work.num_chunks for work, _ in others)
+    if min(len(lone), num_decodes) < _LEAST_LONE:
+        return CostModel(_fit(steps))
+    model = CostModel(_fit(others))
+    ratios = [ratio for step in lone if (ratio := model._ratio(step)) <= _OUTLIER]
+    return dataclasses.replace(model, lone_factor=float(np.mean(ratios)) if ratios else 1.0)
 
 
 def _fit(steps: Sequence[MeasuredStep]) -> tuple[float, ...]:

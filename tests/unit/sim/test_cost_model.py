@@ -123,6 +123,33 @@ def test_a_step_that_only_decodes_has_its_own_terms() -> None:
     assert model.step_s(output) == pytest.approx(1.0 + 4.0 + 80.0)
 
 
+def is_lone(work: StepWork) -> bool:
+    return work.num_tokens == 1
+
+
+def test_a_single_row_has_a_time_of_its_own() -> None:
+    """Which does not bend what is said of others."""
+    model = CostModel.fit([(work, s * (0.8 if is_lone(work) else 1.0)) for work, s in measured(600)])
+    assert model.lone_factor == pytest.approx(0.8, rel=0.01)
+    for work, seconds in measured(100, seed=1):
+        assert model.seconds(work) == pytest.approx(seconds * (0.8 if is_lone(work) else 1.0), rel=0.01)
+    kept = CostModel.from_json(model.as_json())
+    assert kept == model
+    older = {key: value for key, value in model.as_json().items() if key != "lone_factor"}
+    assert CostModel.from_json(older).lone_factor == 1.0
+
+
+def test_a_few_single_rows_and_only_single_rows_are_fitted_like_all() -> None:
+    steps = measured(600)
+    others, lone = ([step for step in steps if is_lone(step[0]) is wanted] for wanted in (False, True))
+    chunks = [step for step in others if step[0].num_chunks]
+    for chosen in ([*lone[:7], *others], [*lone, *chunks]):
+        model = CostModel.fit(chosen)
+        assert model.lone_factor == 1.0
+        for work, seconds in lone:
+            assert model.seconds(work) == pytest.approx(seconds, rel=0.05)
+
+
 def test_very_large_steps_go_on_in_a_straight_line() -> None:
     model = CostModel.of_terms(chunk_constant=1.0, tokens_over_0=0.5, tokens_over_2048=0.25)
     work = StepWork(10_000, 1, 1, 0, num_chunks=1)
