@@ -98,7 +98,7 @@ def decode_kernel(
     """
     head = tl.program_id(0) % NUM_KV_HEADS
     own_part = tl.program_id(0) // NUM_KV_HEADS
-    own = parts + own_part * PART_COLUMNS
+    own = parts + own_part * PART_COLUMNS  # its columns, in their order
     request = tl.load(own)
     row = tl.load(own + 1)
     start = tl.load(own + 2)
