@@ -168,11 +168,13 @@ class StepLimits:
     max_num_batched_tokens: int
     target_itl_ms: float
     """0: time does not limit a step."""
+    long_prompt_step_ms: float
+    """0: a long prompt does not either."""
 
 
 _DEFAULT_LIMITS = {
-    "cpu": StepLimits(max_num_seqs=64, max_num_batched_tokens=512, target_itl_ms=0.0),
-    "cuda": StepLimits(max_num_seqs=256, max_num_batched_tokens=8192, target_itl_ms=20.0),
+    "cpu": StepLimits(max_num_seqs=64, max_num_batched_tokens=512, target_itl_ms=0.0, long_prompt_step_ms=500.0),
+    "cuda": StepLimits(max_num_seqs=256, max_num_batched_tokens=8192, target_itl_ms=20.0, long_prompt_step_ms=35.0),
 }
 
 
@@ -193,6 +195,17 @@ class SchedulerConfig:
     )
     max_chunk_tokens: int | None = option(
         None, "Most tokens of one request in one step. Default: all that the step's budget leaves."
+    )
+    short_prompt_share: float = option(
+        0.15,
+        "How much a long prompt, one that takes several steps, may be slowed for later ones that fit into one step and "
+        "so need not wait for its end: their tokens, in proportion to its own. 0: strict order.",
+    )
+    long_prompt_step_ms: float | None = option(
+        None,
+        "How long a step may take in which a long prompt is computed, so that requests that come meanwhile get in "
+        "soon. 0: as long as any. Default: 35 on CUDA, 500 on CPU.",
+        metavar="MS",
     )
     scheduling_policy: str = option(
         "fcfs",
@@ -245,7 +258,14 @@ class SchedulerConfig:
             _check_at_least(self, name, 1)
         _check_at_least(self, "max_head_skips", 0)
         _check_at_least(self, "max_preemptions", 1)
-        for name in ("target_itl_ms", "batch_window_ms", "starvation_ms", "starvation_stretch"):
+        for name in (
+            "target_itl_ms",
+            "long_prompt_step_ms",
+            "short_prompt_share",
+            "batch_window_ms",
+            "starvation_ms",
+            "starvation_stretch",
+        ):
             _check_not_negative(self, name)
         if self.batching == "dynamic" and self.scheduling_policy != "fcfs":
             raise ConfigError(
@@ -272,8 +292,16 @@ class SchedulerConfig:
                 f"max_num_batched_tokens ({num_tokens}) must be at least max_num_seqs ({num_seqs}): every running "
                 "request needs a token per step."
             )
-        target_itl_ms = default.target_itl_ms if self.target_itl_ms is None else self.target_itl_ms
-        return StepLimits(num_seqs, num_tokens, target_itl_ms)
+        return StepLimits(
+            num_seqs,
+            num_tokens,
+            target_itl_ms=_or_default(self.target_itl_ms, default.target_itl_ms),
+            long_prompt_step_ms=_or_default(self.long_prompt_step_ms, default.long_prompt_step_ms),
+        )
+
+
+def _or_default(value: float | None, default: float) -> float:
+    return default if value is None else value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,14 @@ class BruteForceScheduler:
         self.config, self.num_blocks, self.block_size, self.cache = config, num_blocks, block_size, cache
         self.reserve_tokens = reserve_tokens
         self.target_s = (config.target_itl_ms or 0) / 1e3
-        self.pace = DecodePace(target_s=self.target_s, max_tokens=config.max_num_batched_tokens)
+        self.pace = DecodePace(
+            target_s=self.target_s,
+            long_step_s=(500.0 if config.long_prompt_step_ms is None else config.long_prompt_step_ms) / 1e3,
+            max_tokens=config.max_num_batched_tokens,
+        )
+        self.passed_one: Entry | None = None
+        self.passed_from = self.num_passed = 0
+        self.joined = -math.inf
         self.restore_block_s = 0.0
         self.now, self.step_s = 0.0, 0.02
         self.entries: list[Entry] = []
@@ -52,6 +59,8 @@ class BruteForceScheduler:
 
     def add(self, entry: Entry, now: float | None) -> None:
         entry.number, entry.arrived = self.num_arrivals, self.now if now is None else now
+        if self.running:
+            self.joined = entry.arrived
         self.num_arrivals += 1
         self.policy.arrives(entry)
         self.entries.append(entry)
@@ -117,6 +126,7 @@ class BruteForceScheduler:
         if self.config.prefill_mode == "chunked":
             self.decode(step)
             self.leave_time(step)
+            self.let_short_pass(step)
             self.compute_prompts(step)
         else:
             one, other = self.decode, self.compute_prompts
@@ -140,6 +150,80 @@ class BruteForceScheduler:
         step.has_limit = limit < math.inf
         allowance = self.pace.chunk_tokens(num_decodes=len(step.tokens), num_backlog_tokens=backlog, limit_s=limit)
         step.limit = min(step.limit, len(step.tokens) + allowance)
+        step.for_prompts = self.left(step)
+        step.longest_short = self.pace.max_short_tokens(step.for_prompts)
+        step.with_long = min(step.for_prompts, self.pace.long_tokens(len(step.tokens)))
+
+    def is_long(self, step: Step, entry: Entry, num_tokens: int) -> bool:
+        """With so many tokens to compute."""
+        is_long = entry.tokens > step.longest_short and num_tokens > step.with_long
+        return is_long and self.config.batching == "continuous"
+
+    def to_compute(self, entry: Entry) -> int:
+        """Of one that waits."""
+        return entry.tokens - len(self.find(entry)) * self.block_size
+
+    def shorten(self, step: Step) -> None:
+        """A long prompt is to be computed, alone or while requests come."""
+        if len(self.entries) > 1 and self.now - self.joined >= 100 * self.pace.long_step_s:
+            return
+        taken = step.for_prompts - self.left(step)
+        step.limit -= max(0, self.left(step) - max(0, step.with_long - taken))
+
+    def let_short_pass(self, step: Step) -> None:
+        """Short prompts before the first long one that runs: all that pass it have at most its share of its tokens, and
+        it keeps half of each step."""
+        prompts = [e for e in self.in_batch() if e.remaining > 1]
+        longs = [e for e in prompts if self.is_long(step, e, e.remaining)]
+        if not longs:
+            return
+        self.shorten(step)
+        long = longs[0]
+        place = prompts.index(long)
+        left = self.left(step) - sum(e.remaining for e in prompts[:place])
+        if left <= 0 or step.preempted:
+            return
+        if long is not self.passed_one or long.computed < self.passed_from:
+            self.passed_one, self.passed_from, self.num_passed = long, long.computed, 0
+        own, share = long.computed - self.passed_from, self.config.short_prompt_share
+        most = left // 2
+        while most > 0 and self.num_passed + most > share * (own + left - most) + 1e-9:
+            most -= 1
+        limit, before = step.limit, sum(step.tokens.values())
+        step.limit = before + most
+        for entry in prompts[place + 1 :]:
+            if not self.is_long(step, entry, entry.remaining):
+                self.compute(step, entry)
+        while self.left(step) and not step.preempted:
+            entry = self.next_to_pass(step, long)
+            if entry is None or self.should_wait(entry) or not self.fits(step, entry):
+                break
+            self.admit(step, entry)
+            step.passed.append(entry.name)
+        self.num_passed += sum(step.tokens.values()) - before
+        step.limit = limit
+
+    def next_to_pass(self, step: Step, long: Entry) -> Entry | None:
+        """The first short one that the policy does not put behind the long one: among the first places, or anywhere in
+        the line, if its order does not change, by its tokens to three binary digits and up."""
+        seats = self.config.max_num_seqs - len(self.running) - len(self.held)
+        line = self.line()
+        near = line[: self.config.skip_window + 1]
+        if seats == 0 or not near:
+            return None
+        lifted = [] if self.guard is None else self.guard.lifted
+        near = [entry for entry in near if entry in lifted] or near
+        if seats == 1:
+            near = near[:1]
+        for entry in near:
+            if self.to_compute(entry) <= step.longest_short and self.policy.rank(entry) <= long.entered_as:
+                return entry
+        if seats == 1 or lifted or len(line) < self.config.skip_window + 1 or not self.policy.keeps_order:
+            return None
+        for entry in line:
+            if rounded_up(entry.tokens) <= step.longest_short:
+                return entry if self.policy.rank(entry) <= long.entered_as else None
+        return None
 
     def compute_prompts(self, step: Step) -> None:
         for entry in [e for e in self.in_batch() if e.remaining > 1]:
@@ -165,7 +249,7 @@ class BruteForceScheduler:
         return step.limit - sum(step.tokens.values())
 
     def compute(self, step: Step, entry: Entry) -> None:
-        if self.left(step) == 0 or entry.name not in self.running:
+        if self.left(step) == 0 or entry.name not in self.running or entry.name in step.tokens:
             return
         wanted = min(entry.remaining, self.left(step), self.config.max_chunk_tokens or 10**9)
         if entry.remaining > 1:
@@ -226,6 +310,8 @@ class BruteForceScheduler:
                 passed.append(entry)
                 continue
             if self.has_seat() and self.fits(step, entry):
+                if self.config.prefill_mode == "chunked" and self.is_long(step, entry, self.to_compute(entry)):
+                    self.shorten(step)
                 step.had_no_time = not self.has_time(step, entry)
                 if step.had_no_time:
                     return False
@@ -256,7 +342,7 @@ class BruteForceScheduler:
     def has_time(self, step: Step, entry: Entry) -> bool:
         """A prompt that is not to be cut must fit into what is left of the step, or be the first in it."""
         if self.config.prefill_mode == "chunked" or not step.tokens:
-            return True
+            return self.left(step) > 0
         return entry.tokens - len(self.find(entry)) * self.block_size <= self.left(step)
 
     def displace(self, step: Step, entry: Entry) -> bool:
@@ -487,3 +573,9 @@ class BruteForceScheduler:
 def length_class(entry: Entry) -> int:
     """From each power of two to before the next, of prompt and predicted answer together."""
     return math.floor(math.log2(len(entry.prompt) + int(entry.predicted or 0)))
+
+
+def rounded_up(num_tokens: int) -> int:
+    """To a number whose binary digits after the first four are zero."""
+    unit = 2 ** max(0, math.floor(math.log2(num_tokens)) - 3)
+    return math.ceil(num_tokens / unit) * unit

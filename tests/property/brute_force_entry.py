@@ -74,6 +74,14 @@ class Step:
     tokens: dict[str, int] = field(default_factory=dict)
     shares: list[Share] = field(default_factory=list)
     limit: int = 0
+    for_prompts: int = 0
+    """What decodes leave of it."""
+    longest_short: int = 0
+    """A prompt with more tokens to compute is long."""
+    with_long: int = 0
+    """What prompts may have of it if one of them is long."""
+    passed: list[str] = field(default_factory=list)
+    """Who was computed before a long prompt that came first."""
     admitted: list[tuple[str, int]] = field(default_factory=list)
     """(name, tokens that were found in the cache)"""
     preempted: list[str] = field(default_factory=list)

@@ -34,6 +34,8 @@ def rest(entry: Entry) -> float:
 
 class Fcfs:
     can_starve = False
+    keeps_order = True
+    """Whether ranks stay as they are while requests wait."""
 
     def __init__(self, model: BruteForceScheduler) -> None:
         self.model = model
@@ -96,6 +98,8 @@ class Srpt(Sjf):
 
 
 class Hrrn(Fcfs):
+    keeps_order = False
+
     def rank(self, entry: Entry) -> float:
         """Lengths are rounded to the nearest power of the square root of 2."""
         halves = math.log2(max(1.0, length(entry))) * 2
@@ -105,6 +109,7 @@ class Hrrn(Fcfs):
 
 class Slo(Fcfs):
     can_starve = True
+    keeps_order = False
 
     def begin_by(self, entry: Entry) -> float:
         """A step, and one for each 2048 tokens, before the first token is due."""
@@ -137,6 +142,8 @@ class Slo(Fcfs):
 
 
 class Fair(Fcfs):
+    keeps_order = False
+
     def __init__(self, model: BruteForceScheduler) -> None:
         super().__init__(model)
         self.had: defaultdict[str, float] = defaultdict(float)
@@ -214,6 +221,8 @@ class Mlfq(Fcfs):
 
 class CacheAware(Fcfs):
     """The policy `prefix`. There are never so many waiting here that its window of 32 would matter."""
+
+    keeps_order = False
 
     def line(self, waiting: Iterable[Entry]) -> list[Entry]:
         most_passes = max(1, self.model.config.max_head_skips)

@@ -35,10 +35,12 @@ class World:
 
 def paced_world(rng: random.Random, policy: str | None = None) -> World:
     """Long prompts and a target for the time between tokens, which limits chunks."""
+    max_num_seqs = rng.choice([4, 9])
     config = SchedulerConfig(
-        max_num_seqs=rng.choice([4, 9]),
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=rng.choice([200, 2000]),
         target_itl_ms=rng.choice([5.0, 10.0]),
+        long_prompt_step_ms={4: 8.0, 9: 20.0}[max_num_seqs],
         scheduling_policy=policy or rng.choice(["fcfs", "slo", "sjf"]),
     )
     setting = Setting(config, num_blocks=rng.choice([60, 200]), block_size=16)
@@ -56,6 +58,7 @@ def small_config(rng: random.Random, *, kind: str | None = None, tick_s: float =
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + rng.choice([0, 3, 20]),
         max_chunk_tokens=rng.choice([None, 1, 7]),
+        short_prompt_share={1: 0.0, 2: 1.0, 4: 1.0, 9: 0.5}[max_num_seqs],
         scheduling_policy="fcfs" if kind == "dynamic" else kind,
         batching="dynamic" if kind == "dynamic" else batching,
         batch_window_ms=1e3 * tick_s * rng.choice([0, 3, 20]),
@@ -66,6 +69,20 @@ def small_config(rng: random.Random, *, kind: str | None = None, tick_s: float =
         max_head_skips=rng.choice([0, 1, 5]),
         skip_window=rng.choice([1, 3, 8]),
     )
+
+
+def long_prompt_world(rng: random.Random, policy: str) -> World:
+    """Most prompts take several steps, and there are seats and blocks for those that pass them."""
+    config = SchedulerConfig(
+        max_num_seqs=rng.choice([4, 9]),
+        max_num_batched_tokens=rng.choice([18, 24]),
+        scheduling_policy=policy,
+        short_prompt_share=rng.choice([0.15, 0.5, 1.0]),
+        skip_window=rng.choice([1, 3]),
+        starvation_ms=rng.choice([0.0, 5_000.0]),
+    )
+    setting = Setting(config, num_blocks=120, block_size=4, prefix_caching=rng.random() < 0.5)
+    return World(setting, arrival_rate=0.4, max_prompt=70, max_output=5, step_s=_step_s(config))
 
 
 def small_world(rng: random.Random, kind: str | None = None) -> World:

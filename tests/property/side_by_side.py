@@ -239,6 +239,7 @@ class SideBySide:
         self.events["preempted"] += len(step.preempted)
         self.events["displaced"] += step.num_displaced
         self.events["no time"] += step.had_no_time
+        self.events["passed a long prompt"] += len(step.passed)
         self.events["held"] += len(model.held)
         self.events["paced"] += bool(step.shares) and step.limit < (config.max_num_batched_tokens or 0)
         self.events["limited"] += step.has_limit

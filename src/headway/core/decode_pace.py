@@ -31,6 +31,11 @@ STRETCH = 4.0
 """How many times the target a late step may take."""
 TOKENS_PER_LATE_ONE = 250
 """Tokens that have to be in time before another one may be late: the 99th percentile keeps the target."""
+SHORT_TOKENS = 512
+"""A prompt up to this length is never a long one, if a step's budget can hold it. What is learned of steps cannot tell:
+beside a long context each token costs a multiple of what it costs in a short prompt."""
+SHORT_PART = 0.25
+"""Nor is one up to this part of the largest step: several of them are computed together at full speed."""
 TILE_TOKENS = 128
 """Rows of a matrix product that are computed together, where there are many; smaller products have smaller tiles."""
 
@@ -40,8 +45,10 @@ _MOST_LATE_TOKENS = 1024.0  # what may be saved up for a burst
 class DecodePace:
     """Answers one question per step, and keeps the books of late tokens. A target of 0 is none."""
 
-    def __init__(self, *, target_s: float, max_tokens: int) -> None:
+    def __init__(self, *, target_s: float, max_tokens: int, long_step_s: float = 0.0) -> None:
+        """`long_step_s`: how long a step may take in which a long prompt is computed; 0: as long as any."""
         self.target_s = target_s
+        self.long_step_s = long_step_s
         self.step_time = StepTimeModel(max_tokens=max_tokens)
         self.decode_time = DecodeTime()
         self._max_tokens = max_tokens
@@ -64,6 +71,20 @@ class DecodePace:
         if limit_s < math.inf:
             num_tokens = min(num_tokens, self.step_time.chunk_tokens(limit_s))
         return self._whole_tiles(num_tokens, num_decodes)
+
+    def max_short_tokens(self, num_left_tokens: int) -> int:
+        """The longest prompt that counts as fitting into one step, of one that has so many tokens left for prompts."""
+        return min(num_left_tokens, max(SHORT_TOKENS, int(SHORT_PART * self._max_tokens), self._long_step_tokens()))
+
+    def long_tokens(self, num_decodes: int) -> int:
+        """How many prompt tokens a step may have beside its decodes if there is a long prompt among them."""
+        num_tokens = self._long_step_tokens()
+        return num_tokens if num_tokens == self._max_tokens else self._whole_tiles(num_tokens, num_decodes)
+
+    def _long_step_tokens(self) -> int:
+        if not self.long_step_s or self.step_time.per_token_s is None:
+            return self._max_tokens
+        return self.step_time.chunk_tokens(self.long_step_s)
 
     def note_decodes(self, num_decodes: int) -> None:
         """The next step is going to have decodes in time: some later ones may be late for that."""
@@ -98,7 +119,6 @@ class DecodePace:
 
     def observe(self, *, num_chunk_tokens: int, num_decodes: int, duration_s: float) -> None:
         """A step with so many prompt tokens beside its decodes has taken so long."""
-        if self.target_s:
-            self.step_time.observe(num_chunk_tokens, duration_s)
-            if not num_chunk_tokens:
-                self.decode_time.observe(num_decodes, duration_s)
+        self.step_time.observe(num_chunk_tokens, duration_s)
+        if not num_chunk_tokens:
+            self.decode_time.observe(num_decodes, duration_s)

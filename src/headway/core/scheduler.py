@@ -14,6 +14,7 @@ no chance in here.
 from __future__ import annotations
 
 import bisect
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from headway.config import SchedulerConfig
 from headway.core.batching import create_batching
 from headway.core.decode_pace import DecodePace
 from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.passing import Passing
 from headway.core.policy import PolicyView, SchedulingPolicy, create_policy
 from headway.core.queue import GuardedQueue, WaitingQueue
 from headway.core.request import Request, RequestStatus
@@ -44,6 +46,8 @@ _NO_TOKEN = SampledTokens((), error="the executor returned no token for it")
 
 MAX_DISPLACED = 4
 """So many running requests may be preempted in one step for others that wait."""
+QUIET_STEPS = 100
+"""For so many steps with a long prompt no request has come, and none is expected."""
 
 
 class RequestUpdate(NamedTuple):
@@ -73,6 +77,9 @@ class _StepPlan:
     """A step while it is being put together."""
 
     budget: TokenBudget
+    num_prompt_tokens: int = 0  # of the budget, what decodes leave to prompts
+    max_short_tokens: int = 0  # a prompt with more to compute is long: it takes several steps
+    max_long_tokens: int = 0  # of prompts, if there is a long one among them
     scheduled: dict[Request, ScheduledRequest] = field(default_factory=dict)
     keeps: dict[Request, ScheduledRequest] = field(default_factory=dict)  # as in `LaunchedStep`
     admitted: list[NewRequest] = field(default_factory=list)
@@ -87,7 +94,11 @@ class Scheduler:
         self.config = config
         self.limits = config.limits
         self.kv_cache = kv_cache
-        self.pace = DecodePace(target_s=self.limits.target_itl_ms / 1e3, max_tokens=self.limits.max_num_batched_tokens)
+        self.pace = DecodePace(
+            target_s=self.limits.target_itl_ms / 1e3,
+            long_step_s=self.limits.long_prompt_step_ms / 1e3,
+            max_tokens=self.limits.max_num_batched_tokens,
+        )
         self.kv_cache.restore_choice = RestoreChoice(
             mode=config.preemption_mode,
             restore_block_s=kv_cache.restore_choice.restore_block_s,
@@ -96,6 +107,7 @@ class Scheduler:
         self.view = PolicyView(kv_cache, self.pace, self._can_enter, max_head_skips=config.max_head_skips)
         self.policy: SchedulingPolicy = create_policy(config.scheduling_policy, self.view)
         self.batching = create_batching(config.batching, window_s=config.batch_window_ms / 1e3)
+        self.passing = Passing(config.short_prompt_share)
         self.requests: dict[str, Request] = {}
         self.waiting = self.batching.create_queue(self._create_queue)
         self.running: list[Request] = []  # in the order they had when they entered
@@ -105,6 +117,7 @@ class Scheduler:
         self._preempted_request_ids: list[str] = []  # since the last step, for the runner to forget
         self._finished_request_ids: list[str] = []  # likewise
         self._num_arrivals = 0
+        self._joined_s = -math.inf  # when a request last came while others ran
         self._num_steps = 0
 
     def inherit(self, other: Scheduler) -> None:
@@ -140,6 +153,8 @@ class Scheduler:
         if request.queue_place < 0:
             request.queue_place = request.arrival_index
         self._num_arrivals += 1
+        if self.running:
+            self._joined_s = request.arrival_s
         self.requests[request.request_id] = request
         self.waiting.push(request)
 
@@ -245,6 +260,10 @@ class Scheduler:
         longer = self._continue_decodes(plan)
         prompts = [request for request in longer if request.status is _RUNNING]
         self._spare_decodes(plan, prompts)
+        plan.num_prompt_tokens = plan.budget.left
+        plan.max_short_tokens = self.pace.max_short_tokens(plan.budget.left)
+        plan.max_long_tokens = min(plan.budget.left, self.pace.long_tokens(len(plan.scheduled)))
+        self._let_short_pass(plan, prompts)
         self._continue_chunks(plan, prompts)
         if not plan.preempted:
             self._admit_waiting(plan)
@@ -337,11 +356,69 @@ class Scheduler:
         )
         plan.budget.cap(num_tokens)
 
+    def _let_short_pass(self, plan: _StepPlan, prompts: list[Request]) -> None:
+        """Compute prompts that fit into one step before the first that does not, as far as it may be slowed by it."""
+        place = next((i for i, one in enumerate(prompts) if self._is_long(plan, one, one.num_remaining_tokens)), None)
+        if place is None:
+            return  # most steps
+        self._shorten(plan)
+        long, before, behind = prompts[place], prompts[:place], prompts[place + 1 :]
+        num_left = plan.budget.left - sum(one.num_remaining_tokens for one in before)
+        if num_left <= 0 or plan.preempted:
+            return
+        num_tokens = self.passing.allowance(long, num_left)
+        num_held_back = plan.budget.left - num_tokens
+        plan.budget.take(num_held_back)
+        self._continue_chunks(plan, [one for one in behind if not self._is_long(plan, one, one.num_remaining_tokens)])
+        while plan.budget.left and not plan.preempted:
+            request = self._find_passing(plan, long)
+            if request is None or self.kv_cache.should_wait(request) or not self._can_admit(request):
+                break
+            self._admit(plan, request)
+        self.passing.passed(num_tokens - plan.budget.left)
+        plan.budget.refund(num_held_back)
+
+    def _find_passing(self, plan: _StepPlan, long: Request) -> Request | None:
+        """The first waiting request that may pass a long prompt: it fits into a step, and the policy does not put it
+        behind. The last seat is left to the first in the line, and who has waited too long is not passed."""
+        num_seats, num_overdue = self.limits.max_num_seqs - self._num_in_batch(), self.waiting.num_overdue
+        if not num_seats:
+            return None
+        num_places = self.config.skip_window + 1
+        for place in range(min(num_overdue, num_places) if num_overdue else num_places):
+            request = self.waiting.peek(place)
+            if request is None or (place and num_seats == 1):
+                return None
+            is_short = self._num_uncached(plan, request) <= plan.max_short_tokens
+            if is_short and self.policy.key(request) <= long.entry_key:
+                return request
+        request = None if num_overdue else self.waiting.first_short(plan.max_short_tokens)
+        return None if request is None or self.policy.key(request) > long.entry_key else request
+
+    def _is_long(self, plan: _StepPlan, request: Request, num_tokens: int) -> bool:
+        """Whether so many tokens of a prompt take more than one step, so that shorter ones pass it. Those at the end of
+        a long prompt count for more than they are, since they look back at all before."""
+        is_long = request.num_tokens > plan.max_short_tokens and num_tokens > plan.max_long_tokens
+        return is_long and not self.batching.seals
+
+    def _num_uncached(self, plan: _StepPlan, request: Request) -> int:
+        """How many tokens of a waiting request would have to be computed; the cache is asked only if it matters."""
+        if request.num_tokens <= plan.max_short_tokens:
+            return request.num_tokens
+        return request.num_tokens - self.kv_cache.num_cached_tokens(request)
+
+    def _shorten(self, plan: _StepPlan) -> None:
+        """A long prompt is in the step: requests that come meanwhile must not wait long for the step's end. A batch of
+        work that was there from its start, beside which none has come for a while, is computed at full speed."""
+        if len(self.requests) == 1 or self.view.now_s - self._joined_s < QUIET_STEPS * self.pace.long_step_s:
+            num_taken = plan.num_prompt_tokens - plan.budget.left
+            plan.budget.cap(max(0, plan.max_long_tokens - num_taken))
+
     def _continue_chunks(self, plan: _StepPlan, prompts: list[Request]) -> None:
         for request in prompts:
             if plan.budget.left == 0:
                 return
-            if request.status is _RUNNING:
+            if request.status is _RUNNING and request not in plan.scheduled:
                 self._compute_more(plan, request)
 
     def _compute_more(self, plan: _StepPlan, request: Request) -> None:
@@ -400,6 +477,10 @@ class Scheduler:
             if has_seat and self.kv_cache.should_wait(request):
                 place += 1  # not for long, and not for want of room: nobody who passes it takes anything from it
             elif has_seat and self._can_admit(request):
+                if self.config.prefill_mode == "chunked" and self._is_long(
+                    plan, request, self._num_uncached(plan, request)
+                ):
+                    self._shorten(plan)
                 has_time = self._has_time_for(plan, request)
                 if not has_time:
                     break
@@ -428,7 +509,7 @@ class Scheduler:
         """Where prompts are not cut, one that does not fit into the rest of the step has to wait for the next; but one
         that fits into no step is cut all the same."""
         if self.config.prefill_mode == "chunked" or not plan.scheduled:
-            return True
+            return plan.budget.left > 0
         return request.num_tokens - self.kv_cache.num_cached_tokens(request) <= plan.budget.left
 
     def _choose_displaced(self, plan: _StepPlan, request: Request, *, most: int) -> list[Request]:

@@ -14,6 +14,11 @@ class WaitingQueue(ABC):
     num_tokens: int
     """Of all waiting requests together; does not change for one that waits."""
 
+    @property
+    def num_overdue(self) -> int:
+        """Requests at its front that have waited too long to be passed by any other."""
+        return 0
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -28,6 +33,11 @@ class WaitingQueue(ABC):
     @abstractmethod
     def peek(self, index: int = 0) -> Request | None:
         """The request at this place from the front, or `None`. Only the first few places can be looked at."""
+
+    def first_short(self, max_tokens: int) -> Request | None:
+        """The first request with at most about so many tokens, however many others are before it, where the line can
+        tell without looking at all of them."""
+        return None
 
     @abstractmethod
     def remove(self, request: Request) -> None:

@@ -44,6 +44,10 @@ class GuardedQueue(WaitingQueue):
         self.num_lifted = 0
 
     @property
+    def num_overdue(self) -> int:
+        return len(self._lifted)
+
+    @property
     def inner(self) -> WaitingQueue:
         """The line that is guarded."""
         return self._inner
@@ -70,6 +74,9 @@ class GuardedQueue(WaitingQueue):
         if index < len(self._lifted):
             return next(itertools.islice(self._lifted.values(), index, None))
         return self._inner.peek(index - len(self._lifted))
+
+    def first_short(self, max_tokens: int) -> Request | None:
+        return self._inner.first_short(max_tokens)
 
     def remove(self, request: Request) -> None:
         if self._new.pop(request.arrival_index, None) is not None and request.status.is_finished:

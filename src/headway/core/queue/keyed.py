@@ -1,7 +1,8 @@
 """A waiting line in the order of a key, at a cost per operation that does not grow with the line.
 
-A heap holds the crowd; a short sorted list, `front`, holds the first few, which is where the scheduler looks. Removal
-from the heap is lazy: the entry stays until it surfaces or until dead entries outnumber the living.
+A heap holds the crowd; a short sorted list, `front`, holds the first few, which is where the scheduler looks. A heap
+for each size of prompt finds the first that is short. Removal from a heap is lazy: the entry stays until it surfaces or
+until dead entries outnumber the living.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class KeyedQueue(WaitingQueue):
         self._front: list[_Entry] = []
         self._heap: list[_Entry] = []
         self._in_heap: dict[int, _Entry] = {}  # by arrival index; an entry of the heap that is not in here is dead
+        self._sizes = _SizeIndex()
         self.num_tokens = 0
 
     def __len__(self) -> int:
@@ -38,7 +40,9 @@ class KeyedQueue(WaitingQueue):
 
     def push(self, request: Request) -> None:
         self.num_tokens += request.num_tokens
-        self._place(self._entry(request))
+        entry = self._entry(request)
+        self._sizes.push(entry)
+        self._place(entry)
 
     def peek(self, index: int = 0) -> Request | None:
         if index >= self._front_size:
@@ -55,7 +59,12 @@ class KeyedQueue(WaitingQueue):
         self.peek(num_places - 1)
         return [entry[3] for entry in self._front[:num_places]]
 
+    def first_short(self, max_tokens: int) -> Request | None:
+        """The first one whose tokens, rounded up by an eighth at most, are not more."""
+        return self._sizes.first(max_tokens)
+
     def remove(self, request: Request) -> None:
+        self._sizes.remove(request)
         if self._in_heap.pop(request.arrival_index, None) is not None:
             if len(self._heap) > 2 * len(self._in_heap) + 64:
                 self._heap = list(self._in_heap.values())
@@ -104,3 +113,57 @@ class KeyedQueue(WaitingQueue):
         assert self.num_tokens == sum(request.num_tokens for request in self), "the sum of waiting tokens is wrong"
         if self._front and living:
             assert self._front[-1] < min(living), "the heap holds a request that belongs in the front"
+        self._sizes.check_invariants(set(self))
+
+
+class _SizeIndex:
+    """Waiting requests by their number of tokens, which does not change while they wait."""
+
+    def __init__(self) -> None:
+        self._heaps: dict[int, list[_Entry]] = {}  # by the number of tokens, rounded up
+        self._living: dict[int, _Entry] = {}  # by arrival index
+        self._num_entries = 0  # in the heaps, dead ones too
+
+    def push(self, entry: _Entry) -> None:
+        self._living[entry[2]] = entry
+        heapq.heappush(self._heaps.setdefault(_rounded_up(entry[3].num_tokens), []), entry)
+        self._num_entries += 1
+
+    def remove(self, request: Request) -> None:
+        del self._living[request.arrival_index]
+        if self._num_entries > 2 * len(self._living) + 64:
+            living = list(self._living.values())
+            self._heaps.clear()
+            self._num_entries = 0
+            for entry in living:
+                self.push(entry)
+
+    def first(self, max_tokens: int) -> Request | None:
+        sizes = [size for size in self._heaps if size <= max_tokens]
+        first = min(filter(None, map(self._first_of, sizes)), default=None)
+        return None if first is None else first[3]
+
+    def _first_of(self, size: int) -> _Entry | None:
+        heap = self._heaps[size]
+        while heap:
+            if self._living.get(heap[0][2]) is heap[0]:
+                return heap[0]
+            heapq.heappop(heap)
+            self._num_entries -= 1
+        del self._heaps[size]
+        return None
+
+    def check_invariants(self, waiting: set[Request]) -> None:
+        assert {entry[3] for entry in self._living.values()} == waiting, (
+            "a waiting request has no size, or one too many"
+        )
+        entries = [(size, entry) for size, heap in self._heaps.items() for entry in heap]
+        assert len(entries) == self._num_entries <= 2 * len(self._living) + 65, "dead entries pile up"
+        living = {entry[3]: size for size, entry in entries if self._living.get(entry[2]) is entry}
+        assert living == {request: _rounded_up(request.num_tokens) for request in waiting}, "a size is wrong"
+
+
+def _rounded_up(num_tokens: int) -> int:
+    """To one of eight sizes between two powers of two."""
+    shift = max(0, num_tokens.bit_length() - 4)
+    return -(-num_tokens >> shift) << shift
