@@ -1,33 +1,16 @@
-"""What the benchmarks that put a load on something share at their end: a progress bar, and files that are written."""
+"""What commands share at their end: tables that are printed, and files that are written."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.bench.rounds import Progress
     from headway.charts import Page
-
-
-@contextlib.contextmanager
-def progress_bar(num_requests: int, title: str = "", *, is_shown: bool = True) -> Iterator[Progress | None]:
-    """A bar on a terminal, which moves when a request ends."""
-    if not is_shown or not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    with tqdm(
-        total=num_requests, desc=title or None, unit="req", leave=False, mininterval=0.5, dynamic_ncols=True
-    ) as bar:
-        yield bar.update
 
 
 def write_json(path: str | Path, result: object) -> None:

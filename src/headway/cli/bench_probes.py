@@ -8,11 +8,11 @@ import random
 
 from headway.bench.server_target import ServerTarget
 from headway.bench.targets import Outcome, Target
-from headway.cli.bench_files import progress_bar
 from headway.cli.bench_target_flags import add_server_flags
 from headway.cli.bench_work import add_judging_flags, add_work_flags, dataset_of, draw_of
 from headway.cli.counts import count
 from headway.cli.flags import add_flags, engine_flags
+from headway.cli.progress import progress_bar
 
 
 def add_probe_flags(parser: argparse.ArgumentParser) -> None:

@@ -16,9 +16,10 @@ from headway.bench.served import ServedTimeline
 from headway.bench.server_target import ServerTarget
 from headway.bench.serving_block import TITLES, serving_block
 from headway.bench.targets import Outcome
-from headway.cli.bench_files import check_writable, progress_bar, write_json, write_page
+from headway.cli.bench_files import check_writable, write_json, write_page
 from headway.cli.bench_target_flags import add_server_flags, server_options
 from headway.cli.bench_work import add_judging_flags, add_work_flags, dataset_of, draw_of, judging_of, rate_flag
+from headway.cli.progress import progress_bar
 from headway.errors import ConfigError
 
 MAX_SHOWN_ERRORS = 5

@@ -19,11 +19,12 @@ from headway.bench.sweep import (
     sweep_table,
 )
 from headway.bench.targets import Target
-from headway.cli.bench_files import check_writable, print_table, progress_bar, write_json, write_page
+from headway.cli.bench_files import check_writable, print_table, write_json, write_page
 from headway.cli.bench_probes import add_probe_flags, num_requests_at, probe, seed_of
 from headway.cli.bench_target_flags import engine_target, server_target
 from headway.cli.bench_work import dataset_of, draw_of, judging_of
 from headway.cli.flags import engine_flags
+from headway.cli.progress import progress_bar
 from headway.errors import ConfigError
 
 

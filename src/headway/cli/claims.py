@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.bench_files import progress_bar, write_json
+from headway.cli.bench_files import write_json
 from headway.cli.flags import add_flags, engine_flags
+from headway.cli.progress import progress_bar
 from headway.cli.sim_work import engine_options, write_text
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headway.bench.rounds import Progress
     from headway.claims.results import Results, Row
     from headway.engine.llm_engine import LLMEngine
 
@@ -75,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         on=arguments.on,
         data_dir=None if arguments.data_dir is None else Path(arguments.data_dir).expanduser(),
         flags=_flags(arguments),
-        bar=_bar,
+        bar=progress_bar,
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
 
@@ -166,9 +163,3 @@ def _has_gpu(options: dict[str, Any]) -> bool:
     from headway.executor.local import choose_device
 
     return choose_device(options.get("device", "auto")).type == "cuda"
-
-
-@contextlib.contextmanager
-def _bar(num_requests: int, title: str) -> Iterator[Progress | None]:
-    with progress_bar(num_requests, title) as progress:
-        yield progress

@@ -8,9 +8,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.bench_files import check_writable, print_table, progress_bar, write_json
+from headway.cli.bench_files import check_writable, print_table, write_json
 from headway.cli.calibrate import add_calibration_flags, calibrate_with_bar
 from headway.cli.flags import add_flags, engine_flags
+from headway.cli.progress import progress_bar
 from headway.cli.sim_work import (
     add_rate_flag,
     add_work_flags,

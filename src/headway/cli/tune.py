@@ -6,15 +6,14 @@ Options of scheduler and cache that are given on the command line stay as they a
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.bench_files import check_writable, print_table, write_json, write_page
 from headway.cli.counts import count
 from headway.cli.flags import add_flags, engine_flags
+from headway.cli.progress import meter
 from headway.cli.sim_work import (
     PREDICTORS,
     add_rate_flag,
@@ -69,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--search-seed", type=int, default=0, metavar="N", help="Of the search. (default: 0)")
     parser.add_argument(
-        "--predict-lengths",
+        "--length-predictor",
         choices=PREDICTORS,
         default="none",
         help="oracle: policies that let short answers go first are searched, and know lengths. (default: %(default)s)",
@@ -104,9 +103,9 @@ def run(arguments: argparse.Namespace) -> int:
     fixed = simulated_options(arguments)
     check_work(work, set_up(calibration, fixed).machine)
     space = Space.of(calibration, work, fixed)
-    with _bar(arguments.trials) as progress:
+    with meter(arguments.trials, "Searching") as shown:
         tuned = search(
-            space, goal, work, limits=SearchLimits(arguments.trials, arguments.search_seed), progress=progress
+            space, goal, work, limits=SearchLimits(arguments.trials, arguments.search_seed), progress=shown.at
         )
     print(f"{goal}\n")
     print_table(*trial_table(space, tuned))
@@ -153,7 +152,7 @@ def _work(arguments: argparse.Namespace, calibration: Calibration) -> list[Bench
         )
     else:
         work = draw_work(arguments, load_work(arguments), vocab_size=calibration.vocab_size, rate=arguments.rate)
-    return with_oracle(work) if arguments.predict_lengths == "oracle" else work
+    return with_oracle(work) if arguments.length_predictor == "oracle" else work
 
 
 def _verify(
@@ -166,26 +165,17 @@ def _verify(
     from headway.tune.verify import candidates, verify
 
     options: dict[str, Any] = engine_options(arguments)
-    return [
-        verify(
-            trial,
-            work,
-            goal,
-            options=options,
-            load=lambda config: load_engine(config, stderr_console(), quiet=True, warm=True),
-            temperature=_TEMPERATURE,
-        )
-        for trial in candidates(tuned, arguments.verify)
-    ]
-
-
-@contextmanager
-def _bar(num_trials: int) -> Iterator[Callable[[float], object] | None]:
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    layout = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
-    with tqdm(total=num_trials, desc="Searching", bar_format=layout, leave=False, dynamic_ncols=True) as bar:
-        yield lambda used: bar.update(used - bar.n)
+    found, trials = [], candidates(tuned, arguments.verify)
+    with meter(len(trials), "Measuring on the engine", unit="settings") as shown:
+        for trial in trials:
+            one = verify(
+                trial,
+                work,
+                goal,
+                options=options,
+                load=lambda config: load_engine(config, stderr_console(), quiet=True, warm=True),
+                temperature=_TEMPERATURE,
+            )
+            found.append(one)
+            shown.advance()
+    return found
