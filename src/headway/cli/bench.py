@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headway.bench.measures import Measure, ratios_json, values_json
 from headway.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS, Scenario
 from headway.bench.times import RoundTimes
-from headway.cli.bench_files import check_writable, write_json
+from headway.cli.bench_files import write_json
 from headway.cli.flags import add_flags, chosen, engine_flags, shape_defaults
 from headway.cli.profile import add_profile_flags, profile_steps
 from headway.cli.progress import progress_bar

@@ -166,7 +166,11 @@ class CommandParser(argparse.ArgumentParser):
     def leave_to_help_all(self, action: argparse.Action) -> None:
         """Keep an option out of `--help`, which then names `--help-all`."""
         if not self._only_in_help_all:
-            self.add_argument("--help-all", action=_HelpAll, help="Show the options of the engine, too: --model, --max-num-seqs and so on.")
+            self.add_argument(
+                "--help-all",
+                action=_HelpAll,
+                help="Show the options of the engine, too: --model, --max-num-seqs and so on.",
+            )
         self._only_in_help_all.append((action, action.help))
         action.help = argparse.SUPPRESS
 

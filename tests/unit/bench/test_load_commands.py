@@ -91,7 +91,7 @@ def test_a_workload_with_conversations(server: SSEServer, tmp_path: Path) -> Non
         'requests = 6\ninput = 8\noutput = 2\narrivals = { kind = "poisson", rate = 100.0 }\n'
         '[content]\nkind = "conversations"\nturns = 3\nthink_s = 0.01\n'
     )
-    assert serve(server.url, "--workload", str(path), "--num-warmups", "0") == 0
+    assert main(["bench", "serve", "--base-url", server.url, "--workload", str(path), "--num-warmups", "0"]) == 0
     prompts = sorted((body["prompt"] for body in server.bodies), key=len)
     assert len(prompts) == 6
     assert len(prompts[-1]) > len(prompts[0])
@@ -162,11 +162,12 @@ def test_results_beside_each_other(server: SSEServer, tmp_path: Path, capsys: py
         (["serve", "--base-url", "http://127.0.0.1:9"], "No server answers"),
         (["sweep", "--rates", "x"], "--rates must be"),
         (["sweep", "--knob", "max_num_seqs=x"], "'x' is not a whole number"),
-        (["sweep", "--base-url", "http://127.0.0.1:9", "--knob", "max_num_seqs=1"], "a server's options are its own"),
+        (["sweep", "--base-url", "http://127.0.0.1:9", "--knob", "max_num_seqs=1"], "--base-url chooses a server"),
         (["capacity", "--base-url", "http://127.0.0.1:9", "--max-num-seqs", "3"], "--max-num-seqs is an option of"),
-        (["capacity", "--max-concurrency", "3"], "are for a server"),
+        (["capacity", "--port", "9", "--max-num-seqs", "3"], "--port chooses a server, which has its own"),
+        (["capacity", "--max-concurrency", "3"], "--max-concurrency is for a server and has no effect on the engine"),
         (["capacity", "--slo", "p99=3"], "there is no key 'p99'"),
-        (["compare", "x.json"], "two results or more"),
+        (["compare", "x.json"], "Cannot read the result 'x.json'"),
     ],
 )
 def test_mistakes(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
