@@ -16,7 +16,7 @@ from headway.cli.bench_target_flags import targets_of
 from headway.cli.bench_work import judging_of, rate_flag
 from headway.cli.counts import count
 
-_PROBE_SECONDS, _MAX_SECONDS = 10.0, 100.0
+_PROBE_SECONDS, _MIN_REQUESTS, _MAX_SECONDS = 10.0, 30, 100.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Time for all of it, once a model is loaded: no rate is tried that would take longer. inf: no limit. "
         "(default: %(default)g)",
     )
-    add_probe_flags(parser, probe_seconds=_PROBE_SECONDS)
+    add_probe_flags(parser, probe_seconds=_PROBE_SECONDS, min_requests=_MIN_REQUESTS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -129,8 +129,8 @@ class _TimedSearch:
     def measure(self, rate: float) -> OnlineMetrics:
         self._num_probes += 1
         left_s = self._max_seconds - self.elapsed_s()
-        limit = "" if math.isinf(left_s) else f", at most {max(left_s, 0.0):.0f} s for this and all later ones"
-        metrics = self._probing.run(self._target, rate, f"probe {self._num_probes}, {rate:.3g}/s{limit}").metrics
+        limit = "" if math.isinf(left_s) else f" ({max(left_s, 0.0):.0f} s left in all)"
+        metrics = self._probing.run(self._target, rate, f"Probe {self._num_probes}, {rate:.3g}/s{limit}").metrics
         known = 0.0 if math.isinf(self._best_rate) else self._best_rate
         self._best_rate = max(known, metrics.requests_s) or math.inf
         return metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,8 +34,15 @@ def write_page(path: str | Path, page: Page) -> None:
 def check_writable(*paths: str | Path | None) -> None:
     """Fail before the measurement and not after it, if a result has nowhere to go."""
     for path in paths:
-        if path is not None and not Path(path).resolve().parent.is_dir():
+        if path is None:
+            continue
+        file = Path(path).resolve()
+        if not file.parent.is_dir():
             raise ConfigError(f"Cannot write '{path}': there is no folder '{Path(path).parent}'.")
+        if file.is_dir():
+            raise ConfigError(f"Cannot write '{path}': it is a folder.")
+        if not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise ConfigError(f"Cannot write '{path}': permission denied.")
 
 
 def print_table(titles: list[str], rows: list[list[str]], *, file: Any = None) -> None:

@@ -29,10 +29,8 @@ from headway.errors import ConfigError
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer
 
-_MIN_REQUESTS = 50
 
-
-def add_probe_flags(parser: argparse.ArgumentParser, *, probe_seconds: float) -> None:
+def add_probe_flags(parser: argparse.ArgumentParser, *, probe_seconds: float, min_requests: int) -> None:
     """Everything about a run but its rate."""
     parser.add_argument(
         "--probe-seconds",
@@ -42,7 +40,7 @@ def add_probe_flags(parser: argparse.ArgumentParser, *, probe_seconds: float) ->
         f"(default: {probe_seconds:g})",
     )
     parser.add_argument(
-        "--min-requests", type=count(1), metavar="N", help=f"But at least so many. (default: {_MIN_REQUESTS})"
+        "--min-requests", type=count(1), metavar="N", help=f"But at least so many. (default: {min_requests})"
     )
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="(default: 0, greedy)")
     add_warmup_flag(parser)
@@ -53,7 +51,7 @@ def add_probe_flags(parser: argparse.ArgumentParser, *, probe_seconds: float) ->
     add_work_flags(parser)
     add_server_flags(parser)
     add_flags(parser, engine_flags())
-    parser.set_defaults(default_probe_seconds=probe_seconds)
+    parser.set_defaults(default_probe_seconds=probe_seconds, default_min_requests=min_requests)
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class Probing:
             seed=getattr(arguments, "seed", new_seed() if is_server else 0),
             burstiness=burstiness_of(arguments, rates),
             num_requests=arguments.num_prompts,
-            min_requests=arguments.min_requests or _MIN_REQUESTS,
+            min_requests=arguments.min_requests or arguments.default_min_requests,
             seconds=arguments.probe_seconds or arguments.default_probe_seconds,
             is_server=is_server,
             is_shown=not arguments.disable_tqdm,

@@ -23,7 +23,7 @@ from headway.cli.bench_work import judging_of
 from headway.cli.flags import engine_flags
 from headway.errors import ConfigError
 
-_PROBE_SECONDS = 30.0
+_PROBE_SECONDS, _MIN_REQUESTS = 30.0, 50
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Values of an option of the engine in this process, e.g. max_num_seqs=16,64,256. May be given several "
         "times: every value is tried with every other.",
     )
-    add_probe_flags(parser, probe_seconds=_PROBE_SECONDS)
+    add_probe_flags(parser, probe_seconds=_PROBE_SECONDS, min_requests=_MIN_REQUESTS)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from headway.cli.bench_files import write_json
 from headway.cli.flags import add_flags, engine_flags
 from headway.cli.progress import progress_bar
-from headway.cli.sim_work import engine_options, write_text
+from headway.cli.sim_work import engine_options, load_calibration, write_text
+from headway.config import EngineConfig
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.note is not None:
         results.note = arguments.note
     options = engine_options(arguments)
+    EngineConfig.from_options(**_defaults(options))
+    if arguments.calibration is not None:
+        load_calibration(arguments.calibration)
     session = Session(
         load=lambda **more: _load({**_defaults(options), **more}),
         model_name=_name(options.get("model") or "embedded SmolLM2-135M"),
@@ -139,7 +143,6 @@ def _defaults(options: dict[str, Any]) -> dict[str, Any]:
 
 def _load(options: dict[str, Any]) -> LLMEngine:
     from headway.cli.loading import load_engine, stderr_console
-    from headway.config import EngineConfig
 
     return load_engine(EngineConfig.from_options(**options), stderr_console(), quiet=True, warm=True)
 

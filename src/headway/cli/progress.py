@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from headway.bench.rounds import Progress
 
 LINE_EVERY_S = 5.0
+_LEAST_SHARE = 0.05
+"""Before so much is done, the time that is left would be a bad guess."""
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
 
 
@@ -73,7 +75,7 @@ class ProgressLines:
         """How things stand."""
         elapsed_s = self._now() - self._started_s
         parts = [self._amount, _time(elapsed_s)]
-        if self._total and self._done:
+        if self._total and self._done >= self._total * _LEAST_SHARE:
             parts.append(f"about {_time(elapsed_s * max(self._total - self._done, 0.0) / self._done)} left")
         return f"{self._title or 'Progress'}: {', '.join(parts)}"
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cli.bench_files import check_writable
 from headway.cli.progress import meter
 from headway.errors import ConfigError
 
@@ -82,8 +83,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--held-out must be between 0 and 1, not {arguments.held_out:g}.")
     if arguments.max_requests < 1:
         raise ConfigError(f"--max-requests must be at least 1, not {arguments.max_requests}.")
-    if not arguments.output.absolute().parent.is_dir():
-        raise ConfigError(f"There is no folder '{arguments.output.parent}' to write the model to.")
+    check_writable(arguments.output)
 
 
 def _read(arguments: argparse.Namespace, console: Console) -> TrafficRead:

@@ -24,6 +24,7 @@ from headway.cli.sim_work import (
     load_work,
     simulated_options,
 )
+from headway.config import EngineConfig
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,7 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
     from headway.tune.verify import recommended
 
     check_writable(arguments.output_json, arguments.html)
-    calibration, goal = load_calibration(arguments.calibration), Goal.parse(arguments.slo)
+    goal = Goal.parse(arguments.slo)
+    _check_engine_options(arguments)
+    calibration = load_calibration(arguments.calibration)
     work = _work(arguments, calibration)
     fixed = simulated_options(arguments)
     check_work(work, set_up(calibration, fixed).machine)
@@ -124,6 +127,15 @@ def run(arguments: argparse.Namespace) -> int:
         title = Path(arguments.workload or arguments.traffic[0]).stem
         write_page(arguments.html, tuned_page(space, goal, tuned, verified, best, title=title, notes=notes))
     return 0
+
+
+def _check_engine_options(arguments: argparse.Namespace) -> None:
+    """Before minutes of searching: those of the engine that verifies are good, and given only where there is one."""
+    EngineConfig.from_options(**engine_options(arguments))
+    simulated = {*simulated_options(arguments), *_NOT_TAKEN}
+    others = [flag.flag for flag in engine_flags() if hasattr(arguments, flag.name) and flag.name not in simulated]
+    if others and not arguments.verify:
+        raise ConfigError(f"{others[0]} is for the engine that --verify runs, and has no effect on a simulation.")
 
 
 def _searched(space: Space, calibration: Calibration) -> str:
