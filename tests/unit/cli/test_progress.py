@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headway.cli import progress
+from headway.cli.main import main
 from headway.cli.progress import ProgressLines, meter, progress_bar
+from tests.unit.bench.sse_server import Answer, SSEServer, steady
 
 
 class Clock:
@@ -113,3 +117,24 @@ def test_it_is_quiet_where_that_is_asked_for(at_once: None, monkeypatch: pytest.
         done()
         assert not redirected.has_text.wait(0.05)
     assert redirected.text == ""
+
+
+def test_a_load_says_how_far_it_is(at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    redirected = Terminal(is_terminal=False)
+
+    def answer_when_a_line_is_there(body: dict[str, Any]) -> Answer:
+        return steady(body, first_s=0.0 if redirected.has_text.is_set() else 0.2)
+
+    monkeypatch.setattr("sys.stderr", redirected)
+    sizes = ["--num-prompts", "2", "--random-input-len", "4", "--random-output-len", "2"]
+    with SSEServer(answer_when_a_line_is_there) as server:
+        assert main(["bench", "serve", "--base-url", server.url, *sizes]) == 0
+        assert main(["bench", "sweep", "--base-url", server.url, *sizes, "--rates", "10"]) == 0
+    assert " of 2 requests (0%), 0 s" in redirected.text and "10/s (1 of 1): " in redirected.text
+
+
+def test_no_command_has_a_bar_of_its_own() -> None:
+    """Which would say nothing where there is no terminal."""
+    folder = Path(progress.__file__).parent
+    with_bars = {file.name for file in folder.glob("*.py") if "tqdm import" in file.read_text()}
+    assert with_bars == {"progress.py"}
