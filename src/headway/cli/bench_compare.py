@@ -85,7 +85,7 @@ def _value(value: float | None, spread: float | None, *, is_best: bool) -> str:
     if value is None:
         return "–"
     text = f"{value:,.0f}" if value == int(value) else f"{value:,.2f}" if abs(value) >= 1 else f"{value:.4g}"
-    around = "" if spread is None else f" ± {spread:,.2g}"
+    around = "" if spread is None else f" ± {spread:,.0f}" if spread >= 10 else f" ± {spread:.2g}"
     return f"{text}{around} *" if is_best else f"{text}{around}  "
 
 

@@ -75,8 +75,8 @@ class ProgressLines:
         """How things stand."""
         elapsed_s = self._now() - self._started_s
         parts = [self._amount, _time(elapsed_s)]
-        if self._total and self._done >= self._total * _LEAST_SHARE:
-            parts.append(f"about {_time(elapsed_s * max(self._total - self._done, 0.0) / self._done)} left")
+        if self._total and self._total * _LEAST_SHARE <= self._done < self._total:
+            parts.append(f"about {_time(elapsed_s * (self._total - self._done) / self._done)} left")
         return f"{self._title or 'Progress'}: {', '.join(parts)}"
 
     @property

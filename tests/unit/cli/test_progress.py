@@ -30,7 +30,7 @@ def test_a_line_says_what_is_done_and_what_is_left() -> None:
         lines.advance()
     assert lines.line == "8/s: 10 of 50 requests (20%), 30 s, about 2 min 00 s left"
     lines.at(50)
-    assert lines.line == "8/s: 50 of 50 requests (100%), 30 s, about 0 s left"
+    assert lines.line == "8/s: 50 of 50 requests (100%), 30 s"
 
 
 def test_the_time_that_is_left_is_not_guessed_from_next_to_nothing() -> None:
