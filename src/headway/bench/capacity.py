@@ -44,6 +44,8 @@ class Limits:
     precision: float = 0.05
     """The search ends when the lowest rate that misses is at most this part above the highest that meets."""
     max_probes: int = 20
+    max_seconds: float = math.inf
+    """No probe begins that would end later than this."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Capacity:
     first_miss: float | None
     """The lowest that did not; `None` if all did."""
     probes: Sequence[Probe]
+    is_cut: bool = False
+    """Whether time or probes ran out before the answer was as exact as wanted."""
 
     @property
     def best(self) -> Probe | None:
@@ -68,12 +72,15 @@ def find_capacity(
     *,
     limits: Limits | None = None,
     on_probe: Callable[[Probe], object] = lambda probe: None,
+    seconds_at: Callable[[float], float] = lambda rate: 0.0,
+    elapsed_s: Callable[[], float] = lambda: 0.0,
 ) -> Capacity:
-    """Search. `on_probe` hears of every probe as it ends."""
-    search = _Search(measure, objectives, limits or Limits(), on_probe)
+    """Search. `on_probe` hears of every probe as it ends. Where time is limited, `seconds_at` says how long a probe at
+    a rate is going to take, and `elapsed_s` how much of the time is gone."""
+    search = _Search(measure, objectives, limits or Limits(), on_probe, seconds_at, elapsed_s)
     search.bracket()
     search.narrow()
-    return Capacity(search.low, search.high, search.probes)
+    return Capacity(search.low, search.high, search.probes, search.is_cut)
 
 
 class _Search:
@@ -83,20 +90,25 @@ class _Search:
         objectives: Sequence[Objective],
         limits: Limits,
         on_probe: Callable[[Probe], object],
+        seconds_at: Callable[[float], float],
+        elapsed_s: Callable[[], float],
     ) -> None:
         self.low: float | None = None
         self.high: float | None = None
         self.probes: list[Probe] = []
+        self.is_cut = False
         self._measure = measure
         self._objectives = objectives
         self._limits = limits
         self._on_probe = on_probe
+        self._seconds_at = seconds_at
+        self._elapsed_s = elapsed_s
 
     def bracket(self) -> None:
         """Find a rate that meets, and one that does not."""
         limits = self._limits
         rate = min(max(limits.start, limits.lowest), limits.highest)
-        while self._may_go_on:
+        while self._may_try(rate):
             self._try(rate)
             if self.low is not None and self.high is not None:
                 return
@@ -106,14 +118,18 @@ class _Search:
 
     def narrow(self) -> None:
         """Halve the gap between the two."""
-        while self.low is not None and self.high is not None and self._may_go_on:
-            if self.high / self.low <= 1 + self._limits.precision:
+        while self.low is not None and self.high is not None:
+            rate = math.sqrt(self.low * self.high)
+            if self.high / self.low <= 1 + self._limits.precision or not self._may_try(rate):
                 return
-            self._try(math.sqrt(self.low * self.high))
+            self._try(rate)
 
-    @property
-    def _may_go_on(self) -> bool:
-        return len(self.probes) < self._limits.max_probes
+    def _may_try(self, rate: float) -> bool:
+        """The first probe may always be tried: there would be no answer without."""
+        limits = self._limits
+        has_time = not self.probes or self._elapsed_s() + self._seconds_at(rate) <= limits.max_seconds
+        self.is_cut = len(self.probes) >= limits.max_probes or not has_time
+        return not self.is_cut
 
     def _try(self, rate: float) -> None:
         metrics = self._measure(rate)

@@ -1,9 +1,16 @@
-"""Results beside each other: for every number that has a better and a worse, who is better and by how much."""
+"""Results beside each other: for every number that has a better and a worse, which is better and by how much.
+
+A result may be several runs. Only they tell how far two runs of the same are apart by chance, so a difference is called
+one only beyond that: by Student's t-test of the means at 99%, with the spread that the runs of both sides have. A
+comparison has some forty numbers, and at 95% two of them would differ between equal servers.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +21,8 @@ from headway.errors import ConfigError
 
 ALIKE = 0.01
 """Numbers that differ by less than this part are called equal."""
+_T_99 = {1: 63.66, 2: 9.925, 3: 5.841, 4: 4.604, 5: 4.032, 6: 3.707, 8: 3.355, 10: 3.169, 15: 2.947, 30: 2.75}
+"""Degrees of freedom → the quantile of Student's t that 99% of all differences by chance stay within."""
 _OFFLINE_HIGHER = frozenset({"requests_per_second", "tokens_per_second", "output_tok_s", "input_tok_s"})
 _OFFLINE_LOWER = frozenset({"elapsed_time", "avg_latency", "latency_s", "ms_per_token", "ms_per_token_with_prompt"})
 _REPEATED = tuple(f"p50_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el"))
@@ -22,10 +31,19 @@ _REPEATED = tuple(f"p50_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el"))
 
 @dataclass(frozen=True)
 class Result:
-    """A result file, as far as it is numbers."""
+    """One side of a comparison, as far as it is numbers: a result file, or several of the same."""
 
     name: str
-    numbers: Mapping[str, float]
+    runs: Sequence[Mapping[str, float]]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The mean of each key that all runs have."""
+        return {key: statistics.fmean(self.of(key)) for key in self.runs[0] if all(key in run for run in self.runs)}
+
+    def of(self, key: str) -> list[float]:
+        """Of each run that has it."""
+        return [run[key] for run in self.runs if key in run]
 
 
 @dataclass(frozen=True)
@@ -33,9 +51,20 @@ class Comparison:
     """One key of all results; the first of them is what the others are held against."""
 
     key: str
-    values: Sequence[float | None]
+    runs: Sequence[Sequence[float]]
+    """The numbers of each result's runs; empty if it does not have the key."""
     higher_is_better: bool | None
     """`None`: neither is."""
+
+    @property
+    def values(self) -> list[float | None]:
+        """The mean of each result's runs."""
+        return [statistics.fmean(values) if values else None for values in self.runs]
+
+    @property
+    def spreads(self) -> list[float | None]:
+        """The standard deviation of each one's runs; `None` of a single one."""
+        return [statistics.stdev(values) if len(values) > 1 else None for values in self.runs]
 
     @property
     def ratios(self) -> list[float | None]:
@@ -45,14 +74,25 @@ class Comparison:
 
     @property
     def best(self) -> int | None:
-        """Which one is better than all others; `None` if two are about equal, or if neither is better."""
+        """Which one is better than all others, beyond chance; `None` if there is none, or if neither is better."""
         known = [(value, place) for place, value in enumerate(self.values) if value is not None]
         if self.higher_is_better is None or len(known) < 2:
             return None
-        ordered = sorted(known, reverse=self.higher_is_better)
-        (first, place), (second, _) = ordered[:2]
-        is_alike = math.isclose(first, second, rel_tol=ALIKE)
-        return None if is_alike else place
+        (_, place), *others = sorted(known, reverse=self.higher_is_better)
+        is_clear = all(are_different(self.runs[place], self.runs[other]) for _, other in others)
+        return place if is_clear else None
+
+
+def are_different(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether the means are further apart than 1%, and than runs of the same would be. Single runs never are."""
+    freedom = len(one) + len(other) - 2
+    means = statistics.fmean(one), statistics.fmean(other)
+    if freedom < 1 or math.isclose(*means, rel_tol=ALIKE):
+        return False
+    squares = sum((value - mean) ** 2 for values, mean in zip((one, other), means, strict=True) for value in values)
+    expected = math.sqrt(squares / freedom * (1 / len(one) + 1 / len(other)))
+    quantile = next(t for known, t in sorted(_T_99.items(), reverse=True) if known <= freedom)
+    return abs(means[0] - means[1]) > quantile * expected
 
 
 def read_result(path: Path) -> Result:
@@ -63,10 +103,17 @@ def read_result(path: Path) -> Result:
         raise ConfigError(f"Cannot read the result '{path}': {error.strerror}.") from error
     except ValueError:
         raise ConfigError(f"'{path}' is not JSON.") from None
-    numbers = _numbers(content) if isinstance(content, dict) else {}
-    if not numbers:
+    runs = content.get("runs", [content]) if isinstance(content, dict) else []
+    numbers = [_numbers(run) for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
+    if not numbers or not all(numbers):
         raise ConfigError(f"'{path}' is not a result of a benchmark: it has no numbers.")
     return Result(path.stem, numbers)
+
+
+def joined(results: Sequence[Result]) -> Result:
+    """Several results of the same as one, by the name of the first without its number."""
+    name = results[0].name.rstrip("0123456789-_.") or results[0].name
+    return Result(name, list(itertools.chain.from_iterable(result.runs for result in results)))
 
 
 def compare(results: Sequence[Result]) -> list[Comparison]:
@@ -76,9 +123,9 @@ def compare(results: Sequence[Result]) -> list[Comparison]:
     others = sorted({key for result in results for key in result.numbers} - set(order) - set(_REPEATED))
     rows = []
     for key in (*order, *(key for key in others if _direction(key) is not None)):
-        values = [result.numbers.get(key) for result in results]
-        if sum(value is not None for value in values) > 1:
-            rows.append(Comparison(key, values, _direction(key)))
+        runs = [result.of(key) for result in results]
+        if sum(map(bool, runs)) > 1:
+            rows.append(Comparison(key, runs, _direction(key)))
     return rows
 
 

@@ -78,6 +78,7 @@ def replay(
             timeline.token_times_s.extend([elapsed_s] * num_new)
             if output.finished:
                 timeline.num_preemptions = 0 if output.metrics is None else output.metrics.num_preemptions
+                timeline.num_cached_tokens = output.num_cached_tokens
                 agenda.ended(index, elapsed_s)
                 if progress is not None:
                     progress()

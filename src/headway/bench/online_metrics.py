@@ -67,6 +67,8 @@ class OnlineMetrics:
     num_input_tokens: int
     num_output_tokens: int
     num_preemptions: int
+    num_cached_tokens: int | None
+    """Prompt tokens that came from the prefix cache; `None` if no request tells."""
     tokens_per_event: float
     """1 unless tokens come several at a time."""
     peak_output_tok_s: float
@@ -101,6 +103,7 @@ class OnlineMetrics:
             num_input_tokens=sum(timeline.num_prompt_tokens for timeline in done),
             num_output_tokens=num_output_tokens,
             num_preemptions=sum(timeline.num_preemptions for timeline in timelines),
+            num_cached_tokens=_sum_of_known([timeline.num_cached_tokens for timeline in done]),
             tokens_per_event=num_output_tokens / num_events if num_events else math.nan,
             peak_output_tok_s=token_rate(done, 1.0).peak,
             peak_in_flight=int(in_flight(timelines).peak),
@@ -131,6 +134,12 @@ class OnlineMetrics:
         return None if self.num_good is None or not num_requests else self.num_good / num_requests
 
     @property
+    def cached_share(self) -> float | None:
+        """The part of all prompt tokens that came from the prefix cache."""
+        known = self.num_cached_tokens is not None and self.num_input_tokens
+        return self.num_cached_tokens / self.num_input_tokens if known else None  # type: ignore[operator]
+
+    @property
     def itl_p99_over_p50(self) -> float:
         """How uneven the flow of tokens is; 1 is a metronome."""
         return self.itl.p99_over_p50
@@ -157,6 +166,8 @@ class OnlineMetrics:
             "max_concurrent_requests": self.peak_in_flight,
             "tokens_per_event": _or_none(self.tokens_per_event),
             "num_preemptions": self.num_preemptions,
+            "total_cached_tokens": self.num_cached_tokens,
+            "cached_token_share": self.cached_share,
         }
         for name, distribution in self.latencies.items():
             result |= distribution.as_json(name)
@@ -169,6 +180,11 @@ def _spread(values: Sequence[float]) -> float:
         return math.nan
     mean = statistics.fmean(values)
     return math.sqrt(statistics.fmean((value - mean) ** 2 for value in values))
+
+
+def _sum_of_known(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _or_none(value: float) -> float | None:

@@ -7,6 +7,7 @@ says nothing, events are counted.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,6 +85,23 @@ class Dialect:
         if not self.is_plain:
             fields |= scheduling_fields(request.options)
         return json.dumps(fields | dict(self.extra_body)).encode()
+
+
+def shared_share(work: Sequence[ServedRequest]) -> float:
+    """The part of the prompts that others of the same work begin with, too: what a prefix cache can find without having
+    seen them before. Of ids in tokens, of texts in characters."""
+    texts = sorted(request.prompt for request in work if isinstance(request.prompt, str))
+    ids = sorted(list(request.prompt) for request in work if not isinstance(request.prompt, str))
+    num_shared = _num_shared(texts) + _num_shared(ids)
+    return num_shared / max(1, sum(len(request.prompt) for request in work))
+
+
+def _num_shared(ordered: Sequence[Prompt]) -> int:
+    """In order, what a prompt shares with any before it is what it shares with the one right before it."""
+    total = 0
+    for one, other in itertools.pairwise(ordered):
+        total += len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other))))
+    return total
 
 
 def scheduling_fields(options: RequestOptions) -> dict[str, Any]:
@@ -168,6 +186,7 @@ class AnswerReader:
         if usage := event.get("usage"):
             timeline.num_reported_tokens = usage.get("completion_tokens")
             timeline.num_prompt_tokens = usage.get("prompt_tokens", timeline.num_prompt_tokens)
+            timeline.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         if not (choices := event.get("choices")):
             return
         choice = choices[0]

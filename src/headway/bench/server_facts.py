@@ -13,6 +13,8 @@ from headway.bench.http_client import HttpClient, ServerUnreachableError
 from headway.bench.served import error_text
 
 MAX_DETOKENIZING = 16
+ASK_TIMEOUT_S = 10.0
+"""A server that takes longer to name its model is not well, or is none."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,14 @@ async def ask_facts(client: HttpClient, model: str | None = None) -> ServerFacts
     """From /v1/models: the named model, or the first one. `ServerUnreachableError` says what is wrong."""
     where = f"http{'s' if client.address.is_tls else ''}://{client.address.host_header}{client.address.prefix}"
     try:
-        response = await client.send("GET", "/v1/models")
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            response = await client.send("GET", "/v1/models")
+    except TimeoutError:
+        raise ServerUnreachableError(f"The server at {where} does not answer within {ASK_TIMEOUT_S:g} s.") from None
     except (OSError, BadResponseError) as error:
-        raise ServerUnreachableError(f"No server answers at {where} ({error}). Name one with --base-url.") from error
+        raise ServerUnreachableError(
+            f"No server answers at {where} ({error}). Name one with --port or --base-url."
+        ) from error
     if response.status in (401, 403):
         raise ServerUnreachableError(
             f"The server at {where} asks for an API key that it knows: give it with --api-key."

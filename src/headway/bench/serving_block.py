@@ -47,6 +47,8 @@ def _totals(metrics: OnlineMetrics, rate: float, max_concurrency: int | None) ->
         _line("Total generated tokens", f"{metrics.num_output_tokens}"),
         _line("Request throughput (req/s)", f"{metrics.requests_s:.2f}"),
     ]
+    if metrics.cached_share is not None:
+        lines.append(_line("Cached prompt tokens", f"{metrics.num_cached_tokens} ({metrics.cached_share:.1%})"))
     if metrics.good_requests_s is not None and metrics.good_share is not None:
         lines.append(_line("Request goodput (req/s)", f"{metrics.good_requests_s:.2f}"))
         lines.append(_line("Requests that met the SLO (%)", f"{100 * metrics.good_share:.1f}"))

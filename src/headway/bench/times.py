@@ -63,6 +63,8 @@ class RequestTimeline:
     num_wanted_tokens: int
     token_times_s: list[float] = field(default_factory=list)
     num_preemptions: int = 0
+    num_cached_tokens: int | None = None
+    """Prompt tokens that were found in the prefix cache; `None` if that was not told."""
 
     @property
     def num_output_tokens(self) -> int:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headway.claims.place import Place, Progress, Run
+from headway.bench.rounds import Progress
+from headway.claims.place import Place, Run
 from headway.claims.where import Where
 from headway.workload.requests import Work
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headway.bench.online import replay
-from headway.bench.rounds import check_room
-from headway.claims.place import Progress, Run
+from headway.bench.rounds import Progress, check_room
+from headway.claims.place import Run
 from headway.claims.where import Where
 from headway.engine.loaded_model import LoadedModel
 from headway.workload.requests import BenchRequest, Work, highest_token_id

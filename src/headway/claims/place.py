@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 from headway.bench.online_metrics import OnlineMetrics
+from headway.bench.rounds import Progress
 from headway.bench.times import RequestTimeline
 from headway.claims.where import Where
 from headway.workload.requests import Work
-
-Progress = Callable[[], object]
-"""Called when a request has ended."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from headway.claims.place import Progress, Run
+from headway.bench.rounds import Progress
+from headway.claims.place import Run
 from headway.claims.where import Where
 from headway.errors import ConfigError
 from headway.sim import Calibration, CostModel, simulate

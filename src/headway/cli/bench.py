@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from headway.bench.measures import Measure, ratios_json, values_json
 from headway.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS, Scenario
 from headway.bench.times import RoundTimes
-from headway.cli.bench_files import progress_bar, write_json
+from headway.cli.bench_files import check_writable, write_json
 from headway.cli.flags import add_flags, chosen, engine_flags, shape_defaults
 from headway.cli.profile import add_profile_flags, profile_steps
+from headway.cli.progress import progress_bar
 from headway.config import EngineConfig
 from headway.errors import ConfigError
 from headway.workload.requests import HIGHEST_TOKEN_ID, BenchRequest, Work, describe, highest_token_id
@@ -83,13 +84,20 @@ def either(value: Any, default: Any) -> Any:
 
 def run_job(arguments: argparse.Namespace, job: Job) -> int:
     """Load, measure, print, write."""
+    check_writable(arguments.output_json, arguments.profile)
     config = _engine_config(arguments, job.scenario)
+
+    from headway.bench.rounds import check_room
+
+    # Of a vocabulary of any size, since bad work is to be known before a model is loaded.
+    work = job.draw(config.model.seed, HIGHEST_TOKEN_ID + 1)
+    if config.model.max_model_len is not None:
+        check_room(work, config.model.max_model_len)
 
     from rich.console import Console
 
     from headway.bench.ceilings import measure_ceilings
     from headway.bench.report import describe_setting, print_setting
-    from headway.bench.rounds import check_room
     from headway.bench.start_up import measure_start_up
     from headway.cli.demo import title
     from headway.cli.loading import load_engine, stderr_console

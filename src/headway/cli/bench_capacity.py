@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import math
+import time
 
 from headway.bench.capacity import Capacity, Limits, Probe, find_capacity
 from headway.bench.objectives import SARATHI, Objective, parse_objective
+from headway.bench.online_metrics import OnlineMetrics
 from headway.bench.targets import Target
 from headway.cli.bench_files import check_writable, write_json, write_page
-from headway.cli.bench_probes import add_probe_flags, probe
-from headway.cli.bench_target_flags import engine_target, server_target
+from headway.cli.bench_probes import Probing, add_probe_flags
+from headway.cli.bench_target_flags import targets_of
 from headway.cli.bench_work import judging_of, rate_flag
 from headway.cli.counts import count
+
+_PROBE_SECONDS, _MIN_REQUESTS, _MAX_SECONDS = 10.0, 30, 100.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"several times; all must hold. (default: {' '.join(SARATHI)})",
     )
     parser.add_argument(
-        "--start-rate", type=rate_flag, default=default.start, metavar="X", help="First to try. (default: %(default)g)"
+        "--start-rate",
+        type=rate_flag,
+        metavar="X",
+        help="First to try. (default: what is served when --min-requests are there at once)",
     )
     parser.add_argument(
         "--max-rate",
@@ -40,41 +48,92 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="Stop when the answer is known up to this part. (default: %(default)g)",
     )
-    parser.add_argument("--max-probes", type=count(1), default=default.max_probes, metavar="N")
-    add_probe_flags(parser)
+    parser.add_argument(
+        "--max-probes",
+        type=count(1),
+        default=default.max_probes,
+        metavar="N",
+        help="Rates to try at most. (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-seconds",
+        type=rate_flag,
+        default=_MAX_SECONDS,
+        metavar="S",
+        help="Time for all of it, once a model is loaded: no rate is tried that would take longer. inf: no limit. "
+        "(default: %(default)g)",
+    )
+    add_probe_flags(parser, probe_seconds=_PROBE_SECONDS, min_requests=_MIN_REQUESTS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     objectives = [parse_objective(text) for text in arguments.slo or SARATHI]
     check_writable(arguments.output_json, arguments.html)
-    judging = judging_of(arguments)
-    target: Target
-    if arguments.base_url is None:
-        target = engine_target(arguments, judging)
-    else:
-        target = server_target(arguments, judging)
-    print(f"{target.name}: the highest rate with {' and '.join(map(str, objectives))}")
+    (make,) = targets_of(arguments, judging_of(arguments))
+    probing = Probing.of(arguments)
+    target = make()
+    promised = " and ".join(map(str, objectives))
+    print(f"{target.name}: the highest rate with {promised}, seed {probing.seed}", flush=True)
+    search = _TimedSearch(probing, target, arguments.max_seconds)
+    start = min(arguments.start_rate or search.served_rate(), arguments.max_rate)
     limits = Limits(
-        start=arguments.start_rate,
-        lowest=min(Limits().lowest, arguments.start_rate),
+        start=start,
+        lowest=min(Limits().lowest, start),
         highest=arguments.max_rate,
         precision=arguments.precision,
         max_probes=arguments.max_probes,
+        max_seconds=arguments.max_seconds,
     )
     found = find_capacity(
-        lambda rate: probe(arguments, target, rate, f"{rate:.3g}/s").metrics,
+        search.measure,
         objectives,
         limits=limits,
         on_probe=lambda one: print(probe_line(one, objectives), flush=True),
+        seconds_at=search.seconds_at,
+        elapsed_s=search.elapsed_s,
     )
+    target.close()
     print(verdict(found))
     if arguments.output_json is not None:
-        write_json(arguments.output_json, capacity_json(target.name, found, objectives))
+        write_json(arguments.output_json, {"seed": probing.seed, **capacity_json(target.name, found, objectives)})
     if arguments.html is not None:
         from headway.bench.capacity_page import capacity_page
 
         write_page(arguments.html, capacity_page(f"Capacity of {target.name}", found, objectives))
     return 0 if found.rate is not None else 1
+
+
+class _TimedSearch:
+    """Probes of a target, and how long they take."""
+
+    def __init__(self, probing: Probing, target: Target, max_seconds: float) -> None:
+        self._probing, self._target, self._max_seconds = probing, target, max_seconds
+        self._started_s = time.monotonic()
+        self._best_rate = math.inf
+        """The most that was served so far."""
+        self._num_probes = 0
+
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def seconds_at(self, rate: float) -> float:
+        """Beyond what can be served, requests take as long as they do there."""
+        return self._probing.num_requests_at(rate) / min(rate, self._best_rate)
+
+    def served_rate(self) -> float:
+        """When all are there at once."""
+        self._best_rate = self._probing.served_rate(self._target)
+        print(f"all at once: {self._best_rate:.3g} requests/s are served", flush=True)
+        return self._best_rate
+
+    def measure(self, rate: float) -> OnlineMetrics:
+        self._num_probes += 1
+        left_s = self._max_seconds - self.elapsed_s()
+        limit = "" if math.isinf(left_s) else f" ({max(left_s, 0.0):.0f} s left in all)"
+        metrics = self._probing.run(self._target, rate, f"Probe {self._num_probes}, {rate:.3g}/s{limit}").metrics
+        known = 0.0 if math.isinf(self._best_rate) else self._best_rate
+        self._best_rate = max(known, metrics.requests_s) or math.inf
+        return metrics
 
 
 def probe_line(one: Probe, objectives: list[Objective]) -> str:
@@ -88,11 +147,12 @@ def probe_line(one: Probe, objectives: list[Objective]) -> str:
 
 def verdict(found: Capacity) -> str:
     """The answer as a sentence."""
+    cut = " Time or probes ran out: --max-seconds and --max-probes allow more." if found.is_cut else ""
     if found.rate is None:
-        return f"No rate down to {found.first_miss:.3g} requests/s meets the objectives."
+        return f"No rate down to {found.first_miss:.3g} requests/s meets the objectives.{cut}"
     if found.first_miss is None:
-        return f"Capacity: at least {found.rate:.3g} requests/s; no higher rate was tried."
-    return f"Capacity: {found.rate:.3g} requests/s ({found.first_miss:.3g} is too much)."
+        return f"Capacity: at least {found.rate:.3g} requests/s; no higher rate was tried.{cut}"
+    return f"Capacity: {found.rate:.3g} requests/s ({found.first_miss:.3g} is too much).{cut}"
 
 
 def capacity_json(name: str, found: Capacity, objectives: list[Objective]) -> dict[str, object]:

@@ -1,33 +1,17 @@
-"""What the benchmarks that put a load on something share at their end: a progress bar, and files that are written."""
+"""What commands share at their end: tables that are printed, and files that are written."""
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.bench.rounds import Progress
     from headway.charts import Page
-
-
-@contextlib.contextmanager
-def progress_bar(num_requests: int, title: str = "", *, is_shown: bool = True) -> Iterator[Progress | None]:
-    """A bar on a terminal, which moves when a request ends."""
-    if not is_shown or not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    with tqdm(
-        total=num_requests, desc=title or None, unit="req", leave=False, mininterval=0.5, dynamic_ncols=True
-    ) as bar:
-        yield bar.update
 
 
 def write_json(path: str | Path, result: object) -> None:
@@ -50,8 +34,15 @@ def write_page(path: str | Path, page: Page) -> None:
 def check_writable(*paths: str | Path | None) -> None:
     """Fail before the measurement and not after it, if a result has nowhere to go."""
     for path in paths:
-        if path is not None and not Path(path).resolve().parent.is_dir():
+        if path is None:
+            continue
+        file = Path(path).resolve()
+        if not file.parent.is_dir():
             raise ConfigError(f"Cannot write '{path}': there is no folder '{Path(path).parent}'.")
+        if file.is_dir():
+            raise ConfigError(f"Cannot write '{path}': it is a folder.")
+        if not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise ConfigError(f"Cannot write '{path}': permission denied.")
 
 
 def print_table(titles: list[str], rows: list[list[str]], *, file: Any = None) -> None:

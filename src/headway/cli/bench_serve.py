@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -11,19 +12,33 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from headway.bench.datasets import Draw
 from headway.bench.online_metrics import SHOWN_PERCENTILES
-from headway.bench.served import ServedTimeline
+from headway.bench.served import ServedRequest, ServedTimeline, shared_share
 from headway.bench.server_target import ServerTarget
 from headway.bench.serving_block import TITLES, serving_block
 from headway.bench.targets import Outcome
-from headway.cli.bench_files import check_writable, progress_bar, write_json, write_page
-from headway.cli.bench_target_flags import add_server_flags, server_options
-from headway.cli.bench_work import add_judging_flags, add_work_flags, dataset_of, draw_of, judging_of, rate_flag
+from headway.cli.bench_files import check_writable, write_json, write_page
+from headway.cli.bench_target_flags import add_server_flags, add_warmup_flag, backend_of, server_options
+from headway.cli.bench_work import (
+    add_judging_flags,
+    add_work_flags,
+    burstiness_of,
+    dataset_of,
+    judging_of,
+    new_seed,
+    rate_flag,
+    tokenizer_of,
+)
+from headway.cli.counts import count
+from headway.cli.progress import progress_bar
 from headway.errors import ConfigError
 
 MAX_SHOWN_ERRORS = 5
 MAX_LATE_S = 0.05
 """If requests go out later than this, the load generator was too slow for the load."""
+MAX_CACHED_SHARE = 0.02
+"""Of prompt tokens, beyond those that the requests of a run have in common: chance explains no more."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +46,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", metavar="PATH", help="Folder or .gguf file, for workloads whose prompts are texts."
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="Of prompts and arrivals. (default: 0)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="Of prompts and arrivals. A server that has seen a seed has its prompts in the prefix cache. (default: "
+        "another one each time, which is printed)",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=count(1),
+        default=1,
+        metavar="N",
+        help="Run it so many times, with a seed more each time, and write all into one result: 'bench compare' takes "
+        "their spread into account. (default: %(default)s)",
+    )
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="(default: 0, greedy)")
     parser.add_argument(
         "--request-rate",
@@ -55,45 +84,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--save-result", action="store_true", help="Write the result as JSON.")
     parser.add_argument("--save-detailed", action="store_true", help="The same, with the times of every request.")
-    parser.add_argument("--result-dir", default=".", metavar="DIR", help="Where to. (default: here)")
+    parser.add_argument("--result-dir", metavar="DIR", help="Where to. (default: here)")
     parser.add_argument(
         "--result-filename", metavar="FILE", help="(default: made from the backend, the rate, the model and the time)"
     )
     parser.add_argument("--html", metavar="FILE", help="Write a report with plots.")
-    parser.add_argument("--disable-tqdm", action="store_true", help="No progress bar.")
+    parser.add_argument("--disable-tqdm", action="store_true", help="Do not show how far it is.")
+    add_warmup_flag(parser)
     add_work_flags(parser)
-    add_server_flags(parser)
+    add_server_flags(parser, has_samples=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
     shown, percents = _shown(arguments.percentile_metrics), _percents(arguments.metric_percentiles)
     dataset = dataset_of(arguments)
+    burstiness = burstiness_of(arguments, [arguments.request_rate])
+    tokenizer = tokenizer_of(arguments, dataset)
     judging = judging_of(arguments, percents)
     options = server_options(arguments, model=arguments.model, temperature=arguments.temperature)
     saves = arguments.save_result or arguments.save_detailed or arguments.result_filename is not None
-    result_file = _result_file(arguments) if saves and arguments.result_filename else None
+    result_file = _result_file(arguments) if saves else None
+    if arguments.result_dir is not None and not saves:
+        raise ConfigError("--result-dir is where a result is written: add --save-result.")
+    if arguments.html is not None and arguments.repeats > 1:
+        raise ConfigError("--html is a report on one run; it does not go with --repeats.")
     check_writable(result_file, arguments.html)
 
     target = ServerTarget(options, judging)
-    work = target.draw(dataset, draw_of(arguments, rate=arguments.request_rate, seed=arguments.seed))
-    with progress_bar(len(work), is_shown=not arguments.disable_tqdm) as progress:
-        outcome = target.run(work, progress)
-    print(
-        serving_block(
-            outcome.metrics,
-            rate=arguments.request_rate,
-            max_concurrency=arguments.max_concurrency,
-            shown=shown,
-            percents=percents,
+    first_seed = new_seed() if arguments.seed is None else arguments.seed
+    results: list[dict[str, Any]] = []
+    outcome, notes = None, []
+    for place in range(arguments.repeats):
+        seed = first_seed + place
+        wanted = Draw(arguments.num_prompts, arguments.request_rate, burstiness, seed, tokenizer=tokenizer)
+        work = target.draw(dataset, wanted)
+        title = f"run {place + 1} of {arguments.repeats}" if arguments.repeats > 1 else ""
+        with progress_bar(len(work), title, is_shown=not arguments.disable_tqdm) as progress:
+            outcome = target.run(work, progress)
+        print(f"{title}, seed {seed}" if title else f"Seed: {seed}")
+        print(
+            serving_block(
+                outcome.metrics,
+                rate=arguments.request_rate,
+                max_concurrency=options.max_concurrency,
+                shown=shown,
+                percents=percents,
+            )
         )
-    )
-    notes = outcome_notes(outcome, ignore_eos=arguments.ignore_eos)
-    for note in notes:
-        print(f"note: {note}")
-    _print_errors(outcome.errors)
+        notes = [*outcome_notes(outcome, ignore_eos=options.ignore_eos), *cache_notes(outcome, work)]
+        for note in notes:
+            print(f"note: {note}")
+        _print_errors(outcome.errors)
+        results.append(_result(arguments, target, outcome, notes) | {"seed": seed, "burstiness": burstiness})
+    assert outcome is not None
     if saves:
-        path = result_file or _result_file(arguments, target.facts.model)
-        write_json(path, _result(arguments, target, outcome, notes))
+        path = _result_file(arguments, target.facts.model)
+        write_json(path, results[0] if len(results) == 1 else together(results))
         print(f"Wrote {path}", file=sys.stderr)
     if arguments.html is not None:
         from headway.bench.online_page import online_page
@@ -106,7 +152,29 @@ def run(arguments: argparse.Namespace) -> int:
             notes=[*notes, *(f"{number} × {error}" for error, number in _counted(outcome.errors))],
         )
         write_page(arguments.html, page)
-    return 1 if outcome.errors else 0
+    return 1 if any(result["error_counts"] for result in results) else 0
+
+
+def together(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several runs as one result: the means of their numbers, and the runs themselves under `runs`."""
+    whole = dict(results[0])
+    for key in whole:
+        values = [result[key] for result in results]
+        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+            whole[key] = statistics.fmean(values)
+    return whole | {"seed": results[0]["seed"], "runs": list(results)}
+
+
+def cache_notes(outcome: Outcome, work: Sequence[ServedRequest]) -> list[str]:
+    """Whether the server knew more of the prompts than they have in common."""
+    share = outcome.metrics.cached_share
+    if share is None or share <= shared_share(work) + MAX_CACHED_SHARE:
+        return []
+    return [
+        f"{share:.0%} of the prompt tokens came from the server's prefix cache, which had seen them before this run: "
+        "prompts were cheaper than new ones are. A seed that this server has had before does that (give another, or "
+        "none), a file of prompts sent twice, and the beginning of a chat template"
+    ]
 
 
 def outcome_notes(outcome: Outcome, *, ignore_eos: bool) -> list[str]:
@@ -149,13 +217,12 @@ def _result(
     rate = arguments.request_rate
     result: dict[str, Any] = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
-        "backend": arguments.backend,
+        "backend": backend_of(arguments),
         "base_url": target.options.base_url,
         "model_id": target.facts.model,
         "num_prompts": len(outcome.timelines),
         "request_rate": "inf" if math.isinf(rate) else rate,
-        "burstiness": arguments.burstiness,
-        "max_concurrency": arguments.max_concurrency,
+        "max_concurrency": target.options.max_concurrency,
         **outcome.metrics.as_json(),
         "num_preemptions": None,  # nobody tells
         "num_short": outcome.num_short,
@@ -184,8 +251,8 @@ def _result_file(arguments: argparse.Namespace, model: str = "") -> Path:
     if name is None:
         rate = "inf" if math.isinf(arguments.request_rate) else f"{arguments.request_rate:g}"
         now = datetime.now().strftime("%Y%m%d-%H%M%S")
-        name = f"{arguments.backend}-{rate}qps-{Path(model).name}-{now}.json"
-    return Path(arguments.result_dir) / name
+        name = f"{backend_of(arguments)}-{rate}qps-{Path(model).name}-{now}.json"
+    return Path(arguments.result_dir or ".") / name
 
 
 def _shown(text: str) -> list[str]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from typing import Any
 
-from headway.bench.datasets import at_once
 from headway.bench.sweep import (
     SweepPoint,
     auto_rates,
@@ -18,13 +16,14 @@ from headway.bench.sweep import (
     sweep_page,
     sweep_table,
 )
-from headway.bench.targets import Target
-from headway.cli.bench_files import check_writable, print_table, progress_bar, write_json, write_page
-from headway.cli.bench_probes import add_probe_flags, num_requests_at, probe, seed_of
-from headway.cli.bench_target_flags import engine_target, server_target
-from headway.cli.bench_work import dataset_of, draw_of, judging_of
+from headway.cli.bench_files import check_writable, print_table, write_json, write_page
+from headway.cli.bench_probes import Probing, add_probe_flags
+from headway.cli.bench_target_flags import targets_of
+from headway.cli.bench_work import judging_of
 from headway.cli.flags import engine_flags
 from headway.errors import ConfigError
+
+_PROBE_SECONDS, _MIN_REQUESTS = 30.0, 50
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,55 +42,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Values of an option of the engine in this process, e.g. max_num_seqs=16,64,256. May be given several "
         "times: every value is tried with every other.",
     )
-    add_probe_flags(parser)
+    add_probe_flags(parser, probe_seconds=_PROBE_SECONDS, min_requests=_MIN_REQUESTS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     rates = parse_rates(arguments.rates)
     settings = settings_of(_knobs(arguments.knob))
     check_writable(arguments.output_json, arguments.html)
+    makers = targets_of(arguments, judging_of(arguments), settings)
+    probing = Probing.of(arguments, rates or (1.0,))
     points: list[SweepPoint] = []
     name = ""
-    for setting in settings:
-        target = _target(arguments, setting)
+    for setting, make in zip(settings, makers, strict=True):
+        target = make()
         name = target.name
         if rates is None:  # of the first setting, so that all are compared at the same rates
-            rates = auto_rates(_served_rate(arguments, target))
-        for rate in rates:
+            rates = auto_rates(probing.served_rate(target))
+        for place, rate in enumerate(rates, start=1):
             title = " ".join(filter(None, [setting_text(setting), f"{rate:g}/s"]))
-            metrics = probe(arguments, target, rate, title).metrics
+            metrics = probing.run(target, rate, f"{title} ({place} of {len(rates)})").metrics
             print(f"{title}: {metrics.requests_s:.2f} requests/s, {metrics.output_tok_s:,.1f} tok/s", file=sys.stderr)
             points.append(SweepPoint(setting, rate, metrics))
         target.close()
-    print(name)
+    print(f"{name}, seed {probing.seed}")
     print_table(*sweep_table(points))
     print("latencies in ms")
     if arguments.output_json is not None:
-        write_json(arguments.output_json, {"target": name, "points": [point.as_json() for point in points]})
+        found = {"target": name, "seed": probing.seed, "points": [point.as_json() for point in points]}
+        write_json(arguments.output_json, found)
     if arguments.html is not None:
         write_page(arguments.html, sweep_page(f"Sweep of {name}", points))
     return 1 if any(point.metrics.num_lost for point in points) else 0
-
-
-def _target(arguments: argparse.Namespace, setting: dict[str, Any]) -> Target:
-    judging = judging_of(arguments)
-    if arguments.base_url is None:
-        return engine_target(arguments, judging, setting)
-    if setting:
-        raise ConfigError("--knob sets an option of the engine in this process; a server's options are its own.")
-    return server_target(arguments, judging)
-
-
-def _served_rate(arguments: argparse.Namespace, target: Target) -> float:
-    """Requests a second, if all are there at once."""
-    num_requests = num_requests_at(arguments, math.inf)
-    wanted = draw_of(arguments, rate=math.inf, seed=seed_of(arguments), num_requests=num_requests)
-    work = at_once(target.draw(dataset_of(arguments), wanted))
-    with progress_bar(len(work), "all at once", is_shown=not arguments.disable_tqdm) as progress:
-        rate = target.run(work, progress).metrics.requests_s
-    if not rate:
-        raise ConfigError("No request was answered, so there is no rate to start from; give --rates.")
-    return rate
 
 
 def _knobs(texts: list[str]) -> dict[str, list[Any]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from headway.cli.bench_files import check_writable, print_table
 from headway.cli.flags import add_flags, engine_flags
+from headway.cli.progress import meter
 from headway.cli.sim_work import engine_options, positive
 from headway.config import EngineConfig
 
@@ -54,16 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def calibrate_with_bar(engine: LLMEngine, *, model: str, seconds: float) -> Calibration:
-    """Calibrate, with a bar on a terminal."""
+    """Calibrate, and show how far it is."""
     from headway.sim.calibrate import calibrate
 
-    if not sys.stderr.isatty():
-        return calibrate(engine, model=model, seconds=seconds)
-    from tqdm import tqdm
-
-    layout = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
-    with tqdm(total=100, desc="Calibrating", bar_format=layout, leave=False, dynamic_ncols=True) as bar:
-        return calibrate(engine, model=model, seconds=seconds, progress=lambda part: bar.update(100 * part - bar.n))
+    with meter(1.0, "Calibrating") as shown:
+        return calibrate(engine, model=model, seconds=seconds, progress=shown.at)
 
 
 def print_calibration(calibration: Calibration) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -221,13 +222,17 @@ def _terminal_lines() -> Iterator[str]:
     _remember_history()
     while True:
         try:
-            # \x01 and \x02 tell readline that the colour codes take no room on the screen.
-            yield input("\x01\x1b[1;36m\x02> \x01\x1b[0m\x02")
+            yield input(_prompt())
         except KeyboardInterrupt:
             print()
         except EOFError:
             print()
             return
+
+
+def _prompt() -> str:
+    """Coloured unless $NO_COLOR is set. \\x01 and \\x02 tell readline that the codes take no room on the screen."""
+    return "> " if os.environ.get("NO_COLOR") else "\x01\x1b[1;36m\x02> \x01\x1b[0m\x02"
 
 
 def _remember_history() -> None:

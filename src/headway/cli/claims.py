@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.bench_files import progress_bar, write_json
+from headway.cli.bench_files import write_json
 from headway.cli.flags import add_flags, engine_flags
-from headway.cli.sim_work import engine_options, write_text
+from headway.cli.progress import progress_bar
+from headway.cli.sim_work import engine_options, load_calibration, write_text
+from headway.config import EngineConfig
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headway.bench.rounds import Progress
     from headway.claims.results import Results, Row
     from headway.engine.llm_engine import LLMEngine
 
@@ -66,6 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.note is not None:
         results.note = arguments.note
     options = engine_options(arguments)
+    EngineConfig.from_options(**_defaults(options))
+    if arguments.calibration is not None:
+        load_calibration(arguments.calibration)
     session = Session(
         load=lambda **more: _load({**_defaults(options), **more}),
         model_name=_name(options.get("model") or "embedded SmolLM2-135M"),
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         on=arguments.on,
         data_dir=None if arguments.data_dir is None else Path(arguments.data_dir).expanduser(),
         flags=_flags(arguments),
-        bar=_bar,
+        bar=progress_bar,
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
 
@@ -142,7 +143,6 @@ def _defaults(options: dict[str, Any]) -> dict[str, Any]:
 
 def _load(options: dict[str, Any]) -> LLMEngine:
     from headway.cli.loading import load_engine, stderr_console
-    from headway.config import EngineConfig
 
     return load_engine(EngineConfig.from_options(**options), stderr_console(), quiet=True, warm=True)
 
@@ -166,9 +166,3 @@ def _has_gpu(options: dict[str, Any]) -> bool:
     from headway.executor.local import choose_device
 
     return choose_device(options.get("device", "auto")).type == "cuda"
-
-
-@contextlib.contextmanager
-def _bar(num_requests: int, title: str) -> Iterator[Progress | None]:
-    with progress_bar(num_requests, title) as progress:
-        yield progress

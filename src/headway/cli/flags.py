@@ -16,7 +16,7 @@ import itertools
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from headway.config import did_you_mean, iter_options, parse_bytes
@@ -40,6 +40,8 @@ class FlagSpec:
     convert: Callable[[str], Any]
     repeatable: bool = False
     is_switch: bool = False
+    is_engines: bool = False
+    """Whether it is an option of the engine, which many commands take and few people look for in their help."""
 
     @property
     def flag(self) -> str:
@@ -70,6 +72,7 @@ def engine_flags(defaults: Mapping[str, Any] | None = None) -> list[FlagSpec]:
                 metavar=metavar or _metavar(hint),
                 choices=field.metadata["choices"],
                 convert=_bytes if metavar == "BYTES" else _converter(hint),
+                is_engines=True,
             )
         )
     return specs
@@ -102,7 +105,8 @@ def sampling_flags(defaults: Mapping[str, Any] | None = None, *, without: Collec
 
 
 def add_flags(parser: argparse.ArgumentParser, specs: list[FlagSpec]) -> None:
-    """Give `parser` these flags, grouped by section; those not given on the command line stay out of the namespace."""
+    """Give `parser` these flags, grouped by section; those not given on the command line stay out of the namespace.
+    The engine's are left to `--help-all`."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for spec in specs:
         if spec.section not in groups:
@@ -117,13 +121,15 @@ def add_flags(parser: argparse.ArgumentParser, specs: list[FlagSpec]) -> None:
             "help": f"{spec.help} {details}".strip().replace("%", "%%"),
         }
         if spec.is_switch:
-            group.add_argument(spec.flag, action=argparse.BooleanOptionalAction, **common)
+            action = group.add_argument(spec.flag, action=argparse.BooleanOptionalAction, **common)
         elif spec.repeatable:
-            group.add_argument(spec.flag, action="append", type=spec.convert, metavar=spec.metavar, **common)
+            action = group.add_argument(spec.flag, action="append", type=spec.convert, metavar=spec.metavar, **common)
         elif spec.choices:
-            group.add_argument(spec.flag, choices=spec.choices, **common)
+            action = group.add_argument(spec.flag, choices=spec.choices, **common)
         else:
-            group.add_argument(spec.flag, type=spec.convert, metavar=spec.metavar, **common)
+            action = group.add_argument(spec.flag, type=spec.convert, metavar=spec.metavar, **common)
+        if spec.is_engines and isinstance(parser, CommandParser):
+            parser.leave_to_help_all(action)
 
 
 def shape_defaults(model: str | None) -> dict[str, Any]:
@@ -145,25 +151,60 @@ def chosen(
     return {**(defaults or {}), **given}
 
 
+RENAMED = {"--predict-lengths": "--length-predictor"}
+"""Flags that had another name."""
+
+
 class CommandParser(argparse.ArgumentParser):
     """argparse without abbreviations, and with the nearest valid name in the error about an unknown one."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", functools.partial(argparse.HelpFormatter, max_help_position=30))
         super().__init__(allow_abbrev=False, **kwargs)
+        self._only_in_help_all: list[tuple[argparse.Action, str | None]] = []
+
+    def leave_to_help_all(self, action: argparse.Action) -> None:
+        """Keep an option out of `--help`, which then names `--help-all`."""
+        if not self._only_in_help_all:
+            self.add_argument(
+                "--help-all",
+                action=_HelpAll,
+                help="Show the options of the engine, too: --model, --max-num-seqs and so on.",
+            )
+        self._only_in_help_all.append((action, action.help))
+        action.help = argparse.SUPPRESS
+
+    def print_help_all(self) -> None:
+        """The help with every option."""
+        for action, text in self._only_in_help_all:
+            action.help = text
+        self.print_help()
 
     def parse(self, arguments: list[str]) -> argparse.Namespace:
         """Parse, options and positionals in any order. An unknown option ends the process with code 2."""
+        known = tuple(self._option_string_actions)
+        for name in (argument.split("=", 1)[0] for argument in arguments):
+            if RENAMED.get(name) in known and name not in known:
+                self.error(f"the option '{name}' is called '{RENAMED[name]}' now.")
         namespace, unknown = self.parse_known_intermixed_args(arguments)
         if unknown:
             name = unknown[0].split("=", 1)[0]
-            known = tuple(self._option_string_actions)
             kind = "unknown option" if name.startswith("-") else "unexpected argument"
             self.error(f"{kind} '{name}'.{did_you_mean(name, known) if name.startswith('-') else ''}")
         return namespace
 
     def error(self, message: str) -> typing.NoReturn:
         self.exit(2, f"headway: error: {message}\nTry '{self.prog} --help'.\n")
+
+
+class _HelpAll(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, **kwargs)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        assert isinstance(parser, CommandParser)
+        parser.print_help_all()
+        parser.exit()
 
 
 def _section_title(section: type) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.bench.step_profiler import LATEST_FIRST_STEP, first_step_of
+from headway.cli.bench_files import check_writable
 from headway.cli.chat import encode_chat
 from headway.cli.flags import SEED_CLASH, add_flags, chosen, engine_flags, sampling_flags
 from headway.cli.profile import add_profile_flags, profile_steps
@@ -44,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     params = SamplingParams(**chosen(arguments, sampling_flags(DEFAULTS, without=SEED_CLASH), DEFAULTS))
     if not arguments.json and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise InvalidRequestError("Log-probabilities are printed only as JSON: add --json.", param="logprobs")
+    check_writable(arguments.profile)
     prompts = _collect_prompts(arguments)
 
     from headway.cli.loading import load_engine, stderr_console

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cli.bench_files import check_writable
 from headway.errors import ConfigError
 from headway.server.config import API_KEY_VARIABLE, ServerConfig
 
@@ -49,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--html is a picture of one moment; it does not go with --watch.")
     if arguments.watch is not None and not arguments.watch >= LEAST_INTERVAL_S:
         raise ConfigError(f"--watch must be at least {LEAST_INTERVAL_S} seconds, not {arguments.watch:g}.")
+    check_writable(arguments.html)
 
     from rich.console import Console
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from headway.cli.progress import meter
 from headway.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def load_engine(config: EngineConfig, console: Console, *, quiet: bool = False, 
     `warm`: as a server's, which is ready only when no step is slow for being the first of its kind.
     """
     started = time.monotonic()
-    engine = _load_with_bar(config, console) if console.is_terminal else _load(config)
+    engine = _load_with_bar(config, console) if console.is_terminal else _load_with_lines(config)
     if warm:
         engine.warm_up()
     if not quiet:
@@ -38,10 +39,11 @@ def load_engine(config: EngineConfig, console: Console, *, quiet: bool = False, 
     return engine
 
 
-def _load(config: EngineConfig) -> LLMEngine:
+def _load_with_lines(config: EngineConfig) -> LLMEngine:
     from headway.engine.llm_engine import LLMEngine
 
-    return LLMEngine.from_config(config)
+    with meter(None, "Loading weights", unit="bytes") as shown:
+        return LLMEngine.from_config(config, progress=shown.at)
 
 
 def _load_with_bar(config: EngineConfig, console: Console) -> LLMEngine:

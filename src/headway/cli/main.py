@@ -118,6 +118,7 @@ def _overview(commands: Mapping[str, Command | CommandGroup], prog: str, summary
     lines += [f"  {name:<15} {command.summary}" for name, command in commands.items()]
     lines += [
         "",
-        f"'{prog} COMMAND --help' lists a command's options. Without --model, the embedded SmolLM2-135M answers.",
+        f"'{prog} COMMAND --help' lists a command's options, '--help-all' the engine's too. Without --model, the "
+        "embedded SmolLM2-135M answers.",
     ]
     return "\n".join(lines)

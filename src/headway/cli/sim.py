@@ -10,10 +10,11 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.bench_files import check_writable, print_table, progress_bar, write_json, write_page
+from headway.cli.bench_files import check_writable, print_table, write_json, write_page
 from headway.cli.bench_work import add_judging_flags, judging_of
 from headway.cli.counts import count
 from headway.cli.flags import add_flags
+from headway.cli.progress import progress_bar
 from headway.cli.sim_work import (
     PREDICTORS,
     add_rate_flag,

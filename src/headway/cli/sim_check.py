@@ -8,9 +8,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.bench_files import check_writable, print_table, progress_bar, write_json
+from headway.cli.bench_files import check_writable, print_table, write_json
 from headway.cli.calibrate import add_calibration_flags, calibrate_with_bar
 from headway.cli.flags import add_flags, engine_flags
+from headway.cli.progress import progress_bar
 from headway.cli.sim_work import (
     add_rate_flag,
     add_work_flags,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
     from headway.sim.calibration import Calibration
     from headway.sim.check import Check
+    from headway.workload.workload import Workload
 
 _CAPACITY_REQUESTS = 200
 _TEMPERATURE = 1.0
@@ -69,13 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.load and arguments.rate:
         raise ConfigError("--load and --rate both say how fast requests arrive; give one of them.")
     config = EngineConfig.from_options(**engine_options(arguments))
+    workload = load_work(arguments)
+    calibration = None if arguments.calibration is None else load_calibration(arguments.calibration)
 
     from headway.cli.demo import title
     from headway.cli.loading import load_engine, stderr_console
     from headway.sim.report import checks_markdown
 
     engine = load_engine(config, stderr_console(), quiet=True, warm=True)
-    session = _Session(arguments, engine, title(config))
+    session = _Session(arguments, engine, title(config), workload, calibration)
     if arguments.check_capacity:
         session.check(rate=math.inf)
     if arguments.rate:
@@ -97,10 +101,16 @@ def run(arguments: argparse.Namespace) -> int:
 class _Session:
     """Checks of one workload on one engine."""
 
-    def __init__(self, arguments: argparse.Namespace, engine: LLMEngine, model: str) -> None:
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        engine: LLMEngine,
+        model: str,
+        workload: Workload,
+        calibration: Calibration | None,
+    ) -> None:
         self._arguments, self._engine, self._model = arguments, engine, model
-        self._workload = load_work(arguments)
-        self._given = None if arguments.calibration is None else load_calibration(arguments.calibration)
+        self._workload, self._given = workload, calibration
         self.checks: list[Check] = []
         self._last: Calibration | None = self._given
 

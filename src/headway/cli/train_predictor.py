@@ -8,8 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from headway.cli.bench_files import check_writable
+from headway.cli.progress import meter
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,19 +83,14 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--held-out must be between 0 and 1, not {arguments.held_out:g}.")
     if arguments.max_requests < 1:
         raise ConfigError(f"--max-requests must be at least 1, not {arguments.max_requests}.")
-    if not arguments.output.absolute().parent.is_dir():
-        raise ConfigError(f"There is no folder '{arguments.output.parent}' to write the model to.")
+    check_writable(arguments.output)
 
 
 def _read(arguments: argparse.Namespace, console: Console) -> TrafficRead:
-    from tqdm import tqdm
-
     from headway.predict.traffic_log import read_traffic
 
-    with tqdm(desc="Reading", unit=" lines", leave=False, disable=None) as bar:
-        read = read_traffic(
-            arguments.logs, most_records=arguments.max_requests, progress=lambda count: _move(bar, count)
-        )
+    with meter(None, "Reading", unit="lines") as shown:
+        read = read_traffic(arguments.logs, most_records=arguments.max_requests, progress=shown.at)
     num_cut = sum(record.is_cut for record in read.records)
     console.print(
         f"{read.num_lines:,} rows: {len(read.records):,} used ({num_cut:,} of them cut at max_tokens), "
@@ -103,17 +100,10 @@ def _read(arguments: argparse.Namespace, console: Console) -> TrafficRead:
 
 
 def _train(records: Sequence[TrafficRecord], seed: int) -> TrainedRanker:
-    from tqdm import tqdm
-
     from headway.predict.training import train_ranker
 
-    with tqdm(desc="Training", unit=" models", leave=False, disable=None) as bar:
-        return train_ranker(records, seed=seed, progress=lambda done, total: _move(bar, done, total))
-
-
-def _move(bar: Any, done: int, total: int | None = None) -> None:
-    bar.total = total
-    bar.update(done - bar.n)
+    with meter(None, "Training", unit="models") as shown:
+        return train_ranker(records, seed=seed, progress=shown.at)
 
 
 def _report(

@@ -6,15 +6,14 @@ Options of scheduler and cache that are given on the command line stay as they a
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.bench_files import check_writable, print_table, write_json, write_page
 from headway.cli.counts import count
 from headway.cli.flags import add_flags, engine_flags
+from headway.cli.progress import meter
 from headway.cli.sim_work import (
     PREDICTORS,
     add_rate_flag,
@@ -25,6 +24,7 @@ from headway.cli.sim_work import (
     load_work,
     simulated_options,
 )
+from headway.config import EngineConfig
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--search-seed", type=int, default=0, metavar="N", help="Of the search. (default: 0)")
     parser.add_argument(
-        "--predict-lengths",
+        "--length-predictor",
         choices=PREDICTORS,
         default="none",
         help="oracle: policies that let short answers go first are searched, and know lengths. (default: %(default)s)",
@@ -99,14 +99,16 @@ def run(arguments: argparse.Namespace) -> int:
     from headway.tune.verify import recommended
 
     check_writable(arguments.output_json, arguments.html)
-    calibration, goal = load_calibration(arguments.calibration), Goal.parse(arguments.slo)
+    goal = Goal.parse(arguments.slo)
+    _check_engine_options(arguments)
+    calibration = load_calibration(arguments.calibration)
     work = _work(arguments, calibration)
     fixed = simulated_options(arguments)
     check_work(work, set_up(calibration, fixed).machine)
     space = Space.of(calibration, work, fixed)
-    with _bar(arguments.trials) as progress:
+    with meter(arguments.trials, "Searching") as shown:
         tuned = search(
-            space, goal, work, limits=SearchLimits(arguments.trials, arguments.search_seed), progress=progress
+            space, goal, work, limits=SearchLimits(arguments.trials, arguments.search_seed), progress=shown.at
         )
     print(f"{goal}\n")
     print_table(*trial_table(space, tuned))
@@ -125,6 +127,15 @@ def run(arguments: argparse.Namespace) -> int:
         title = Path(arguments.workload or arguments.traffic[0]).stem
         write_page(arguments.html, tuned_page(space, goal, tuned, verified, best, title=title, notes=notes))
     return 0
+
+
+def _check_engine_options(arguments: argparse.Namespace) -> None:
+    """Before minutes of searching: those of the engine that verifies are good, and given only where there is one."""
+    EngineConfig.from_options(**engine_options(arguments))
+    simulated = {*simulated_options(arguments), *_NOT_TAKEN}
+    others = [flag.flag for flag in engine_flags() if hasattr(arguments, flag.name) and flag.name not in simulated]
+    if others and not arguments.verify:
+        raise ConfigError(f"{others[0]} is for the engine that --verify runs, and has no effect on a simulation.")
 
 
 def _searched(space: Space, calibration: Calibration) -> str:
@@ -153,7 +164,7 @@ def _work(arguments: argparse.Namespace, calibration: Calibration) -> list[Bench
         )
     else:
         work = draw_work(arguments, load_work(arguments), vocab_size=calibration.vocab_size, rate=arguments.rate)
-    return with_oracle(work) if arguments.predict_lengths == "oracle" else work
+    return with_oracle(work) if arguments.length_predictor == "oracle" else work
 
 
 def _verify(
@@ -166,26 +177,17 @@ def _verify(
     from headway.tune.verify import candidates, verify
 
     options: dict[str, Any] = engine_options(arguments)
-    return [
-        verify(
-            trial,
-            work,
-            goal,
-            options=options,
-            load=lambda config: load_engine(config, stderr_console(), quiet=True, warm=True),
-            temperature=_TEMPERATURE,
-        )
-        for trial in candidates(tuned, arguments.verify)
-    ]
-
-
-@contextmanager
-def _bar(num_trials: int) -> Iterator[Callable[[float], object] | None]:
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    layout = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
-    with tqdm(total=num_trials, desc="Searching", bar_format=layout, leave=False, dynamic_ncols=True) as bar:
-        yield lambda used: bar.update(used - bar.n)
+    found, trials = [], candidates(tuned, arguments.verify)
+    with meter(len(trials), "Measuring on the engine", unit="settings") as shown:
+        for trial in trials:
+            one = verify(
+                trial,
+                work,
+                goal,
+                options=options,
+                load=lambda config: load_engine(config, stderr_console(), quiet=True, warm=True),
+                temperature=_TEMPERATURE,
+            )
+            found.append(one)
+            shown.advance()
+    return found

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cli.bench_files import check_writable
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     from headway.workload import load_workload, parse_overrides, statistics_of
     from headway.workload.report import text_report, workload_page
 
+    check_writable(arguments.html)
     workload = load_workload(arguments.file, data_dir=arguments.data_dir, **parse_overrides(arguments.set))
     tokenizer = _load_tokenizer(arguments.tokenizer) if workload.needs_tokenizer else None
     work = workload.draw(

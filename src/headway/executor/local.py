@@ -18,6 +18,7 @@ from headway.errors import ConfigError
 from headway.executor.base import FinishedStep, PendingStep
 from headway.layers import create_ops
 from headway.models import load_decoder
+from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder
 from headway.runner.block_moves import HostBlocks
@@ -27,7 +28,6 @@ from headway.runner.model_runner import ModelRunner
 if TYPE_CHECKING:
     from headway.runner.gpu_runner import GpuModelRunner
 
-Progress = Callable[[int, int], None]
 Submit = Callable[[SchedulerOutput], PendingStep]
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.bench.online import replay
 from headway.bench.online_metrics import OnlineMetrics
+from headway.bench.rounds import Progress
 from headway.sim.calibration import Calibration
 from headway.sim.errors import ErrorRow, error_rows
 from headway.sim.fit_error import FitError, fit_errors
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
 
 Work = Sequence[BenchRequest]
-Progress = Callable[[], object]
 
 
 @dataclass(frozen=True)

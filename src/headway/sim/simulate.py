@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from headway.bench.agenda import Agenda
 from headway.bench.batch_samples import BatchSample, SampleLog, sample_of
+from headway.bench.rounds import Progress
 from headway.bench.times import RequestTimeline
 from headway.config import CacheConfig, SchedulerConfig
 from headway.core import Request, RequestStatus, Scheduler
@@ -21,9 +22,6 @@ from headway.sim.replica import Replica
 from headway.sim.router import create_router
 from headway.sim.variation import Variation
 from headway.workload.requests import BenchRequest
-
-Progress = Callable[[], object]
-"""Called when a request has ended."""
 
 
 @dataclass

@@ -62,6 +62,27 @@ def test_ends_after_so_many_probes() -> None:
     assert len(search(gap_at, precision=1e-9, max_probes=7).probes) == 7
 
 
+def test_ends_before_a_probe_that_would_take_too_long() -> None:
+    clock = 0.0
+
+    def measure(rate: float) -> OnlineMetrics:
+        nonlocal clock
+        clock += 50 / rate
+        return gap_at(rate)
+
+    found = find_capacity(
+        measure,
+        BOUND,
+        limits=Limits(start=16.0, max_seconds=30.0),
+        seconds_at=lambda rate: 50 / rate,
+        elapsed_s=lambda: clock,
+    )
+    assert found.is_cut and clock <= 30
+    assert [probe.rate for probe in found.probes] == pytest.approx([16, 8, 4])
+    assert "(8 is too much)." in verdict(found) and "--max-seconds" in verdict(found)
+    assert not search(gap_at).is_cut
+
+
 def test_lost_requests_are_a_miss() -> None:
     found = search(lambda rate: metrics(1.0, num_lost=int(rate > 3)), start=1.0, precision=0.05)
     assert found.rate is not None and 2.8 < found.rate <= 3

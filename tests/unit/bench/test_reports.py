@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 
 import pytest
 
 from headway.bench.batch_samples import BatchSample
-from headway.bench.compare import Comparison, compare, read_result
+from headway.bench.compare import Comparison, compare, joined, read_result
 from headway.bench.datasets import CustomDataset, Draw, RandomDataset
 from headway.bench.online_metrics import OnlineMetrics
 from headway.bench.online_page import online_page
@@ -108,14 +109,40 @@ def test_a_comparison_knows_which_way_is_better(tmp_path: Path) -> None:
     second = write(tmp_path, "b", output_throughput=150, p99_itl_ms=75.0, duration=8, failed=0, p90_ttft_ms=3, tpot_x=2)
     rows = {row.key: row for row in compare([read_result(first), read_result(second)])}
     assert list(rows) == ["duration", "failed", "output_throughput", "p99_itl_ms"]
-    assert (rows["output_throughput"].best, rows["p99_itl_ms"].best) == (1, 0)
-    assert (rows["duration"].best, rows["failed"].best) == (None, None)
+    assert [rows[key].higher_is_better for key in ("output_throughput", "p99_itl_ms", "duration")] == [
+        True,
+        False,
+        None,
+    ]
     assert rows["output_throughput"].ratios == [1.5] and rows["failed"].ratios == [None]
+    assert [row.best for row in rows.values()] == [None] * 4  # of single runs the spread is not known
 
 
-def test_about_equal_is_equal() -> None:
-    assert Comparison("p99_itl_ms", [100.0, 100.9], False).best is None
-    assert Comparison("p99_itl_ms", [100.0, 102.0, None], False).best == 0
+def test_a_difference_is_one_beyond_the_spread_of_the_runs() -> None:
+    assert Comparison("p99_itl_ms", [[100.0, 101.0, 99.0], [110.0, 111.0, 109.0]], False).best == 0
+    assert Comparison("p99_itl_ms", [[100.0, 130.0, 70.0], [110.0, 80.0, 140.0]], False).best is None
+    assert Comparison("output_throughput", [[100.0, 101.0, 99.0], [120.0]], True).best == 1
+    assert Comparison("p99_itl_ms", [[100.0, 100.0], [100.9, 100.9]], False).best is None  # about equal is equal
+    assert Comparison("p99_itl_ms", [[100.0, 100.0], [102.0, 102.0], []], False).best == 0
+    assert Comparison("p99_itl_ms", [[100.0, 101.0], [150.0, 150.0], [100.0, 101.0]], False).best is None
+
+
+def test_equal_servers_give_no_star_nearly_always() -> None:
+    rng = random.Random(0)
+
+    def runs() -> list[float]:
+        return [rng.gauss(100.0, 20.0) for _ in range(3)]
+
+    num_marked = sum(Comparison("p99_itl_ms", [runs(), runs()], False).best is not None for _ in range(1000))
+    assert num_marked <= 20  # 1% of the keys by design
+
+
+def test_a_result_of_several_runs(tmp_path: Path) -> None:
+    several = read_result(write(tmp_path, "a", p99_itl_ms=2.0, runs=[{"p99_itl_ms": 1.0}, {"p99_itl_ms": 3.0}]))
+    (row,) = compare([several, read_result(write(tmp_path, "b1", p99_itl_ms=5.0))])
+    assert (row.values, row.spreads) == ([2.0, 5.0], [pytest.approx(2**0.5), None])
+    both = joined([read_result(write(tmp_path, f"b{number}", p99_itl_ms=float(number))) for number in (1, 2)])
+    assert (both.name, both.of("p99_itl_ms")) == ("b", [1.0, 2.0])
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,10 @@ def test_start_up_prints_one_line(tmp_path: Path, shape: list[str], capsys: pyte
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_a_builtin_shape_is_random_weights_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_builtin_shape_is_random_weights_in_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configs: list[EngineConfig] = []
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0.0,40,2\n")
 
     def load(config: EngineConfig, console: object, *, quiet: bool = False) -> object:
         configs.append(config)
@@ -120,7 +122,7 @@ def test_a_builtin_shape_is_random_weights_in_bfloat16(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(loading, "load_engine", load)
     assert main(["bench", "throughput", "--scenario", "nano", "--model", "qwen3-0.6b"]) == 1
-    assert main(["bench", "throughput", "--scenario", "online", "--trace", "x", "--model", "other"]) == 1
+    assert main(["bench", "throughput", "--scenario", "online", "--trace", str(trace), "--model", "other"]) == 1
     assert main(["bench", "latency", "--scenario", "b64", "--model", "llama31-8b", "--dtype", "float16"]) == 1
     nano, online, b64 = (config.model for config in configs)
     assert (nano.load_format, nano.dtype, nano.max_model_len) == ("dummy", "bfloat16", 4096)
@@ -171,7 +173,9 @@ def test_help_of_the_benchmarks(name: str, capsys: pytest.CaptureFixture[str]) -
     assert run("bench", name, "--help") == 0
     printed = capsys.readouterr().out
     assert f"usage: headway bench {name}" in printed
-    assert "--max-num-seqs" in printed
+    assert "--scenario" in printed and "--max-chunk-tokens" not in printed
+    assert run("bench", name, "--help-all") == 0
+    assert "--max-chunk-tokens" in capsys.readouterr().out
 
 
 def test_help_loads_nothing_heavy() -> None:

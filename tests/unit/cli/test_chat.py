@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import signal
 from collections.abc import Callable
+from typing import NoReturn
 
 import pytest
 
+from headway.cli import chat
 from headway.cli.main import main
 from tests.unit.cli.fake_engine import FakeEngine
 
@@ -118,3 +120,19 @@ def test_second_ctrl_c_leaves(fake_engine: Install, say: Callable[..., int], mon
 
     monkeypatch.setattr(FakeEngine, "step", hang)
     assert say("first") == 130
+
+
+def test_the_prompt_has_no_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    def ask(prompt: str) -> NoReturn:
+        shown.append(prompt)
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ask)
+    monkeypatch.setattr(chat, "_remember_history", lambda: None)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert list(chat._terminal_lines()) == []
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert list(chat._terminal_lines()) == []
+    assert "\x1b[" in shown[0] and shown[1] == "> "

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from headway.cli import generate, main
+from headway.cli import generate, loading, main
 from headway.errors import ModelNotFoundError
 
 HEAVY = ("torch", "numpy", "rich", "tokenizers", "gguf", "jinja2")
@@ -37,9 +37,36 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert f"usage: headway {name}" in capsys.readouterr().out
 
 
+ENGINE_COMMANDS = (
+    ("generate",), ("chat",), ("serve",), ("demo",), ("calibrate",), ("sim",), ("sim-check",), ("tune",), ("claims",),
+    ("bench", "latency"), ("bench", "throughput"), ("bench", "sweep"), ("bench", "capacity"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ENGINE_COMMANDS)
+def test_help_has_the_commands_own_options_and_help_all_those_of_the_engine(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*command, "--help") == 0
+    own = capsys.readouterr().out
+    assert run(*command, "--help-all") == 0
+    everything = capsys.readouterr().out
+    assert "--help-all" in own and "options of the engine" in " ".join(own.split())
+    assert "--max-chunk-tokens" not in own and "--max-chunk-tokens" in everything
+    assert len(everything) > len(own)
+
+
+@pytest.mark.parametrize("command", [("kv",), ("workload",), ("bench", "serve"), ("train-predictor",)])
+def test_commands_without_an_engine_have_one_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*command, "--help") == 0
+    assert "--help-all" not in capsys.readouterr().out
+    assert run(*command, "--help-all") == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("tune", "--predict-lengths", "oracle"), "'--predict-lengths' is called '--length-predictor' now"),
         (("generat",), "unknown command 'generat'. Did you mean 'generate'?"),
         (("--verison",), "unknown option '--verison'."),
         (("generate", "--blok-size", "3"), "unknown option '--blok-size'. Did you mean '--block-size'?"),
@@ -85,6 +112,50 @@ def test_bad_values_are_one_line_and_exit_code_1(
     assert error.startswith("headway: error: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a model fails the test."""
+
+    def load(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr(loading, "load_engine", load)
+
+
+@pytest.mark.usefixtures("no_engine")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate", "hi", "--profile", "/no/such/x.json"), "there is no folder '/no/such'"),
+        (("bench", "latency", "--output-json", "/no/such/x.json"), "there is no folder '/no/such'"),
+        (("bench", "latency", "--output-json", "/"), "it is a folder"),
+        (("bench", "latency", "--profile", "/no/such/x.json"), "there is no folder '/no/such'"),
+        (("bench", "latency", "--input-len", "90", "--max-model-len", "100"), "a request of 218 tokens"),
+        (("bench", "throughput", "--scenario", "online", "--trace", "/no/such.csv"), "Cannot read the trace"),
+        (("bench", "sweep", "--rates", "1,x"), "--rates must be"),
+        (("bench", "sweep", "--knob", "max_num_seqs=4,0"), "max_num_seqs must be at least 1"),
+        (("bench", "sweep", "--dataset-name", "custom", "--dataset-path", "/no/such"), "Cannot read the prompts"),
+        (("bench", "sweep", "--num-prompts", "3", "--min-requests", "2"), "--num-prompts says how many"),
+        (("bench", "sweep", "--rates", "inf", "--burstiness", "2"), "--burstiness is about requests that come at"),
+        (("bench", "capacity", "--workload", "/no/such.toml"), "the file cannot be read"),
+        (("bench", "capacity", "--set", "a=1"), "--set is for the dataset 'workload'"),
+        (("bench", "capacity", "--goodput", "ttft:x"), "--goodput takes"),
+        (("calibrate", "--output", "/no/such/x.json"), "there is no folder '/no/such'"),
+        (("sim-check", "--workload", "/no/such.toml"), "the file cannot be read"),
+        (("claims", "--quick", "--calibration", "/no/such"), "Cannot read the calibration"),
+        (("claims", "--quick", "--max-num-seqs", "0"), "max_num_seqs must be at least 1"),
+        (("tune", "--calibration", "x", "--workload", "y", "--dtype", "float32"), "--dtype is for the engine that"),
+        (("workload", "x.toml", "--html", "/no/such/x.html"), "there is no folder '/no/such'"),
+        (("kv", "--html", "/no/such/x.html"), "there is no folder '/no/such'"),
+    ],
+)
+def test_bad_values_are_known_before_a_model_is_loaded(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 1
+    assert message in capsys.readouterr().err
 
 
 def _fail(*_: object) -> NoReturn:

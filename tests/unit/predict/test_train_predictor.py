@@ -41,7 +41,7 @@ def test_trains_reports_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture
     ("arguments", "message"),
     [
         (["{log}", "-o", "{folder}/model", "--held-out", "1.5"], "--held-out must be between 0 and 1"),
-        (["{log}", "-o", "{folder}/no/model"], "There is no folder"),
+        (["{log}", "-o", "{folder}/no/model"], "there is no folder"),
         (["{log}", "-o", "{folder}/model", "--max-requests", "0"], "--max-requests must be at least 1"),
         (["{folder}/nothing", "-o", "{folder}/model"], "Cannot read the traffic log"),
         (["{log}", "-o", "{folder}/model"], "too few"),
