@@ -46,6 +46,10 @@ class BeamRequest(Request):
         """How many of its tokens the search has found; the others are the prompt."""
 
     @property
+    def is_beam(self) -> bool:
+        return True
+
+    @property
     def goes_on(self) -> bool:
         """Whether its search was in the batch before: then its tokens are no prompt that somebody has sent."""
         return self.num_found_tokens > 0

@@ -82,6 +82,10 @@ class EngineCore:
         """End a live request from outside."""
         self.scheduler.finish_request(request_id, status)
 
+    def stop_request(self, request_id: str) -> bool:
+        """A stop string was found; see `Scheduler.stop_request`."""
+        return self.scheduler.stop_request(request_id)
+
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether there is anything to step for. Steps may be in flight although nobody waits for them any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -83,7 +84,11 @@ class LLMEngine:
         self._inputs = InputProcessor(
             tokenizer=tokenizer, vocab_size=model_config.vocab_size, max_model_len=plan.max_model_len
         )
-        self._outputs = OutputProcessor(tokenizer, on_end=None if lengths is None else self._note_end)
+        self._outputs = OutputProcessor(
+            tokenizer,
+            stop=self.core.stop_request,
+            on_end=None if lengths is None else functools.partial(_note_end, lengths),
+        )
         self.beams = BeamRequests(
             tokenizer, vocab_size=model_config.vocab_size, is_taken=self.core.scheduler.requests.__contains__
         )
@@ -158,15 +163,6 @@ class LLMEngine:
             for child in request.children:
                 child.predicted_tokens = predicted
 
-    def _note_end(self, ended: EndedCompletion) -> None:
-        assert self._lengths is not None
-        self._lengths.note_end(
-            _view(ended.request),
-            num_output_tokens=ended.num_tokens,
-            finish_reason=ended.finish_reason,
-            arrival_s=time.time() - ended.age_s,
-        )
-
     def _queue(self, request: PreparedRequest, stream: Streaming) -> None:
         taken = [child.request_id for child in request.children if child.request_id in self.core.scheduler.requests]
         if taken or request.request_id in self._outputs or request.request_id in self.beams:
@@ -213,8 +209,6 @@ class LLMEngine:
             if self.beams:
                 updates, outputs = self._search(updates)
             processed = self._outputs.process(updates, now_s=self._now())
-        for request_id in processed.stopped_request_ids:
-            self.core.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
         self.errors.update(processed.errors)
         self.progress += processed.progress
         return outputs + processed.outputs
@@ -259,6 +253,16 @@ class LLMEngine:
         self.core.shutdown()
         if self._lengths is not None:
             self._lengths.close()
+
+
+def _note_end(lengths: AnswerLengths, ended: EndedCompletion) -> None:
+    """Not a method: an engine that the output processor knew would not be freed before the garbage collector comes."""
+    lengths.note_end(
+        _view(ended.request),
+        num_output_tokens=ended.num_tokens,
+        finish_reason=ended.finish_reason,
+        arrival_s=time.time() - ended.age_s,
+    )
 
 
 def _view(request: PreparedRequest) -> PromptView:
