@@ -119,6 +119,11 @@ class BeamRequests:
         self._forget(search)
         return search.output(self._tokenizer, now_s, unfinished="abort"), search.awaited_ids()
 
+    def forget_all(self) -> None:
+        """Follow no search any more, and tell nothing of it."""
+        self._live.clear()
+        self._owner.clear()
+
     def note_launched(self, output: SchedulerOutput, *, now_s: float) -> list[str]:
         """A step has been launched; beams may be in it. Returns which searches have begun with it."""
         begun = []

@@ -310,6 +310,11 @@ class OutputProcessor:
         self._forget(live)
         return live.news(now_s), [completion.request_id for completion in running]
 
+    def forget_all(self) -> None:
+        """Follow nothing any more, and tell nothing of it."""
+        self._live.clear()
+        self._owner.clear()
+
     def note_launched(self, output: SchedulerOutput, *, now_s: float) -> list[str]:
         """A step has been launched. To be called before any later result is taken in: its requests are alive, and
         those that are not followed here are beams. Returns which requests have begun with it."""
