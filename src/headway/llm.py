@@ -12,16 +12,18 @@ from typing import Any, cast
 from tqdm import tqdm
 
 from headway.config import EngineConfig
-from headway.engine.input_processor import Prompt
+from headway.engine.engine_thread import EngineThread
+from headway.engine.input_processor import PreparedRequest, Prompt
 from headway.engine.llm_engine import LLMEngine
 from headway.engine.request_options import RequestOptions
 from headway.errors import EngineDeadError, InvalidRequestError
-from headway.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
+from headway.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, GrowingOutput, RequestOutput
 from headway.sampling_params import BeamSearchParams, SamplingParams
 from headway.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 _Number = float | None
+_BAR_S = 0.1  # how often a progress bar is drawn while nothing ends
 
 
 class LLM:
@@ -29,6 +31,10 @@ class LLM:
 
     >>> llm = LLM()
     >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text
+
+    It may be used from several threads, and several calls and streams may be under way: they share the batch, and each
+    gets its own outputs. A thread of its own steps the engine while any of them waits. A call that is interrupted, by
+    Ctrl-C or any other exception, leaves nothing behind.
     """
 
     def __init__(
@@ -38,6 +44,7 @@ class LLM:
         config = EngineConfig.from_options(model=None if model is None else str(model), **options)
         with tqdm(desc="Loading", unit="B", unit_scale=True, leave=False, disable=not sys.stderr.isatty()) as bar:
             self.engine = LLMEngine.from_config(config, progress=progress or functools.partial(_draw, bar))
+        self._thread = EngineThread(self.engine)
         self._ids = itertools.count()
 
     def get_tokenizer(self) -> Tokenizer:
@@ -91,8 +98,7 @@ class LLM:
             self.engine.prepare(self._next_id(), prompt, own_params, **own_options)
             for prompt, own_params, own_options in zip(many, params, options, strict=True)
         ]
-        self.engine.submit_all(requests, stream=False)
-        return self._run([request.request_id for request in requests], use_tqdm)
+        return self._run(requests, use_tqdm)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool | None = None
@@ -146,18 +152,27 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
-    ) -> Iterator[RequestOutput]:
-        """Yield the growing output of one request at each token. Closing the iterator early aborts the request."""
+    ) -> Stream:
+        """Yield the growing output of one request at each token. Closing the iterator early, or dropping it, aborts the
+        request, also if nothing was read."""
         request_id = self._next_id() if request_id is None else request_id
-        self.engine.add_request(request_id, prompt, sampling_params or SamplingParams())
-        return self._stream(request_id)
+        request = self.engine.prepare(request_id, prompt, sampling_params or SamplingParams())
+        stream = Stream(self._thread, request)
+        try:
+            stream.start()
+        except BaseException:
+            stream.close()
+            raise
+        return stream
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request that is being streamed; returns what it had, or `None` if there is no such request."""
-        return self.engine.abort(request_id)
+        """End a request, whichever thread waits for it; returns what it had, or `None` if there is no such request. A
+        stream ends there; `generate` returns what there was, with the finish reason "abort"."""
+        return self._thread.abort(request_id)
 
     def shutdown(self) -> None:
-        """Free the model and its cache."""
+        """Free the model and its cache. Calls that wait in other threads are ended with an error."""
+        self._thread.stop()
         self.engine.shutdown()
 
     def _next_id(self) -> str:
@@ -176,47 +191,74 @@ class LLM:
             stop_reason=completion.stop_reason,
         )
 
-    def _stream(self, request_id: str) -> Iterator[RequestOutput]:
-        finished = False
-        try:
-            while not finished and self.engine.has_unfinished_requests():
-                for output in self.engine.step():
-                    if output.request_id == request_id:
-                        finished = output.finished
-                        self._raise_errors([request_id])
-                        yield output
-        finally:
-            if not finished:
-                self.engine.abort(request_id)
-
-    def _run(self, request_ids: Sequence[str], use_tqdm: bool | None) -> list[RequestOutput]:
-        """Step until all of these are done. If anything is raised, Ctrl-C included, none of them stays behind."""
-        wanted = set(request_ids)
+    def _run(self, requests: Sequence[PreparedRequest], use_tqdm: bool | None) -> list[RequestOutput]:
+        """Wait until all of these are done. If anything is raised, Ctrl-C included, none of them stays behind."""
         done: dict[str, RequestOutput] = {}
+        errors: dict[str, str] = {}
         hide = not sys.stderr.isatty() if use_tqdm is None else not use_tqdm
-        started_s, num_tokens = time.perf_counter(), 0
+        ticket = self._thread.open_call()
         try:
-            with tqdm(total=len(wanted), desc="Requests", unit="req", disable=hide, dynamic_ncols=True) as bar:
-                while len(done) < len(wanted):
-                    for output in self.engine.step():
-                        if output.request_id in wanted:
-                            done[output.request_id] = output
-                            bar.update()
-                    if self.engine.last_step is not None and not hide:
-                        num_tokens += self.engine.last_step.num_tokens
-                        rate = num_tokens / (time.perf_counter() - started_s)
-                        bar.set_postfix_str(f"{rate:,.0f} tok/s, {self.engine.last_step.num_running} running")
+            ticket.submit(requests, stream=False)
+            started_s, num_tokens_before = time.perf_counter(), self._thread.num_tokens
+            with tqdm(total=len(requests), desc="Requests", unit="req", disable=hide, dynamic_ncols=True) as bar:
+                while len(done) < len(requests):
+                    delivery = ticket.take(timeout_s=None if hide else _BAR_S)
+                    if delivery is not None:
+                        done |= {output.request_id: output for output in delivery.outputs}
+                        errors |= delivery.errors
+                        bar.update(len(delivery.outputs))
+                    if not hide:
+                        rate = (self._thread.num_tokens - num_tokens_before) / (time.perf_counter() - started_s)
+                        bar.set_postfix_str(f"{rate:,.0f} tok/s, {self._thread.num_running} running")
         finally:
-            for request_id in wanted - done.keys():
-                self.engine.abort(request_id)
-        self._raise_errors(request_ids)
-        return [done[request_id] for request_id in request_ids]
+            ticket.close()
+        for request in requests:
+            _raise_error(errors, request.request_id)
+        return [done[request.request_id] for request in requests]
 
-    def _raise_errors(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            error = self.engine.errors.pop(request_id, None)
-            if error is not None:
-                raise EngineDeadError(f"Request '{request_id}' failed: {error}")
+
+class Stream(Iterator[RequestOutput]):
+    """The outputs of one request, as they grow. It computes only while something is waited for, here or elsewhere."""
+
+    def __init__(self, thread: EngineThread, request: PreparedRequest) -> None:
+        self._ticket = thread.open_stream(num_completions=request.params.n)
+        self._request = request
+        self._grown = GrowingOutput(request.params.n)
+        self._is_over = False
+
+    def start(self) -> None:
+        """Queue the request."""
+        self._ticket.submit([self._request], stream="delta")
+
+    def __next__(self) -> RequestOutput:
+        if self._is_over:
+            raise StopIteration
+        try:
+            return self._next()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Abort the request if it has not ended. Can be called again."""
+        self._is_over = True
+        self._ticket.close()
+
+    def _next(self) -> RequestOutput:
+        delivery = self._ticket.take()
+        assert delivery is not None
+        if not delivery.outputs:  # aborted
+            raise StopIteration
+        _raise_error(delivery.errors, self._request.request_id)
+        (delta,) = delivery.outputs
+        self._is_over = delta.finished
+        self._grown.add(delta)
+        return self._grown.output()
+
+
+def _raise_error(errors: Mapping[str, str], request_id: str) -> None:
+    if request_id in errors:
+        raise EngineDeadError(f"Request '{request_id}' failed: {errors[request_id]}")
 
 
 def _draw(bar: Any, done_bytes: int, total_bytes: int) -> None:

@@ -5,7 +5,7 @@ The two of which streaming makes one per token are not frozen: that alone would 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -100,6 +100,40 @@ class RequestOutput:
     num_cached_tokens: int = 0
     """Prompt tokens whose keys and values were found in the prefix cache."""
     metrics: RequestMetrics | None = None
+
+
+class GrowingOutput:
+    """A request's deltas, put together again: linear in their number, where a record of each state is not."""
+
+    def __init__(self, num_completions: int) -> None:
+        self._completions = [CompletionOutput(index, "", []) for index in range(num_completions)]
+        self._texts: list[list[str]] = [[] for _ in range(num_completions)]
+        self._last: RequestOutput | None = None
+        self._prompt_logprobs: list[LogprobsOfOnePosition | None] | None = None
+
+    def add(self, delta: RequestOutput) -> None:
+        """Take the next delta."""
+        self._last = delta
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = delta.prompt_logprobs
+        for new in delta.outputs:
+            grown = self._completions[new.index]
+            self._texts[new.index].append(new.text)
+            grown.token_ids += new.token_ids
+            if new.logprobs is not None:
+                grown.logprobs = new.logprobs if grown.logprobs is None else grown.logprobs + new.logprobs
+            grown.cumulative_logprob = new.cumulative_logprob
+            grown.finish_reason, grown.stop_reason = new.finish_reason, new.stop_reason
+
+    def output(self) -> RequestOutput:
+        """A record of the state after the last delta; later ones do not change it."""
+        assert self._last is not None, "there is no output before the first delta"
+        outputs = []
+        for grown, texts in zip(self._completions, self._texts, strict=True):
+            texts[:] = ["".join(texts)]
+            logprobs = None if grown.logprobs is None else grown.logprobs.copy()
+            outputs.append(replace(grown, text=texts[0], token_ids=grown.token_ids.copy(), logprobs=logprobs))
+        return replace(self._last, prompt_logprobs=self._prompt_logprobs, outputs=outputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from headway.cli.progress import meter
 from headway.config import EngineConfig
+from headway.engine.collector import spare_the_collector
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
@@ -33,6 +34,7 @@ def load_engine(config: EngineConfig, console: Console, *, quiet: bool = False, 
     engine = _load_with_bar(config, console) if console.is_terminal else _load_with_lines(config)
     if warm:
         engine.warm_up()
+    spare_the_collector()
     if not quiet:
         console.print(str(engine.plan), style="dim", markup=False)
         console.print(f"Ready in {time.monotonic() - started:.1f} s.", style="dim")

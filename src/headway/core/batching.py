@@ -10,7 +10,10 @@
                  ▇▇▇▇▇▇▇▇▇▇
 
 A finished request of a sealed batch computes nothing more, which is kinder than most static batching was. Its answer is
-complete for the outside when the batch is.
+complete for the outside when the batch is, whatever has ended it.
+
+A beam search is one member of its batch, though the scheduler sees a request per beam and position: a beam leaves with
+its token, and those that follow it (`Request.goes_on`) join the batch that it was in, as soon as there is room.
 """
 
 from __future__ import annotations
@@ -41,6 +44,10 @@ class ContinuousBatching:
         """Whether requests may enter now."""
         return True
 
+    def is_sealed(self, waiting: WaitingQueue, *, num_in_batch: int) -> bool:
+        """Whether only beams may enter, those that follow others of the same batch."""
+        return False
+
     def may_join(self, request: Request) -> bool:
         """Whether this one may, where others do."""
         return True
@@ -58,9 +65,12 @@ class StaticBatching(ContinuousBatching):
         self._is_forming = False
 
     def is_open(self, waiting: WaitingQueue, *, num_in_batch: int, num_seats: int, now_s: float) -> bool:
-        if num_in_batch:
-            return self._is_forming
-        return self.opens_at_s(waiting, num_seats=num_seats, now_s=now_s) <= now_s
+        if self.is_sealed(waiting, num_in_batch=num_in_batch):
+            return _has_followers(waiting)
+        return num_in_batch > 0 or self.opens_at_s(waiting, num_seats=num_seats, now_s=now_s) <= now_s
+
+    def is_sealed(self, waiting: WaitingQueue, *, num_in_batch: int) -> bool:
+        return not self._is_forming and (num_in_batch > 0 or _has_followers(waiting))
 
     def formed(self, *, goes_on: bool) -> None:
         self._is_forming = goes_on
@@ -79,13 +89,14 @@ class DynamicBatching(StaticBatching):
         """A line for each class of lengths, whatever the policy says; the first is the one whose first came first."""
         return self._lines
 
-    def _rank(self, request: Request) -> tuple[bool, int]:
+    def _rank(self, request: Request) -> tuple[bool, bool, int]:
         """Who may join comes first."""
-        return not self.may_join(request), request.arrival_index
+        length_class = _length_class(request)
+        return length_class != _FOLLOWERS, length_class != self._class, request.arrival_index
 
     def opens_at_s(self, waiting: WaitingQueue, *, num_seats: int, now_s: float) -> float:
         first = waiting.peek(0)
-        if first is None or self._lines.num_alike(first) >= num_seats:
+        if first is None or first.goes_on or self._lines.num_alike(first) >= num_seats:
             return now_s
         return first.arrival_s + self._window_s
 
@@ -99,13 +110,24 @@ class DynamicBatching(StaticBatching):
         return is_open
 
     def may_join(self, request: Request) -> bool:
-        return _length_class(request) == self._class
+        return _length_class(request) in (_FOLLOWERS, self._class)
+
+
+_FOLLOWERS = -1
+"""The class of beams that follow others: whatever their length, they belong to the batch that these were in."""
 
 
 def _length_class(request: Request) -> int:
     """By the tokens of prompt and answer together, as far as they are known or predicted."""
+    if request.goes_on:
+        return _FOLLOWERS
     num_tokens = request.num_prompt_tokens + (request.predicted_tokens or 0.0)
     return int(num_tokens).bit_length()
+
+
+def _has_followers(waiting: WaitingQueue) -> bool:
+    first = waiting.peek(0)
+    return first is not None and first.goes_on
 
 
 def create_batching(name: str, *, window_s: float) -> ContinuousBatching:

@@ -156,6 +156,16 @@ class Request:
         self.num_skips = 0  # how many requests were admitted past this one while it did not fit
 
     @property
+    def is_beam(self) -> bool:
+        """Whether it is one position of a search: in a sealed batch its place goes to the beams that follow it."""
+        return False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it follows a beam that was in the batch before: it belongs to that batch, sealed or not."""
+        return False
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.output_token_ids)

@@ -59,6 +59,9 @@ class RequestUpdate(NamedTuple):
     finish_status: RequestStatus | None
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    held_status: RequestStatus | None = None
+    """These are its last tokens, and it is going to end like this: with a later update, when its sealed batch is done.
+    """
 
 
 class LaunchedStep(NamedTuple):
@@ -168,8 +171,18 @@ class Scheduler:
                 "Shorten the prompt, lower max_tokens, or give the cache more memory."
             )
 
+    def stop_request(self, request_id: str) -> bool:
+        """A stop string has been found in what a live request has got: it needs no more tokens. Returns whether it has
+        ended; otherwise its end comes with that of its sealed batch, like any other's."""
+        request = self.requests.get(request_id)
+        if request is not None and request.status is _RUNNING and self._is_kept(request):
+            self._hold(request, RequestStatus.FINISHED_STOPPED)
+            return False
+        self.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
+        return True
+
     def finish_request(self, request_id: str, status: RequestStatus) -> Request:
-        """End a request from outside (abort, stop string, error) in any state; its blocks are free at once.
+        """End a request from outside (abort, error) in any state; its blocks are free at once.
 
         If a step with this request is under way, what comes of it is dropped.
         """
@@ -191,7 +204,7 @@ class Scheduler:
         return request
 
     def release_held(self) -> list[RequestUpdate]:
-        """If all of a sealed batch are done, let them go; returns their ends."""
+        """If all of a sealed batch are done, let them go; returns their ends. Their tokens have come before."""
         if self.running or not self.held:
             return []
         held = list(self.held.items())
@@ -306,7 +319,8 @@ class Scheduler:
             status = request.status
             if status is _RUNNING or status is _PREEMPTED:
                 updates.append(self._append(request, sampled))
-        if self.held and not self.running:
+        # Behind beams others may follow in the same batch: the engine adds them before it asks for the next plan.
+        if self.held and not self.running and not any(request.is_beam for request in requests):
             updates += self.release_held()
         return updates
 
@@ -465,6 +479,7 @@ class Scheduler:
         now_s = self.view.now_s
         if not self.batching.is_open(self.waiting, num_in_batch=num_in_batch, num_seats=num_seats, now_s=now_s):
             return
+        is_sealed = self.batching.is_sealed(self.waiting, num_in_batch=num_in_batch)
         place = num_displaced = 0
         has_time = True
         while plan.budget.left and place <= self.config.skip_window:
@@ -472,7 +487,7 @@ class Scheduler:
             if not has_seat and not self.policy.displaces:
                 break  # most steps: nobody has left, and the line need not be looked at
             request = self.waiting.peek(place)
-            if request is None or not self.batching.may_join(request):
+            if request is None or not self.batching.may_join(request) or (is_sealed and not request.goes_on):
                 break
             if has_seat and self.kv_cache.should_wait(request):
                 place += 1  # not for long, and not for want of room: nobody who passes it takes anything from it
@@ -500,7 +515,7 @@ class Scheduler:
                 place += 1
         is_full = not plan.budget.left or not has_time
         has_seat = self._num_in_batch() < num_seats
-        self.batching.formed(goes_on=is_full and has_seat and len(self.waiting) > 0)
+        self.batching.formed(goes_on=not is_sealed and is_full and has_seat and len(self.waiting) > 0)
 
     def _num_in_batch(self) -> int:
         return len(self.running) + len(self.held)
@@ -537,6 +552,8 @@ class Scheduler:
         is_open = self.batching.is_open(
             self.waiting, num_in_batch=num_in_batch, num_seats=num_seats, now_s=self.view.now_s
         )
+        if is_open and self.batching.is_sealed(self.waiting, num_in_batch=num_in_batch):
+            is_open = request.goes_on
         has_seat = is_open and num_in_batch < num_seats
         return has_seat and not self.kv_cache.should_wait(request) and self._can_admit(request)
 
@@ -660,19 +677,25 @@ class Scheduler:
         if finish_status is not None:
             num_taken = len(request.output_token_ids) - num_before
             token_ids, logprobs = token_ids[:num_taken], logprobs[:num_taken]
-            finish_status = self._end(request, finish_status)
-        return make_tuple(RequestUpdate, (request.request_id, token_ids, logprobs, finish_status, error, None))
+            if not self._end(request, finish_status):
+                return RequestUpdate(request.request_id, token_ids, logprobs, None, held_status=finish_status)
+        return make_tuple(RequestUpdate, (request.request_id, token_ids, logprobs, finish_status, error, None, None))
 
-    def _end(self, request: Request, status: RequestStatus) -> RequestStatus | None:
-        """A request has its last token, or has failed. Returns its end, unless that comes with its batch's."""
+    def _end(self, request: Request, status: RequestStatus) -> bool:
+        """A request has its last token, or has failed. Returns whether it has ended; otherwise that comes with its
+        batch's end."""
         if status is not RequestStatus.FINISHED_ERROR and request.status is _RUNNING:
             self.kv_cache.keep_computed(request, _num_landed(request))
             self.kv_cache.keep_tail(request, _num_landed(request))
-            if self.batching.seals:
+            if self._is_kept(request):
                 self._hold(request, status)
-                return None
+                return False
         self.finish_request(request.request_id, status)
-        return status
+        return True
+
+    def _is_kept(self, request: Request) -> bool:
+        """Whether a request that is done stays in the batch until all are."""
+        return self.batching.seals and not request.is_beam
 
 
 def _running_key(request: Request) -> tuple[object, int, int]:

@@ -46,6 +46,10 @@ class BeamRequest(Request):
         """How many of its tokens the search has found; the others are the prompt."""
 
     @property
+    def is_beam(self) -> bool:
+        return True
+
+    @property
     def goes_on(self) -> bool:
         """Whether its search was in the batch before: then its tokens are no prompt that somebody has sent."""
         return self.num_found_tokens > 0
@@ -114,6 +118,11 @@ class BeamRequests:
         search = self._live[request_id]
         self._forget(search)
         return search.output(self._tokenizer, now_s, unfinished="abort"), search.awaited_ids()
+
+    def forget_all(self) -> None:
+        """Follow no search any more, and tell nothing of it."""
+        self._live.clear()
+        self._owner.clear()
 
     def note_launched(self, output: SchedulerOutput, *, now_s: float) -> list[str]:
         """A step has been launched; beams may be in it. Returns which searches have begun with it."""

@@ -1,4 +1,8 @@
-"""The garbage collector must not look through the engine's memory during a step."""
+"""The garbage collector must not look through the engine's memory during a step.
+
+Its settings belong to the whole process, so this is for processes of our own (`headway serve`'s engine, `headway bench`
+and the like), and never for a program that uses `LLM`.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,10 @@ next step is planned and launched while the one before still runs, and the devic
 
     host      plan 0   plan 1   result 0, plan 2   result 1, plan 3   ...
     device             step 0 ─────────── step 1 ──────────── step 2 ─────────── ...
+
+Planning commits the scheduler to a step. Whatever is raised from then on, the step stays in `_in_flight` until its
+result or its failure has been taken in: an error fails its requests, and what is no error (`KeyboardInterrupt`,
+`SystemExit`) goes on to the caller, with the failure left for the next call.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ class EngineStep:
     """What one call of `step()` brought."""
 
     launched: list[SchedulerOutput]
-    """Plans that this call has handed to the executor; their results come with later calls, or came with this one."""
+    """Plans handed to the executor since the last call; their results come with later calls, or came with this one."""
     updates: list[RequestUpdate]
     """The result of the oldest step that was in flight."""
     report: StepReport
@@ -70,6 +74,7 @@ class EngineCore:
         self._now = now
         self._sleep = sleep
         self._in_flight: deque[_InFlight] = deque()
+        self._launched: list[SchedulerOutput] = []  # what no `EngineStep` has told of
         self._last_result_s = float("-inf")
 
     def add_request(self, request: Request) -> None:
@@ -82,6 +87,10 @@ class EngineCore:
         """End a live request from outside."""
         self.scheduler.finish_request(request_id, status)
 
+    def stop_request(self, request_id: str) -> bool:
+        """A stop string was found; see `Scheduler.stop_request`."""
+        return self.scheduler.stop_request(request_id)
+
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether there is anything to step for. Steps may be in flight although nobody waits for them any more."""
@@ -89,9 +98,11 @@ class EngineCore:
 
     def step(self) -> EngineStep:
         """schedule → submit, while there is room in the pipeline; then the oldest result → update."""
-        launched = self._fill_pipeline()
+        if len(self._in_flight) != len(self.scheduler.in_flight):
+            self._find_lost()
+        self._fill_pipeline()
         if self._in_flight:
-            return self._take_result(launched)
+            return self._take_result()
         updates = self.scheduler.release_held()
         if self.has_unfinished_requests and not updates:
             self._wait_for_batch()
@@ -99,9 +110,10 @@ class EngineCore:
 
     def drain(self) -> list[EngineStep]:
         """Take in the results of all steps in flight, and launch no other."""
+        self._find_lost()
         steps = []
         while self._in_flight:
-            steps.append(self._take_result(launched=[]))
+            steps.append(self._take_result())
         return steps
 
     def check_invariants(self) -> None:
@@ -115,19 +127,15 @@ class EngineCore:
 
     # ---- the parts of step() --------------------------------------------------------------------------------------
 
-    def _fill_pipeline(self) -> list[SchedulerOutput]:
+    def _fill_pipeline(self) -> None:
         """Plan and launch until the pipeline is full, or nothing can be planned before a result has come."""
-        launched = []
         while self._has_room():
             with span("schedule"):
                 output = self.scheduler.schedule(now_s=self._now())
             if output.is_empty:
                 break
-            snapshot = take_snapshot(self.scheduler, output)
-            submitted_s = self._now()
-            self._in_flight.append(_InFlight(output, snapshot, self._submit(output), submitted_s))
-            launched.append(output)
-        return launched
+            self._launched.append(output)
+            self._launch(output)
 
     def _has_room(self) -> bool:
         """Behind a step that could not be submitted nothing is launched: its requests are going to end."""
@@ -135,28 +143,50 @@ class EngineCore:
             return False
         return len(self._in_flight) < self.executor.max_in_flight
 
-    def _submit(self, output: SchedulerOutput) -> PendingStep:
+    def _launch(self, output: SchedulerOutput) -> None:
+        """Hand a plan to the executor; if that fails, a failed step stands in for it."""
+        snapshot, submitted_s = take_snapshot(self.scheduler, output), self._now()
         try:
             with span("submit"):
-                return self.executor.submit(output)
+                pending = self.executor.submit(output)
         except Exception as error:
-            return _FailedStep(error)
+            pending = _FailedStep(error)
+        except BaseException as error:
+            self._in_flight.append(_InFlight(output, snapshot, _FailedStep(error), submitted_s))
+            raise
+        self._in_flight.append(_InFlight(output, snapshot, pending, submitted_s))
 
-    def _take_result(self, launched: list[SchedulerOutput]) -> EngineStep:
+    def _find_lost(self) -> None:
+        """Ctrl-C may have come between a plan and its launch, or between an update and the end of its step."""
+        known = {step.output.step_id: step for step in self._in_flight}
+        self._in_flight = deque(
+            known.get(launched.output.step_id) or self._lost(launched.output) for launched in self.scheduler.in_flight
+        )
+
+    def _lost(self, output: SchedulerOutput) -> _InFlight:
+        """Only the newest step can be."""
+        return _InFlight(output, take_snapshot(self.scheduler, output), _FailedStep(KeyboardInterrupt()), self._now())
+
+    def _take_result(self) -> EngineStep:
         """Wait for the oldest step and take in what came of it."""
-        step = self._in_flight.popleft()
+        step = self._in_flight[0]
         is_awaited = self.has_unfinished_requests
         try:
             with span("wait"):
                 result, has_run = step.pending.result(), True
         except Exception as error:
             result, has_run = _failed(step.output, error), False
+        except BaseException as error:
+            self._in_flight[0] = step._replace(pending=_FailedStep(error))
+            raise
         previous_s, self._last_result_s = self._last_result_s, self._now()
         duration_s = self._last_result_s - max(previous_s, step.submitted_s)
         # A failed step has no time of its own, and one that nobody waited for may have ended long ago.
         observed_s = duration_s if has_run and is_awaited else None
         with span("update"):
             updates = self.scheduler.update(step.output, result, duration_s=observed_s)
+        self._in_flight.popleft()
+        launched, self._launched = self._launched, []
         return EngineStep(launched, updates, self._report(step.snapshot, updates, duration_s))
 
     def _wait_for_batch(self) -> None:
@@ -176,13 +206,15 @@ class EngineCore:
 
 
 class _FailedStep:
-    """Takes the place of a step that could not be submitted, until it is its turn to fail."""
+    """Takes the place of a step that could not be submitted or waited for, until it is its turn to fail."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self._error = error
 
     def result(self) -> ModelRunnerOutput:
-        raise self._error
+        if isinstance(self._error, Exception):
+            raise self._error
+        raise InterruptedError(f"the step was interrupted by {type(self._error).__name__}")
 
 
 def _failed(output: SchedulerOutput, error: Exception) -> ModelRunnerOutput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -19,7 +20,6 @@ from headway.core import (
     create_eviction_policy,
 )
 from headway.engine.beam_requests import BeamRequests
-from headway.engine.collector import spare_the_collector
 from headway.engine.engine_core import EngineCore
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
 from headway.engine.output_processor import EndedCompletion, OutputProcessor
@@ -40,7 +40,9 @@ logger = logging.getLogger(__name__)
 
 
 class LLMEngine:
-    """Synchronous and single-threaded: whoever calls `step()` drives it."""
+    """Synchronous, and for a single thread: whoever calls `step()` drives it. An exception that comes from outside in
+    the middle of a call, as Ctrl-C does in the main thread, may leave a step half done; `abort_all` mends that, and
+    `LLM` steps in a thread of its own, where none comes."""
 
     def __init__(
         self,
@@ -83,7 +85,11 @@ class LLMEngine:
         self._inputs = InputProcessor(
             tokenizer=tokenizer, vocab_size=model_config.vocab_size, max_model_len=plan.max_model_len
         )
-        self._outputs = OutputProcessor(tokenizer, on_end=None if lengths is None else self._note_end)
+        self._outputs = OutputProcessor(
+            tokenizer,
+            stop=self.core.stop_request,
+            on_end=None if lengths is None else functools.partial(_note_end, lengths),
+        )
         self.beams = BeamRequests(
             tokenizer, vocab_size=model_config.vocab_size, is_taken=self.core.scheduler.requests.__contains__
         )
@@ -114,7 +120,6 @@ class LLMEngine:
             progress=progress,
         )
         logger.info("memory plan\n%s", executor.plan)
-        spare_the_collector()
         return cls(
             config,
             executor=executor,
@@ -141,7 +146,10 @@ class LLMEngine:
         self.submit_all([request], stream=stream)
 
     def submit_all(self, requests: Sequence[PreparedRequest], *, stream: Streaming = True) -> None:
-        """Queue prepared requests in this order. If lengths of answers are predicted, it is with one call for all."""
+        """Queue prepared requests in this order, or none of them. If lengths of answers are predicted, it is with one
+        call for all."""
+        for request in requests:
+            self._check_new(request, stream)
         if self._lengths is not None and self._lengths.predicts:
             self._predict(self._lengths, requests)
         for request in requests:
@@ -158,21 +166,14 @@ class LLMEngine:
             for child in request.children:
                 child.predicted_tokens = predicted
 
-    def _note_end(self, ended: EndedCompletion) -> None:
-        assert self._lengths is not None
-        self._lengths.note_end(
-            _view(ended.request),
-            num_output_tokens=ended.num_tokens,
-            finish_reason=ended.finish_reason,
-            arrival_s=time.time() - ended.age_s,
-        )
-
-    def _queue(self, request: PreparedRequest, stream: Streaming) -> None:
+    def _check_new(self, request: PreparedRequest, stream: Streaming) -> None:
         taken = [child.request_id for child in request.children if child.request_id in self.core.scheduler.requests]
         if taken or request.request_id in self._outputs or request.request_id in self.beams:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
         if stream:
             request.params.check_can_stream()
+
+    def _queue(self, request: PreparedRequest, stream: Streaming) -> None:
         if request.params.use_beam_search:
             self.core.add_request(self.beams.add(request, now_s=self._now()))
             return
@@ -213,8 +214,6 @@ class LLMEngine:
             if self.beams:
                 updates, outputs = self._search(updates)
             processed = self._outputs.process(updates, now_s=self._now())
-        for request_id in processed.stopped_request_ids:
-            self.core.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
         self.errors.update(processed.errors)
         self.progress += processed.progress
         return outputs + processed.outputs
@@ -229,6 +228,16 @@ class LLMEngine:
         for child_id in running:
             self.core.finish_request(child_id, RequestStatus.FINISHED_ABORTED)
         return output
+
+    def abort_all(self) -> None:
+        """End all requests, of which nothing more is told: the engine is as if it were new, but for its cache. Also
+        after a step has failed half-way."""
+        self._outputs.forget_all()
+        self.beams.forget_all()
+        for request_id in list(self.core.scheduler.requests):
+            self.core.finish_request(request_id, RequestStatus.FINISHED_ABORTED)
+        self.core.drain()
+        self.errors.clear()
 
     def _search(self, updates: list[RequestUpdate]) -> tuple[list[RequestUpdate], list[RequestOutput]]:
         """Let beam searches go on with their part of a step's result. Returns the rest of it, and their outputs."""
@@ -259,6 +268,16 @@ class LLMEngine:
         self.core.shutdown()
         if self._lengths is not None:
             self._lengths.close()
+
+
+def _note_end(lengths: AnswerLengths, ended: EndedCompletion) -> None:
+    """Not a method: an engine that the output processor knew would not be freed before the garbage collector comes."""
+    lengths.note_end(
+        _view(ended.request),
+        num_output_tokens=ended.num_tokens,
+        finish_reason=ended.finish_reason,
+        arrival_s=time.time() - ended.age_s,
+    )
 
 
 def _view(request: PreparedRequest) -> PromptView:

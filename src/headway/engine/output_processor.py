@@ -43,6 +43,7 @@ class _Completion:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
+        self._ending: tuple[FinishReason, int | str | None] | None = None  # known, perhaps not told yet
         self._eos_token_ids = frozenset(() if tokenizer is None else tokenizer.eos_token_ids)
         self._token_text = None if tokenizer is None else tokenizer.token_text
         self._text: list[str] = []
@@ -53,24 +54,36 @@ class _Completion:
             self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
 
     def take(self, update: RequestUpdate) -> bool:
-        """Take in new tokens. Returns whether a stop string has just ended what the scheduler thinks goes on."""
-        finish_status = update.finish_status
-        if self.logprobs is not None:
-            self._take_logprobs(update)
-        if self._detokenizer is None:
-            self.token_ids += update.new_token_ids
-        elif self._take_text(update):
-            self._end("stop", self._stops.matched)
-            return finish_status is None
-        if finish_status is not None:
-            self.error = update.error
-            last = update.new_token_ids[-1] if finish_status is RequestStatus.FINISHED_STOPPED else None
-            self._end(cast(FinishReason, finish_status.value), None if last in self._eos_token_ids else last)
+        """Take in new tokens. Returns whether a stop string has just ended what the scheduler thinks goes on: then
+        somebody has to tell both that it is over."""
+        if self._ending is None:
+            last_status = update.finish_status or update.held_status
+            if self.logprobs is not None:
+                self._take_logprobs(update)
+            if self._detokenizer is None:
+                self.token_ids += update.new_token_ids
+            elif self._take_text(update, last_status):
+                self._finish_text(("stop", self._stops.matched))
+                if last_status is None:
+                    return True
+            if self._ending is None and last_status is not None:
+                self.error = update.error
+                last = update.new_token_ids[-1] if last_status is RequestStatus.FINISHED_STOPPED else None
+                stop_reason = None if last in self._eos_token_ids else last
+                self._finish_text((cast(FinishReason, last_status.value), stop_reason))
+        if update.finish_status is not None:
+            self.tell_end()
         return False
+
+    def tell_end(self) -> None:
+        """What has ended it before is told from now on."""
+        assert self._ending is not None
+        self.finish_reason, self.stop_reason = self._ending
 
     def abort(self) -> None:
         """End it where it is."""
-        self._end("abort", None)
+        self._finish_text(("abort", None))
+        self.tell_end()
 
     def output(self) -> CompletionOutput:
         """A record of the present state that later steps do not change. By position: made for every streamed token."""
@@ -98,12 +111,12 @@ class _Completion:
             self.stop_reason,
         )
 
-    def _take_text(self, update: RequestUpdate) -> bool:
+    def _take_text(self, update: RequestUpdate, last_status: RequestStatus | None) -> bool:
         """Tokens and their text, up to a stop string; returns whether there was one. A stop token ends the text and is
         not part of it, unless the request wants it to be."""
         assert self._detokenizer is not None
         num_shown = len(update.new_token_ids)
-        if update.finish_status is RequestStatus.FINISHED_STOPPED and not self.params.include_stop_str_in_output:
+        if last_status is RequestStatus.FINISHED_STOPPED and not self.params.include_stop_str_in_output:
             num_shown -= 1
         for place, token_id in enumerate(update.new_token_ids):
             self.token_ids.append(token_id)
@@ -120,10 +133,12 @@ class _Completion:
             self.logprobs.append(record.as_output(self._token_text))
             self.cumulative_logprob += record.logprob
 
-    def _end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
-        self.finish_reason = reason
-        self.stop_reason = stop_reason
-        if self._detokenizer is not None and self._stops.matched is None:
+    def _finish_text(self, ending: tuple[FinishReason, int | str | None]) -> None:
+        """No token follows; how it ended is told when the scheduler says so."""
+        has_text = self._detokenizer is not None and self._ending is None and self._stops.matched is None
+        self._ending = ending
+        if has_text:
+            assert self._detokenizer is not None
             self._text.append(self._stops.append(self._detokenizer.finish(), search=False))
             self._text.append(self._stops.finish())
 
@@ -142,7 +157,7 @@ class _LiveRequest:
         self.request = request
         self.stream = stream
         self.tells_progress = not request.params.can_stream
-        self.changed: list[_Completion] = []  # in the step that is being processed; for deltas only
+        self.changed: dict[_Completion, None] = {}  # in the step that is being processed; for deltas only
         self.completions = [_Completion(index, request, tokenizer) for index in range(len(request.children))]
         self.prompt_logprobs: list[LogprobsOfOnePosition | None] | None = (
             None if request.params.prompt_logprobs is None else [None]
@@ -189,7 +204,7 @@ class _LiveRequest:
     def _delta(self, now_s: float) -> RequestOutput:
         """What is new since the last delta. By position: made for every streamed token."""
         finished = self.is_finished
-        changed, self.changed = self.changed, []
+        changed, self.changed = self.changed, {}
         prompt_logprobs = None if self._has_told_prompt else self.prompt_logprobs
         self._has_told_prompt = True
         return RequestOutput(
@@ -243,10 +258,9 @@ class EndedCompletion:
 
 @dataclass(frozen=True, slots=True)
 class ProcessedStep:
-    """What users get from a step, and which sequences a stop string has ended behind the scheduler's back."""
+    """What users get from a step."""
 
     outputs: list[RequestOutput]
-    stopped_request_ids: list[str]
     errors: dict[str, str]
     progress: list[Progress]
 
@@ -254,9 +268,17 @@ class ProcessedStep:
 class OutputProcessor:
     """Keeps every live request's user-side state."""
 
-    def __init__(self, tokenizer: Tokenizer | None, *, on_end: Callable[[EndedCompletion], None] | None = None) -> None:
-        """`on_end` is told of every completion that ends, aborted ones included."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        stop: Callable[[str], bool],
+        on_end: Callable[[EndedCompletion], None] | None = None,
+    ) -> None:
+        """`stop` ends a sequence in which a stop string was found, and says whether that is to be told now; otherwise
+        an update will. `on_end` is told of every completion that ends, aborted ones included."""
         self._tokenizer = tokenizer
+        self._stop = stop
         self._on_end = on_end
         self._token_text = None if tokenizer is None else tokenizer.token_text
         self._live: dict[str, _LiveRequest] = {}
@@ -284,9 +306,14 @@ class OutputProcessor:
         for completion in running:
             completion.abort()
             self._tell_end(live, completion, now_s)
-        live.changed = running
+        live.changed = dict.fromkeys(running)
         self._forget(live)
         return live.news(now_s), [completion.request_id for completion in running]
+
+    def forget_all(self) -> None:
+        """Follow nothing any more, and tell nothing of it."""
+        self._live.clear()
+        self._owner.clear()
 
     def note_launched(self, output: SchedulerOutput, *, now_s: float) -> list[str]:
         """A step has been launched. To be called before any later result is taken in: its requests are alive, and
@@ -301,7 +328,6 @@ class OutputProcessor:
 
     def process(self, updates: Sequence[RequestUpdate], *, now_s: float) -> ProcessedStep:
         """Take in a step's result and say what changed for users."""
-        stopped: list[str] = []
         errors: dict[str, str] = {}
         changed: dict[_LiveRequest, None] = {}
         progress: dict[str, Progress] = {}
@@ -313,8 +339,8 @@ class OutputProcessor:
             if not completion.token_ids and update.new_token_ids and not live.has_tokens:
                 live.note_first_token(now_s)
             num_tokens_before = len(completion.token_ids)
-            if completion.take(update):
-                stopped.append(update.request_id)
+            if completion.take(update) and self._stop(update.request_id):
+                completion.tell_end()
             if live.tells_progress:
                 _add_progress(progress, live.request.request_id, num_tokens_before, len(completion.token_ids))
             if completion.error is not None:
@@ -322,7 +348,7 @@ class OutputProcessor:
             if live.stream or completion.finish_reason is not None:
                 changed[live] = None
                 if live.stream == "delta":
-                    live.changed.append(completion)
+                    live.changed[completion] = None
                 if completion.finish_reason is not None:
                     self._tell_end(live, completion, now_s)
         outputs = []
@@ -332,7 +358,7 @@ class OutputProcessor:
                 outputs.append(output)
                 if output.finished:
                     self._forget(live)
-        return ProcessedStep(outputs, stopped, errors, list(progress.values()))
+        return ProcessedStep(outputs, errors, list(progress.values()))
 
     def _tell_end(self, live: _LiveRequest, completion: _Completion, now_s: float) -> None:
         if self._on_end is not None:

@@ -38,6 +38,8 @@ class LocalExecutor:
         self, submit: Submit, plan: MemoryPlan, *, max_in_flight: int = 1, capture: Callable[[], int] | None = None
     ) -> None:
         self._submit: Submit | None = submit
+        # Each thread has a current device of its own; steps belong to that of the thread that has loaded the model.
+        self._cuda_device = torch.cuda.current_device() if plan.device.startswith("cuda") else None
         self._capture = capture
         self.plan = plan
         self.max_in_flight = max_in_flight
@@ -100,6 +102,8 @@ class LocalExecutor:
         """Run a step, or start it."""
         if self._submit is None:
             raise RuntimeError("the executor is shut down")
+        if self._cuda_device is not None and torch.cuda.current_device() != self._cuda_device:
+            torch.cuda.set_device(self._cuda_device)
         return self._submit(output)
 
     def warm_up(self) -> int:

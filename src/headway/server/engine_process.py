@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headway.engine.collector import spare_the_collector
 from headway.errors import HeadwayError
 from headway.server.engine_channel import ChannelClosedError, EngineChannel
 from headway.server.frames import BrokenFrameError
@@ -77,6 +78,7 @@ def _serve(channel: EngineChannel, factory: str) -> int:
     try:
         engine = _load_factory(factory)(start.options)
         _warm_up(engine)
+        spare_the_collector()
     except HeadwayError as error:
         return _fail_to_start(channel, str(error))
     except Exception as error:

@@ -127,7 +127,7 @@ class _Cluster:
     def _note_step(self, replica: Replica, step: EngineStep) -> None:
         now_s, timelines = replica.now_s, self.result.timelines
         num_done = 0
-        for request_id, new_token_ids, _, finish_status, error, _ in step.updates:
+        for request_id, new_token_ids, _, finish_status, error, *_ in step.updates:
             timeline = timelines[int(request_id)]
             times_s, num_new = timeline.token_times_s, len(new_token_ids)
             num_done += num_new if times_s else num_new + timeline.num_prompt_tokens

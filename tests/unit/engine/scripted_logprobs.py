@@ -14,6 +14,7 @@ from headway.executor.fake import FakeExecutor, FakeStep
 from headway.outputs import RequestOutput
 from headway.runner.logprobs import TokenLogprobs
 from headway.sampling_params import SamplingParams
+from headway.tokenizer import Tokenizer
 from tests.unit.no_model import nominal_config, nominal_plan
 
 VOCAB_SIZE = 12
@@ -69,14 +70,16 @@ class ScriptedExecutor(FakeExecutor):
         return SampledTokens((found.token_id,), logprobs=() if params.logprobs is None else (found,))
 
 
-def make_engine(*, overlap: bool = False, num_blocks: int = 128, **options: Any) -> LLMEngine:
+def make_engine(
+    *, overlap: bool = False, num_blocks: int = 128, tokenizer: Tokenizer | None = None, **options: Any
+) -> LLMEngine:
     """An engine on this model."""
     model = nominal_config(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN)
     plan = nominal_plan(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN)
     return LLMEngine(
         EngineConfig.from_options(**options),
         executor=ScriptedExecutor(max_in_flight=2 if overlap else 1),
-        tokenizer=None,
+        tokenizer=tokenizer,
         model_config=model,
         plan=plan,
     )

@@ -261,3 +261,88 @@ def test_reports_show_the_batch_as_it_was_planned() -> None:
     assert [report.num_tokens for report in reports] == [8, 5, 2]
     assert [report.num_used_slots for report in reports] == [8, 13, 15]
     assert [[row.is_decode for row in report.rows] for report in reports] == [[False, False], [True, False], [True] * 2]
+
+
+class Interrupt(BaseException):
+    """As Ctrl-C and `sys.exit` are, no error of the step."""
+
+
+class InterruptedExecutor(Executor):
+    """Raises once, at a place of the given step: before or after it was submitted, before or after its result."""
+
+    def __init__(self, place: str, step_id: int, *, max_in_flight: int) -> None:
+        super().__init__(lambda name, count: count, max_in_flight=max_in_flight)
+        self._place, self._step_id = place, step_id
+        self.has_raised = False
+
+    def submit(self, output: SchedulerOutput) -> FakeStep:
+        self._maybe("before submit", output)
+        step = super().submit(output)
+        if self._place == "after submit" and output.step_id == self._step_id:
+            self._in_flight.pop()  # a real executor does not mind that this result is never asked for
+        self._maybe("after submit", output)
+        return step
+
+    def _answer(self, step: FakeStep, output: SchedulerOutput) -> ModelRunnerOutput:
+        if self._place == "before result" and output.step_id == self._step_id and not self.has_raised:
+            super()._answer(step, output)
+        self._maybe("before result", output)
+        return super()._answer(step, output)
+
+    def _maybe(self, place: str, output: SchedulerOutput) -> None:
+        if place == self._place and output.step_id == self._step_id and not self.has_raised:
+            self.has_raised = True
+            raise Interrupt
+
+
+@pytest.mark.parametrize("step_id", range(4))
+@pytest.mark.parametrize("place", ["before submit", "after submit", "before result"])
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_an_interrupted_step_fails_and_the_engine_goes_on(max_in_flight: int, place: str, step_id: int) -> None:
+    executor = InterruptedExecutor(place, step_id, max_in_flight=max_in_flight)
+    core = make_core(executor)
+    core.add_request(request("a", 3, max_tokens=9))
+    core.add_request(request("b", 2, max_tokens=9))
+    updates, launched = [], []
+    while core.has_unfinished_requests:
+        try:
+            done = step(core)
+        except Interrupt:
+            core.check_invariants()
+            continue
+        updates += done.updates
+        launched += [output.step_id for output in done.launched]
+    assert executor.has_raised
+    errors = {update.request_id: update.error for update in updates if update.error}
+    assert errors == dict.fromkeys("ab", "InterruptedError: the step was interrupted by Interrupt")
+    assert launched == sorted(set(launched)), "a plan is told of once"
+    core.add_request(request("c", 2, max_tokens=3))
+    assert run_to_end(core) == {"c": [2, 3, 4]}
+    assert core.scheduler.kv_cache.num_used_blocks == 0
+
+
+@pytest.mark.parametrize("place", ["schedule", "take_snapshot", "update", "report"])
+def test_an_interrupt_between_the_parts_of_a_step_loses_no_step(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = make_core(Executor(lambda name, count: count))
+    core.add_request(request("a", 3, max_tokens=9))
+    step(core)
+
+    def interrupted(*args: object, **more: object) -> None:
+        raise Interrupt
+
+    with monkeypatch.context() as patch:
+        if place == "schedule":
+            patch.setattr(core.scheduler, "schedule", interrupted)
+        elif place == "take_snapshot":
+            patch.setattr("headway.engine.engine_core.take_snapshot", interrupted)
+        elif place == "update":
+            patch.setattr(core.scheduler, "update", interrupted)
+        else:
+            patch.setattr(core, "_report", interrupted)
+        with pytest.raises(Interrupt):
+            core.step()
+    core.check_invariants()
+    run_to_end(core)
+    core.add_request(request("c", 2, max_tokens=3))
+    assert run_to_end(core) == {"c": [2, 3, 4]}
+    assert core.scheduler.kv_cache.num_used_blocks == 0

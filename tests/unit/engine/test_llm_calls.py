@@ -1,0 +1,435 @@
+"""One `LLM` under several calls, streams and threads, interrupted, dropped and shut down: each gets its own outputs,
+and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from headway import llm as llm_module
+from headway.core import SchedulerOutput
+from headway.engine import engine_thread
+from headway.errors import EngineDeadError, InvalidRequestError
+from headway.llm import LLM
+from headway.outputs import RequestOutput
+from headway.sampling_params import SamplingParams
+from tests.stress.llm_stress import check_idle, llm_of, run
+from tests.unit.engine.scripted_logprobs import make_engine
+
+PROMPTS = [[3, 4, 5], [6, 7], [8], [9, 10, 11, 3]]
+
+
+def params(max_tokens: int = 8, **more: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, **more)
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def alone(prompt: list[int], max_tokens: int = 8) -> list[int]:
+    """What an engine of its own answers."""
+    engine = make_engine()
+    engine.add_request("alone", prompt, params(max_tokens), stream=False)
+    outputs: list[RequestOutput] = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    return outputs[0].outputs[0].token_ids
+
+
+@pytest.fixture(params=[False, True], ids=["in turn", "overlapped"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    llm = llm_of(make_engine(overlap=request.param, max_num_seqs=4))
+    yield llm
+    check_idle(llm)
+    llm.shutdown()
+
+
+# ---- streams --------------------------------------------------------------------------------------------------------
+
+
+def test_two_streams_in_turn_each_get_all_of_theirs(llm: LLM) -> None:
+    streams = [llm.stream(prompt, params()) for prompt in PROMPTS[:2]]
+    pairs = list(zip(*streams, strict=True))
+    for place, prompt in enumerate(PROMPTS[:2]):
+        assert tokens([pair[place] for pair in pairs]) == [alone(prompt)[: count + 1] for count in range(8)]
+
+
+def test_a_stream_that_was_not_read_meanwhile_has_lost_nothing(llm: LLM) -> None:
+    first, second = llm.stream(PROMPTS[0], params()), llm.stream(PROMPTS[1], params(12))
+    assert tokens(list(second))[-1] == alone(PROMPTS[1], 12)
+    outputs = list(first)
+    assert tokens(outputs) == [alone(PROMPTS[0])[: count + 1] for count in range(8)]
+    assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "length"
+
+
+def test_generate_within_a_streams_loop(llm: LLM) -> None:
+    seen = []
+    for output in llm.stream(PROMPTS[0], params()):
+        seen.append(output)
+        assert tokens(llm.generate(PROMPTS[1:3], params(3))) == [alone(prompt, 3) for prompt in PROMPTS[1:3]]
+    assert tokens(seen) == [alone(PROMPTS[0])[: count + 1] for count in range(8)]
+
+
+def test_a_stream_has_all_completions_and_logprobs_of_a_call(llm: LLM) -> None:
+    wanted = SamplingParams(temperature=1.0, max_tokens=6, n=3, logprobs=2)
+    *_, last = llm.stream(PROMPTS[0], wanted, request_id="mine")
+    assert [each.index for each in last.outputs] == [0, 1, 2]
+    for each in last.outputs:
+        assert each.logprobs is not None
+        assert (len(each.token_ids), len(each.logprobs), each.finish_reason) == (6, 6, "length")
+        assert each.cumulative_logprob == pytest.approx(
+            sum(position[token_id].logprob for token_id, position in zip(each.token_ids, each.logprobs, strict=True))
+        )
+
+
+def close(stream: Any) -> None:
+    stream.close()
+
+
+def drop(stream: Any) -> None:
+    del stream
+
+
+@pytest.mark.parametrize("num_read", [0, 1, 3])
+@pytest.mark.parametrize("leave", [close, drop])
+def test_a_stream_that_is_left_aborts_its_request(llm: LLM, leave: Callable[[Any], None], num_read: int) -> None:
+    stream = llm.stream(PROMPTS[0], params(40), request_id="mine")
+    for _ in range(num_read):
+        next(stream)
+    leave(stream)
+    del stream
+    assert llm.abort("mine") is None
+    assert not llm.engine.has_unfinished_requests()
+    assert len(list(llm.stream(PROMPTS[0], params(), request_id="mine"))) == 8
+
+
+def test_a_stream_that_is_not_read_does_not_compute(llm: LLM) -> None:
+    stream = llm.stream(PROMPTS[0], params(40))
+    seen = [next(stream) for _ in range(3)]
+    assert llm.abort("nobody") is None  # the thread has looked at its messages since
+    assert llm.engine.core.scheduler.requests["0"].num_output_tokens == len(seen[-1].outputs[0].token_ids) == 3
+    stream.close()
+    assert list(stream) == []
+
+
+def test_an_abort_returns_all_that_a_stream_had_and_ends_it(llm: LLM) -> None:
+    stream = llm.stream(PROMPTS[0], params(40), request_id="mine")
+    for _ in range(3):
+        next(stream)
+    llm.generate(PROMPTS[1], params(4))
+    last = llm.abort("mine")
+    assert last is not None and last.outputs[0].finish_reason == "abort"
+    assert last.outputs[0].token_ids == alone(PROMPTS[0], 40)[: len(last.outputs[0].token_ids)]
+    rest = list(stream)
+    assert len(last.outputs[0].token_ids) == 3 + len(rest) >= 6
+    assert list(stream) == []
+
+
+def test_an_id_that_is_taken_is_refused_and_its_owner_goes_on(llm: LLM) -> None:
+    stream = llm.stream(PROMPTS[0], params(), request_id="mine")
+    with pytest.raises(InvalidRequestError, match="already in use"):
+        llm.stream(PROMPTS[1], params(), request_id="mine")
+    assert tokens(list(stream))[-1] == alone(PROMPTS[0])
+
+
+# ---- threads --------------------------------------------------------------------------------------------------------
+
+
+def in_threads(*functions: Callable[[], Any]) -> list[Any]:
+    results: list[Any] = [None] * len(functions)
+
+    def call(place: int) -> None:
+        try:
+            results[place] = functions[place]()
+        except BaseException as error:
+            results[place] = error
+
+    threads = [threading.Thread(target=call, args=(place,)) for place in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def test_eight_threads_call_one_llm(llm: LLM) -> None:
+    def calls(place: int) -> list[list[int]]:
+        prompt = PROMPTS[place % len(PROMPTS)]
+        if place % 2:
+            return [tokens(list(llm.stream(prompt, params())))[-1] for _ in range(5)]
+        return [tokens(llm.generate([prompt], params()))[0] for _ in range(5)]
+
+    results = in_threads(*[lambda place=place: calls(place) for place in range(8)])  # type: ignore[misc]
+    assert results == [[alone(PROMPTS[place % len(PROMPTS)])] * 5 for place in range(8)]
+
+
+def hold_third_step(llm: LLM) -> threading.Event:
+    """The event is set when the third step is under way, which then takes until another message has come."""
+    begun, step, num_steps = threading.Event(), llm.engine.step, 0
+
+    def held() -> list[RequestOutput]:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 3:
+            begun.set()
+            while llm._thread.inbox.empty():
+                time.sleep(0)
+        return step()
+
+    llm.engine.step = held  # type: ignore[method-assign]
+    return begun
+
+
+def test_a_call_may_be_aborted_from_another_thread(llm: LLM) -> None:
+    begun = hold_third_step(llm)
+
+    def abort() -> Any:
+        begun.wait(60)
+        return llm.abort("0")
+
+    results = in_threads(lambda: llm.generate([PROMPTS[0]], params(60)), abort)
+    assert results[0][0].outputs[0].finish_reason == "abort"
+    assert results[0][0].outputs[0].token_ids == results[1].outputs[0].token_ids
+
+
+# ---- interruptions --------------------------------------------------------------------------------------------------
+
+
+class Stop(BaseException):
+    """No error, as KeyboardInterrupt and SystemExit."""
+
+
+class InterruptAt:
+    """Raises at the n-th bytecode that this thread executes in the code between a caller and the engine's thread."""
+
+    FILES = (llm_module.__file__, engine_thread.__file__)
+
+    def __init__(self, place: int) -> None:
+        self._left = place
+        self.has_raised = False
+
+    def __enter__(self) -> InterruptAt:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename not in self.FILES:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and not self.has_raised:
+            self._left -= 1
+            if self._left < 0:
+                self.has_raised = True
+                raise Stop
+        return self._trace
+
+
+def call_once(llm: LLM) -> None:
+    assert len(llm.generate(PROMPTS, params(3), use_tqdm=False)) == 4
+
+
+def stream_once(llm: LLM) -> None:
+    assert len(list(llm.stream(PROMPTS[0], params(3)))) == 3
+
+
+def close_once(llm: LLM) -> None:
+    stream = llm.stream(PROMPTS[0], params(40))
+    next(stream)
+    stream.close()
+
+
+@pytest.mark.parametrize("action", [call_once, stream_once, close_once])
+def test_an_interrupt_at_any_bytecode_leaves_nothing_behind(action: Callable[[LLM], None]) -> None:
+    llm = llm_of(make_engine(overlap=True, max_num_seqs=4))
+    place = num_interrupted = 0
+    while True:
+        interrupt = InterruptAt(place)
+        try:
+            with interrupt:
+                action(llm)
+        except Stop:
+            num_interrupted += 1
+        if not interrupt.has_raised:
+            break
+        place += 1 if place < 40 else 7
+        assert llm.abort("nobody") is None  # what was dropped has been noticed
+        assert not llm.engine.has_unfinished_requests(), f"bytecode {place}"
+    assert num_interrupted > 40
+    check_idle(llm)
+    llm.shutdown()
+
+
+def test_an_interrupted_call_is_ended_at_once_and_others_go_on(llm: LLM) -> None:
+    """Ctrl-C into the main thread, by a real signal, while it waits."""
+    other = llm.stream(PROMPTS[1], params(30))
+    next(other)
+    step, num_steps = llm.engine.step, 0
+
+    def interrupting() -> list[RequestOutput]:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 3:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+            while llm._thread.inbox.empty():  # the step is under way until the caller has given up
+                time.sleep(0)
+        return step()
+
+    llm.engine.step = interrupting  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, params(60))
+    assert set(llm.engine.core.scheduler.requests) == {"0"}
+    assert tokens(list(other))[-1] == alone(PROMPTS[1], 30)
+
+
+def test_a_short_stress() -> None:
+    counts = run(seconds=0.0, seed=5, phase_s=1.0)
+    assert counts.events["interrupted"] > 10 and counts.events["call"] > 5, counts
+
+
+# ---- failures and the end -------------------------------------------------------------------------------------------
+
+
+class Bug(Exception):
+    """Raised where no request is to blame."""
+
+
+@pytest.mark.parametrize("error", [Bug("in the loop"), SystemExit(3)], ids=["error", "exit"])
+def test_what_fails_beside_requests_reaches_all_callers_and_the_engine_starts_over(llm: LLM, error: Any) -> None:
+    stream = llm.stream(PROMPTS[0], params(40))
+    next(stream)
+    schedule = llm.engine.core.scheduler.schedule
+
+    def broken(*, now_s: float = 0.0) -> SchedulerOutput:
+        llm.engine.core.scheduler.schedule = schedule  # type: ignore[method-assign]
+        schedule(now_s=now_s)
+        raise error
+
+    llm.engine.core.scheduler.schedule = broken  # type: ignore[method-assign]
+    with pytest.raises(EngineDeadError, match=type(error).__name__):
+        llm.generate(PROMPTS, params(40))
+    with pytest.raises(EngineDeadError, match=type(error).__name__):
+        next(stream)
+    assert list(stream) == []
+    assert tokens(llm.generate(PROMPTS, params())) == [alone(prompt) for prompt in PROMPTS]
+
+
+def test_an_engine_that_cannot_be_mended_says_so_to_everyone() -> None:
+    llm = llm_of(make_engine())
+
+    def broken() -> Any:
+        raise Bug("for good")
+
+    llm.engine.step = llm.engine.abort_all = broken  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match="for good"):
+            llm.generate(PROMPTS, params())
+    llm.shutdown()
+
+
+def test_a_request_that_somebody_else_has_taken_out_of_the_engine_is_not_waited_for_for_ever(llm: LLM) -> None:
+    stream = llm.stream(PROMPTS[0], params(40), request_id="mine")
+    next(stream)
+    llm.engine.abort("mine")
+    with pytest.raises(EngineDeadError, match="not in the engine any more"):
+        next(stream)
+
+
+def test_shutdown_ends_calls_that_wait_and_may_be_repeated() -> None:
+    llm = llm_of(make_engine())
+    begun = hold_third_step(llm)
+    stream = llm.stream(PROMPTS[0], params(40))
+
+    def shut_down() -> None:
+        begun.wait(60)
+        llm.shutdown()
+
+    waiting, _ = in_threads(lambda: llm.generate(PROMPTS, params(60)), shut_down)
+    assert isinstance(waiting, EngineDeadError) and "shut down" in str(waiting)
+    for call in (lambda: llm.generate(PROMPTS, params()), lambda: list(stream), lambda: llm.stream([5], params())):
+        with pytest.raises(EngineDeadError, match="shut down"):
+            call()
+    stream.close()
+    llm.shutdown()
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "headway-engine"]
+
+
+def test_a_dropped_llm_is_freed_at_once_with_its_thread() -> None:
+    before = len(engine_threads())
+    llm = llm_of(make_engine())
+    llm.generate(PROMPTS, params())
+    stream = llm.stream(PROMPTS[0], params())
+    engine, executor = weakref.ref(llm.engine), weakref.ref(llm.engine.core.executor)
+    del llm
+    assert tokens(list(stream))[-1] == alone(PROMPTS[0]), "a stream keeps what it needs"
+    del stream
+    assert engine() is None and executor() is None
+    assert len(engine_threads()) == before
+
+
+@pytest.mark.parametrize("options", [{}, {"length_predictor": "statistics"}, {"traffic_log": "log.jsonl"}])
+def test_an_llm_leaves_the_garbage_collector_alone_and_is_freed(
+    options: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.unit.runner.tiny_llm import TinyLLM
+
+    monkeypatch.chdir(tmp_path)
+    tiny = TinyLLM(tmp_path)
+    settings = gc.get_threshold(), gc.get_freeze_count(), gc.isenabled()
+    executors = []
+    for _ in range(2):  # the second must not keep the first
+        llm = tiny.on_cpu(**options)
+        llm.generate([[5, 6]], params(2), use_tqdm=False)
+        executors.append(weakref.ref(llm.engine.core.executor))
+        del llm
+        assert executors[-1]() is None
+    assert (gc.get_threshold(), gc.get_freeze_count(), gc.isenabled()) == settings
+
+
+PROGRAM = """
+import sys
+from tests.stress.llm_stress import llm_of
+from tests.unit.engine.scripted_logprobs import make_engine
+from headway import SamplingParams
+llm = llm_of(make_engine())
+stream = llm.stream([5, 6], SamplingParams(max_tokens=50, ignore_eos=True))
+next(stream)
+print("ready", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("", 0), ("raise RuntimeError('oops')", 1), ("sys.exit(3)", 3), ("llm.shutdown()", 0)]
+)
+def test_a_program_ends_although_nothing_was_shut_down(end: str, status: int) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM + end], capture_output=True, timeout=120, text=True)
+    assert (done.returncode, done.stdout) == (status, "ready\n"), done.stderr
+    assert ("oops" in done.stderr) == ("oops" in end)
+
+
+def test_a_forked_process_has_an_engine_of_its_own(llm: LLM) -> None:
+    stream = llm.stream(PROMPTS[0], params(40))
+    next(stream)
+    expected = alone(PROMPTS[1])
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if tokens(llm.generate([PROMPTS[1]], params(), use_tqdm=False)) == [expected] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(list(stream)) == 39

@@ -1,0 +1,223 @@
+"""Static and dynamic batching give the answers of continuous batching, however they end; only later."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from headway.engine.llm_engine import LLMEngine
+from headway.outputs import CompletionOutput, Streaming
+from headway.sampling_params import SamplingParams
+from headway.server.messages import AddRequest
+from tests.unit.engine.scripted_logprobs import VOCAB_SIZE, make_engine, run_to_end
+from tests.unit.server.scripted_channel import run
+from tests.unit.server.small_engine import small_tokenizer
+
+TOKENIZER = small_tokenizer()
+LETTERS = [TOKENIZER.decode([token_id]) for token_id in range(3, VOCAB_SIZE)]
+Job = tuple[list[int], SamplingParams]
+
+sealed = pytest.mark.parametrize("batching", ["static", "dynamic"])
+overlaps = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+
+
+def engine_of(batching: str, **options: Any) -> LLMEngine:
+    small = {"max_num_seqs": 5, "max_num_batched_tokens": 24, "batch_window_ms": 0.0}
+    return make_engine(batching=batching, tokenizer=TOKENIZER, **{**small, **options})
+
+
+def answers(engine: LLMEngine, jobs: list[Job]) -> list[list[CompletionOutput]]:
+    for index, (prompt, params) in enumerate(jobs):
+        engine.add_request(str(index), prompt, params, stream=False)
+    outputs = run_to_end(engine)
+    assert not engine.errors
+    return [outputs[str(index)].outputs for index in range(len(jobs))]
+
+
+def random_job(rng: random.Random) -> Job:
+    """Any way to end: the model's end token, a stop token, a stop string, the length; and what else changes outputs."""
+    prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 9))]
+    max_tokens = rng.randint(1, 12)
+    common: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+        "ignore_eos": rng.random() < 0.4,
+        "stop_token_ids": rng.sample(range(3, VOCAB_SIZE), rng.choice([0, 0, 1, 2])),
+        "include_stop_str_in_output": rng.random() < 0.3,
+    }
+    if rng.random() < 0.2:
+        return prompt, SamplingParams(**common, n=rng.randint(1, 3), best_of=3, use_beam_search=True)
+    stops = ["".join(rng.choices(LETTERS, k=rng.choice([1, 1, 2]))) for _ in range(rng.choice([0, 0, 1, 2]))]
+    temperature = rng.choice([0.0, 1.0])
+    return prompt, SamplingParams(
+        **{**common, "temperature": temperature},
+        n=rng.choice([1, 1, 3]) if temperature else 1,
+        stop=stops or None,
+        min_tokens=rng.choice([0, 0, min(3, max_tokens)]),
+        logprobs=rng.choice([None, None, 2]),
+    )
+
+
+@overlaps
+@sealed
+@pytest.mark.parametrize("seed", range(6))
+def test_every_end_is_that_of_continuous_batching(seed: int, batching: str, overlap: bool) -> None:
+    rng = random.Random(seed)
+    jobs = [random_job(rng) for _ in range(24)]
+    expected = answers(engine_of("continuous"), jobs)
+    ends = Counter((each.finish_reason, type(each.stop_reason)) for outputs in expected for each in outputs)
+    assert answers(engine_of(batching, overlap=overlap), jobs) == expected
+    assert answers(engine_of(batching, overlap=overlap, num_blocks=16, max_num_seqs=3), jobs) == expected
+    assert len(ends) >= 3, "the test has lost its cases"
+
+
+@overlaps
+@sealed
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        (SamplingParams(temperature=0, max_tokens=40), None),  # the model's end token
+        (SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop_token_ids=[5]), 5),
+        (SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=["#"]), "#"),
+    ],
+    ids=["end token", "stop token", "stop string"],
+)
+def test_what_ends_an_answer_is_named_and_not_shown(
+    params: SamplingParams, reason: int | str | None, batching: str, overlap: bool
+) -> None:
+    ((free,),) = answers(
+        engine_of("continuous"), [([7], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))]
+    )
+    ends = {0, 2} if reason is None else {5}
+    place = next(place for place, token_id in enumerate(free.token_ids) if token_id in ends)
+    for max_tokens in (40, place + 1):  # also with the last token that is allowed
+        own = SamplingParams(**{**params_of(params), "max_tokens": max_tokens})
+        ((answer,),) = answers(engine_of(batching, overlap=overlap), [([7], own)])
+        assert (answer.finish_reason, answer.stop_reason) == ("stop", reason)
+        assert answer.token_ids == free.token_ids[: place + 1]
+        assert answer.text == TOKENIZER.decode(free.token_ids[:place])
+
+
+def params_of(params: SamplingParams) -> dict[str, Any]:
+    return {name: getattr(params, name) for name in ("temperature", "ignore_eos", "stop_token_ids", "stop")}
+
+
+@overlaps
+@sealed
+@pytest.mark.parametrize("stream", ["full", "delta"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stream_tells_the_same_and_ends_once(seed: int, stream: Streaming, batching: str, overlap: bool) -> None:
+    rng = random.Random(seed)
+    jobs = [job for job in (random_job(rng) for _ in range(30)) if job[1].can_stream]
+    expected = answers(engine_of("continuous"), jobs)
+    engine = engine_of(batching, overlap=overlap)
+    for index, (prompt, params) in enumerate(jobs):
+        engine.add_request(str(index), prompt, params, stream=stream)
+    told: dict[tuple[str, int], tuple[str, list[int]]] = {}
+    ended: dict[tuple[str, int], tuple[str | None, int | str | None]] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            for new in output.outputs:
+                key = (output.request_id, new.index)
+                if stream == "delta":
+                    assert key not in ended, "it had ended"
+                    text, token_ids = told.get(key, ("", []))
+                    told[key] = (text + new.text, token_ids + new.token_ids)
+                else:
+                    told[key] = (new.text, new.token_ids)
+                if new.finished:
+                    ended[key] = (new.finish_reason, new.stop_reason)
+        engine.check_invariants()
+    for index, outputs in enumerate(expected):
+        for each in outputs:
+            assert told[str(index), each.index] == (each.text, each.token_ids)
+            assert ended[str(index), each.index] == (each.finish_reason, each.stop_reason)
+
+
+@sealed
+def test_answers_of_a_batch_end_together_whatever_ended_them(batching: str) -> None:
+    """Also one that a stop string has ended: place and memory are kept until the batch is done."""
+    engine = engine_of(batching)
+    common: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+    ((free,),) = answers(engine_of("continuous"), [([7], SamplingParams(max_tokens=20, **common))])
+    engine.add_request("string", [7], SamplingParams(max_tokens=20, stop=[free.text[2]], **common), stream=False)
+    engine.add_request("token", [7], SamplingParams(max_tokens=20, stop_token_ids=free.token_ids[2:3], **common))
+    engine.add_request("length", [7], SamplingParams(max_tokens=2, **common), stream=False)
+    engine.add_request("longest", [7], SamplingParams(max_tokens=20, **common), stream=False)
+    ends: list[set[str]] = []
+    num_in_batch: list[int] = []
+    while engine.has_unfinished_requests():
+        ends.append({output.request_id for output in engine.step() if output.finished})
+        scheduler = engine.core.scheduler
+        num_in_batch.append(len(scheduler.running) + len(scheduler.held))
+        engine.check_invariants()
+    assert [end for end in ends if end] == [{"string", "token", "length", "longest"}]
+    assert set(num_in_batch[:-1]) == {4}
+
+
+@overlaps
+@sealed
+def test_a_request_that_has_its_last_token_may_still_be_aborted(batching: str, overlap: bool) -> None:
+    engine = engine_of(batching, overlap=overlap)
+    for name, params in (
+        ("short", SamplingParams(temperature=0, max_tokens=1)),
+        ("long", SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)),
+    ):
+        engine.add_request(name, [7], params, stream=False)
+    for _ in range(3):
+        engine.step()
+    last = engine.abort("short")
+    assert last is not None and last.finished
+    assert (len(last.outputs[0].token_ids), last.outputs[0].finish_reason) == (1, "abort")
+    outputs = run_to_end(engine)
+    assert set(outputs) == {"long"}
+
+
+@sealed
+def test_a_search_goes_on_in_the_batch_that_it_is_in_and_others_wait_for_its_end(batching: str) -> None:
+    engine = engine_of(batching)
+    search = SamplingParams(temperature=0, max_tokens=6, n=2, best_of=2, use_beam_search=True, ignore_eos=True)
+    engine.add_request("search", [7, 8], search, stream=False)
+    engine.add_request("beside", [7, 8], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True), stream=False)
+    engine.step()
+    engine.add_request("later", [7, 8], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), stream=False)
+    begun: list[tuple[int, str]] = []
+    ended: list[str] = []
+    num_steps = 1
+    while engine.has_unfinished_requests():
+        ended += [output.request_id for output in engine.step() if output.finished]
+        begun += [(num_steps, request_id) for request_id in engine.begun]
+        num_steps += 1
+        engine.check_invariants()
+    assert [name for _, name in begun] == ["later"]
+    assert begun[0][0] >= 6, "it has entered a sealed batch"
+    assert ended.index("search") < ended.index("later")
+    assert ended.index("beside") < ended.index("later")
+
+
+@overlaps
+@sealed
+@pytest.mark.parametrize("seed", range(4))
+def test_the_loop_of_the_server_tells_the_same(seed: int, batching: str, overlap: bool) -> None:
+    rng = random.Random(seed)
+    jobs = [random_job(rng) for _ in range(16)]
+    expected = answers(engine_of("continuous"), jobs)
+    asked = [AddRequest(str(index), prompt, _as_message(params)) for index, (prompt, params) in enumerate(jobs)]
+    channel = run(asked, *[[]] * 300, engine=engine_of(batching, overlap=overlap))
+    for index, outputs in enumerate(expected):
+        deltas = [delta for delta in channel.deltas(str(index)) if delta.progress is None]
+        assert [delta.is_last for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+        for each in outputs:
+            own = [delta for delta in deltas if delta.index == each.index]
+            assert "".join(delta.text for delta in own) == each.text
+            assert [token_id for delta in own for token_id in delta.token_ids] == each.token_ids
+            ends = [(delta.finish_reason, delta.stop_reason) for delta in own if delta.finish_reason is not None]
+            assert ends == [(each.finish_reason, each.stop_reason)]
+
+
+def _as_message(params: SamplingParams) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(params).items() if value is not None}
