@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from headway.server.engine_client import Health
 from headway.server.live import live_routes
-from tests.unit.server.browser import DRAWN_TEXT, PHONE, ask, number, picture, pixels, wait_for_text
+from tests.unit.server.browser import DRAWN_TEXT, PHONE, WIDE, ask, number, picture, pixels, wait_for_text
 from tests.unit.server.http_thread import serving
 from tests.unit.server.scripted_engine import ScriptedEngine, create_app
 
@@ -124,15 +124,15 @@ def test_nobody_looks_at_a_hidden_page(base_url: str, open_page: Callable[..., A
     assert engine.viewers == []
 
 
-def test_a_key_of_usual_length_can_be_read_in_its_field(base_url: str, open_page: Callable[..., Any]) -> None:
-    for viewport in (None, PHONE):
-        page = open_page(base_url, **({"viewport": viewport} if viewport else {}))
+def test_the_field_for_the_key_takes_the_whole_line(base_url: str, open_page: Callable[..., Any]) -> None:
+    for viewport in (WIDE, PHONE):
+        page = open_page(base_url, viewport=viewport)
         page.click("#params summary")
-        page.evaluate("document.querySelector('#api-key').type = 'text'")
-        page.fill("#api-key", "sk-0123456789abcdef0123456789abcd")
         field = page.locator("#api-key")
-        assert field.evaluate("(field) => field.scrollWidth <= field.clientWidth"), viewport
-        assert field.bounding_box()["width"] >= 0.8 * page.locator("#params").bounding_box()["width"]
+        assert field.bounding_box()["width"] >= 0.9 * page.locator("#system").bounding_box()["width"]
+        page.evaluate("document.querySelector('#api-key').type = 'text'")
+        page.fill("#api-key", "sk-" + "0123456789abcdef" * 3)
+        assert viewport is PHONE or field.evaluate("(field) => field.scrollWidth <= field.clientWidth")
 
 
 def test_your_own_request_is_on_top_of_the_others_and_stays_there(
@@ -144,7 +144,9 @@ def test_your_own_request_is_on_top_of_the_others_and_stays_there(
     engine._step_s = 0.06
     ask(page, "Where am I?")
     page.wait_for_function("() => window.drawn.get('sent, no token yet')?.y < 16")
-    page.wait_for_function("() => window.drawn.get('you')?.y < 16 && document.querySelector('.assistant .body').textContent")
+    page.wait_for_function(
+        "() => window.drawn.get('you')?.y < 16 && document.querySelector('.assistant .body').textContent !== ''"
+    )
     page.evaluate("window.drawn.clear()")
     page.wait_for_function("() => window.drawn.has('you') && window.drawn.has('decode')")
     assert page.evaluate("window.drawn.get('you').y") < 16

@@ -224,15 +224,19 @@ def test_something_else_in_the_storage_is_left_aside(base_url: str, open_page: C
 
 def test_what_is_stored_is_bounded_and_the_last_turns_are_kept(base_url: str, open_page: Callable[..., Any]) -> None:
     page = open_page(base_url)
-    stored = page.evaluate("""async (key) => {
+    stored = page.evaluate(
+        """async (key) => {
         const { saveChat, loadChat } = await import("/web/stored_chat.js");
         const content = "x".repeat(40_000);
         const turns = Array.from({ length: 40 }, (_, i) => (
             { role: i % 2 ? "assistant" : "user", content: `${i} ${content}`, facts: "", element: document.body }
         ));
         saveChat({ turns, draft: "y".repeat(1_000), settings: {} });
-        return { chars: localStorage.getItem(key).length, turns: loadChat().turns.map((turn) => parseInt(turn.content)) };
-    }""", STORE)
+        const kept = loadChat().turns.map((turn) => parseInt(turn.content));
+        return { chars: localStorage.getItem(key).length, turns: kept };
+    }""",
+        STORE,
+    )
     assert stored["chars"] <= 505_000
     assert stored["turns"] == list(range(40 - len(stored["turns"]), 40)) and 10 <= len(stored["turns"]) <= 12
 

@@ -158,6 +158,7 @@ function nextItem(lines, end, first) {
 function readItem(lines, at, depth) {
   const marker = readMarker(lines[at]);
   const inner = [marker.rest];
+  let columns = null; // how far the item's further lines are indented: all are moved by as much
   let hasFence = openingFence(marker.rest) !== null;
   let end = at + 1;
   while (end < lines.length) {
@@ -168,7 +169,8 @@ function readItem(lines, at, depth) {
     const isLazy = text === end && !hasFence && readMarker(line) === null && !interrupts(lines, text, depth);
     if (!isInside && !isLazy) break;
     for (; end < text; end++) inner.push("");
-    inner.push(stripIndent(line, marker.content));
+    columns ??= isInside ? Math.min(indentOf(line), marker.content) : null;
+    inner.push(stripIndent(line, columns ?? 0));
     hasFence ||= openingFence(line) !== null;
     end = text + 1;
   }
@@ -247,12 +249,8 @@ const TAB = 4;
 
 /** In columns. */
 function indentOf(line) {
-  let columns = 0;
-  for (const char of line) {
-    if (char !== " " && char !== "\t") break;
-    columns += char === "\t" ? TAB : 1;
-  }
-  return columns;
+  const space = line.slice(0, line.length - line.trimStart().length);
+  return space.length + (TAB - 1) * (space.split("\t").length - 1);
 }
 
 /** Takes away so many columns, if there are as many. */

@@ -78,6 +78,7 @@ export class BatchPanel {
   /** There is no connection. */
   trouble({ isRefused, text }) {
     this.series.lose();
+    this.blocks.clear();
     this.#lose({
       health: isRefused ? "no access" : "lost",
       title: isRefused ? "The server does not let this page in." : "The server is lost.",
