@@ -69,7 +69,7 @@ def test_load_runs_beside_a_chat_that_can_be_stopped(visit: Visit) -> None:
     page.click("#params summary")
     ask(page, "Write a very long story about a bus that never stops.")
     page.wait_for_function("() => document.querySelector('.assistant:last-of-type .body').textContent.length > 60")
-    page.wait_for_function("() => window.drawn.has('you')")
+    page.wait_for_function("() => window.drawn.get('you')?.y < 16")  # on top of all
     wait_for_text(page, "#lanes-text", "passed on while others kept running")
     assert number(page, "#n-output") > 0 and number(page, "#n-kv") > 0
     picture(page, "load-with-model")

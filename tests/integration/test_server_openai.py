@@ -37,6 +37,11 @@ def server() -> Iterator[ServerProcess]:
         yield running
 
 
+def test_the_engine_tells_how_long_it_takes_to_load(server: ServerProcess) -> None:
+    log = "\n".join(server.log)
+    assert re.search(r"libraries imported in \d+\.\d s", log) and re.search(r"weights loaded .* in \d+\.\d s", log)
+
+
 @pytest.fixture(scope="module")
 def client(server: ServerProcess) -> Iterator[Any]:
     """Typed loosely: tests send what the client's own types forbid."""
