@@ -109,7 +109,8 @@ CASES = {
     "breaks": ("one  \ntwo\\\nthree\nfour", "<p>one<br>two<br>three\nfour</p>"),
     "bullets": (
         "- a\n- b\n  - c\n\n    more\n* d",
-        '<ul><li><p>a</p></li><li><p>b</p><ul class="loose"><li><p>c</p><p>more</p></li></ul></li><li><p>d</p></li></ul>',
+        '<ul><li><p>a</p></li><li><p>b</p><ul class="loose"><li><p>c</p><p>more</p></li></ul></li>'
+        "<li><p>d</p></li></ul>",
     ),
     "tight list": ("* a\n* b", "<ul><li><p>a</p></li><li><p>b</p></li></ul>"),
     "loose list": ("- a\n\n- b", '<ul class="loose"><li><p>a</p></li><li><p>b</p></li></ul>'),
