@@ -42,7 +42,12 @@ def test_the_first_start_says_how_long_each_part_takes_and_the_second_has_none(t
     first = make(tmp_path, "serve")
     assert first.returncode == 0, first.stderr
     lines = [line for line in first.stdout.splitlines() if not line.startswith("make")]
-    expected = ["Making .*venv with Python 3.99", "Installing Headway .*", "Bringing the embedded model .*", "Compiling.*"]
+    expected = [
+        "Making .*venv with Python 3.99",
+        "Installing Headway .*",
+        "Bringing the embedded model .*",
+        "Compiling.*",
+    ]
     assert len(lines) == len(expected) + 1 and lines[-1] == "serving --now"
     for line, text in zip(lines, expected):
         assert re.fullmatch(rf"{text} … \d+ s", line), line
