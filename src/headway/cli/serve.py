@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import textwrap
+import time
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    begun_s = time.monotonic()
     options = chosen(arguments, engine_flags())
     if arguments.served_model is not None:
         if options.get("model") not in (None, arguments.served_model):
@@ -44,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     for name in ("uvicorn.error", "uvicorn", "httpx"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    run_server(config, options, _say)
+    run_server(config, options, _say, begun_s=begun_s)
     return 0
 
 

@@ -67,9 +67,17 @@ def main(argv: list[str] | None = None) -> int:
 def create_engine(options: dict[str, Any]) -> LLMEngine:
     """The default factory: the engine that the options describe. Lengths of answers are predicted in the front end."""
     from headway.config import EngineConfig
-    from headway.engine.llm_engine import LLMEngine
 
-    return LLMEngine.from_config(EngineConfig.from_options(**options), predicts=False)
+    config = EngineConfig.from_options(**options)
+    begun_s = time.monotonic()
+    from headway.engine.llm_engine import LLMEngine
+    from headway.executor.local import LocalExecutor  # noqa: F401  (brings torch, so that its time is told apart)
+
+    imported_s = time.monotonic()
+    logger.info("libraries imported in %.1f s", imported_s - begun_s)
+    engine = LLMEngine.from_config(config, predicts=False)
+    logger.info("weights loaded and memory laid out in %.1f s", time.monotonic() - imported_s)
+    return engine
 
 
 def _serve(channel: EngineChannel, factory: str) -> int:

@@ -7,7 +7,9 @@ import contextlib
 import gc
 import resource
 import socket
+import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,13 @@ from headway.server.services import Services
 from headway.server.tokenizer_source import load_front_end_tokenizer
 
 
-def run_server(config: ServerConfig, options: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. `options` are the engine's; `say` gets lines for the operator."""
+def run_server(
+    config: ServerConfig, options: Mapping[str, Any], say: Callable[[str], None], *, begun_s: float | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. `options` are the engine's; `say` gets lines for the operator, among
+    them how long the start took since `begun_s` of the monotonic clock (default: since this call)."""
+    parts = StartTimes(time.monotonic() if begun_s is None else begun_s)
+    parts.end("imports")
     engine_config = EngineConfig.from_options(**options)
     classes = read_service_classes(config.service_classes)
     listener = bind(config)
@@ -38,7 +45,7 @@ def run_server(config: ServerConfig, options: Mapping[str, Any], say: Callable[[
         listeners = _request_listeners(config, model_name(engine_config.model.model), cleanup)
         lengths = _length_desk(engine_config.prediction, cleanup)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(config, engine_config, options, classes, listener, listeners, lengths, say))
+            runner.run(_serve(config, engine_config, options, classes, listener, listeners, lengths, parts, say))
 
 
 def _request_listeners(
@@ -82,12 +89,14 @@ async def _serve(
     listener: socket.socket,
     request_listeners: list[Callable[[AccessRecord], None]],
     lengths: LengthDesk | None,
+    parts: StartTimes,
     say: Callable[[str], None],
 ) -> None:
     name = model_name(engine_config.model.model)
     say(f"Loading {name}.")
     engine = EngineClient(options, factory=config.engine_factory, watchdog_s=config.watchdog_s)
     tokenizer = await asyncio.to_thread(load_front_end_tokenizer, engine_config.model)
+    parts.end("tokenizer")
     services = Services.create(config, engine, tokenizer, model_name=name, classes=classes, lengths=lengths)
     services.on_request_end += request_listeners
     metrics = services.metrics
@@ -101,16 +110,34 @@ async def _serve(
     server = create_server(app, config, drain)
     try:
         await asyncio.gather(engine.start(), services.prompts.warm_up())
-        server.on_started = lambda: _start_serving(config, say)
+        parts.end("engine")
+        server.on_started = lambda: _start_serving(config, parts, say)
         await server.serve(sockets=[listener])
     finally:
         await engine.shutdown()
         services.prompts.close()
 
 
-def _start_serving(config: ServerConfig, say: Callable[[str], None]) -> None:
+class StartTimes:
+    """How long the start takes, part by part."""
+
+    def __init__(self, begun_s: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._marks: list[tuple[str, float]] = [("", begun_s)]
+
+    def end(self, part: str) -> None:
+        """This part, and with it everything since the one before, is done."""
+        self._marks.append((part, self._now()))
+
+    def __str__(self) -> str:
+        parts = [f"{part} {at_s - before_s:.1f} s" for (_, before_s), (part, at_s) in pairwise(self._marks)]
+        return f"{self._now() - self._marks[0][1]:.1f} s ({', '.join(parts)})"
+
+
+def _start_serving(config: ServerConfig, parts: StartTimes, say: Callable[[str], None]) -> None:
     gc.collect()
     gc.freeze()  # what is loaded now stays; the garbage collector need not look at it again
+    say(f"Ready in {parts}.")
     say(_where(config))
     say(f"Open {config.url} in a browser to chat and to watch the batch. Ctrl-C stops the server.")
 

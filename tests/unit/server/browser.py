@@ -15,6 +15,15 @@ from typing import Any
 import pytest
 
 WIDE, PHONE = {"width": 1440, "height": 900}, {"width": 360, "height": 740}
+DRAWN_TEXT = """
+    const draw = CanvasRenderingContext2D.prototype.fillText;
+    window.drawn = new Map();
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...rest) {
+        window.drawn.set(text, { x, y });
+        return draw.call(this, text, x, y, ...rest);
+    };
+"""
+"""A script for a page: `drawn` has the text on its canvases, with the place where each was drawn last."""
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 

@@ -12,8 +12,9 @@ import contextlib
 import itertools
 import json
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -38,7 +39,9 @@ from headway.server.messages import (
 from headway.server.streams import SnapshotStream
 
 COMMON_BLOCKS = 4
-WORDS = ("a", "batch", "that", "never", "stops", "leaves", "no", "gap:", "every", "request", "makes", "headway.")
+SENTENCE = "a batch that never stops leaves no gap: every request makes headway. "
+WORDS = tuple(f"{word} " for word in SENTENCE.split())
+CUT_OFF_AFTER = 5
 
 
 @dataclass
@@ -267,18 +270,28 @@ class ScriptedEngine:
 
 
 def create_app(engine: ScriptedEngine, *, api_key: str | None = None) -> Starlette:
-    """The page, /live, and completions that come word by word. Questions with "fail" in them are refused."""
+    """The page, /live, and completions that come word by word.
+
+    Questions with "fail" in them are refused, those with "break" are cut off by an error after a few words, and what
+    follows "Repeat:" is the answer. `app.state.asked` keeps the messages of each chat request.
+    """
 
     async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": "SmolLM2-135M-Instruct", "object": "model"}]})
+        return JSONResponse({"object": "list", "data": [{"id": app.state.model, "object": "model"}]})
 
     async def chat(request: Request) -> Response:
         body = await request.json()
+        app.state.asked.append(body["messages"])
         question = body["messages"][-1]["content"]
         if "fail" in question:
             return JSONResponse({"error": {"message": "The question is too hard."}}, status_code=400)
-        job = engine.submit(num_prompt_tokens=10 + len(question) // 4, max_tokens=min(60, body["max_tokens"]))
-        return _stream(engine, [job], lambda i, text: {"index": i, "delta": {"content": text}})
+        words = _pieces(question.partition("Repeat:")[2].lstrip()) if "Repeat:" in question else WORDS * 5
+        num_tokens = min(len(words), body["max_tokens"])
+        job = engine.submit(num_prompt_tokens=10 + len(question) // 4, max_tokens=num_tokens)
+        num_whole = CUT_OFF_AFTER if "break" in question else None
+        return _stream(
+            engine, [job], lambda i, text: {"index": i, "delta": {"content": text}}, words=words, num_whole=num_whole
+        )
 
     async def completions(request: Request) -> Response:
         body = await request.json()
@@ -298,6 +311,8 @@ def create_app(engine: ScriptedEngine, *, api_key: str | None = None) -> Starlet
         Route("/v1/completions", completions, methods=["POST"]),
     ]
     app = Starlette(routes=routes, lifespan=lifespan)
+    app.state.asked = []
+    app.state.model = "SmolLM2-135M-Instruct"
     if api_key is not None:
         app.add_middleware(_Lock, api_key=api_key)
     return app
@@ -319,7 +334,21 @@ class _Lock:
             await refusal(scope, receive, send)
 
 
-def _stream(engine: ScriptedEngine, jobs: list[Pretended], choice) -> StreamingResponse:
+def _pieces(text: str) -> list[str]:
+    """As tokens might be: a few characters each, also across words and marks."""
+    return [text[at : at + 5] for at in range(0, len(text), 5)]
+
+
+def _stream(
+    engine: ScriptedEngine,
+    jobs: list[Pretended],
+    choice: Callable[[int, str], dict[str, Any]],
+    *,
+    words: Sequence[str] = WORDS,
+    num_whole: int | None = None,
+) -> StreamingResponse:
+    """With `num_whole`, an error comes after so many tokens."""
+
     async def events() -> AsyncIterator[str]:
         sent = [0] * len(jobs)
         try:
@@ -327,9 +356,12 @@ def _stream(engine: ScriptedEngine, jobs: list[Pretended], choice) -> StreamingR
                 for index, job in enumerate(jobs):
                     while sent[index] < job.num_output_tokens:
                         sent[index] += 1
-                        part = choice(index, WORDS[(sent[index] - 1) % len(WORDS)] + " ")
+                        part = choice(index, words[(sent[index] - 1) % len(words)])
                         part["finish_reason"] = "length" if sent[index] == job.max_tokens else None
-                        yield f"data: {json.dumps({'choices': [part]})}\n\n"
+                        yield f"data: {json.dumps({'id': job.request_id, 'choices': [part]})}\n\n"
+                if num_whole is not None and sent[0] >= num_whole:
+                    yield f"data: {json.dumps({'error': {'message': 'The engine stopped.'}})}\n\ndata: [DONE]\n\n"
+                    return
                 await asyncio.sleep(0.005)
             usage = {"completion_tokens": sum(sent), "prompt_tokens": sum(job.num_prompt_tokens for job in jobs)}
             yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n"

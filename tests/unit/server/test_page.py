@@ -1,108 +1,41 @@
-"""The page in a real browser, against a pretended engine."""
+"""The page in a real browser, against a pretended engine: the batch, and the page as a whole."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
-from tests.unit.server.browser import PHONE, WIDE, ask, chromium, number, picture, pixels, wait_for_text
+from headway.server.engine_client import Health
+from headway.server.live import live_routes
+from tests.unit.server.browser import DRAWN_TEXT, PHONE, WIDE, ask, number, picture, pixels, wait_for_text
 from tests.unit.server.http_thread import serving
 from tests.unit.server.scripted_engine import ScriptedEngine, create_app
 
-PATIENCE_MS = 20_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as launched:
-        yield launched
-
-
-@pytest.fixture
-def engine() -> ScriptedEngine:
-    return ScriptedEngine(step_s=0.004)
-
-
-@pytest.fixture
-def base_url(engine: ScriptedEngine) -> Iterator[str]:
-    with serving(create_app(engine)) as url:
-        yield url
-
-
-@pytest.fixture
-def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens a page that must not complain in its console."""
-    complaints: list[str] = []
-    contexts = []
-
-    def opened(url: str, *, scheme: str = "light", viewport: dict[str, int] = WIDE, expect: str = "serving") -> Any:
-        context = browser.new_context(color_scheme=scheme, viewport=viewport)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-        page.goto(url)
-        page.wait_for_function("(text) => document.querySelector('#health span').textContent === text", arg=expect)
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert [text for text in complaints if "Failed to load resource" not in text] == []
-
-
-def test_chat_streams_and_tells_its_times(base_url: str, open_page: Callable[..., Any]) -> None:
-    page = open_page(base_url)
-    ask(page, "Does it <b>never</b> stop?")
-    wait_for_text(page, ".assistant .facts", "stopped at max tokens")
-    assert page.text_content(".user .body") == "Does it <b>never</b> stop?"
-    assert page.text_content(".assistant .body").startswith("a batch that never stops")
-    facts = page.text_content(".assistant .facts")
-    assert "first token" in facts and "tokens/s" in facts and "60 tokens" in facts
-    page.click("#new-chat")
-    assert page.locator(".message").count() == 0 and page.locator("#welcome").is_visible()
-
-
-def test_an_answer_can_be_stopped_and_its_request_leaves_the_engine(
-    base_url: str, open_page: Callable[..., Any], engine: ScriptedEngine
-) -> None:
-    engine._step_s = 0.2
-    page = open_page(base_url)
-    ask(page, "Go on and on")
-    wait_for_text(page, ".assistant .body", "a batch")
-    page.click("#stop")
-    wait_for_text(page, ".assistant .facts", "stopped by you")
-    page.wait_for_function("() => document.querySelector('#n-running').textContent === '0'")
-    assert page.locator("#send").is_visible()
-
-
-def test_refusals_are_shown_in_words(base_url: str, open_page: Callable[..., Any]) -> None:
-    page = open_page(base_url)
-    ask(page, "please fail")
-    wait_for_text(page, ".assistant .error", "The question is too hard.")
-    ask(page, "and now?")
-    wait_for_text(page, ".assistant:last-child .facts", "tokens/s")
+NUMBERS = ("output", "prompt", "running", "waiting", "ttft", "itl", "kv", "hits", "preempt")
 
 
 def test_the_key_is_sent_and_asked_for(engine: ScriptedEngine, open_page: Callable[..., Any]) -> None:
     with serving(create_app(engine, api_key="sesame")) as url:
-        page = open_page(url, expect="no connection")
-        wait_for_text(page, "#advice", "asks for an API key")
+        page = open_page(url, expect="no access")
+        wait_for_text(page, "#lost", "asks for an API key")
         ask(page, "open")
-        wait_for_text(page, ".error", "asks for an API key")
+        wait_for_text(page, "#failure", "asks for an API key")
         page.click("#params summary")
         page.fill("#api-key", "wrong")
         page.press("#api-key", "Tab")
-        wait_for_text(page, "#advice", "does not know this API key")
+        wait_for_text(page, "#lost", "does not know this API key")
         page.fill("#api-key", "sesame")
         page.press("#api-key", "Tab")
         wait_for_text(page, "#health", "serving")
         ask(page, "open")
-        wait_for_text(page, ".assistant:last-child .facts", "tokens/s")
+        wait_for_text(page, ".assistant:last-of-type .facts", "tokens/s")
 
 
 def test_load_shows_in_the_batch_of_a_phone(base_url: str, open_page: Callable[..., Any]) -> None:
@@ -191,11 +124,123 @@ def test_nobody_looks_at_a_hidden_page(base_url: str, open_page: Callable[..., A
     assert engine.viewers == []
 
 
+def test_the_field_for_the_key_takes_the_whole_line(base_url: str, open_page: Callable[..., Any]) -> None:
+    for viewport in (WIDE, PHONE):
+        page = open_page(base_url, viewport=viewport)
+        page.click("#params summary")
+        field = page.locator("#api-key")
+        assert field.bounding_box()["width"] >= 0.9 * page.locator("#system").bounding_box()["width"]
+        page.evaluate("document.querySelector('#api-key').type = 'text'")
+        page.fill("#api-key", "sk-" + "0123456789abcdef" * 3)
+        assert viewport is PHONE or field.evaluate("(field) => field.scrollWidth <= field.clientWidth")
+
+
+def test_your_own_request_is_on_top_of_the_others_and_stays_there(
+    base_url: str, open_page: Callable[..., Any], engine: ScriptedEngine
+) -> None:
+    page = open_page(base_url, script=DRAWN_TEXT)
+    page.click("#load")
+    page.wait_for_function("() => Number(document.querySelector('#n-running').textContent) >= 8")
+    engine._step_s = 0.06
+    ask(page, "Where am I?")
+    page.wait_for_function("() => window.drawn.get('sent, no token yet')?.y < 16")
+    page.wait_for_function(
+        "() => window.drawn.get('you')?.y < 16 && document.querySelector('.assistant .body').textContent !== ''"
+    )
+    page.evaluate("window.drawn.clear()")
+    page.wait_for_function("() => window.drawn.has('you') && window.drawn.has('decode')")
+    assert page.evaluate("window.drawn.get('you').y") < 16
+    others = page.evaluate("[...window.drawn].filter(([text]) => /^#[0-9]+$/.test(text)).map(([, place]) => place.y)")
+    assert others and min(others) > 16
+    picture(page, "own-on-top")
+    page.evaluate("document.querySelector('.lanes').style.height = '60px'")
+    page.evaluate("document.querySelector('.lanes').scrollTop = 100")
+    page.wait_for_function("() => window.drawn.get('you').y > 100 && window.drawn.get('you').y < 116")
+
+
 def test_the_page_finds_its_server_again(engine: ScriptedEngine, open_page: Callable[..., Any]) -> None:
     with serving(create_app(engine)) as url:
         page = open_page(url)
         page.route("**/live", lambda route: route.abort())
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-        wait_for_text(page, "#advice", "The server cannot be reached.")
+        wait_for_text(page, "#lost", "The server cannot be reached.")
         page.unroute("**/live")
         wait_for_text(page, "#health", "serving")
+        assert page.locator("#lost").is_hidden()
+
+
+def test_a_lost_server_is_shown_as_lost_and_not_as_its_last_numbers(
+    engine: ScriptedEngine, open_page: Callable[..., Any]
+) -> None:
+    with serving(create_app(engine)) as url:
+        page = open_page(url)
+        page.click("#load")
+        page.wait_for_function("() => Number(document.querySelector('#n-running').textContent) >= 4")
+        wait_for_text(page, "#n-itl", "ms")
+    wait_for_text(page, "#lost-title", "The server is lost.")
+    assert page.locator("#lost").is_visible() and page.locator("#reconnect").is_visible()
+    assert page.text_content("#health span") == "lost"
+    assert {name: page.text_content(f"#n-{name}") for name in NUMBERS} == dict.fromkeys(NUMBERS, "–")
+    assert page.text_content("#advice") == "" and page.text_content("#queue") == ""
+    page.wait_for_function("() => document.querySelector('#v-requests').textContent === 'running –waiting –'")
+    picture(page, "lost-wide")
+
+
+def test_a_server_that_falls_silent_is_lost_too(engine: ScriptedEngine, open_page: Callable[..., Any]) -> None:
+    """It still holds the connection, as one that is stopped or cut off by the network does."""
+    silent = asyncio.Event()
+    events: list[bytes] = []
+
+    async def live(request: Request) -> Response:
+        async def told() -> AsyncIterator[bytes]:
+            for event in events:
+                yield event
+            await silent.wait()
+
+        return StreamingResponse(told(), media_type="text/event-stream")
+
+    page_routes = [route for route in live_routes(engine) if route.path != "/live"]
+    app = Starlette(routes=[Route("/live", live), *page_routes])
+    with serving(create_app(engine)) as url:
+        events += open_page(url).evaluate("""async () => {
+            const reader = (await fetch("/live")).body.pipeThrough(new TextDecoderStream()).getReader();
+            let text = "";
+            while (!text.includes("event: frame") || !text.endsWith("\\n\\n")) text += (await reader.read()).value;
+            return [text];
+        }""")
+    with serving(app) as url:
+        page = open_page(url)
+        assert page.text_content("#n-running") == "0"
+        wait_for_text(page, "#lost", "has said nothing for 5 s")
+        assert page.text_content("#n-running") == "–"
+
+
+def test_an_engine_that_is_away_has_no_numbers_until_it_is_back(
+    base_url: str, open_page: Callable[..., Any], engine: ScriptedEngine
+) -> None:
+    page = open_page(base_url)
+    assert page.text_content("#n-running") == "0"
+    engine.health = Health(False, "the engine is being restarted")
+    wait_for_text(page, "#lost", "The engine is not available. the engine is being restarted")
+    assert page.text_content("#n-running") == "–"
+    engine.health = Health(True, "")
+    wait_for_text(page, "#health", "serving")
+    assert page.text_content("#n-running") == "0" and page.locator("#lost").is_hidden()
+
+
+def test_a_new_server_may_serve_another_model(engine: ScriptedEngine, open_page: Callable[..., Any]) -> None:
+    """The name that the page sends is asked for anew after it found its server again."""
+    app = create_app(engine)
+    with serving(app) as url:
+        page = open_page(url)
+        ask(page, "Hello")
+        wait_for_text(page, ".assistant .facts", "stopped at max tokens")
+        app.state.model = "another"
+        page.route("**/live", lambda route: route.abort())
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        wait_for_text(page, "#health", "lost")
+        page.unroute("**/live")
+        wait_for_text(page, "#health", "serving")
+        with page.expect_request("**/v1/chat/completions") as sent:
+            ask(page, "Hello again")
+        assert sent.value.post_data_json["model"] == "another"

@@ -20,7 +20,15 @@ export function setApiKey(key) {
   }
 }
 
-/** fetch with the key. Throws an Error whose message can be shown; an abort stays an AbortError. */
+/** The server could not be reached (`status` is null), or refused. The message can be shown. */
+export class ApiError extends Error {
+  constructor(message, status = null) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** fetch with the key. Throws an ApiError; an abort stays an AbortError. */
 export async function call(path, { body, signal } = {}) {
   const headers = {};
   if (apiKey) headers.authorization = `Bearer ${apiKey}`;
@@ -30,9 +38,9 @@ export async function call(path, { body, signal } = {}) {
     response = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("The server cannot be reached.");
+    throw new ApiError("The server cannot be reached.");
   }
-  if (!response.ok) throw Object.assign(new Error(await refusal(response)), { status: response.status });
+  if (!response.ok) throw new ApiError(await refusal(response), response.status);
   return response;
 }
 
@@ -51,6 +59,11 @@ export function streamError(data) {
 }
 
 let modelName = null;
+
+/** It may be another one: the server was started again. */
+export function forgetModel() {
+  modelName = null;
+}
 
 /** The served model's name, asked for once. */
 export async function getModel() {

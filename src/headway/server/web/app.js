@@ -1,6 +1,6 @@
 // Puts the page together: chat, live view, load, theme, tabs, key.
 
-import { getApiKey, setApiKey } from "./api.js";
+import { forgetModel, getApiKey, setApiKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { LiveConnection } from "./live.js";
 import { Load } from "./load.js";
@@ -10,15 +10,23 @@ const $ = (id) => document.getElementById(id);
 
 const panel = new BatchPanel();
 const live = new LiveConnection({
-  onHello: (info) => panel.hello(info),
+  onHello: (info) => {
+    forgetModel();
+    panel.hello(info);
+  },
   onFrame: (frame) => panel.frame(frame),
-  onTrouble: (text) => panel.trouble(text),
+  onTrouble: (trouble) => panel.trouble(trouble),
 });
-new Chat((id) => panel.claim(id));
+new Chat({
+  onAsk: () => panel.expect(true),
+  onRequest: (id) => panel.claim(id),
+  onEnd: () => panel.expect(false),
+});
 new Load(() => panel.info);
 setUpKey();
 setUpTheme();
 setUpTabs();
+$("reconnect").addEventListener("click", () => live.restart());
 live.restart();
 
 function setUpKey() {

@@ -19,7 +19,7 @@ export class BlockMap {
     if (frame.blocks) this.map = frame.blocks;
   }
 
-  /** All blocks are free, whatever was missed. */
+  /** As if all blocks were free: they are, whatever was missed, or nothing is known of them. */
   clear() {
     if (this.map) this.map = { ...this.map, runs: [FREE, this.map.num_cells] };
   }

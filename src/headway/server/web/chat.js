@@ -1,9 +1,12 @@
-// The chat: one conversation, streamed, with the times a reader feels under each answer.
+// The chat: one conversation of questions and answers, in turn. A question without an answer does not stay in it: it goes
+// back into the box, whatever kept the answer from coming.
 
 import { call, getModel, streamError } from "./api.js";
-import { ms, plural } from "./format.js";
-import { render } from "./markdown.js";
+import { copyText } from "./clipboard.js";
+import { Progress } from "./progress.js";
 import { readEvents } from "./sse.js";
+import { loadChat, saveChat } from "./stored_chat.js";
+import { Turn } from "./turn.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -12,14 +15,27 @@ const IDEAS = [
   "Write a short poem about a queue that never stands still.",
   "What is a KV cache, in three sentences?",
 ];
-const ENDINGS = { length: "stopped at max tokens", stop: "", abort: "aborted", content_filter: "filtered" };
+const SETTINGS = ["temperature", "top-p", "max-tokens", "system"];
+const NEAR_END_PX = 60;
+const COPIED_MS = 1500;
+const SPOKEN_CHARS = 600;
 
 export class Chat {
-  /** `onRequest(id)` is told the id of each request as soon as it is known. */
-  constructor(onRequest) {
-    this.onRequest = onRequest;
-    this.history = [];
-    this.abort = null;
+  /** `onAsk()` when a question is sent, `onRequest(id)` when its id is known, `onEnd()` when there will be no more. */
+  constructor({ onAsk, onRequest, onEnd }) {
+    this.told = { onAsk, onRequest, onEnd };
+    this.turns = []; // questions and answers, in turn
+    this.running = null; // {abort, before, question, answer} while an answer is on its way
+    this.isChanged = false; // since it was stored
+    this.editing = null; // the number of the turn that the box's text replaces, with all that follows it
+    this.laidAside = ""; // what was in the box before
+    this.#restore();
+    this.#listen();
+  }
+
+  // ---- what the reader does -----------------------------------------------------------------------------------------
+
+  #listen() {
     $("ask").addEventListener("submit", (event) => {
       event.preventDefault();
       this.#ask();
@@ -29,11 +45,22 @@ export class Chat {
       event.preventDefault();
       this.#ask();
     });
-    $("stop").addEventListener("click", () => this.abort?.abort());
+    $("stop").addEventListener("click", () => this.#stop());
     $("new-chat").addEventListener("click", () => this.#reset());
-    document.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.abort?.abort();
+    $("edit-cancel").addEventListener("click", () => this.#cancelEdit());
+    $("retry").addEventListener("click", () => this.retry());
+    $("messages").addEventListener("click", (event) => {
+      const button = event.target.closest(".copy-code");
+      if (button) this.#copy(button.closest(".code").querySelector("code").textContent, button);
     });
+    document.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      if (this.running) this.#stop();
+      else if (this.editing !== null) this.#cancelEdit();
+    });
+    for (const id of ["prompt", ...SETTINGS]) $(id).addEventListener("input", () => this.#changed());
+    addEventListener("pagehide", () => this.#save());
+    document.addEventListener("visibilitychange", () => this.#save());
     $("ideas").append(...IDEAS.map((idea) => this.#ideaButton(idea)));
   }
 
@@ -48,173 +75,262 @@ export class Chat {
     return button;
   }
 
+  #ask() {
+    const text = $("prompt").value.trim();
+    if (!text || this.running) return;
+    const { editing } = this;
+    const base = this.turns.slice(0, editing ?? undefined);
+    $("prompt").value = "";
+    this.#setEditing(null);
+    this.#answer(base, text, {
+      keepsPart: true,
+      draft: (typed) => (typed.trim() ? `${text}\n\n${typed}` : text),
+      giveBack: (hasPart) => this.#setEditing(hasPart ? base.length : editing),
+      retry: () => {
+        $("prompt").value ||= text;
+        this.#ask();
+      },
+    });
+  }
+
+  #regenerate() {
+    if (this.running || this.turns.length < 2) return;
+    this.#answer(this.turns.slice(0, -2), this.turns.at(-2).content, {
+      keepsPart: false,
+      draft: (typed) => typed,
+      giveBack: () => {},
+      retry: () => this.#regenerate(),
+    });
+  }
+
+  #stop() {
+    this.running?.abort.abort();
+  }
+
   #reset() {
-    this.abort?.abort();
-    this.history = [];
-    $("messages").replaceChildren($("welcome"));
-    $("welcome").hidden = false;
+    if (this.running) {
+      this.#stop();
+      this.running = null;
+      this.told.onEnd();
+    }
+    this.#setTurns([]);
+    this.#showFailure(null);
+    this.#setEditing(null);
+    $("prompt").value = "";
+    this.#showBusy();
+    this.#changed();
+    this.#save();
     $("prompt").focus();
   }
 
-  async #ask() {
-    const text = $("prompt").value.trim();
-    if (!text || this.abort) return;
-    const history = this.history;
-    $("welcome").hidden = true;
-    $("prompt").value = "";
-    history.push({ role: "user", content: text });
-    addMessage("user").body.textContent = text;
-    const answer = addMessage("assistant");
-    this.#setBusy(new AbortController());
-    try {
-      const content = await this.#stream(answer);
-      if (content) history.push({ role: "assistant", content });
-    } catch (error) {
-      answer.fail(error.message);
-      history.pop(); // so that the next try does not carry a question without an answer
-    } finally {
-      answer.element.classList.remove("live");
-      this.#setBusy(null);
+  #act(action, turn, button) {
+    if (action === "copy") this.#copy(turn.content, button);
+    if (this.running) return;
+    if (action === "regenerate") this.#regenerate();
+    if (action === "edit") {
+      if (this.editing === null) this.laidAside = $("prompt").value;
+      $("prompt").value = turn.content;
+      this.#setEditing(this.turns.indexOf(turn));
+      $("prompt").focus();
     }
   }
 
-  #setBusy(abort) {
-    const hadFocus = document.activeElement;
-    this.abort = abort;
-    $("send").hidden = abort !== null;
-    $("stop").hidden = abort === null;
-    if (hadFocus === $("send")) $("stop").focus();
-    else if (hadFocus === $("stop")) $("prompt").focus();
-    $("chat-status").textContent = abort ? "The model is answering." : "The answer is complete.";
+  async #copy(text, button) {
+    const isDone = await copyText(text);
+    $("chat-status").textContent = isDone ? "Copied." : "The browser does not allow to copy.";
+    button.dataset.copied = isDone ? "Copied" : "Not allowed";
+    setTimeout(() => delete button.dataset.copied, COPIED_MS);
   }
 
-  /** Streams one answer and returns its text; an answer that is stopped is an answer all the same. */
-  async #stream(answer) {
+  #cancelEdit() {
+    $("prompt").value = this.laidAside;
+    this.#setEditing(null);
+    $("prompt").focus();
+  }
+
+  #setEditing(index) {
+    this.editing = index;
+    if (index === null) this.laidAside = "";
+    $("editing").hidden = index === null;
+    this.turns.forEach(({ element }, i) => element.classList.toggle("replaced", index !== null && i >= index));
+  }
+
+  // ---- one answer ---------------------------------------------------------------------------------------------------
+
+  /**
+   * `base` are the turns that stay. If nothing comes, those before come back, `draft` says what is in the box then, and
+   * `giveBack` what it is for; if an error cuts the answer off, the same unless it `keepsPart`, and `retry` tries again.
+   */
+  async #answer(base, question, { keepsPart, draft, giveBack, retry }) {
+    const before = this.turns;
+    const answer = this.#newTurn({ role: "assistant" });
+    const run = (this.running = { abort: new AbortController(), before, draft, answer });
+    this.#changed();
+    this.#showFailure(null);
+    this.#setTurns([...base, this.#newTurn({ role: "user", content: question }), answer]);
+    this.#scrollToEnd();
+    this.#showBusy();
+    this.told.onAsk();
     const progress = new Progress();
-    const { signal } = this.abort;
-    answer.element.classList.add("live");
-    answer.show(progress);
+    let error = null;
     try {
-      const response = await call("/v1/chat/completions", { body: { ...(await this.#request()), stream: true }, signal });
+      await this.#stream(answer, progress, base, question, run);
+    } catch (caught) {
+      error = caught;
+    }
+    if (this.running !== run) return; // a new chat was begun
+    this.running = null;
+    answer.setLive(false);
+    const hasPart = progress.text !== "" && (!error || keepsPart);
+    const isWhole = !error && !run.abort.signal.aborted;
+    if (hasPart || isWhole) answer.show(progress.text, progress.facts, { now: true });
+    else this.#setTurns(before);
+    if (error || !(hasPart || isWhole)) {
+      $("prompt").value = draft($("prompt").value);
+      giveBack(hasPart);
+    }
+    this.#showFailure(error && { text: error.message, retry });
+    this.#showBusy();
+    this.#speak(error, hasPart ? answer.body.innerText : "");
+    this.told.onEnd();
+    this.#save();
+  }
+
+  /** An answer that is stopped is an answer all the same: this returns as if it had ended. */
+  async #stream(answer, progress, base, question, { abort: { signal } }) {
+    answer.setLive(true);
+    answer.show("", progress.running, { now: true });
+    try {
+      const response = await call("/v1/chat/completions", { body: await this.#request(base, question), signal });
       for await (const { data } of readEvents(response)) {
-        if (data === "[DONE]") break;
+        if (data === "[DONE]") return;
         const chunk = JSON.parse(data);
         const error = streamError(chunk);
         if (error) throw error;
-        if (progress.firstAt === null) this.onRequest(chunk.id);
+        if (progress.firstAt === null && chunk.id) this.told.onRequest(chunk.id);
         progress.take(chunk);
-        answer.show(progress);
+        this.#showProgress(answer, progress);
       }
+      throw new Error("The connection was lost."); // every whole stream ends with [DONE]
     } catch (error) {
-      if (!signal.aborted) {
-        if (error.name === "TypeError") throw new Error("The connection was lost.");
-        throw error;
+      if (signal.aborted) progress.ending = "stopped by you";
+      else {
+        progress.ending = "cut off";
+        throw error.name === "TypeError" ? new Error("The connection was lost.") : error;
       }
-      progress.ending = "stopped by you";
     }
-    answer.show(progress, true);
-    return progress.text;
   }
 
-  async #request() {
+  #showProgress(answer, progress) {
+    const list = $("messages");
+    const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < NEAR_END_PX;
+    answer.show(progress.text, progress.running, {
+      afterwards: () => {
+        if (isAtEnd && !hasSelection(list)) this.#scrollToEnd();
+      },
+    });
+  }
+
+  async #request(base, question) {
     const system = $("system").value.trim();
     return {
       model: await getModel(),
-      messages: [...(system ? [{ role: "system", content: system }] : []), ...this.history],
+      messages: [
+        ...(system ? [{ role: "system", content: system }] : []),
+        ...base.map(({ role, content }) => ({ role, content })),
+        { role: "user", content: question },
+      ],
+      stream: true,
       stream_options: { include_usage: true },
       ...number("temperature", "temperature"),
       ...number("top_p", "top-p"),
       ...number("max_tokens", "max-tokens"),
     };
   }
+
+  // ---- what is seen -------------------------------------------------------------------------------------------------
+
+  #newTurn(turn) {
+    return new Turn(turn, (action, from, button) => this.#act(action, from, button));
+  }
+
+  #setTurns(turns) {
+    for (const { element } of this.turns) if (!turns.some((turn) => turn.element === element)) element.remove();
+    this.turns = turns;
+    const list = $("messages");
+    for (const { element } of turns) if (element.parentElement !== list) $("failure").before(element);
+    $("welcome").hidden = turns.length > 0;
+  }
+
+  #scrollToEnd() {
+    $("messages").scrollTop = $("messages").scrollHeight;
+  }
+
+  #showBusy() {
+    const hadFocus = document.activeElement;
+    const isBusy = this.running !== null;
+    $("send").hidden = isBusy;
+    $("stop").hidden = !isBusy;
+    $("messages").classList.toggle("busy", isBusy);
+    if (hadFocus === $("send") && isBusy) $("stop").focus();
+    else if (hadFocus === $("stop") && !isBusy) $("prompt").focus();
+    if (isBusy) $("chat-status").textContent = "The model is answering.";
+  }
+
+  /** `failure`: {text, retry}, or null. */
+  #showFailure(failure) {
+    this.retry = failure?.retry ?? (() => {});
+    $("failure").hidden = failure === null;
+    $("failure-text").textContent = failure?.text ?? "";
+    if (failure) this.#scrollToEnd();
+  }
+
+  /** For those who do not see the answer come. */
+  #speak(error, text) {
+    if (error) $("chat-status").textContent = ""; // the failure is an alert of its own
+    else $("chat-status").textContent = text ? `Answer: ${text.slice(0, SPOKEN_CHARS)}` : "There is no answer.";
+  }
+
+  // ---- what stays ---------------------------------------------------------------------------------------------------
+
+  #restore() {
+    const { turns, draft, settings } = loadChat();
+    this.#setTurns(turns.map((turn) => this.#newTurn(turn)));
+    $("prompt").value = draft;
+    for (const id of SETTINGS) if (id in settings) $(id).value = settings[id];
+    this.#scrollToEnd();
+  }
+
+  #changed() {
+    this.isChanged = true;
+  }
+
+  /**
+   * An answer on its way is kept as far as it has come; a question without any goes back into the box. A page that only
+   * looked leaves alone what another one may have stored meanwhile.
+   */
+  #save() {
+    if (!this.isChanged) return;
+    this.isChanged = this.running !== null;
+    const { running } = this;
+    const isOpen = running !== null && running.answer.content === "";
+    const typed = $("prompt").value;
+    saveChat({
+      turns: isOpen ? running.before : this.turns,
+      draft: isOpen ? running.draft(typed) : typed,
+      settings: Object.fromEntries(SETTINGS.map((id) => [id, $(id).value])),
+    });
+  }
+}
+
+/** Scrolling would carry away what is being selected. */
+function hasSelection(list) {
+  const selection = getSelection();
+  return !selection.isCollapsed && list.contains(selection.anchorNode);
 }
 
 /** An empty field leaves the choice to the server. */
 function number(name, id) {
   const value = $(id).valueAsNumber;
   return Number.isNaN(value) ? {} : { [name]: value };
-}
-
-/** What has come of one answer, and when. */
-class Progress {
-  constructor() {
-    this.text = "";
-    this.tokens = 0;
-    this.cached = 0;
-    this.ending = "";
-    this.askedAt = performance.now();
-    this.firstAt = null;
-    this.lastAt = null;
-  }
-
-  take(chunk) {
-    const choice = chunk.choices?.[0];
-    const piece = choice?.delta?.content ?? "";
-    if (piece) {
-      this.lastAt = performance.now();
-      this.firstAt ??= this.lastAt;
-      this.text += piece;
-      this.tokens += 1;
-    }
-    if (choice?.finish_reason) this.ending = ENDINGS[choice.finish_reason] ?? choice.finish_reason;
-    if (chunk.usage) {
-      this.tokens = chunk.usage.completion_tokens;
-      this.cached = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
-    }
-  }
-
-  facts() {
-    if (this.firstAt === null) return [this.ending || "waiting for the first token …"];
-    const seconds = (this.lastAt - this.firstAt) / 1000;
-    const facts = [`first token ${ms(this.firstAt - this.askedAt)}`];
-    if (seconds > 0 && this.tokens > 1) facts.push(`${((this.tokens - 1) / seconds).toFixed(1)} tokens/s`);
-    facts.push(plural(this.tokens, "token"));
-    if (this.cached > 0) facts.push(`${plural(this.cached, "prompt token")} from the cache`);
-    if (this.ending) facts.push(this.ending);
-    return facts;
-  }
-}
-
-function addMessage(role) {
-  const element = document.createElement("article");
-  element.className = `message ${role}`;
-  element.setAttribute("aria-label", role === "user" ? "You" : "Model");
-  const body = document.createElement("div");
-  body.className = "body";
-  element.append(body);
-  const facts = document.createElement("p");
-  if (role === "assistant") {
-    facts.className = "facts";
-    element.append(facts);
-  }
-  const list = $("messages");
-  list.append(element);
-  list.scrollTop = list.scrollHeight;
-  let wanted = null;
-  const draw = () => {
-    const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 60;
-    render(body, wanted.text);
-    facts.textContent = wanted.facts().join(" · ");
-    wanted = null;
-    if (isAtEnd) list.scrollTop = list.scrollHeight;
-  };
-  return {
-    element,
-    body,
-    /** Tokens may come faster than the screen is drawn; only the last state counts. */
-    show(progress, now = false) {
-      if (wanted === null && !now) requestAnimationFrame(() => wanted && draw());
-      wanted = progress;
-      if (now) draw();
-    },
-    fail(text) {
-      const error = document.createElement("p");
-      error.className = "error";
-      error.setAttribute("role", "alert");
-      error.textContent = text;
-      element.append(error);
-      facts.remove();
-      list.scrollTop = list.scrollHeight;
-    },
-  };
 }

@@ -1,5 +1,5 @@
 // The strips of the running requests. A request sits in a lane from its first step to its last, then the next one takes
-// the lane: what scrolls by is continuous batching.
+// the lane: what scrolls by is continuous batching. The reader's own requests have lanes of their own, always on top.
 
 import { colours, FONT, ownerColour, prepare } from "./canvas.js";
 
@@ -13,20 +13,30 @@ const QUIET_COLUMNS = 110;
 export class Lanes {
   constructor(canvas) {
     this.canvas = canvas;
-    this.lanes = []; // {cells: string[], owners: number[], row | null}
+    this.pinned = []; // lanes of the reader's own requests: {cells: string[], owners: number[], row | null, fresh, quiet}
+    this.others = [];
     this.laneOf = new Map(); // request number → lane
     this.own = new Set(); // ids of the requests of this page's chat
+    this.isAwaited = false; // the reader has sent a request, which of them is not known yet
     this.handovers = 0; // seats that were taken over while others kept running
     this.stepsPerS = 0;
   }
 
   get isEmpty() {
-    return this.lanes.length === 0;
+    return this.pinned.length + this.others.length === 0 && !this.isAwaited;
+  }
+
+  /** A request of the reader's is on its way; its id comes with its first token. */
+  expect(isAwaited) {
+    this.isAwaited = isAwaited;
   }
 
   /** This request is the reader's own. */
   claim(id) {
+    this.isAwaited = false;
     this.own.add(id);
+    const lane = this.others.find(({ row }) => row?.id === id);
+    if (lane) this.#pin(lane);
   }
 
   /** Takes in a frame: every lane gets one cell per column. */
@@ -36,67 +46,97 @@ export class Lanes {
       number, id, prompt, computed, output, blocks, isRunning, cells, cached,
     }));
     const width = frame.columns.length;
-    for (const lane of this.lanes) lane.fresh = null;
+    for (const lane of this.#all()) lane.fresh = null;
     for (const row of entries) {
-      const lane = this.lanes[this.#seat(row)];
+      const lane = this.#seat(row);
       lane.row = row;
       lane.fresh = row;
     }
-    for (const lane of this.lanes) this.#extend(lane, width);
+    for (const lane of this.#all()) this.#extend(lane, width);
     this.#free(new Set(entries.filter((row) => row.isRunning).map((row) => row.number)));
-    this.#trim();
+    for (const lanes of [this.pinned, this.others]) trim(lanes);
   }
 
-  /** Nobody is left, whatever was missed. */
+  /** Nothing is known any more. */
   clear() {
-    this.lanes = [];
+    this.pinned = [];
+    this.others = [];
     this.laneOf.clear();
+    this.handovers = 0;
   }
 
-  draw() {
-    const wanted = Math.max(MIN_ROWS, this.lanes.length) * ROW + 2;
-    const area = prepare(this.canvas, wanted);
+  /** `scrolled`: by how much the reader has scrolled down; own lanes stay on top all the same. */
+  draw(scrolled) {
+    const numPinned = this.pinned.length + (this.isAwaited ? 1 : 0);
+    const area = prepare(this.canvas, Math.max(MIN_ROWS, numPinned + this.others.length) * ROW + 2);
     if (!area) return;
     const { context, width } = area;
-    const palette = colours();
     context.font = FONT;
     context.textBaseline = "middle";
+    const view = this.#view(width);
+    this.others.forEach((lane, index) => this.#drawLane(context, lane, (numPinned + index) * ROW + 1, view));
+    context.fillStyle = view.palette.sunken;
+    context.fillRect(0, scrolled, width, numPinned > 0 ? numPinned * ROW + 2 : 0);
+    this.pinned.forEach((lane, index) => this.#drawLane(context, lane, scrolled + index * ROW + 1, { ...view, isOwn: true }));
+    if (this.isAwaited) drawAwaited(context, scrolled + this.pinned.length * ROW + 1, view);
+  }
+
+  /** In words, for those who do not see the picture. */
+  describe() {
+    const running = this.laneOf.size;
+    if (running === 0) return this.isAwaited ? "Your request waits for its first token" : "No request is running";
+    const own = this.pinned.find(({ row }) => row?.isRunning)?.row;
+    const others = `${running} requests are running, one row each`;
+    return own ? `${others}; yours, on top, has made ${own.output} tokens` : others;
+  }
+
+  #all() {
+    return [...this.pinned, ...this.others];
+  }
+
+  #view(width) {
     const isNarrow = width < 480;
     const nameWidth = isNarrow ? 52 : 138;
     const countWidth = isNarrow ? 76 : 136;
     const stripWidth = width - nameWidth - countWidth;
     const column = this.stepsPerS > FAST_STEPS_PER_S ? 3 : 6;
     const visible = Math.floor(stripWidth / column);
-    this.lanes.forEach((lane, index) => {
-      const y = index * ROW + 1;
-      if (lane.row && this.own.has(lane.row.id)) {
-        context.fillStyle = palette.own;
-        context.fillRect(0, y, width, ROW);
-      }
-      this.#drawLabel(context, lane, y, { countWidth, width, isNarrow, palette });
-      this.#drawStrip(context, lane, y, { left: nameWidth, visible, column, palette, stripWidth });
-    });
-  }
-
-  /** In words, for those who do not see the picture. */
-  describe() {
-    const running = this.laneOf.size;
-    return running === 0 ? "No request is running" : `${running} requests are running, one row each`;
+    return { width, isNarrow, left: nameWidth, countWidth, stripWidth, column, visible, palette: colours() };
   }
 
   #seat(row) {
-    let index = this.laneOf.get(row.number);
-    if (index === undefined) {
-      const isFree = (lane) => lane.fresh === null && !lane.row?.isRunning;
-      index = this.lanes.findIndex((lane) => isFree(lane) && lane.row?.number === row.number); // it was preempted
-      if (index < 0) {
-        index = this.lanes.findIndex((lane) => isFree(lane) && !isPreempted(lane.row));
-        if (index >= 0 && this.lanes[index].row && this.laneOf.size > 0) this.handovers += 1;
+    let lane = this.laneOf.get(row.number);
+    if (lane === undefined) {
+      const lanes = this.own.has(row.id) ? this.pinned : this.others;
+      lane = lanes.find((each) => isFree(each) && each.row?.number === row.number); // it was preempted
+      if (lane === undefined) {
+        lane = freeLane(lanes);
+        if (lane.row && this.laneOf.size > 0) this.handovers += 1;
       }
-      if (index < 0) index = this.lanes.push({ cells: [], owners: [], row: null, fresh: null, quiet: 0 }) - 1;
-      this.laneOf.set(row.number, index);
+      this.laneOf.set(row.number, lane);
     }
-    return index;
+    return lane;
+  }
+
+  /** Its cells move up with it; those of who sat there before it stay. */
+  #pin(lane) {
+    const { row } = lane;
+    const pinned = freeLane(this.pinned);
+    const missing = lane.cells.length - pinned.cells.length;
+    if (missing > 0) {
+      pinned.cells.unshift(...Array(missing).fill("."));
+      pinned.owners.unshift(...Array(missing).fill(-1));
+    }
+    for (let back = 1; back <= lane.cells.length; back++) {
+      const [from, to] = [lane.cells.length - back, pinned.cells.length - back];
+      if (lane.owners[from] !== row.number) continue;
+      [pinned.cells[to], pinned.owners[to]] = [lane.cells[from], row.number];
+      [lane.cells[from], lane.owners[from]] = [".", -1];
+    }
+    Object.assign(pinned, { row, fresh: lane.fresh, quiet: lane.quiet });
+    Object.assign(lane, { row: null, fresh: null });
+    if (row.isRunning) this.laneOf.set(row.number, pinned);
+    trim(this.others);
   }
 
   #extend(lane, width) {
@@ -116,19 +156,23 @@ export class Lanes {
 
   /** A frame tells of everybody who runs; who is missing has left, perhaps with a frame that never came. */
   #free(running) {
-    for (const [number, index] of this.laneOf) {
+    for (const [number, lane] of this.laneOf) {
       if (running.has(number)) continue;
-      this.lanes[index].row.isRunning = false;
+      lane.row.isRunning = false;
       this.laneOf.delete(number);
     }
   }
 
-  /** Lanes at the end that nobody has used for long go away. */
-  #trim() {
-    while (this.lanes.length > 0 && this.lanes.at(-1).row === null) this.lanes.pop();
+  #drawLane(context, lane, y, view) {
+    if (view.isOwn) {
+      context.fillStyle = view.palette.own;
+      context.fillRect(0, y, view.width, ROW);
+    }
+    this.#drawLabel(context, lane, y, view);
+    this.#drawStrip(context, lane, y, view);
   }
 
-  #drawLabel(context, lane, y, { countWidth, width, isNarrow, palette }) {
+  #drawLabel(context, lane, y, { isOwn, countWidth, width, isNarrow, palette }) {
     const row = lane.row;
     if (!row) return;
     const middle = y + ROW / 2;
@@ -140,7 +184,6 @@ export class Lanes {
     const isPrefill = row.isRunning && row.computed < row.prompt;
     const state = isPrefill ? "prefill" : row.isRunning ? "decode" : isPreempted(row) ? "preempted" : "left";
     context.fillStyle = row.isRunning ? palette.text : palette.dim;
-    const isOwn = this.own.has(row.id);
     if (isOwn) context.font = `bold ${FONT}`;
     context.fillText(isOwn ? "you" : `#${row.number + 1}`, 18, middle);
     context.font = FONT;
@@ -184,6 +227,34 @@ export class Lanes {
       }
     }
   }
+}
+
+const isFree = (lane) => lane.fresh === null && !lane.row?.isRunning;
+
+/** One that nobody sits in, the first; made if there is none. */
+function freeLane(lanes) {
+  const found = lanes.find((lane) => isFree(lane) && !isPreempted(lane.row));
+  if (found) return found;
+  lanes.push({ cells: [], owners: [], row: null, fresh: null, quiet: 0 });
+  return lanes.at(-1);
+}
+
+/** Lanes at the end that nobody has used for long go away. */
+function trim(lanes) {
+  while (lanes.length > 0 && lanes.at(-1).row === null) lanes.pop();
+}
+
+/** The reader's request, before it is known which of them it is. */
+function drawAwaited(context, y, { width, left, palette }) {
+  const middle = y + ROW / 2;
+  context.fillStyle = palette.own;
+  context.fillRect(0, y, width, ROW);
+  context.fillStyle = palette.text;
+  context.font = `bold ${FONT}`;
+  context.fillText("you", 18, middle);
+  context.font = FONT;
+  context.fillStyle = palette.dim;
+  context.fillText("sent, no token yet", left, middle);
 }
 
 /** Out of the batch, but it will come back. */

@@ -1,13 +1,17 @@
 // Keeps a connection to /live while the page is visible, and says what came of it.
 
-import { call } from "./api.js";
+import { ApiError, call } from "./api.js";
 import { readEvents } from "./sse.js";
 
 const FIRST_RETRY_MS = 500;
-const LAST_RETRY_MS = 8000;
+const LAST_RETRY_MS = 5000;
+const SILENCE_MS = 5000; // the server says something every second
 
 export class LiveConnection {
-  /** `onHello(info)`, `onFrame(frame)`, `onTrouble(text)`: the last when there is no connection, with the reason. */
+  /**
+   * `onHello(info)`, `onFrame(frame)`, and `onTrouble({isRefused, text})` when there is no connection: the server did not
+   * let the page in, or cannot be heard.
+   */
   constructor({ onHello, onFrame, onTrouble }) {
     this.handlers = { hello: onHello, frame: onFrame };
     this.onTrouble = onTrouble;
@@ -15,11 +19,13 @@ export class LiveConnection {
     this.abort = null;
     this.timer = null;
     document.addEventListener("visibilitychange", () => this.restart());
+    addEventListener("online", () => this.restart());
   }
 
   /** Connects anew: at the beginning, with another key, when the page is seen again. */
   restart() {
     this.abort?.abort();
+    this.abort = null;
     clearTimeout(this.timer);
     this.retryMs = FIRST_RETRY_MS;
     if (!document.hidden) this.#connect();
@@ -27,17 +33,29 @@ export class LiveConnection {
 
   async #connect() {
     const abort = (this.abort = new AbortController());
-    let trouble = "The connection was closed.";
+    let trouble = { isRefused: false, text: "The connection was closed." };
+    let silence = null;
+    const listen = () => {
+      clearTimeout(silence);
+      silence = setTimeout(() => {
+        trouble = { isRefused: false, text: `The server has said nothing for ${SILENCE_MS / 1000} s.` };
+        abort.abort();
+      }, SILENCE_MS);
+    };
     try {
+      listen();
       const response = await call("/live", { signal: abort.signal });
       for await (const { event, data } of readEvents(response)) {
+        listen();
         this.retryMs = FIRST_RETRY_MS;
         this.handlers[event]?.(JSON.parse(data));
       }
     } catch (error) {
-      if (error.status || error.message.startsWith("The server")) trouble = error.message;
+      if (error instanceof ApiError) trouble = { isRefused: error.status === 401 || error.status === 403, text: error.message };
+      else if (error.name !== "AbortError" && error.name !== "TypeError") console.error(error);
     }
-    if (abort.signal.aborted) return;
+    clearTimeout(silence);
+    if (this.abort !== abort) return;
     this.onTrouble(trouble);
     this.timer = setTimeout(() => this.#connect(), this.retryMs);
     this.retryMs = Math.min(this.retryMs * 2, LAST_RETRY_MS);

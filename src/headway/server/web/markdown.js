@@ -1,29 +1,32 @@
-// The little Markdown that models write most: fenced code, `code`, **bold**. Builds nodes, never HTML from text.
+// Markdown that grows: shows the text of an answer while it is written. Builds nodes, never HTML from text.
 
-/** Fills `element` with the text. */
-export function render(element, text) {
-  const parts = text.split(/^```[^\n]*\n?/m);
-  element.replaceChildren(...parts.flatMap((part, index) => (index % 2 === 1 ? [codeBlock(part)] : inline(part))));
-}
+import { parseBlocks } from "./markdown_blocks.js";
+import { patch } from "./patch.js";
 
-function codeBlock(text) {
-  const pre = document.createElement("pre");
-  const code = document.createElement("code");
-  code.textContent = text.replace(/\n$/, "");
-  pre.append(code);
-  return pre;
-}
+export class MarkdownView {
+  constructor(element) {
+    this.element = element;
+    this.text = "";
+    // More text cannot change these blocks any more: they are neither read nor touched again.
+    this.settledChars = 0;
+    this.settledBlocks = 0;
+  }
 
-function inline(text) {
-  return text.split(/(`[^`\n]+`|\*\*[^*\n]+\*\*)/).map((part) => {
-    if (part.length > 2 && part.startsWith("`") && part.endsWith("`")) return tagged("code", part.slice(1, -1));
-    if (part.length > 4 && part.startsWith("**") && part.endsWith("**")) return tagged("b", part.slice(2, -2));
-    return document.createTextNode(part);
-  });
-}
+  show(text) {
+    const wanted = text.replaceAll("\r", "").replaceAll("\0", "\ufffd");
+    if (!wanted.startsWith(this.text)) this.settledChars = this.settledBlocks = 0;
+    this.text = wanted;
+    const lines = wanted.slice(this.settledChars).split("\n");
+    const blocks = parseBlocks(lines);
+    patch(this.element, blocks.map(({ tree }) => tree), this.settledBlocks);
+    this.#settle(lines, blocks);
+  }
 
-function tagged(tag, text) {
-  const element = document.createElement(tag);
-  element.textContent = text;
-  return element;
+  /** A block begins where its first line says so, or (a table) its second; the last line may still become longer. */
+  #settle(lines, blocks) {
+    const last = blocks.findLastIndex(({ line }) => line + 1 < lines.length - 1);
+    if (last <= 0) return;
+    this.settledBlocks += last;
+    for (let i = 0; i < blocks[last].line; i++) this.settledChars += lines[i].length + 1;
+  }
 }

@@ -25,6 +25,7 @@ export class BatchPanel {
     this.spokenAt = 0;
     this.drawWanted = false;
     new ResizeObserver(() => this.redraw()).observe($("batch"));
+    $("lanes").parentElement.addEventListener("scroll", () => this.redraw({ charts: false }), { passive: true });
     this.redraw();
   }
 
@@ -38,21 +39,34 @@ export class BatchPanel {
     this.redraw();
   }
 
-  frame(frame) {
-    const numbers = frame.numbers;
-    const isNewPoint = this.series.add(frame.at_s, numbers);
-    this.lanes.add(frame, this.series.rate("steps"));
-    this.blocks.add(frame);
-    if (numbers.num_used_blocks === 0 && numbers.num_cached_blocks === 0) this.blocks.clear();
-    this.#showHealth(numbers.ok ? "good" : "bad", numbers.ok ? "serving" : numbers.reason || "not ready");
+  #showNumbers(frame) {
+    const { numbers } = frame;
+    this.#showHealth("good", "serving");
+    this.#showLost(null);
     this.#showTiles(numbers);
     this.#showStep(frame.columns.at(-1), numbers);
     this.#showHandovers();
     this.#showQueue(frame.waiting, numbers.num_waiting);
     this.#showBlockText(numbers);
     if (frame.advice) this.#showAdvice(frame.advice);
+  }
+
+  frame(frame) {
+    const numbers = frame.numbers;
+    const isNewPoint = this.series.add(frame.at_s, numbers);
+    this.lanes.add(frame, this.series.rate("steps"));
+    this.blocks.add(frame);
+    if (numbers.num_used_blocks === 0 && numbers.num_cached_blocks === 0) this.blocks.clear();
+    if (numbers.ok) this.#showNumbers(frame);
+    else this.#lose({ health: numbers.reason || "not ready", title: "The engine is not available.", text: numbers.reason });
     this.#speak();
     this.redraw({ charts: isNewPoint });
+  }
+
+  /** The chat on this page has sent a request, or will get no more of it. */
+  expect(isAwaited) {
+    this.lanes.expect(isAwaited);
+    this.redraw({ charts: false });
   }
 
   /** A request of the chat on this page. */
@@ -61,11 +75,40 @@ export class BatchPanel {
     this.redraw({ charts: false });
   }
 
-  trouble(text) {
-    this.#showHealth("bad", "no connection");
-    this.#showAdvice({ level: "bad", title: "No connection to the live view.", text });
-    this.lanes.clear();
+  /** There is no connection. */
+  trouble({ isRefused, text }) {
+    this.series.lose();
+    this.blocks.clear();
+    this.#lose({
+      health: isRefused ? "no access" : "lost",
+      title: isRefused ? "The server does not let this page in." : "The server is lost.",
+      text: isRefused ? text : `${text} Trying again by itself.`,
+    });
     this.redraw();
+  }
+
+  /** What was last known is no longer so: it is not shown. */
+  #lose({ health, title, text }) {
+    this.#showHealth("bad", health);
+    this.#showLost({ title, text });
+    this.lanes.clear();
+    for (const tile of $("tiles").querySelectorAll("[id]")) setText(tile, "–");
+    for (const id of ["queue-text", "blocks-text", "budget-text", "lanes-text"]) setText($(id), "–");
+    for (const bar of $("budget").children) bar.style.width = "0";
+    this.queueSignature = this.adviceSignature = null;
+    $("queue").replaceChildren();
+    $("advice").replaceChildren();
+    this.spokenAt = 0;
+    this.#speak();
+  }
+
+  #showLost(lost) {
+    $("lost").hidden = lost === null;
+    $("batch").classList.toggle("stale", lost !== null);
+    $("model").classList.toggle("stale", lost !== null);
+    if (lost === null) return;
+    setText($("lost-title"), lost.title);
+    setText($("lost-text"), lost.text);
   }
 
   /** At most once per picture of the screen. */
@@ -77,7 +120,7 @@ export class BatchPanel {
     requestAnimationFrame(() => {
       this.drawWanted = false;
       $("how").hidden = !this.lanes.isEmpty;
-      this.lanes.draw();
+      this.lanes.draw($("lanes").parentElement.scrollTop);
       this.blocks.draw();
       if (this.chartsWanted) for (const each of this.charts) each.draw(this.series.points);
       this.chartsWanted = false;
@@ -115,7 +158,8 @@ export class BatchPanel {
 
   #showHandovers() {
     const { handovers } = this.lanes;
-    if (handovers > 0) setText($("lanes-text"), `${plural(handovers, "seat")} passed on while others kept running`);
+    const passed = `${plural(handovers, "seat")} passed on while others kept running`;
+    setText($("lanes-text"), handovers > 0 ? passed : "a row per seat, a column per step");
   }
 
   #showQueue(waiting, total) {

@@ -34,9 +34,16 @@ export class Series {
     return true;
   }
 
+  /** Nothing is known of now: the lines end, and what comes later is not compared with what was. */
+  lose() {
+    this.recent = [];
+    if (this.points.length > 0) this.points.push({});
+  }
+
   /** Of a counter, per second, over the last few seconds. */
   rate(key) {
     const [first, last] = [this.recent[0], this.recent.at(-1)];
+    if (!last) return null;
     return last.at > first.at ? (last[key] - first[key]) / (last.at - first.at) : 0;
   }
 
