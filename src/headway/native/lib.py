@@ -53,6 +53,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hw_attention_plan_set": (_N, (_P, _I, _P, _P, _P, _I)),
     "hw_attention_run": (None, (_P, _P, _P, _P)),
     "hw_dequantize": (None, (_P, _N, _I, _P)),
+    "hw_is_finite": (_N, (_P, _I)),
 }
 
 
@@ -151,3 +152,9 @@ def dequantize(type_name: str, raw: Tensor, shape: Sequence[int], library: Nativ
     out = torch.empty(tuple(shape))
     library.released.hw_dequantize(raw.data_ptr(), code, values // 32, out.data_ptr())
     return out
+
+
+def is_finite(tensor: Tensor, library: NativeLibrary | None = None) -> bool:
+    """Whether none of the values of a float32 tensor is NaN or infinite."""
+    library = library or load()
+    return bool(library.released.hw_is_finite(check(tensor, torch.float32, "tensor").data_ptr(), tensor.numel()))
