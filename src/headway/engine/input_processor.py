@@ -105,7 +105,10 @@ class InputProcessor:
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         if params.max_tokens != max_tokens or params.min_tokens > max_tokens:
             params = dataclasses.replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
-        return params if self.tokenizer is None else resolve_bad_words(params, self.tokenizer)
+        if self.tokenizer is not None and params.bad_words:
+            params = resolve_bad_words(params, self.tokenizer)
+            params.validate_for_vocabulary(self.vocab_size)  # the tokenizer may know tokens that the model does not
+        return params
 
     def _check_width(self, params: SamplingParams) -> None:
         """Each beam is asked for as many logprobs as there are beams and tokens that end one."""

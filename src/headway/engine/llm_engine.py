@@ -105,6 +105,8 @@ class LLMEngine:
         model = config.model.model or str(embedded_model_path())
         checkpoint = open_checkpoint(model, config.model.load_format, seed=config.model.seed)
         tokenizer = _open_tokenizer(config.model.tokenizer) if config.model.tokenizer else checkpoint.tokenizer()
+        if tokenizer is not None:
+            tokenizer.drop_end_tokens_outside(checkpoint.config.vocab_size)
         max_model_len = _resolve_max_model_len(config.model.max_model_len, checkpoint.config)
         executor = LocalExecutor.from_config(
             config,

@@ -327,12 +327,6 @@ def test_sampled_tokens_depend_on_the_seed_alone(tiny: TinyLLM, overlapped: LLM)
     assert first != second, "each draws for itself"
 
 
-def runner_of(llm: LLM) -> GpuModelRunner:
-    executor = llm.engine.core.executor
-    assert isinstance(executor, LocalExecutor)
-    return executor._submit.__self__  # type: ignore[union-attr]
-
-
 def test_a_request_with_broken_logits_fails_and_the_others_go_on(
     tiny: TinyLLM, cpu_tokens: list[list[int]]
 ) -> None:
