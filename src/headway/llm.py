@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,10 +13,10 @@ from typing import Any, cast
 from tqdm import tqdm
 
 from headway.config import EngineConfig
-from headway.engine.input_processor import Prompt
+from headway.engine.input_processor import Prompt, as_prompts
 from headway.engine.llm_engine import LLMEngine
 from headway.engine.request_options import RequestOptions
-from headway.errors import EngineDeadError, InvalidRequestError
+from headway.errors import InvalidRequestError, RequestFailedError
 from headway.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
 from headway.sampling_params import BeamSearchParams, SamplingParams
 from headway.tokenizer import Tokenizer
@@ -32,10 +33,14 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, progress: Callable[[int, int], None] | None = None, **options: Any
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Any,
     ) -> None:
         """`progress(done_bytes, total_bytes)` is called while weights are read; by default a bar on a terminal."""
-        config = EngineConfig.from_options(model=None if model is None else str(model), **options)
+        config = EngineConfig.from_options(model=model, **options)
         with tqdm(desc="Loading", unit="B", unit_scale=True, leave=False, disable=not sys.stderr.isatty()) as bar:
             self.engine = LLMEngine.from_config(config, progress=progress or functools.partial(_draw, bar))
         self._ids = itertools.count()
@@ -60,9 +65,11 @@ class LLM:
         cache_ttl_s: float = 0.0,
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts (text or token ids, one or many), batched; outputs come in the order of the prompts.
+        """Complete prompts, one or many, batched; outputs come in the order of the prompts. A prompt is text, token ids
+        (a list, or an array or tensor with one dimension), or a dict with `prompt` or `prompt_token_ids`.
 
-        Everything is checked before anything runs. What the scheduler may know of a request, for all prompts or as a
+        Everything is checked before anything runs. A request that fails later does not end the others: when all are
+        done, `RequestFailedError` has their outputs. What the scheduler may know of a request, for all prompts or as a
         list with one each; which of it counts depends on `scheduling_policy`, and the rest changes nothing:
 
         * `priority`: the smallest number goes first (priority).
@@ -75,7 +82,7 @@ class LLM:
         Only calls with the same `cache_salt` share cached prefixes, and `cache_ttl_s` keeps those of these prompts for
         so long, if at all possible. `use_tqdm`: a progress bar; by default on a terminal.
         """
-        many = _as_prompts(prompts)
+        many = as_prompts(prompts)
         params = _one_each(sampling_params or SamplingParams(), len(many), "sampling_params", SamplingParams)
         options = _options_each(
             len(many),
@@ -161,7 +168,8 @@ class LLM:
         self.engine.shutdown()
 
     def _next_id(self) -> str:
-        return str(next(self._ids))
+        """The next number that no stream was given as its id."""
+        return next(request_id for number in self._ids if not self.engine.is_live(request_id := str(number)))
 
     def _sequence(self, output: RequestOutput, completion: CompletionOutput) -> BeamSearchSequence:
         assert completion.cumulative_logprob is not None
@@ -183,7 +191,7 @@ class LLM:
                 for output in self.engine.step():
                     if output.request_id == request_id:
                         finished = output.finished
-                        self._raise_errors([request_id])
+                        self._raise_errors([output])
                         yield output
         finally:
             if not finished:
@@ -209,31 +217,21 @@ class LLM:
         finally:
             for request_id in wanted - done.keys():
                 self.engine.abort(request_id)
-        self._raise_errors(request_ids)
-        return [done[request_id] for request_id in request_ids]
+        outputs = [done[request_id] for request_id in request_ids]
+        self._raise_errors(outputs)
+        return outputs
 
-    def _raise_errors(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            error = self.engine.errors.pop(request_id, None)
-            if error is not None:
-                raise EngineDeadError(f"Request '{request_id}' failed: {error}")
+    def _raise_errors(self, outputs: Sequence[RequestOutput]) -> None:
+        """Raise if one of them has failed, with the outputs of all."""
+        found = {output.request_id: self.engine.errors.pop(output.request_id, None) for output in outputs}
+        errors = {request_id: error for request_id, error in found.items() if error is not None}
+        if errors:
+            raise RequestFailedError(errors, outputs)
 
 
 def _draw(bar: Any, done_bytes: int, total_bytes: int) -> None:
     bar.total = total_bytes
     bar.update(done_bytes - bar.n)
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a string, or a list of token ids, is one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    many: list[Any] = list(prompts)
-    if not many:
-        raise InvalidRequestError("There is no prompt: the list of prompts or of token ids is empty.", param="prompts")
-    if any(isinstance(item, str) or hasattr(item, "__iter__") for item in many):
-        return many
-    return [many]
 
 
 def _options_each(count: int, **given: Any) -> list[RequestOptions]:

@@ -84,9 +84,7 @@ class LLMEngine:
             tokenizer=tokenizer, vocab_size=model_config.vocab_size, max_model_len=plan.max_model_len
         )
         self._outputs = OutputProcessor(tokenizer, on_end=None if lengths is None else self._note_end)
-        self.beams = BeamRequests(
-            tokenizer, vocab_size=model_config.vocab_size, is_taken=self.core.scheduler.requests.__contains__
-        )
+        self.beams = BeamRequests(tokenizer, vocab_size=model_config.vocab_size)
 
     @classmethod
     def from_config(
@@ -170,8 +168,7 @@ class LLMEngine:
         )
 
     def _queue(self, request: PreparedRequest, stream: Streaming) -> None:
-        taken = [child.request_id for child in request.children if child.request_id in self.core.scheduler.requests]
-        if taken or request.request_id in self._outputs or request.request_id in self.beams:
+        if self.is_live(request.request_id):
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
         if stream:
             request.params.check_can_stream()
@@ -242,6 +239,10 @@ class LLMEngine:
         self.errors.update(searched.errors)
         self.progress += searched.progress
         return searched.others, searched.outputs
+
+    def is_live(self, request_id: str) -> bool:
+        """Whether a request with this id waits or runs."""
+        return request_id in self._outputs or request_id in self.beams
 
     def has_unfinished_requests(self) -> bool:
         """Whether any request is waiting or running."""
