@@ -151,7 +151,7 @@ WRONG_VALUES: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(("section", "option_field"), list(iter_options()), ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize(("section", "option_field"), list(iter_options()), ids=OPTION_NAMES)
 def test_a_value_of_another_type_is_refused_with_the_options_name(section: type, option_field: Any) -> None:
     """Whatever the option: new ones are checked by their declaration."""
     hint = str(typing.get_type_hints(section)[option_field.name])

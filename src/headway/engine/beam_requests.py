@@ -176,9 +176,7 @@ class BeamRequests:
 class _LiveSearch:
     """One request, from its arrival until its search is over."""
 
-    def __init__(
-        self, request: PreparedRequest, *, vocab_size: int, arrival_time_s: float
-    ) -> None:
+    def __init__(self, request: PreparedRequest, *, vocab_size: int, arrival_time_s: float) -> None:
         self.request_id = request.request_id
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.error: str | None = None

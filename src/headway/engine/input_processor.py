@@ -231,7 +231,8 @@ def _array_ids(array: Any) -> tuple[int, ...]:
     kind, shape = f"{type(array).__module__.partition('.')[0]} {type(array).__name__}", tuple(array.shape)
     if len(shape) != 1:
         raise InvalidRequestError(
-            f"Token ids must have one dimension, and this {kind} has {len(shape)}, {list(shape)}; give a list of prompts.",
+            f"Token ids must have one dimension, and this {kind} has {len(shape)}, {list(shape)}; give a list of "
+            "prompts.",
             param="prompt",
         )
     token_ids = array.tolist()

@@ -58,7 +58,7 @@ class Tokenizer:
         unknown = [token_id for token_id in self.eos_token_ids if not 0 <= token_id < vocab_size]
         if unknown:
             logger.warning(
-                "the tokenizer names end tokens %s, which a model with a vocabulary of %d never gives; they are ignored",
+                "the tokenizer names end tokens %s, which a model of %d tokens never gives; they are ignored",
                 ", ".join(map(str, unknown)),
                 vocab_size,
             )

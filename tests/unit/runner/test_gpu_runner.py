@@ -327,9 +327,7 @@ def test_sampled_tokens_depend_on_the_seed_alone(tiny: TinyLLM, overlapped: LLM)
     assert first != second, "each draws for itself"
 
 
-def test_a_request_with_broken_logits_fails_and_the_others_go_on(
-    tiny: TinyLLM, cpu_tokens: list[list[int]]
-) -> None:
+def test_a_request_with_broken_logits_fails_and_the_others_go_on(tiny: TinyLLM, cpu_tokens: list[list[int]]) -> None:
     poison = next(token for token in range(VOCAB_SIZE) if all(token not in line for line in [*PROMPTS, *cpu_tokens]))
     llm = tiny.on_gpu(overlap="on", num_kv_blocks=6)
     runner_of(llm).decoder.embedding[poison] = float("nan")
