@@ -128,7 +128,9 @@ class Tokenizer:
             raise InvalidRequestError(
                 "this model has no chat template: send a plain prompt instead of messages", param="messages"
             )
-        variables = {**self._special_tokens, **extra, "add_generation_prompt": add_generation_prompt}
+        # As transformers does it: what is not given is none, not undefined, which templates tell apart.
+        given = {"tools": None, "documents": None, **self._special_tokens, **extra}
+        variables = {**given, "add_generation_prompt": add_generation_prompt}
         return template.render(messages=check_messages(messages), **variables)
 
     def _select_template(self, *, has_tools: bool) -> ChatTemplate | None:

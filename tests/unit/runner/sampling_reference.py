@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -135,10 +136,7 @@ def accepted_extremes() -> list[dict[str, Any]]:
                 field = {5: signed} if name == "logit_bias" else signed
                 for others in ({}, {"temperature": 1e-5}, {"temperature": 100.0, "top_p": 0.5, "min_p": 1e-9}):
                     case = {"temperature": 0.7, **others, name: field}
-                    try:
+                    with contextlib.suppress(InvalidRequestError):
                         SamplingParams(**case)
-                    except InvalidRequestError as error:
-                        assert error.param == name
-                    else:
                         cases.append(case)
     return cases
