@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headway.config import EngineConfig
-from headway.errors import HeadwayError, InvalidRequestError
+from headway.errors import HeadwayError, InvalidRequestError, RequestFailedError
 from headway.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
 from headway.sampling_params import BeamSearchParams, SamplingParams
 
@@ -26,6 +26,7 @@ __all__ = [
     "InvalidRequestError",
     "LLMEngine",
     "Logprob",
+    "RequestFailedError",
     "RequestOutput",
     "SamplingParams",
     "__version__",

@@ -10,7 +10,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import numbers
+import os
 import re
+import types
+import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -75,8 +79,10 @@ class ModelConfig:
     seed: int = option(0, "Seed of requests that bring none of their own, and of dummy weights.")
 
     def __post_init__(self) -> None:
-        _check_choices(self)
+        check_values(self)
         _check_at_least(self, "max_model_len", 2)
+        if not -(2**63) <= self.seed < 2**64:
+            raise ConfigError(f"seed must be a 64-bit number, not {self.seed}.")
         if self.quantization == "int8" and self.dtype in ("bfloat16", "float16"):
             raise ConfigError(
                 f"quantization 'int8' computes in float32; it cannot be combined with dtype '{self.dtype}'. "
@@ -133,7 +139,7 @@ class CacheConfig:
     )
 
     def __post_init__(self) -> None:
-        _check_choices(self)
+        check_values(self)
         if self.kv_cache_dtype == "bf16":
             object.__setattr__(self, "kv_cache_dtype", "bfloat16")
         if self.block_size is not None and not 1 <= self.block_size <= 256:
@@ -253,7 +259,7 @@ class SchedulerConfig:
     skip_window: int = option(8, "How many waiting requests a step looks at, past one that does not fit.")
 
     def __post_init__(self) -> None:
-        _check_choices(self)
+        check_values(self)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_chunk_tokens", "skip_window"):
             _check_at_least(self, name, 1)
         _check_at_least(self, "max_head_skips", 0)
@@ -328,7 +334,7 @@ class PredictionConfig:
     )
 
     def __post_init__(self) -> None:
-        _check_choices(self)
+        check_values(self)
         for name in ("length_predictor", "traffic_log"):
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} is empty; name a file or leave it out.")
@@ -368,7 +374,7 @@ class DeviceConfig:
     )
 
     def __post_init__(self) -> None:
-        _check_choices(self)
+        check_values(self)
         _check_at_least(self, "num_threads", 1)
 
 
@@ -442,30 +448,59 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * unit)
 
 
-def _check_choices(section: Any) -> None:
+def check_values(section: Any) -> None:
+    """Raise `ConfigError` for the first field whose value is none of its choices, or not of its declared type.
+
+    Numbers and paths of other libraries become Python's own; a bool is no number, and a float no whole one.
+    """
+    hints = typing.get_type_hints(type(section))
     for option_field in dataclasses.fields(section):
-        choices = option_field.metadata["choices"]
-        value = getattr(section, option_field.name)
-        if choices is not None and value not in choices:
+        name, choices = option_field.name, option_field.metadata["choices"]
+        value, hint = getattr(section, name), hints[name]
+        if choices is not None and not (isinstance(value, str) and value in choices):
             raise ConfigError(
-                f"{option_field.name} must be one of {', '.join(choices)}; not {value!r}."
-                f"{did_you_mean(str(value), choices)}"
+                f"{name} must be one of {', '.join(choices)}; not {value!r}.{did_you_mean(str(value), choices)}"
             )
+        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        if value is None and types.NoneType in kinds:
+            continue
+        converted = _converted(value, next(kind for kind in kinds if kind is not types.NoneType))
+        if converted is None:
+            wanted = " or ".join(_TYPE_NAMES[kind] for kind in kinds)
+            raise ConfigError(f"{name} must be {wanted}, not {value!r}.")
+        if converted is not value:
+            object.__setattr__(section, name, converted)
+
+
+_TYPE_NAMES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple[str, ...]: "a list of texts",
+    types.NoneType: "None",
+}
+
+
+def _converted(value: Any, kind: Any) -> Any:
+    """The value as one of this kind; `None` if it is none."""
+    if kind is str:
+        return value if isinstance(value, str) else os.fspath(value) if isinstance(value, os.PathLike) else None
+    if kind == tuple[str, ...]:
+        is_list = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+        return tuple(value) if is_list else None
+    if isinstance(value, bool) or type(value) in (int, kind):
+        return None if isinstance(value, bool) else value
+    wanted = numbers.Integral if kind is int else numbers.Real
+    return kind(value) if isinstance(value, wanted) else None
 
 
 def _check_not_negative(section: Any, name: str) -> None:
     value = getattr(section, name)
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if value is not None and not 0 <= value < math.inf:
         raise ConfigError(f"{name} must be a number that is not negative, not {value!r}.")
 
 
 def _check_at_least(section: Any, name: str, least: int) -> None:
     value = getattr(section, name)
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} must be a whole number, not {value!r}.")
-    if value < least:
+    if value is not None and value < least:
         raise ConfigError(f"{name} must be at least {least}, not {value}.")

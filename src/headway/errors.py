@@ -6,6 +6,12 @@ caller can repair (a bad parameter, a bad option) are also `ValueError`s, as Pyt
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headway.outputs import RequestOutput
+
 
 class HeadwayError(Exception):
     """Root of all errors raised by Headway itself."""
@@ -31,6 +37,21 @@ class InvalidRequestError(HeadwayError, ValueError):
 
 class RequestTooLargeError(InvalidRequestError):
     """A request is well formed but can never fit: longer than the context, or than the whole KV cache."""
+
+
+class RequestFailedError(HeadwayError):
+    """Requests could not go on: the model gave no number, or a step failed. The engine lives.
+
+    `outputs` are those of all requests of the call, in the order of its prompts: whole ones, and of those that failed
+    (finish reason "error") what they had. `errors` says why, by request id.
+    """
+
+    def __init__(self, errors: Mapping[str, str], outputs: Sequence[RequestOutput]) -> None:
+        first = next(iter(errors.items()))
+        more = f" (and {len(errors) - 1} more of {len(outputs)})" if len(errors) > 1 else ""
+        super().__init__(f"Request '{first[0]}' failed: {first[1]}{more}")
+        self.errors = dict(errors)
+        self.outputs = list(outputs)
 
 
 class RequestNotFoundError(HeadwayError, KeyError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,10 +14,10 @@ from tqdm import tqdm
 
 from headway.config import EngineConfig
 from headway.engine.engine_thread import EngineThread
-from headway.engine.input_processor import PreparedRequest, Prompt
+from headway.engine.input_processor import PreparedRequest, Prompt, as_prompts
 from headway.engine.llm_engine import LLMEngine
 from headway.engine.request_options import RequestOptions
-from headway.errors import EngineDeadError, InvalidRequestError
+from headway.errors import InvalidRequestError, RequestFailedError
 from headway.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, GrowingOutput, RequestOutput
 from headway.sampling_params import BeamSearchParams, SamplingParams
 from headway.tokenizer import Tokenizer
@@ -38,10 +39,14 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, progress: Callable[[int, int], None] | None = None, **options: Any
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Any,
     ) -> None:
         """`progress(done_bytes, total_bytes)` is called while weights are read; by default a bar on a terminal."""
-        config = EngineConfig.from_options(model=None if model is None else str(model), **options)
+        config = EngineConfig.from_options(model=model, **options)
         with tqdm(desc="Loading", unit="B", unit_scale=True, leave=False, disable=not sys.stderr.isatty()) as bar:
             self.engine = LLMEngine.from_config(config, progress=progress or functools.partial(_draw, bar))
         self._thread = EngineThread(self.engine)
@@ -67,9 +72,11 @@ class LLM:
         cache_ttl_s: float = 0.0,
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts (text or token ids, one or many), batched; outputs come in the order of the prompts.
+        """Complete prompts, one or many, batched; outputs come in the order of the prompts. A prompt is text, token ids
+        (a list, or an array or tensor with one dimension), or a dict with `prompt` or `prompt_token_ids`.
 
-        Everything is checked before anything runs. What the scheduler may know of a request, for all prompts or as a
+        Everything is checked before anything runs. A request that fails later does not end the others: when all are
+        done, `RequestFailedError` has their outputs. What the scheduler may know of a request, for all prompts or as a
         list with one each; which of it counts depends on `scheduling_policy`, and the rest changes nothing:
 
         * `priority`: the smallest number goes first (priority).
@@ -82,7 +89,7 @@ class LLM:
         Only calls with the same `cache_salt` share cached prefixes, and `cache_ttl_s` keeps those of these prompts for
         so long, if at all possible. `use_tqdm`: a progress bar; by default on a terminal.
         """
-        many = _as_prompts(prompts)
+        many = as_prompts(prompts)
         params = _one_each(sampling_params or SamplingParams(), len(many), "sampling_params", SamplingParams)
         options = _options_each(
             len(many),
@@ -176,7 +183,8 @@ class LLM:
         self.engine.shutdown()
 
     def _next_id(self) -> str:
-        return str(next(self._ids))
+        """The next number that no stream was given as its id."""
+        return next(request_id for number in self._ids if not self.engine.is_live(request_id := str(number)))
 
     def _sequence(self, output: RequestOutput, completion: CompletionOutput) -> BeamSearchSequence:
         assert completion.cumulative_logprob is not None
@@ -212,9 +220,10 @@ class LLM:
                         bar.set_postfix_str(f"{rate:,.0f} tok/s, {self._thread.num_running} running")
         finally:
             ticket.close()
-        for request in requests:
-            _raise_error(errors, request.request_id)
-        return [done[request.request_id] for request in requests]
+        outputs = [done[request.request_id] for request in requests]
+        if errors:
+            raise RequestFailedError(errors, outputs)
+        return outputs
 
 
 class Stream(Iterator[RequestOutput]):
@@ -249,33 +258,18 @@ class Stream(Iterator[RequestOutput]):
         assert delivery is not None
         if not delivery.outputs:  # aborted
             raise StopIteration
-        _raise_error(delivery.errors, self._request.request_id)
         (delta,) = delivery.outputs
         self._is_over = delta.finished
         self._grown.add(delta)
-        return self._grown.output()
-
-
-def _raise_error(errors: Mapping[str, str], request_id: str) -> None:
-    if request_id in errors:
-        raise EngineDeadError(f"Request '{request_id}' failed: {errors[request_id]}")
+        output = self._grown.output()
+        if delivery.errors:
+            raise RequestFailedError(delivery.errors, [output])
+        return output
 
 
 def _draw(bar: Any, done_bytes: int, total_bytes: int) -> None:
     bar.total = total_bytes
     bar.update(done_bytes - bar.n)
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a string, or a list of token ids, is one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    many: list[Any] = list(prompts)
-    if not many:
-        raise InvalidRequestError("There is no prompt: the list of prompts or of token ids is empty.", param="prompts")
-    if any(isinstance(item, str) or hasattr(item, "__iter__") for item in many):
-        return many
-    return [many]
 
 
 def _options_each(count: int, **given: Any) -> list[RequestOptions]:

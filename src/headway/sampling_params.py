@@ -24,7 +24,8 @@ GREEDY_TEMPERATURE = 1e-5
 MAX_N = 1024
 MAX_LOGPROBS = 1024
 MAX_TEMPERATURE = 100.0
-MAX_REPETITION_PENALTY = 100.0
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
+"""Logits are multiplied or divided by it in float32, which must hold the result."""
 MAX_LENGTH_PENALTY = 10.0
 MAX_COUNT = 2**31 - 1
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
@@ -41,7 +42,7 @@ class SamplingParams:
     """Make this many completions and return the `n` with the highest log-probability per token, the best first. With
     `use_beam_search`: how many beams. None: as many as `n`."""
     temperature: float = 1.0
-    """Divides the logits: 0 (or below 1e-5) is greedy, 1 the model's own distribution, more is flatter."""
+    """Divides the logits: 0 (or below 1e-5) is greedy, 1 the model's own distribution, more, up to 100, is flatter."""
     top_p: float = 1.0
     """Keep the smallest set of most likely tokens whose probabilities reach this sum. 1 keeps all."""
     top_k: int = 0
@@ -49,7 +50,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Keep tokens at least this times as likely as the most likely one. 0 keeps all."""
     repetition_penalty: float = 1.0
-    """Above 1 makes tokens of the prompt and the output less likely, below 1 more likely."""
+    """Above 1 makes tokens of the prompt and the output less likely, below 1 more likely; from 0.01 to 100."""
     presence_penalty: float = 0.0
     """Subtracted from the logit of each token that the output already has."""
     frequency_penalty: float = 0.0
@@ -254,7 +255,7 @@ _REAL_RANGES: dict[str, tuple[float, float, bool]] = {
     "temperature": (0.0, MAX_TEMPERATURE, False),
     "top_p": (0.0, 1.0, True),
     "min_p": (0.0, 1.0, False),
-    "repetition_penalty": (0.0, MAX_REPETITION_PENALTY, True),
+    "repetition_penalty": (MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY, False),
     "presence_penalty": (-2.0, 2.0, False),
     "frequency_penalty": (-2.0, 2.0, False),
     "length_penalty": (-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY, False),
@@ -341,7 +342,7 @@ def _wrong(name: str, value: object, rule: str) -> InvalidRequestError:
 def _real(name: str, value: object, *, low: float, high: float, low_open: bool = False) -> float:
     number = _as_float(value)
     if low < number <= high or (number == low and not low_open):  # never true of NaN
-        return number
+        return number + 0.0  # no -0
     rule = f"must be a number {'above' if low_open else 'from'} {low:g} {'and at most' if low_open else 'to'} {high:g}"
     raise _wrong(name, value, rule)
 

@@ -289,7 +289,7 @@ def test_unknown_options_are_refused_with_the_nearest_name() -> None:
 
 
 def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headway.errors import EngineDeadError
+    from headway.errors import RequestFailedError
     from headway.executor.local import LocalExecutor
 
     def broken(self, output):
@@ -297,6 +297,6 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(llm: LLM, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalExecutor, "submit", broken)
-        with pytest.raises(EngineDeadError, match="caught fire"):
+        with pytest.raises(RequestFailedError, match="caught fire"):
             llm.generate(list(PROMPTS[:3]), GREEDY, use_tqdm=False)
     assert "Paris" in one(llm, PROMPTS[0], GREEDY).outputs[0].text

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,7 +104,7 @@ def test_nothing_near_means_no_guess() -> None:
         ({"max_num_seqs": 65, "max_num_batched_tokens": 64}, "every running request needs a token per step"),
         ({"target_itl_ms": -1}, "target_itl_ms must be a number that is not negative"),
         ({"target_itl_ms": float("nan")}, "target_itl_ms must be a number that is not negative"),
-        ({"target_itl_ms": "20"}, "target_itl_ms must be a number that is not negative"),
+        ({"target_itl_ms": "20"}, "target_itl_ms must be a number or None, not '20'"),
         ({"overlap": "yes"}, "overlap must be one of"),
         ({"max_model_len": 1}, "max_model_len must be at least 2"),
         ({"num_threads": 0}, "num_threads must be at least 1"),
@@ -139,3 +142,33 @@ def test_parse_bytes_raises_nothing_else(text: str) -> None:
         assert parse_bytes(text) >= 0
     except ConfigError:
         pass
+
+
+WRONG_VALUES: dict[str, list[Any]] = {
+    "whole number": ["8", 1.5, 8.0, True, None, [8], float("nan")],
+    "number": ["0.5", False, None, [0.5], 1j],
+    "text": [5, True, b"x", ["x"], 0.5],
+}
+
+
+@pytest.mark.parametrize(("section", "option_field"), list(iter_options()), ids=OPTION_NAMES)
+def test_a_value_of_another_type_is_refused_with_the_options_name(section: type, option_field: Any) -> None:
+    """Whatever the option: new ones are checked by their declaration."""
+    hint = str(typing.get_type_hints(section)[option_field.name])
+    kind = "whole number" if "int" in hint else "number" if "float" in hint else "text"
+    for value in WRONG_VALUES[kind]:
+        if value is None and "None" in hint:
+            continue
+        with pytest.raises(ConfigError, match=rf"^{option_field.name} must be (a|one of|text)"):
+            EngineConfig.from_options(**{option_field.name: value})
+
+
+def test_numbers_and_paths_of_other_libraries_become_pythons_own() -> None:
+    config = EngineConfig.from_options(
+        max_num_seqs=np.int64(8), gpu_memory_utilization=np.float32(0.5), tokenizer=Path("a/b"), target_itl_ms=20
+    )
+    assert type(config.scheduler.max_num_seqs) is int and type(config.cache.gpu_memory_utilization) is float
+    assert config.model.tokenizer == "a/b" and config.scheduler.target_itl_ms == 20
+    for seed in (-(2**63) - 1, 2**64):
+        with pytest.raises(ConfigError, match="^seed must be a 64-bit number"):
+            EngineConfig.from_options(seed=seed)

@@ -20,7 +20,7 @@ REAL_FIELDS = {
     "temperature": ([0, 0.0, 1e-9, 0.7, 2, 100.0], [-1e-9, -1, 100.1, 1e300]),
     "top_p": ([1e-9, 0.5, 1, 1.0], [0, 0.0, -0.1, 1.0001]),
     "min_p": ([0, 0.05, 1], [-0.01, 1.01]),
-    "repetition_penalty": ([1e-3, 1, 1.3, 100], [0, -1, 101, 1e30]),
+    "repetition_penalty": ([0.01, 1, 1.3, 100], [0, -1, 0.009, 1e-30, 1e-300, 5e-324, 101, 1e30]),
     "presence_penalty": ([-2, 0, 2], [-2.01, 2.01]),
     "frequency_penalty": ([-2.0, 0.5, 2.0], [-3, 3]),
 }
@@ -224,3 +224,8 @@ def test_each_choice_has_its_own_seed() -> None:
     assert [choice.n for choice in choices] == [1, 1, 1]
     assert [choice.seed for choice in choices] == [2**64 - 1, 0, 1]
     assert SamplingParams(n=2).for_choice(1).seed is None
+
+
+def test_minus_zero_is_zero() -> None:
+    params = SamplingParams(temperature=-0.0, min_p=-0.0, presence_penalty=-0.0)
+    assert [str(value) for value in (params.temperature, params.min_p, params.presence_penalty)] == ["0.0"] * 3

@@ -5,7 +5,8 @@ Those of which every step makes one per request are named tuples: they cost a th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -81,6 +82,12 @@ class SchedulerOutput:
     def is_empty(self) -> bool:
         """Whether there is nothing to compute."""
         return not self.scheduled
+
+    def without(self, request_ids: Container[str]) -> SchedulerOutput:
+        """The plan with nothing to compute for these requests."""
+        scheduled = tuple(share for share in self.scheduled if share.request_id not in request_ids)
+        num_tokens = sum(share.num_tokens for share in scheduled)
+        return dataclasses.replace(self, scheduled=scheduled, num_scheduled_tokens=num_tokens)
 
 
 class SampledTokens(NamedTuple):

@@ -15,14 +15,14 @@ where blocks had to be given up meanwhile, a beam computes its tokens again, and
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from headway.core import NewRequest, Request, RequestStatus, RequestUpdate, SchedulerOutput
 from headway.engine.beam_search import Beam, BeamRules, BeamSearch
 from headway.engine.detokenizer import IncrementalDetokenizer
-from headway.engine.input_processor import PreparedRequest
+from headway.engine.input_processor import PreparedRequest, core_id
 from headway.engine.progress import Progress
 from headway.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from headway.sampling_params import SamplingParams
@@ -81,11 +81,9 @@ class SearchedStep:
 class BeamRequests:
     """Follows all live searches. Their beams belong to the scheduler, which is told by id what to end."""
 
-    def __init__(self, tokenizer: Tokenizer | None, *, vocab_size: int, is_taken: Callable[[str], bool]) -> None:
-        """`is_taken` says whether a request with this id is alive."""
+    def __init__(self, tokenizer: Tokenizer | None, *, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._is_taken = is_taken
         self._live: dict[str, _LiveSearch] = {}
         self._owner: dict[str, _LiveSearch] = {}  # by the id of a beam
         self.lookups = BeamLookups()
@@ -108,7 +106,7 @@ class BeamRequests:
 
     def add(self, request: PreparedRequest, *, now_s: float) -> Request:
         """Start to search. Returns the first beam, to be queued."""
-        search = _LiveSearch(request, vocab_size=self._vocab_size, arrival_time_s=now_s, is_taken=self._is_taken)
+        search = _LiveSearch(request, vocab_size=self._vocab_size, arrival_time_s=now_s)
         self._live[request.request_id] = search
         self._follow(search)
         return search.beams[0]
@@ -187,9 +185,7 @@ class BeamRequests:
 class _LiveSearch:
     """One request, from its arrival until its search is over."""
 
-    def __init__(
-        self, request: PreparedRequest, *, vocab_size: int, arrival_time_s: float, is_taken: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, request: PreparedRequest, *, vocab_size: int, arrival_time_s: float) -> None:
         self.request_id = request.request_id
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.error: str | None = None
@@ -198,7 +194,6 @@ class _LiveSearch:
         self._search = BeamSearch(_rules(request.params, self._template))
         num_top = min(self._search.rules.num_top, vocab_size)
         self._beam_params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=num_top, detokenize=False)
-        self._is_taken = is_taken
         self._num_ids = 0
         self._found: dict[str, TokenLogprobs] = {}
         self._metrics = RequestMetrics(arrival_time_s)
@@ -318,12 +313,8 @@ class _LiveSearch:
         return child
 
     def _next_id(self) -> str:
-        """One that nobody has; a user may have given a request just such a name."""
-        while True:
-            request_id = f"{self.request_id}#{self._num_ids}"
-            self._num_ids += 1
-            if not self._is_taken(request_id):
-                return request_id
+        self._num_ids += 1
+        return core_id(self.request_id, self._num_ids - 1)
 
     def _completion(
         self, index: int, beam: Beam, tokenizer: Tokenizer | None, unfinished: FinishReason | None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from headway.core import Request
 from headway.engine.request_options import RequestOptions, check_options
@@ -13,7 +13,72 @@ from headway.errors import InvalidRequestError, RequestTooLargeError
 from headway.sampling_params import MAX_LOGPROBS, SamplingParams
 from headway.tokenizer import Tokenizer, resolve_bad_words
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids (a list, or an array or tensor with one dimension), or either in a dict: see `PromptParts`."""
+
+
+@dataclass(frozen=True)
+class PromptParts:
+    """A prompt in the forms that vLLM's users know: `{"prompt": text}` or `{"prompt_token_ids": ids}`.
+
+    With both, the ids count and the text is what outputs show as the prompt. `{"cache_salt": ...}` may be added, in
+    place of the option. None means that something is not given.
+    """
+
+    text: str | None
+    token_ids: Sequence[int] | None
+    cache_salt: str | None = None
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> PromptParts:
+        """`InvalidRequestError` if it is no prompt, or one with images or embeddings."""
+        if isinstance(prompt, str):
+            return cls(prompt, None)
+        if not isinstance(prompt, Mapping):
+            return cls(None, prompt)
+        given = {name: value for name, value in prompt.items() if value is not None}
+        for name in given:
+            if name not in _PROMPT_KEYS:
+                known = ", ".join(repr(key) for key in _PROMPT_KEYS)
+                raise InvalidRequestError(f"A prompt cannot have {name!r}; a dict may have {known}.", param="prompt")
+        text, token_ids = given.get("prompt"), given.get("prompt_token_ids")
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequestError(
+                f"'prompt' in a prompt must be a string, not {type(text).__name__}; token ids are 'prompt_token_ids'.",
+                param="prompt",
+            )
+        if text is None and token_ids is None:
+            raise InvalidRequestError("A dict needs 'prompt' or 'prompt_token_ids' to be a prompt.", param="prompt")
+        return cls(text, token_ids, given.get("cache_salt"))
+
+
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many: a string, a dict, or token ids are one."""
+    if isinstance(prompts, str | Mapping) or _is_array(prompts):
+        return [cast(Prompt, prompts)]
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable) or _is_scalar(prompts):
+        raise InvalidRequestError(
+            f"prompts must be text, token ids, a dict, or a list of these, not {type(prompts).__name__}.",
+            param="prompts",
+        )
+    many: list[Any] = list(prompts)
+    if not many:
+        raise InvalidRequestError("There is no prompt: the list of prompts or of token ids is empty.", param="prompts")
+    if any(isinstance(item, str) or (isinstance(item, Iterable) and not _is_scalar(item)) for item in many):
+        return many
+    return [many]
+
+
+def core_id(request_id: str, index: int | None = None) -> str:
+    """What the scheduler knows a request by, or its completion or beam of this number.
+
+    "#" divides the two. A "#" of the caller's own is doubled, so that no request has the id of another one's part.
+    """
+    escaped = request_id.replace("#", "##") if "#" in request_id else request_id
+    return escaped if index is None else f"{escaped}#{index}"
 
 
 @dataclass(frozen=True)
@@ -50,18 +115,21 @@ class InputProcessor:
             raise InvalidRequestError(
                 f"sampling_params must be a SamplingParams, not {type(params).__name__}.", param="sampling_params"
             )
+        parts = PromptParts.of(prompt)
+        if parts.cache_salt is not None:
+            options["cache_salt"] = parts.cache_salt
         check_options(options)
-        prompt_token_ids = self._tokenize(prompt)
+        prompt_token_ids = self._tokenize(parts)
         params = self._resolve(params, num_prompt_tokens=len(prompt_token_ids))
         num_children = 1 if params.use_beam_search else params.num_choices
         return PreparedRequest(
             request_id=request_id,
-            prompt=prompt if isinstance(prompt, str) else None,
+            prompt=parts.text,
             prompt_token_ids=prompt_token_ids,
             params=params,
             children=tuple(
                 self._child(
-                    request_id if num_children == 1 else f"{request_id}#{index}",
+                    core_id(request_id, None if num_children == 1 else index),
                     prompt_token_ids,
                     params.for_choice(index),
                     **options,
@@ -70,15 +138,15 @@ class InputProcessor:
             ),
         )
 
-    def _tokenize(self, prompt: Prompt) -> tuple[int, ...]:
-        if isinstance(prompt, str):
+    def _tokenize(self, prompt: PromptParts) -> tuple[int, ...]:
+        if prompt.text is not None and prompt.token_ids is None:
             if self.tokenizer is None:
                 raise InvalidRequestError(
                     "This model has no tokenizer, so a prompt must be a list of token ids.", param="prompt"
                 )
-            token_ids = tuple(self.tokenizer.encode(prompt))
+            token_ids = tuple(self.tokenizer.encode(prompt.text))
         else:
-            token_ids = _as_token_ids(prompt)
+            token_ids = _as_token_ids(prompt.token_ids)
         if not token_ids:
             raise InvalidRequestError("The prompt is empty.", param="prompt")
         if min(token_ids) < 0 or max(token_ids) >= self.vocab_size:
@@ -105,7 +173,10 @@ class InputProcessor:
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         if params.max_tokens != max_tokens or params.min_tokens > max_tokens:
             params = dataclasses.replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
-        return params if self.tokenizer is None else resolve_bad_words(params, self.tokenizer)
+        if self.tokenizer is not None and params.bad_words:
+            params = resolve_bad_words(params, self.tokenizer)
+            params.validate_for_vocabulary(self.vocab_size)  # the tokenizer may know tokens that the model does not
+        return params
 
     def _check_width(self, params: SamplingParams) -> None:
         """Each beam is asked for as many logprobs as there are beams and tokens that end one."""
@@ -137,17 +208,48 @@ class InputProcessor:
         return frozenset((*eos, *(params.stop_token_ids or ())))
 
 
-def _as_token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
-    """Accept any sequence of whole numbers (list, tuple, array); nothing that merely looks like one."""
-    if isinstance(prompt, bytes | bytearray) or not hasattr(prompt, "__iter__"):
+def _as_token_ids(prompt: Any) -> tuple[int, ...]:
+    """Accept any sequence of whole numbers (list, tuple, array, tensor); nothing that merely looks like one."""
+    if _is_array(prompt):
+        return _array_ids(prompt)
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
         raise InvalidRequestError(
-            f"A prompt is a string or a list of token ids, not {type(prompt).__name__}.", param="prompt"
+            f"A prompt is a string, a list of token ids or a dict, not {type(prompt).__name__}.", param="prompt"
         )
     if isinstance(prompt, list | tuple) and set(map(type, prompt)) == {int}:
         return tuple(prompt)
     token_ids = []
-    for token_id in prompt:
+    for item in prompt:
+        token_id = item.tolist() if _is_scalar(item) else item
         if isinstance(token_id, bool) or not hasattr(token_id, "__index__"):
             raise InvalidRequestError(f"A prompt's token ids must be whole numbers, not {token_id!r}.", param="prompt")
         token_ids.append(token_id.__index__())
     return tuple(token_ids)
+
+
+def _array_ids(array: Any) -> tuple[int, ...]:
+    kind, shape = f"{type(array).__module__.partition('.')[0]} {type(array).__name__}", tuple(array.shape)
+    if len(shape) != 1:
+        raise InvalidRequestError(
+            f"Token ids must have one dimension, and this {kind} has {len(shape)}, {list(shape)}; give a list of "
+            "prompts.",
+            param="prompt",
+        )
+    token_ids = array.tolist()
+    if any(type(token_id) is not int for token_id in token_ids):
+        raise InvalidRequestError(
+            f"A prompt's token ids must be whole numbers, and this {kind} is of {array.dtype}.", param="prompt"
+        )
+    return tuple(token_ids)
+
+
+def _is_array(value: object) -> bool:
+    """A numpy array or a torch tensor of numbers, or what is like one, with dimensions."""
+    if not hasattr(value, "tolist") or not hasattr(value, "dtype") or getattr(value, "ndim", 0) == 0:
+        return False
+    return getattr(value.dtype, "kind", "") not in ("O", "S", "U")  # an array of strings is a list of them
+
+
+def _is_scalar(value: object) -> bool:
+    """An element of an array, which may call itself iterable and have an index whatever it is."""
+    return hasattr(value, "tolist") and getattr(value, "ndim", None) == 0

@@ -90,9 +90,7 @@ class LLMEngine:
             stop=self.core.stop_request,
             on_end=None if lengths is None else functools.partial(_note_end, lengths),
         )
-        self.beams = BeamRequests(
-            tokenizer, vocab_size=model_config.vocab_size, is_taken=self.core.scheduler.requests.__contains__
-        )
+        self.beams = BeamRequests(tokenizer, vocab_size=model_config.vocab_size)
 
     @classmethod
     def from_config(
@@ -111,6 +109,8 @@ class LLMEngine:
         model = config.model.model or str(embedded_model_path())
         checkpoint = open_checkpoint(model, config.model.load_format, seed=config.model.seed)
         tokenizer = _open_tokenizer(config.model.tokenizer) if config.model.tokenizer else checkpoint.tokenizer()
+        if tokenizer is not None:
+            tokenizer.drop_end_tokens_outside(checkpoint.config.vocab_size)
         max_model_len = _resolve_max_model_len(config.model.max_model_len, checkpoint.config)
         executor = LocalExecutor.from_config(
             config,
@@ -167,8 +167,7 @@ class LLMEngine:
                 child.predicted_tokens = predicted
 
     def _check_new(self, request: PreparedRequest, stream: Streaming) -> None:
-        taken = [child.request_id for child in request.children if child.request_id in self.core.scheduler.requests]
-        if taken or request.request_id in self._outputs or request.request_id in self.beams:
+        if self.is_live(request.request_id):
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
         if stream:
             request.params.check_can_stream()
@@ -249,6 +248,10 @@ class LLMEngine:
         self.errors.update(searched.errors)
         self.progress += searched.progress
         return searched.others, searched.outputs
+
+    def is_live(self, request_id: str) -> bool:
+        """Whether a request with this id waits or runs."""
+        return request_id in self._outputs or request_id in self.beams
 
     def has_unfinished_requests(self) -> bool:
         """Whether any request is waiting or running."""

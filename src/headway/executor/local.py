@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
+import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from headway import native
 from headway.attention import FORMATS, AttentionBackend, KVFormat, LayerKVCache, create_backend
+from headway.cache_dir import temporary_folder, why_not_writable
 from headway.config import EngineConfig
 from headway.core.scheduler_output import SchedulerOutput
 from headway.errors import ConfigError
@@ -27,6 +31,10 @@ from headway.runner.model_runner import ModelRunner
 
 if TYPE_CHECKING:
     from headway.runner.gpu_runner import GpuModelRunner
+
+logger = logging.getLogger(__name__)
+
+_NVIDIA_DRIVER = "/proc/driver/nvidia/version"
 
 Submit = Callable[[SchedulerOutput], PendingStep]
 
@@ -208,9 +216,33 @@ def choose_device(name: str) -> torch.device:
     """The device that the option names; `ConfigError` if torch does not see it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cpu" and os.path.exists(_NVIDIA_DRIVER):
+            _warn_once(
+                "the model runs on the CPU although this machine has an NVIDIA driver: torch sees no CUDA device"
+            )
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device 'cuda' was asked for, but torch sees no CUDA device. Use device 'cpu' or 'auto'.")
     return torch.device(name)
+
+
+def keep_compiled_kernels() -> None:
+    """Let Triton compile even where its cache cannot be written: then for this process alone."""
+    home = Path(os.environ.get("TRITON_HOME") or Path("~").expanduser())
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+    error = why_not_writable(folder)
+    if error is not None:
+        os.environ["TRITON_CACHE_DIR"] = str(temporary_folder() / "triton")
+        reason = error.strerror or error
+        _warn_once(
+            f"the GPU kernels are compiled for this run alone, and will be again at each start, since nothing can be "
+            f"written to {folder} ({reason}); set TRITON_CACHE_DIR to a folder that you can write to"
+        )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    """The same choice is made more than once on the way to a model."""
+    logger.warning(message)
 
 
 def _choose_formats(config: EngineConfig, checkpoint_dtype: str, device: torch.device) -> _Formats:
@@ -224,12 +256,20 @@ def _choose_formats(config: EngineConfig, checkpoint_dtype: str, device: torch.d
             raise ConfigError("attention backend 'cpu' does not run on CUDA; use 'triton', or 'auto'.")
         name = checkpoint_dtype if wanted.dtype == "auto" else wanted.dtype
         has_triton = importlib.util.find_spec("triton") is not None
+        if not has_triton:
+            _warn_once("torch takes the place of the GPU kernels, several times as slow: there is no package triton")
+        elif backend not in ("auto", "triton"):
+            _warn_once(f"attention_backend '{backend}' is a slow reference on CUDA, and runs without CUDA graphs")
+        else:
+            keep_compiled_kernels()
         return _Formats(getattr(torch, name), "none", "triton" if has_triton else "torch", backend)
     name = "float32" if wanted.dtype == "auto" else wanted.dtype
     if backend == "triton":
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise ConfigError("attention backend 'triton' needs a CUDA device (or, for tests, TRITON_INTERPRET=1).")
         return _Formats(getattr(torch, name), "none", "triton", backend)
+    if name != "float32":
+        _warn_once(f"torch takes the place of the CPU kernels, several times as slow: they know no {name}; see dtype")
     has_native = name == "float32" and native.is_available()
     if wanted.quantization == "int8" and not has_native:
         native.load()  # raises with the compiler's own words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from headway.errors import CorruptModelError
 from headway.loader.gguf_config import config_from_gguf
 from headway.loader.gguf_dequantize import Bytes, dequantize
 from headway.loader.gguf_file import GGUFFile
@@ -76,6 +78,8 @@ class GGUFCheckpoint(Checkpoint):
         if tensor is None:
             return config
         factors = dequantize(tensor, self._file.read(_ROPE_FACTORS)).float().flatten().tolist()
+        if not all(0 < factor < math.inf for factor in factors):
+            raise CorruptModelError(f"{self.path}: tensor {_ROPE_FACTORS} has values that are not positive numbers")
         return replace(config, rope=replace(config.rope, scaling=FrequencyFactors(tuple(factors))))
 
 

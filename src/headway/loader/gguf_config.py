@@ -103,12 +103,14 @@ def _rope_parameters(metadata: _ArchitectureMetadata, head_dim: int, max_positio
     if kind == "linear":
         return rope if factor == 1.0 else {**rope, "rope_type": "linear", "factor": factor}
     if kind == "yarn":
+        if metadata.get("rope.scaling.yarn_ext_factor") not in (None, 1.0, -1.0):  # below 0 stands for the default, 1
+            raise UnsupportedModelError(f"{metadata.source}: a YaRN with rope.scaling.yarn_ext_factor is not supported")
         return {
             **rope,
             "rope_type": "yarn",
             "factor": factor,
             "original_max_position_embeddings": metadata.integer("rope.scaling.original_context_length", max_position),
-            "attention_factor": _yarn_sharpening(metadata),
+            "attention_factor": _yarn_sharpening(metadata, factor),
             "beta_fast": metadata.number("rope.scaling.yarn_beta_fast", 32.0),
             "beta_slow": metadata.number("rope.scaling.yarn_beta_slow", 1.0),
         }
@@ -117,7 +119,7 @@ def _rope_parameters(metadata: _ArchitectureMetadata, head_dim: int, max_positio
     )
 
 
-def _yarn_sharpening(metadata: _ArchitectureMetadata) -> float:
+def _yarn_sharpening(metadata: _ArchitectureMetadata, factor: float) -> float:
     """llama.cpp multiplies YaRN's own rule by what the file says."""
     extra = metadata.number("rope.scaling.attn_factor", metadata.number("rope.scaling.yarn_attn_factor", 1.0))
-    return yarn_attention_factor(metadata.number("rope.scaling.factor", 1.0)) * extra
+    return yarn_attention_factor(factor) * extra

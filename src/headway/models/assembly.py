@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from headway.errors import ConfigError, MissingTensorError, OutOfMemoryError, TensorShapeError
+from headway import native
+from headway.errors import ConfigError, CorruptModelError, MissingTensorError, OutOfMemoryError, TensorShapeError
 from headway.layers import create_ops
 from headway.layers.heads import HeadNorms
 from headway.layers.native_ops import NativeOps
@@ -135,6 +137,13 @@ def _summary(items: Sequence[str]) -> str:
     return shown if len(items) <= _MAX_NAMES_SHOWN else f"{shown} and {len(items) - _MAX_NAMES_SHOWN} more"
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all values are numbers. Reads the tensor once, and makes none of its size."""
+    if tensor.is_cpu and tensor.dtype == torch.float32 and tensor.is_contiguous() and native.is_available():
+        return native.is_finite(tensor)
+    return tensor.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
+
+
 class _Reader:
     """Reads tensors to where and how the model wants them, and counts what was read."""
 
@@ -159,7 +168,20 @@ class _Reader:
         self._num_bytes_read += self._checkpoint.index[name].num_bytes
         if self._progress is not None:
             self._progress(self._num_bytes_read, self._num_bytes)
-        return read.to(device=self.device, dtype=self._dtype)
+        tensor = read.to(device=self.device, dtype=self._dtype)
+        if not is_finite(tensor):
+            self._refuse(name, read)
+        return tensor
+
+    def _refuse(self, name: str, read: Tensor) -> NoReturn:
+        """A single such weight makes every answer NaN or, where it is quantised, plausible and wrong."""
+        source = f"{self._checkpoint.name}: tensor {name}"
+        if is_finite(read):
+            dtype = str(self._dtype).removeprefix("torch.")
+            raise ConfigError(f"{source} has values that {dtype} cannot hold; use dtype 'bfloat16' or 'float32'.")
+        raise CorruptModelError(
+            f"{source} has values that are no numbers (NaN or infinity); the file is damaged: download it again"
+        )
 
     def linear(self, *names: str, bias: bool) -> Linear:
         """One Linear from the projections `names`, their outputs side by side."""

@@ -14,7 +14,7 @@ from typing import Any
 from headway.errors import CorruptModelError, UnsupportedModelError
 from headway.models.config import DecoderConfig
 from headway.models.raw_config import RawConfig
-from headway.models.rope_config import rope_from_hf
+from headway.models.rope_config import extended_context, rope_from_hf
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +121,7 @@ def _common(raw: RawConfig, architecture: str, *, max_position: int, head_dim: i
     if head_dim % 2:
         raise CorruptModelError(f"{raw.source}: head_dim {head_dim} is odd; rotary positions need pairs")
     max_position = raw.integer("max_position_embeddings", max_position)
+    rope = rope_from_hf(raw, max_position)
     return DecoderConfig(
         architecture=architecture,
         vocab_size=raw.integer("vocab_size"),
@@ -130,10 +131,10 @@ def _common(raw: RawConfig, architecture: str, *, max_position: int, head_dim: i
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position=max_position,
+        max_position=extended_context(rope, max_position),
         rms_norm_eps=raw.number("rms_norm_eps", 1e-6),
         tie_embeddings=raw.boolean("tie_word_embeddings", False),
-        rope=rope_from_hf(raw, max_position),
+        rope=rope,
         torch_dtype=_declared_dtype(raw),
     )
 

@@ -27,6 +27,14 @@ def rope_from_hf(raw: RawConfig, max_position: int) -> RopeConfig:
     return RopeConfig(theta=theta, scaling=_scaling(parameters, raw, max_position))
 
 
+def extended_context(rope: RopeConfig, max_position: int) -> int:
+    """The context of a model that declares `max_position`. With YaRN files mostly declare what they were trained with
+    before, and extend it by the factor; other kinds of scaling come with the context they were made for."""
+    if not isinstance(rope.scaling, YarnScaling):
+        return max_position
+    return max(max_position, int(rope.scaling.original_max_position * rope.scaling.factor))
+
+
 def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
     """YaRN's rule for how much sharper attention must be when the context is `factor` times longer."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

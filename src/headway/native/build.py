@@ -2,7 +2,8 @@
 
 The file name is a hash of everything the result depends on (sources, flags, compiler, CPU), so a changed source or a
 cache directory shared between machines never yields a wrong library. Compiling happens in a private directory and ends
-with a rename: two processes at once do the work twice and both get a whole file.
+with a rename: two processes at once do the work twice and both get a whole file. Where the cache cannot be written, a
+temporary folder takes its place, for this process alone. What makes the kernels slow, or takes their place, is logged.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import platform
 import shlex
@@ -18,13 +20,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.cache_dir import cache_dir
+from headway.cache_dir import cache_dir, temporary_folder, why_not_writable
 from headway.errors import NativeBuildError
 from headway.native.cpu_count import usable_cpus
+
+logger = logging.getLogger(__name__)
 
 SOURCE_DIR = Path(__file__).parent / "csrc"
 ISA_VARIABLE = "HEADWAY_NATIVE_ISA"
@@ -74,14 +79,26 @@ def build(isa: str | None = None) -> BuildResult:
     failures = []
     for compiler in find_compilers():
         flags = (*_COMMON_FLAGS, *_isa_flags(isa, compiler))
-        target = cache_dir() / f"headway-native-{_fingerprint(compiler, flags)}.so"
-        if target.exists():
+        name = f"headway-native-{_fingerprint(compiler, flags)}.so"
+        target, unwritable = cache_dir() / name, None
+        if not os.path.isfile(target) and (unwritable := why_not_writable(cache_dir())) is not None:
+            target = temporary_folder() / name
+        if os.path.isfile(target):
             return BuildResult(target, compiler.command, flags, compiled=False)
+        started_s = time.perf_counter()
         try:
             _compile(compiler, flags, target)
         except _CompilerFailedError as failure:
             failures.append(str(failure))
             continue
+        if unwritable is not None:
+            logger.warning(
+                "the CPU kernels were compiled in %.1f s for this run alone, and will be again at each start, since "
+                "nothing can be written to %s (%s); set HEADWAY_CACHE_DIR to a folder that you can write to",
+                time.perf_counter() - started_s,
+                cache_dir(),
+                unwritable.strerror or unwritable,
+            )
         return BuildResult(target, compiler.command, flags, compiled=True)
     if not failures:
         raise NativeBuildError(f"The CPU kernels need a C compiler, and none was found. {_REMEDY}")
@@ -91,12 +108,13 @@ def build(isa: str | None = None) -> BuildResult:
 
 @functools.cache
 def is_available() -> bool:
-    """Can the kernels be built and loaded here? The first call may compile; the answer is kept."""
+    """Can the kernels be built and loaded here? The first call may compile; the answer is kept, and a no explained."""
     from headway.native.lib import load
 
     try:
         load()
-    except NativeBuildError:
+    except NativeBuildError as error:
+        logger.warning("torch takes the place of the CPU kernels, about 5 times as slow: %s", str(error).split("\n")[0])
         return False
     return True
 
@@ -156,15 +174,7 @@ class _CompilerFailedError(Exception):
 
 
 def _compile(compiler: Compiler, flags: tuple[str, ...], target: Path) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        workplace = tempfile.TemporaryDirectory(prefix="build-", dir=target.parent)
-    except OSError as error:
-        raise NativeBuildError(
-            f"cannot write the compiled CPU kernels to {target.parent}: {error}. "
-            "Set HEADWAY_CACHE_DIR to a directory you can write to."
-        ) from error
-    with workplace as directory:
+    with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as directory:
         sources = sorted(SOURCE_DIR.glob("*.c"), key=lambda path: -path.stat().st_size)
         objects = [f"{directory}/{source.stem}.o" for source in sources]
         commands = [

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import math
+import os
 from collections.abc import Sequence
 from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
@@ -20,8 +22,10 @@ import torch
 from torch import Tensor
 
 from headway.errors import NativeBuildError
-from headway.native.build import build
+from headway.native.build import ISA_VARIABLE, build
 from headway.native.cpu_count import usable_cpus
+
+logger = logging.getLogger(__name__)
 
 GGUF_BLOCKS = {"Q4_0": (0, 18), "Q4_1": (1, 20), "Q8_0": (2, 34)}
 """GGUF types the kernels dequantise: name -> (code, bytes per block of 32 values)."""
@@ -53,6 +57,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hw_attention_plan_set": (_N, (_P, _I, _P, _P, _P, _I)),
     "hw_attention_run": (None, (_P, _P, _P, _P)),
     "hw_dequantize": (None, (_P, _N, _I, _P)),
+    "hw_is_finite": (_N, (_P, _I)),
 }
 
 
@@ -86,7 +91,12 @@ class NativeLibrary:
 @functools.cache
 def load() -> NativeLibrary:
     """The library for this process, compiled first if need be. Raises NativeBuildError."""
-    return NativeLibrary(build().path)
+    library = NativeLibrary(build().path)
+    if library.isa == "generic":
+        wanted = os.environ.get(ISA_VARIABLE)
+        reason = f"{ISA_VARIABLE} is {wanted}" if wanted else "this CPU has neither AVX2 nor NEON"
+        logger.warning("the CPU kernels run without vector instructions, several times as slow: %s", reason)
+    return library
 
 
 def set_num_threads(n: int) -> None:
@@ -151,3 +161,9 @@ def dequantize(type_name: str, raw: Tensor, shape: Sequence[int], library: Nativ
     out = torch.empty(tuple(shape))
     library.released.hw_dequantize(raw.data_ptr(), code, values // 32, out.data_ptr())
     return out
+
+
+def is_finite(tensor: Tensor, library: NativeLibrary | None = None) -> bool:
+    """Whether none of the values of a float32 tensor is NaN or infinite."""
+    library = library or load()
+    return bool(library.released.hw_is_finite(check(tensor, torch.float32, "tensor").data_ptr(), tensor.numel()))

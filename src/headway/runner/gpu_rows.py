@@ -112,11 +112,14 @@ class GpuRows:
     # ---- who is in the batch --------------------------------------------------------------------------------------
 
     def add(self, requests: Sequence[NewRequest]) -> list[int]:
-        """Seat requests: send all their tokens, and the blocks they begin with. Returns their rows."""
-        rows = [self._free_rows.pop() for _ in requests]
-        self.row_of.update((request.request_id, row) for request, row in zip(requests, rows, strict=True))
-        self._num_blocks[rows] = [len(request.block_ids) for request in requests]
+        """Seat requests: send all their tokens, and the blocks they begin with. Returns their rows. If anything is
+        wrong with one of them, all rows stay free."""
+        if len(requests) > len(self._free_rows):
+            raise ValueError(f"{len(requests)} requests for {len(self._free_rows)} free rows")
+        rows = self._free_rows[: -len(requests) - 1 : -1]
         lengths = [len(request.prompt_token_ids) + len(request.output_token_ids) for request in requests]
+        if max(lengths) > self.max_model_len or max(len(r.block_ids) for r in requests) > self.block_table.shape[1]:
+            raise ValueError(f"a request of {max(lengths)} tokens does not fit into a row of {self.max_model_len}")
         starts = np.concatenate([[0], np.cumsum(lengths)])
         tokens = [part for r in requests for part in (r.prompt_token_ids, r.output_token_ids) if part]
         sent = send(torch.from_numpy(np.concatenate([starts, rows, *tokens]).astype(np.int32)), self.device)
@@ -136,6 +139,9 @@ class GpuRows:
         if entries:
             sent = send(torch.tensor(entries, dtype=torch.int32), self.device)
             self._append_blocks(sent, len(entries))
+        del self._free_rows[-len(requests) :]
+        self.row_of.update((request.request_id, row) for request, row in zip(requests, rows, strict=True))
+        self._num_blocks[rows] = [len(request.block_ids) for request in requests]
         return rows
 
     def remove(self, request_id: str) -> int | None:

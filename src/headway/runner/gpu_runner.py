@@ -11,8 +11,9 @@ tensors, which is how it is tested without a GPU.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ from headway.runner.cuda_graphs import (
 from headway.runner.gpu_rows import GpuRows, StagedStep
 from headway.runner.gpu_sampler import GpuSampler, PendingSample, Seat
 from headway.runner.logprobs import prompt_logprobs
+from headway.runner.seating import failed_shares, why_unseated
 from headway.runner.seeds import seed_of
 from headway.sampling_params import SamplingParams
 
@@ -98,11 +100,18 @@ class GpuModelRunner:
         self._token_rungs = token_rungs(min(max_num_batched_tokens, _launch_bound_tokens(decoder)))
         self._sample_rungs = sample_rungs(max_num_seqs)
         self._prompts_with_logprobs: dict[str, _WantedPrompt] = {}
+        self._unseated: dict[str, str] = {}  # requests that could not enter, and why, until they leave
 
     @torch.inference_mode()
     def submit(self, output: SchedulerOutput) -> PendingGpuStep:
         """Queue a step on the device."""
         self._apply_changes(output)
+        if not self._unseated:
+            return self._launch(output)
+        pending = self._launch(output.without(self._unseated))
+        return dataclasses.replace(pending, failed=failed_shares(output, self._unseated))
+
+    def _launch(self, output: SchedulerOutput) -> PendingGpuStep:
         if output.is_empty:
             return PendingGpuStep(None, [], None, {})
         step = self._rows.stage(output, padded=self._padded)
@@ -147,15 +156,33 @@ class GpuModelRunner:
     # ---- the batch ------------------------------------------------------------------------------------------------
 
     def _apply_changes(self, output: SchedulerOutput) -> None:
-        """Who left frees a row, who enters gets one, and some blocks begin as copies of others."""
-        apply_moves(self.attention.kv_caches, self._host_blocks, output.moves)
+        """Who left frees a row, some blocks begin as copies of others, and who enters gets a row.
+
+        Rows are freed first, whatever fails later: the scheduler tells only once who has left.
+        """
         for request_id in (*output.finished_request_ids, *output.preempted_request_ids):
             row = self._rows.remove(request_id)
             if row is not None:
                 self._sampler.remove(row)
             self._prompts_with_logprobs.pop(request_id, None)
+            self._unseated.pop(request_id, None)
+        apply_moves(self.attention.kv_caches, self._host_blocks, output.moves)
         if output.new_requests:
-            self._add(output.new_requests)
+            self._seat(output.new_requests)
+
+    def _seat(self, requests: Sequence[NewRequest]) -> None:
+        """All at once, with one copy; if that does not work, one by one, and those that do not fit fail alone."""
+        try:
+            self._add(requests)
+        except Exception as error:
+            for request in requests:
+                self._rows.remove(request.request_id)  # the sampler keeps its rows free by itself
+                self._prompts_with_logprobs.pop(request.request_id, None)
+            if len(requests) == 1:
+                self._unseated[requests[0].request_id] = why_unseated(requests[0], error)
+                return
+            for request in requests:
+                self._seat([request])
 
     def _add(self, requests: Sequence[NewRequest]) -> None:
         rows = self._rows.add(requests)
@@ -316,12 +343,14 @@ class PendingGpuStep:
     sampled_request_ids: list[str]
     sample: PendingSample | None
     prompt_logprobs: dict[str, PromptLogprobs]
+    failed: dict[str, SampledTokens] = field(default_factory=dict)
+    """Of requests that could not enter the batch."""
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the step."""
         if self.done is not None:
             self.done.synchronize()
-        sampled = {}
+        sampled = self.failed.copy()
         if self.sample is not None:
             chosen = self.sample.result()
             for place, request_id in enumerate(self.sampled_request_ids):

@@ -24,7 +24,14 @@ from torch import Tensor
 
 from headway.runner.logprobs import TokenLogprobs
 from headway.runner.sampler import NO_TOKEN, SamplerOutput
-from headway.runner.sampling_batch import Feature, IntArray, check_params, end_token_ids, features_of
+from headway.runner.sampling_batch import (
+    Feature,
+    IntArray,
+    check_end_tokens,
+    check_params,
+    end_token_ids,
+    features_of,
+)
 from headway.runner.sampling_kernels import (
     IN_PROMPT,
     LOGIT_IS_INFINITE,
@@ -110,7 +117,7 @@ class GpuSampler:
     ) -> None:
         self._vocab_size = vocab_size
         self._transfers = _Transfers(device)
-        self._eos_token_ids = tuple(eos_token_ids)
+        self._eos_token_ids = check_end_tokens(eos_token_ids, vocab_size)
         self._token_rows = token_rows
         self._table = torch.zeros((max_num_seqs, RECORD_WORDS), dtype=torch.int32, device=device)
         self._scratch = PickScratch.zeros(max_num_seqs, vocab_size, device)
@@ -126,13 +133,21 @@ class GpuSampler:
 
     @torch.inference_mode()
     def add(self, seats: Sequence[Seat]) -> None:
-        """Put requests into free rows."""
+        """Put requests into free rows. If anything is wrong with one of them, all rows stay free."""
         if not seats:
             return
         for seat in seats:
             if self._taken[seat.row]:
                 raise ValueError(f"row {seat.row} is taken")
             check_params(seat.params, self._vocab_size)
+        try:
+            self._write(seats)
+        except Exception:
+            for seat in seats:
+                self._clear(seat.row)
+            raise
+
+    def _write(self, seats: Sequence[Seat]) -> None:
         records = np.concatenate([self._enter(seat) for seat in seats])
         row_ids, words, seen = self._transfers.upload(
             np.asarray([seat.row for seat in seats], dtype=np.int32),
@@ -147,6 +162,9 @@ class GpuSampler:
         """Free the row. What is in flight for it stays valid."""
         if not self._taken[row]:
             raise ValueError(f"row {row} holds no request")
+        self._clear(row)
+
+    def _clear(self, row: int) -> None:
         self._taken[row] = False
         self._flags[row] = 0
         self._edits.pop(row, None)

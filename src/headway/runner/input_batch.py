@@ -48,9 +48,9 @@ class InputBatch:
         self._num_blocks: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)
 
     def add(self, request: NewRequest) -> int:
-        """Seat a request, with the blocks it begins with. Returns its row."""
-        row = self._free_rows.pop()
-        self.row_of[request.request_id] = row
+        """Seat a request, with the blocks it begins with. Returns its row. If anything is wrong with it, the row stays
+        free."""
+        row = self._free_rows[-1]
         num_prompt_tokens = len(request.prompt_token_ids)
         num_tokens = num_prompt_tokens + len(request.output_token_ids)
         self._token_ids[row, :num_prompt_tokens] = request.prompt_token_ids
@@ -58,6 +58,7 @@ class InputBatch:
         self._num_tokens[row] = num_tokens
         self._num_blocks[row] = 0
         self.append_blocks(row, request.block_ids)
+        self.row_of[request.request_id] = self._free_rows.pop()
         return row
 
     def remove(self, request_id: str) -> int | None:

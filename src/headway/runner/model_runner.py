@@ -19,6 +19,7 @@ from headway.runner.input_batch import InputBatch, StepInputs
 from headway.runner.logprobs import prompt_logprobs
 from headway.runner.sampler import Sampler
 from headway.runner.sampling_batch import SamplingBatch
+from headway.runner.seating import failed_shares, why_unseated
 from headway.runner.seeds import seed_of
 from headway.sampling_params import SamplingParams
 
@@ -51,11 +52,19 @@ class ModelRunner:
         self._sampling = SamplingBatch(max_num_seqs, decoder.config.vocab_size, eos_token_ids=eos_token_ids)
         self._sampler = Sampler()
         self._wants_prompt_logprobs: dict[str, _PromptLogprobsRequest] = {}
+        self._unseated: dict[str, str] = {}  # requests that could not enter, and why, until they leave
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute the step's tokens, write their keys and values, and sample where the plan says so."""
         self._apply_changes(output)
+        if not self._unseated:
+            return self._compute(output)
+        result = self._compute(output.without(self._unseated))
+        failed = failed_shares(output, self._unseated)
+        return ModelRunnerOutput({**result.sampled, **failed}, result.prompt_logprobs)
+
+    def _compute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         if output.is_empty:
             return ModelRunnerOutput(sampled={}, prompt_logprobs={})
         inputs = self._rows.gather(output, self.device)
@@ -67,30 +76,41 @@ class ModelRunner:
         )
 
     def _apply_changes(self, output: SchedulerOutput) -> None:
-        """Who left frees a row, who enters gets one, new blocks join their tables, and some begin as copies."""
-        apply_moves(self.attention.kv_caches, self._host_blocks, output.moves)
+        """Who left frees a row, some blocks begin as copies, who enters gets a row, and new blocks join their tables.
+
+        Rows are freed first, whatever fails later: the scheduler tells only once who has left.
+        """
         for request_id in (*output.finished_request_ids, *output.preempted_request_ids):
             row = self._rows.remove(request_id)
             if row is not None:
                 self._sampling.remove(row)
             self._wants_prompt_logprobs.pop(request_id, None)
+            self._unseated.pop(request_id, None)
+        apply_moves(self.attention.kv_caches, self._host_blocks, output.moves)
         for new in output.new_requests:
-            self._add(new)
+            try:
+                self._add(new)
+            except Exception as error:
+                self._unseated[new.request_id] = why_unseated(new, error)
         for scheduled in output.scheduled:
-            if scheduled.new_block_ids:
+            if scheduled.new_block_ids and scheduled.request_id not in self._unseated:
                 self._rows.append_blocks(self._rows.row_of[scheduled.request_id], scheduled.new_block_ids)
 
     def _add(self, new: NewRequest) -> None:
         params = new.sampling_params
         assert isinstance(params, SamplingParams)
         row = self._rows.add(new)
-        self._sampling.add(
-            row,
-            params,
-            new.prompt_token_ids,
-            new.output_token_ids,
-            default_seed=seed_of(self._seed, new.request_id),
-        )
+        try:
+            self._sampling.add(
+                row,
+                params,
+                new.prompt_token_ids,
+                new.output_token_ids,
+                default_seed=seed_of(self._seed, new.request_id),
+            )
+        except Exception:
+            self._rows.remove(new.request_id)
+            raise
         if params.prompt_logprobs is not None:
             self._wants_prompt_logprobs[new.request_id] = _PromptLogprobsRequest(
                 len(new.prompt_token_ids), params.prompt_logprobs

@@ -44,6 +44,13 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
     params.validate_for_vocabulary(vocab_size)
 
 
+def check_end_tokens(eos_token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """The model's end tokens, which are written to as they are: each must be one of its tokens."""
+    if any(not 0 <= token_id < vocab_size for token_id in eos_token_ids):
+        raise ValueError(f"end tokens {tuple(eos_token_ids)} for a vocabulary of {vocab_size}")
+    return tuple(eos_token_ids)
+
+
 def features_of(params: SamplingParams, vocab_size: int) -> Feature:
     """What a request uses at every step: all but MIN_TOKENS, which depends on how many tokens it has."""
     flags = Feature(0)
@@ -120,7 +127,7 @@ class SamplingBatch:
     def __init__(self, max_num_seqs: int, vocab_size: int, *, eos_token_ids: Sequence[int] = ()) -> None:
         self.max_num_seqs = max_num_seqs
         self.vocab_size = vocab_size
-        self._eos_token_ids = tuple(eos_token_ids)
+        self._eos_token_ids = check_end_tokens(eos_token_ids, vocab_size)
         self.flags = np.zeros(max_num_seqs, dtype=np.int64)
         self.temperature = np.ones(max_num_seqs, dtype=np.float32)
         self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
@@ -147,10 +154,25 @@ class SamplingBatch:
     ) -> None:
         """Put a request into a free row: new, or coming back after preemption with the tokens it already has.
 
-        `default_seed` is used by a request without a seed of its own; the engine draws it once per request.
+        `default_seed` is used by a request without a seed of its own; the engine draws it once per request. If anything
+        is wrong with the request, the row stays free.
         """
         if self.params[row] is not None:
             raise ValueError(f"row {row} is taken")
+        try:
+            self._enter(row, params, prompt_token_ids, output_token_ids, default_seed)
+        except Exception:
+            self._clear(row)
+            raise
+
+    def _enter(
+        self,
+        row: int,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        default_seed: int,
+    ) -> None:
         check_params(params, self.vocab_size)
         flags = features_of(params, self.vocab_size)
         self.params[row] = params
@@ -198,6 +220,9 @@ class SamplingBatch:
     def remove(self, row: int) -> None:
         """Free the row."""
         self._check_taken(row)
+        self._clear(row)
+
+    def _clear(self, row: int) -> None:
         self.params[row] = None
         self.seen[row] = None
         self.blocked_ids[row] = None

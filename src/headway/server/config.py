@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from headway.config import option
+from headway.config import check_values, option
 from headway.errors import ConfigError
 
 API_KEY_VARIABLE = "HEADWAY_API_KEY"
@@ -85,6 +85,7 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
+        check_values(self)
         _check_whole(self, "port", 0, 65535)
         for name in ("max_queue_requests", "max_queue_tokens", "tokenizer_threads"):
             _check_whole(self, name, 1, 2**40)

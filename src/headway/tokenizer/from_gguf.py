@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from headway.errors import CorruptModelError, UnsupportedModelError
-from headway.tokenizer.special_tokens import CHAT_END_TOKENS, surround_with
+from headway.tokenizer.special_tokens import END_TOKENS, surround_with
 from headway.tokenizer.tokenizer import Tokenizer
 
 _KEY = "tokenizer.ggml."
@@ -32,6 +32,11 @@ _NAMED_TOKENS = {
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
+# Ends of a text, a turn, a message; lists of any of them; and what divides files, which no answer goes on behind.
+_END_KEYS = (
+    *("eos_token_id", "eot_token_id", "eom_token_id", "eos_token_ids", "eog_token_ids"),
+    *("fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id"),
+)
 
 
 class _TokenType(IntEnum):
@@ -210,10 +215,10 @@ def _mark_special_tokens(backend: tokenizers.Tokenizer, tokens: Sequence[str], t
 
 
 def _end_token_ids(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> list[int]:
-    declared = [_token_id(metadata, key, tokens) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    declared = [token_id for key in _END_KEYS for token_id in _token_ids(metadata, key, tokens)]
     marked = (_TokenType.CONTROL, _TokenType.USER_DEFINED)
-    known = [i for i, kind in enumerate(types) if kind in marked and tokens[i] in CHAT_END_TOKENS]
-    return [token_id for token_id in declared if token_id is not None] + known
+    known = [i for i, kind in enumerate(types) if kind in marked and tokens[i] in END_TOKENS]
+    return declared + known
 
 
 def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -231,9 +236,15 @@ def _list(metadata: Mapping[str, Any], key: str) -> Sequence[Any]:
 
 
 def _token_id(metadata: Mapping[str, Any], key: str, tokens: Sequence[str]) -> int | None:
+    return next(iter(_token_ids(metadata, key, tokens)), None)
+
+
+def _token_ids(metadata: Mapping[str, Any], key: str, tokens: Sequence[str]) -> list[int]:
+    """One or a list, or none."""
     value = metadata.get(_KEY + key)
     if value is None:
-        return None
-    if not 0 <= int(value) < len(tokens):
+        return []
+    found = [int(item) for item in (value if hasattr(value, "__iter__") else [value])]
+    if any(not 0 <= token_id < len(tokens) for token_id in found):
         raise CorruptModelError(f"the GGUF file's {_KEY}{key} is {value}, but it has {len(tokens)} tokens")
-    return int(value)
+    return found

@@ -5,8 +5,12 @@ from __future__ import annotations
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-CHAT_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endofturn|>")
-"""Special tokens with which models of several families end their turn, besides the declared end of sequence."""
+END_TOKENS = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endofturn|>"),
+    *("<|endoftext|>", "<|end_of_text|>", "</s>", "<EOT>", "<|return|>", "<|call|>"),
+)
+"""Special tokens with which models of several families end their turn or a text, besides the one that a GGUF file
+declares: it has room for one of each kind, where generation_config.json lists all."""
 
 
 def surround_with(backend: tokenizers.Tokenizer, *, first: str | None, last: str | None) -> None:

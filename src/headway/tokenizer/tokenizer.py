@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import tokenizers
 
 from headway.errors import InvalidRequestError
 from headway.tokenizer.chat_template import ChatTemplate, check_messages
+
+logger = logging.getLogger(__name__)
 
 _SPACE_MARK = "\u2581"
 
@@ -49,6 +52,17 @@ class Tokenizer:
         self.drops_leading_space = self._is_sentencepiece and decoder[3:] == ["Strip"]
         """Whether decoding a whole text drops one space at its start."""
         self._bytes_of: dict[int, bytes] = {}
+
+    def drop_end_tokens_outside(self, vocab_size: int) -> None:
+        """Forget end tokens that a model with so many tokens has no logits for: it never chooses them."""
+        unknown = [token_id for token_id in self.eos_token_ids if not 0 <= token_id < vocab_size]
+        if unknown:
+            logger.warning(
+                "the tokenizer names end tokens %s, which a model of %d tokens never gives; they are ignored",
+                ", ".join(map(str, unknown)),
+                vocab_size,
+            )
+            self.eos_token_ids = tuple(token_id for token_id in self.eos_token_ids if token_id not in unknown)
 
     @property
     def chat_template(self) -> str | None:
@@ -114,7 +128,9 @@ class Tokenizer:
             raise InvalidRequestError(
                 "this model has no chat template: send a plain prompt instead of messages", param="messages"
             )
-        variables = {**self._special_tokens, **extra, "add_generation_prompt": add_generation_prompt}
+        # As transformers does it: what is not given is none, not undefined, which templates tell apart.
+        given = {"tools": None, "documents": None, **self._special_tokens, **extra}
+        variables = {**given, "add_generation_prompt": add_generation_prompt}
         return template.render(messages=check_messages(messages), **variables)
 
     def _select_template(self, *, has_tools: bool) -> ChatTemplate | None:

@@ -75,8 +75,27 @@ def test_linear_and_yarn_scaling(tmp_path: Path) -> None:
     }
     model = hf_model("llama_yarn")
     path = save_gguf(model, tmp_path / "yarn.gguf", metadata=yarn)
-    assert isinstance(open_checkpoint(path).config.rope.scaling, YarnScaling)
+    config = open_checkpoint(path).config
+    assert isinstance(config.rope.scaling, YarnScaling)
+    assert config.max_position == 256  # 4 times the original 64, which is what the file declares too
     assert_same_logits(path, model)
+
+
+def test_yarn_extends_the_declared_context(tmp_path: Path) -> None:
+    yarn = {
+        "llama.rope.scaling.type": ("string", "yarn"),
+        "llama.rope.scaling.factor": ("float32", 4.0),
+        "llama.rope.scaling.original_context_length": ("uint32", 256),
+    }
+    path = save_gguf(hf_model("llama"), tmp_path / "yarn.gguf", metadata=yarn)
+    assert open_checkpoint(path).config.max_position == 1024
+    del yarn["llama.rope.scaling.original_context_length"]
+    path = save_gguf(hf_model("llama"), tmp_path / "bare.gguf", metadata=yarn)
+    assert open_checkpoint(path).config.max_position == 1024
+    yarn["llama.rope.scaling.yarn_ext_factor"] = ("float32", 0.5)
+    path = save_gguf(hf_model("llama"), tmp_path / "odd.gguf", metadata=yarn)
+    with pytest.raises(UnsupportedModelError, match="yarn_ext_factor"):
+        open_checkpoint(path)
 
 
 def test_rope_factors_tensor_is_llama3_scaling(tmp_path: Path) -> None:

@@ -7,17 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headway.errors import ConfigError, MissingTensorError, TensorShapeError
+from headway.errors import ConfigError, CorruptModelError, MissingTensorError, TensorShapeError
 from headway.layers.torch_ops import TorchOps
 from headway.loader import open_checkpoint
 from headway.models import Decoder, load_decoder
 from tests.unit.models.harness import Harness
-from tests.unit.models.tiny import hf_logits, hf_model, random_prompt, save_folder
+from tests.unit.models.tiny import hf_logits, hf_model, random_prompt, save_folder, save_gguf
 
 
 def edit_weights(folder: Path, *, drop: tuple[str, ...] = (), add: Mapping[str, Tensor] | None = None) -> None:
@@ -138,3 +140,53 @@ def test_weights_do_not_depend_on_the_file_after_loading(folder: Path) -> None:
     before = Harness(decoder).prompt_logits(prompt)
     (folder / "model.safetensors").write_bytes(b"")
     assert torch.equal(Harness(decoder).prompt_logits(prompt), before)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+        "model.layers.1.input_layernorm.weight",
+        "model.layers.1.self_attn.k_proj.weight",
+        "model.layers.1.mlp.up_proj.weight",
+    ],
+)
+def test_a_weight_that_is_no_number_is_refused_with_its_tensor(folder: Path, name: str, value: float) -> None:
+    tensor = load_file(folder / "model.safetensors")[name].clone()
+    tensor.view(-1)[3] = value
+    edit_weights(folder, add={name: tensor})
+    for quantization in ("none", "int8"):
+        with pytest.raises(CorruptModelError, match=rf"tensor {name} has values that are no numbers"):
+            load_decoder(open_checkpoint(folder), quantization=quantization)
+
+
+def test_a_scale_that_is_no_number_is_refused_with_its_tensor(tmp_path: Path) -> None:
+    """Quantised files hold float16 scales: one that is damaged spoils 32 weights."""
+    path = save_gguf(hf_model("llama"), tmp_path / "m.gguf", quantization=gguf.GGMLQuantizationType.Q8_0)
+    tensor = next(t for t in gguf.GGUFReader(path).tensors if t.name == "blk.1.ffn_up.weight")
+    data = bytearray(path.read_bytes())
+    data[tensor.data_offset : tensor.data_offset + 2] = b"\x00\x7c"  # infinity
+    path.write_bytes(data)
+    with pytest.raises(CorruptModelError, match=r"tensor model\.layers\.1\.mlp\.up_proj\.weight has values"):
+        load_decoder(open_checkpoint(path), quantization="int8")
+
+
+def test_rope_factors_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    factors = np.ones(8, dtype=np.float32)
+    factors[2] = np.nan
+    path = save_gguf(hf_model("llama"), tmp_path / "m.gguf", extra_tensors={"rope_freqs.weight": factors})
+    with pytest.raises(CorruptModelError, match=r"rope_freqs\.weight"):
+        open_checkpoint(path)
+
+
+def test_weights_too_large_for_the_dtype_are_refused(folder: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    tensor = load_file(folder / "model.safetensors")[name].clone()
+    tensor[0, 0] = 1e5
+    edit_weights(folder, add={name: tensor})
+    with pytest.raises(ConfigError, match=rf"tensor {name} has values that float16 cannot hold; use dtype 'bfloat16'"):
+        load(folder, dtype=torch.float16)
+    load(folder, dtype=torch.bfloat16)

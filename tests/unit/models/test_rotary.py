@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from headway.errors import CorruptModelError
-from headway.models.config import FrequencyFactors, RopeConfig
+from headway.models.config import FrequencyFactors, RopeConfig, YarnScaling
 from headway.models.registry import config_from_hf
 from headway.models.rotary_table import build_cos_sin, scaled_frequencies
 
@@ -88,3 +89,38 @@ def test_frequency_factors_divide() -> None:
 def test_frequency_factors_of_the_wrong_length_are_refused() -> None:
     with pytest.raises(CorruptModelError, match="3 rope frequency factors for a head of 16"):
         scaled_frequencies(RopeConfig(scaling=FrequencyFactors((1.0, 2.0, 3.0))), 16)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0}
+QWEN25 = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("declared", "rope", "context"),
+    [
+        (32768, {"rope_scaling": QWEN25}, 131072),
+        (40960, {"rope_scaling": {**QWEN25, "rope_type": "yarn"}}, 131072),
+        (131072, {"rope_scaling": QWEN25}, 131072),
+        (163840, {"rope_scaling": QWEN25}, 163840),
+        (32768, {"rope_scaling": {**QWEN25, "factor": 1.5}}, 49152),
+        (32768, {"rope_parameters": {**YARN, "rope_theta": 1e6}}, 131072),
+        (65536, {"rope_scaling": {**YARN, "factor": None, "original_max_position_embeddings": 4096}}, 65536),
+        (8192, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 8192),
+        (131072, {"rope_scaling": LLAMA31}, 131072),
+        (32768, {}, 32768),
+    ],
+)
+def test_yarn_extends_the_context_by_its_factor(declared: int, rope: dict[str, Any], context: int) -> None:
+    """What a file declares with YaRN is mostly what it was trained with before; a factor of 4 makes 4 times that."""
+    raw = make_config(ROPES["default"], 64).to_dict() | {"architectures": ["Qwen2ForCausalLM"]}
+    del raw["rope_parameters"]
+    config = config_from_hf({**raw, "max_position_embeddings": declared, **rope}, "config.json")
+    assert config.max_position == context
+    scaling = config.rope.scaling
+    if isinstance(scaling, YarnScaling):
+        reference = transformers.Qwen2Config(
+            hidden_size=256, num_attention_heads=4, max_position_embeddings=declared, **copy.deepcopy(rope)
+        )
+        expected, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](reference)
+        assert torch.equal(scaled_frequencies(config.rope, 64), expected)
+        assert scaling.attention_factor == attention_factor

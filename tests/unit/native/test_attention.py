@@ -201,3 +201,27 @@ def test_what_cannot_be_read_is_refused(fast: NativeLibrary) -> None:
     assert not CpuAttention.is_supported([LayerKVCache.zeros(1, 2, 8, 4, dtype=torch.float16)], 3)
     with pytest.raises(ConfigError, match="bfloat16"):
         CpuAttention(bad, 2)
+
+
+@pytest.mark.parametrize("format", ALL, ids=lambda format: format.name)
+@pytest.mark.parametrize("where", ["k", "v", "q"])
+@pytest.mark.parametrize("length", [5, 40, 700])
+def test_what_is_no_number_reaches_all_that_attend_to_it(
+    library: NativeLibrary, format: KVFormat, where: str, length: int
+) -> None:
+    """Also the only key that a query sees of its last stretch of keys."""
+    sequences = Sequences.random([length, 30], 4, 2, 16)
+    spans = [(0, length - 1, length), (1, 20, 30)]
+    clean = attend(sequences, spans, format=format, library=library)
+    for token in {0, length // 2, length - 1} if where != "q" else {length - 1}:
+        tensors = getattr(sequences, where)
+        kept = tensors[0].clone()
+        tensors[0][token, 1, 3] = math.nan
+        broken = attend(sequences, spans, format=format, library=library)
+        tensors[0] = kept
+        heads = broken[0].view(4, 16).isnan().all(dim=1).tolist()
+        expected = [False, True, False, False] if where == "q" else [False, False, True, True]
+        if where == "v" and not format.is_scaled:  # only that number of the value
+            heads = broken[0].view(4, 16)[:, 3].isnan().tolist()
+        assert heads == expected, (token, heads)
+        torch.testing.assert_close(broken[1], clean[1], rtol=1e-5, atol=1e-6)

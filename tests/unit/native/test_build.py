@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from headway.cache_dir import cache_dir, temporary_folder
 from headway.errors import NativeBuildError
 from headway.native import build as build_module
+from headway.native import lib as lib_module
 from headway.native.__main__ import main
-from headway.native.build import build
+from headway.native.build import build, is_available
 from headway.native.cpu_count import cgroup_quota, usable_cpus
 from headway.native.lib import NativeLibrary
 
@@ -74,12 +77,59 @@ def test_a_file_that_is_no_library_is_named(tmp_path: Path) -> None:
         NativeLibrary(path)
 
 
-def test_unwritable_cache_names_the_variable(only_cc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def read_only(only_cc: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache that nothing can be written to, not even by root."""
     (only_cc / "file").write_text("")
     monkeypatch.setenv("HEADWAY_CACHE_DIR", str(only_cc / "file" / "below"))
-    monkeypatch.setenv("CC", fake_compiler(only_cc / "cc1", "exit 0"))
-    with pytest.raises(NativeBuildError, match="HEADWAY_CACHE_DIR"):
-        build()
+    temporary_folder.cache_clear()
+    return only_cc
+
+
+def test_an_unwritable_cache_is_replaced_for_this_run_and_said_so(
+    read_only: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_compiler(read_only / "cc", 'while [ "$1" != -o ]; do shift; done; echo library > "$2"')
+    result = build("generic")
+    assert result.compiled and result.path.read_text() == "library\n"
+    assert result.path.parent.stat().st_mode & 0o077 == 0, "nobody else can put a library there"
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    message = record.getMessage()
+    assert "\n" not in message and "for this run alone" in message
+    assert f"{read_only / 'file' / 'below'} (Not a directory); set HEADWAY_CACHE_DIR" in message
+    again = build("generic")
+    assert not again.compiled and again.path == result.path
+
+
+def test_a_home_without_an_owner_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("HEADWAY_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert cache_dir() == Path("/.cache/headway")
+
+
+def test_kernels_that_are_not_there_are_said_to_be_missing_once(
+    only_cc: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lib_module, "load", lib_module.load.__wrapped__)
+    monkeypatch.setattr(build_module, "is_available", functools.cache(is_available.__wrapped__))
+    assert not build_module.is_available() and not build_module.is_available()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    message = record.getMessage()
+    assert "about 5 times as slow: The CPU kernels need a C compiler" in message and "\n" not in message
+
+
+def test_kernels_without_vector_instructions_are_said_to_be_slow(
+    generic: NativeLibrary, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HEADWAY_NATIVE_ISA", "generic")
+    assert lib_module.load.__wrapped__().isa == "generic"
+    assert "several times as slow: HEADWAY_NATIVE_ISA is generic" in caplog.text
 
 
 def test_unknown_isa_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,3 +169,27 @@ def test_wrong_inputs_are_refused(fast: NativeLibrary) -> None:
             layer(bad)
     with pytest.raises(ValueError, match="bias"):
         linear(torch.randn(2, 64), packed, torch.randn(7))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("pack", [native.pack_int8, native.pack_float32])
+def test_what_is_no_number_shows_in_its_row_and_nowhere_else(library: NativeLibrary, pack, value: float) -> None:
+    for rows, out, columns in ((1, 16, 64), (7, 100, 200), (13, 33, 640)):
+        x, weight = torch.randn(rows, columns), torch.randn(out, columns)
+        clean = linear(x, pack(weight, library))
+        for column in (0, columns // 2, columns - 1):
+            row = column % rows
+            broken = x.clone()
+            broken[row, column] = value
+            result = linear(broken, pack(weight, library))
+            assert not torch.isfinite(result[row]).any()
+            others = [other for other in range(rows) if other != row]
+            assert torch.equal(result[others], clean[others])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_shows_in_its_output(library: NativeLibrary, value: float) -> None:
+    x, weight = torch.randn(5, 130), torch.randn(40, 130)
+    weight[17, 129] = value
+    is_finite = torch.isfinite(linear(x, native.pack_int8(weight, library)))
+    assert not is_finite[:, 17].any() and is_finite[:, :17].all() and is_finite[:, 18:].all()

@@ -98,3 +98,16 @@ def test_pool_restarts_after_fork(fast: NativeLibrary) -> None:
     finally:
         child.join(timeout=20)
         child.kill()
+
+
+@pytest.mark.parametrize("value", [float("nan"), -float("nan"), float("inf"), -float("inf")])
+def test_is_finite_looks_at_every_value(library: NativeLibrary, value: float) -> None:
+    for size in (1, 15, 64, 1000, 200_001):
+        tensor = torch.randn(size)
+        tensor[0] = torch.finfo(torch.float32).max
+        assert native.is_finite(tensor, library)
+        for place in {0, size // 2, size - 1}:
+            broken = tensor.clone()
+            broken[place] = value
+            assert not native.is_finite(broken, library), (size, place)
+    assert native.is_finite(torch.empty(0), library)

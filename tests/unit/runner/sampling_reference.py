@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from headway.errors import InvalidRequestError
 from headway.sampling_params import SamplingParams
 
 Floats = npt.NDArray[np.float64]
@@ -114,3 +116,27 @@ def expected_tokens(logits: Floats, request: Request, eos: list[int]) -> set[int
         left = np.where(kept(changed, params, shift), scores, -np.inf)
         found |= set(np.flatnonzero(left >= left.max() - SCORE_SLACK * max(1.0, abs(left.max()) / 16)).tolist())
     return found
+
+
+EXTREMES: list[Any] = [
+    *(5e-324, 2.3e-308, 1e-300, 1e-46, 1e-45, 1.2e-38, 1e-30, 1e-16, 1e-7, 9.9e-6, 1e-5, 1e-3, 0.0099, 0.01, 0.5),
+    *(1 - 2**-53, 1 - 1e-9, 1, 1 + 2**-52, 2, 2.0001, 10, 99.9, 100, 101, 65504, 1e30, 1e38, 3.4e38, 3.5e38, 1e300),
+    *(float("inf"), float("nan"), 0.0, -0.0, 10**30, 10**400, 2**31, 2**63, 2**64, True, False, "1", None),
+]
+
+
+def accepted_extremes() -> list[dict[str, Any]]:
+    """Fields of `SamplingParams`, each with one value at the edge of what float32 can take, or far beyond, that is not
+    refused; some beside others that make it matter."""
+    cases: list[dict[str, Any]] = []
+    names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "top_k")
+    for name in (*names, "seed", "logit_bias"):
+        for value in EXTREMES:
+            for signed in (value, -value) if isinstance(value, int | float) else (value,):
+                field = {5: signed} if name == "logit_bias" else signed
+                for others in ({}, {"temperature": 1e-5}, {"temperature": 100.0, "top_p": 0.5, "min_p": 1e-9}):
+                    case = {"temperature": 0.7, **others, name: field}
+                    with contextlib.suppress(InvalidRequestError):
+                        SamplingParams(**case)
+                        cases.append(case)
+    return cases

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.triton_device import DEVICE  # isort: split
+from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
 import triton
 import triton.language as tl
@@ -586,3 +586,13 @@ def test_misuse_is_refused() -> None:
         bench.add({1: Request({"bad_words": ["x"]})})
     with pytest.raises(InvalidRequestError, match="logit_bias"):
         bench.add({1: Request({"logit_bias": {9: 1.0}})})
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e30])
+def test_every_value_that_is_accepted_gives_a_token(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    cases = reference.accepted_extremes()[:: 1 if ON_GPU else 11]  # the interpreter takes its time
+    requests = [Request({"seed": 3, **case}, prompt=[1, 2, 5], output=[5, 5, 7]) for case in cases]
+    output = sample_once(random_logits(rng, len(cases), 50, scale), requests)
+    assert output.errors == {}
+    assert all(0 <= token < 50 for token in output.token_ids)

@@ -13,6 +13,7 @@ from headway.runner import sampler as sampler_module
 from headway.runner.sampler import NO_TOKEN, Sampler, uniforms
 from headway.runner.sampling_batch import SamplingBatch
 from headway.sampling_params import SamplingParams
+from tests.unit.runner.sampling_reference import accepted_extremes
 
 EOS = 3
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -366,3 +367,15 @@ def test_uniforms_are_uniform_and_unrelated() -> None:
     for shifted in (table[1:, :], table[:, 1:], table[1:, 1:]):
         here = table[: shifted.shape[0], : shifted.shape[1]]
         assert abs(np.corrcoef(here.ravel(), shifted.ravel())[0, 1]) < 0.015
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e30])
+def test_every_value_that_is_accepted_gives_a_token(path: str, scale: float) -> None:
+    rng = np.random.default_rng(0)
+    cases = accepted_extremes()
+    logits = (rng.normal(0.0, 1.0, (len(cases), 50)) * scale).astype(np.float32)
+    requests = [{"seed": 3, "prompt": [1, 2, 5], "output": [5, 5, 7], **case} for case in cases]
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        output = sample(logits, requests)
+    assert output.errors == {}
+    assert all(0 <= token < 50 for token in output.token_ids)

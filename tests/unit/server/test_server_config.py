@@ -129,3 +129,12 @@ def test_a_model_that_is_nowhere() -> None:
 def test_the_embedded_tokenizer() -> None:
     tokenizer = load_front_end_tokenizer(ModelConfig())
     assert tokenizer is not None and tokenizer.chat_template
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("host", 5), ("port", "8000"), ("api_key", "secret"), ("queue_ttl_s", "5"), ("served_model_name", [1])],
+)
+def test_a_value_of_another_type_is_refused_with_the_options_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be"):
+        ServerConfig(**{name: value})

@@ -6,6 +6,7 @@ import datetime
 from typing import Any
 
 import pytest
+import transformers
 
 from headway.errors import InvalidRequestError, UnsupportedModelError
 from headway.tokenizer import Tokenizer
@@ -120,3 +121,22 @@ def test_bad_messages_say_which_and_why(messages: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message) as caught:
         tokenizer.apply_chat_template(messages)
     assert caught.value.param == "messages"
+
+
+def test_what_is_not_given_is_none_as_in_transformers() -> None:
+    """Templates tell "none" and "undefined" apart: with either test, no tools must be no tools."""
+    templates = [
+        "{% if tools is not none %}tools{% endif %}{% if documents is not none %}documents{% endif %}{{ tools }}",
+        "{{ tools is defined }} {{ documents is defined }} {{ documents }} {{ add_generation_prompt }}",
+        "{{ bos_token }}|{{ eos_token }}|{{ pad_token is defined }}|{{ nothing is defined }}",
+        "{% if not tools %}none{% endif %}{% set tools = tools or [] %}{{ tools | length }}",
+    ]
+    named = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    for template in templates:
+        ours = Tokenizer(trained_backend(digits_apart=True), chat_templates={"default": template}, special_tokens=named)
+        theirs = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=trained_backend(digits_apart=True), chat_template=template, **named
+        )
+        for options in ({}, {"tools": [{"name": "f"}]}, {"documents": [{"title": "t", "text": "x"}]}):
+            expected = theirs.apply_chat_template([USER], tokenize=False, add_generation_prompt=True, **options)
+            assert ours.apply_chat_template([USER], **options) == expected, (template, options)

@@ -104,10 +104,24 @@ def test_special_and_user_defined_tokens() -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False).startswith(SPECIALS[1])
 
 
-def test_end_tokens_are_the_declared_ones_and_known_chat_ends() -> None:
+def test_end_tokens_are_all_that_are_declared_and_those_known_by_name() -> None:
     assert tokenizer_from_gguf(byte_level_metadata(pre="smollm")).eos_token_ids == (0, 2)
-    assert tokenizer_from_gguf(byte_level_metadata(pre="smollm", eos_token_id=2)).eos_token_ids == (2,)
+    assert tokenizer_from_gguf(byte_level_metadata(pre="smollm", eos_token_id=2)).eos_token_ids == (2, 0)
     assert tokenizer_from_gguf(byte_level_metadata(pre="smollm", eot_token_id=7)).eos_token_ids == (0, 7, 2)
+    declared = {
+        "eos_token_id": 9,
+        "eot_token_id": 10,
+        "eom_token_id": 11,
+        "eos_token_ids": [9, 12],
+        "eog_token_ids": (13, 14),
+        "fim_pad_token_id": 15,
+        "fim_rep_token_id": 16,
+        "fim_sep_token_id": 17,
+    }
+    found = tokenizer_from_gguf(byte_level_metadata(pre="smollm", **declared)).eos_token_ids
+    assert found == (9, 10, 11, 12, 13, 14, 15, 16, 17, 0, 2)
+    with pytest.raises(CorruptModelError, match="eog_token_ids"):
+        tokenizer_from_gguf(byte_level_metadata(pre="smollm", eog_token_ids=[1, 99999]))
     plain = byte_level_metadata(pre="smollm")
     plain["tokenizer.ggml.token_type"] = [1] * len(plain["tokenizer.ggml.tokens"])
     assert tokenizer_from_gguf(plain).eos_token_ids == (0,)

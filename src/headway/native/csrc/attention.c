@@ -147,7 +147,7 @@ typedef struct {
 
 /* Adds one segment's (maximum, sum, weighted V) to the running ones. */
 static void fold(float *top, float *sum, float *acc, float seg_top, float seg_sum, const float *seg_acc, int64_t dim) {
-    if (seg_top == -INFINITY) return;
+    if (seg_sum == 0.0f) return; /* nothing to see; the sum of a NaN is not 0 */
     float new_top = seg_top > *top ? seg_top : *top;
     float keep = hw_exp(*top - new_top), add = hw_exp(seg_top - new_top);
     *sum = *sum * keep + seg_sum * add;

@@ -75,5 +75,7 @@ HW_EXPORT void hw_attention_run(hw_attention_plan *plan, const float *q, const h
 
 /* kind: 0 = Q4_0, 1 = Q4_1, 2 = Q8_0 */
 HW_EXPORT void hw_dequantize(const uint8_t *raw, int kind, int64_t blocks, float *out);
+/* Whether none of the values is NaN or infinite. */
+HW_EXPORT int hw_is_finite(const float *x, int64_t count);
 
 #endif

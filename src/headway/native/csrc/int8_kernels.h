@@ -35,8 +35,10 @@ HW_INLINE float hw_group_max(const float *x) {
     HW_UNROLL
     for (int i = 0; i < 4; i++) top[i] = vf_abs(vf_load(x + i * HW_VL));
     HW_UNROLL
-    for (int i = 4; i < HW_GROUP / HW_VL; i++) top[i % 4] = vf_max(top[i % 4], vf_abs(vf_load(x + i * HW_VL)));
-    return vf_reduce_max(vf_max(vf_max(top[0], top[1]), vf_max(top[2], top[3])));
+    for (int i = 4; i < HW_GROUP / HW_VL; i++)
+        top[i % 4] = vf_max_magnitude(top[i % 4], vf_abs(vf_load(x + i * HW_VL)));
+    return vf_reduce_max_magnitude(
+        vf_max_magnitude(vf_max_magnitude(top[0], top[1]), vf_max_magnitude(top[2], top[3])));
 }
 
 HW_INLINE int32_t hw_group_sum(const int8_t *values) {
@@ -45,7 +47,8 @@ HW_INLINE int32_t hw_group_sum(const int8_t *values) {
     return total;
 }
 
-/* Quantises a row of k values, padded with zeros to whole groups: values = round(x * 127 / max), scale = max / 127.
+/* Quantises a row of k values, padded with zeros to whole groups: values = round(x * 127 / max), scale = max / 127. A
+ * group with NaN or infinity gets a scale that is one, so that they show in the result as they do without quantising.
  * `start` (may be NULL) receives -128 * sum of each group where the kernels need it. The maxima of many groups come
  * first, so that their long chains of operations overlap. */
 HW_INLINE void hw_quantise_row(const float *x, int64_t k, int8_t *values, float *scale, int32_t *start) {
@@ -59,8 +62,9 @@ HW_INLINE void hw_quantise_row(const float *x, int64_t k, int8_t *values, float 
             factor[g] = hw_group_max(base + g < whole ? x + (base + g) * HW_GROUP : padded);
         for (int64_t g = 0; g < count; g++) {
             float largest = factor[g];
-            scale[base + g] = largest > 1e-30f ? largest / 127.0f : 0.0f;
-            factor[g] = largest > 1e-30f ? 127.0f / largest : 0.0f;
+            int is_zero = largest <= 1e-30f; /* not of NaN: then the scale is NaN too, and all that it multiplies */
+            scale[base + g] = is_zero ? 0.0f : largest / 127.0f;
+            factor[g] = is_zero ? 0.0f : 127.0f / largest;
         }
         for (int64_t g = 0; g < count; g++) {
             const float *in = base + g < whole ? x + (base + g) * HW_GROUP : padded;

@@ -1,7 +1,9 @@
-/* GGUF block dequantisation, and what the library says about itself. */
+/* GGUF block dequantisation, a check of weights, and what the library says about itself. */
 #include "headway.h"
 #include "int8_kernels.h"
 #include "simd.h"
+
+#include <stdatomic.h>
 
 const char *hw_isa(void) {
 #if defined(HW_VNNI512)
@@ -63,4 +65,33 @@ static void dequantize_task(void *context, int64_t item) {
 void hw_dequantize(const uint8_t *raw, int kind, int64_t blocks, float *out) {
     dequantize_job job = {raw, out, kind, blocks};
     hw_parallel(dequantize_task, &job, (blocks + BLOCKS_PER_ITEM - 1) / BLOCKS_PER_ITEM);
+}
+
+#define FLOATS_PER_ITEM (1 << 16)
+
+typedef struct {
+    const float *x;
+    int64_t count;
+    _Atomic int found;
+} finite_job;
+
+static void finite_task(void *context, int64_t item) {
+    finite_job *job = context;
+    int64_t i = item * FLOATS_PER_ITEM, end = i + FLOATS_PER_ITEM < job->count ? i + FLOATS_PER_ITEM : job->count;
+    vf top[4] = {vf_set1(0.0f), vf_set1(0.0f), vf_set1(0.0f), vf_set1(0.0f)};
+    for (; i + 4 * HW_VL <= end; i += 4 * HW_VL) {
+        HW_UNROLL
+        for (int v = 0; v < 4; v++) top[v] = vf_max_magnitude(top[v], vf_abs(vf_load(job->x + i + v * HW_VL)));
+    }
+    float largest = vf_reduce_max_magnitude(
+        vf_max_magnitude(vf_max_magnitude(top[0], top[1]), vf_max_magnitude(top[2], top[3])));
+    int found = !isfinite(largest);
+    for (; i < end; i++) found |= !isfinite(job->x[i]);
+    if (found) job->found = 1;
+}
+
+int hw_is_finite(const float *x, int64_t count) {
+    finite_job job = {.x = x, .count = count};
+    hw_parallel(finite_task, &job, (count + FLOATS_PER_ITEM - 1) / FLOATS_PER_ITEM);
+    return !job.found;
 }

@@ -59,6 +59,14 @@ HW_INLINE uint16_t hw_float_to_half(float f) {
     return (uint16_t)(sign | ((rounded - 0x38000000u) >> 13));
 }
 
+HW_INLINE float hw_float_of_bits(int32_t bits) {
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+/* vf_max loses a NaN on some machines. vf_max_magnitude, of numbers that are not negative, goes by their bits, which
+ * are in the same order and have NaN above infinity above all others. vf_zero_below keeps a NaN. */
 #if !defined(HW_GENERIC) && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && \
     defined(__AVX512DQ__)
 #define HW_AVX512 1
@@ -92,10 +100,16 @@ HW_INLINE void vf_store_half(uint16_t *p, vf a) {
 }
 HW_INLINE vf vf_shift23(vf a) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 23)); }
 HW_INLINE vf vf_zero_below(vf value, vf x, float limit) {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GE_OQ), value);
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), value);
+}
+HW_INLINE vf vf_max_magnitude(vf a, vf b) {
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 HW_INLINE float vf_reduce_add(vf a) { return _mm512_reduce_add_ps(a); }
 HW_INLINE float vf_reduce_max(vf a) { return _mm512_reduce_max_ps(a); }
+HW_INLINE float vf_reduce_max_magnitude(vf a) {
+    return hw_float_of_bits(_mm512_reduce_max_epi32(_mm512_castps_si512(a)));
+}
 
 #elif defined(HW_AVX2)
 #include <immintrin.h>
@@ -119,7 +133,10 @@ HW_INLINE void vf_store_half(uint16_t *p, vf a) {
 }
 HW_INLINE vf vf_shift23(vf a) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 23)); }
 HW_INLINE vf vf_zero_below(vf value, vf x, float limit) {
-    return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_GE_OQ), value);
+    return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_NLT_UQ), value);
+}
+HW_INLINE vf vf_max_magnitude(vf a, vf b) {
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
 }
 HW_INLINE float vf_reduce_add(vf a) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -130,6 +147,12 @@ HW_INLINE float vf_reduce_max(vf a) {
     __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+HW_INLINE float vf_reduce_max_magnitude(vf a) {
+    __m256i bits = _mm256_castps_si256(a);
+    __m128i s = _mm_max_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+    s = _mm_max_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return hw_float_of_bits(_mm_cvtsi128_si32(_mm_max_epi32(s, _mm_shuffle_epi32(s, 0xb1))));
 }
 
 #elif defined(HW_NEON)
@@ -158,10 +181,12 @@ HW_INLINE vf vf_load_half_scaled(const uint16_t *p) {
 }
 HW_INLINE vf vf_shift23(vf a) { return vreinterpretq_f32_s32(vshlq_n_s32(vreinterpretq_s32_f32(a), 23)); }
 HW_INLINE vf vf_zero_below(vf value, vf x, float limit) {
-    return vreinterpretq_f32_u32(vandq_u32(vcgeq_f32(x, vdupq_n_f32(limit)), vreinterpretq_u32_f32(value)));
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(value), vcltq_f32(x, vdupq_n_f32(limit))));
 }
+HW_INLINE vf vf_max_magnitude(vf a, vf b) { return vmaxq_f32(a, b); } /* keeps NaN by itself */
 HW_INLINE float vf_reduce_add(vf a) { return vaddvq_f32(a); }
 HW_INLINE float vf_reduce_max(vf a) { return vmaxvq_f32(a); }
+HW_INLINE float vf_reduce_max_magnitude(vf a) { return vmaxvq_f32(a); }
 
 #else
 #define HW_VL 4
@@ -187,12 +212,19 @@ HW_INLINE void vf_store_half(uint16_t *p, vf a) {
     for (int i = 0; i < 4; i++) p[i] = hw_float_to_half(a[i]);
 }
 HW_INLINE vf vf_shift23(vf a) { return (vf)((vi)a << 23); }
-HW_INLINE vf vf_zero_below(vf value, vf x, float limit) { return (vf)((vi)value & (vi)(x >= vf_set1(limit))); }
+HW_INLINE vf vf_zero_below(vf value, vf x, float limit) { return (vf)((vi)value & ~(vi)(x < vf_set1(limit))); }
+HW_INLINE vf vf_max_magnitude(vf a, vf b) { return hw_select((vi)a > (vi)b, a, b); }
 HW_INLINE float vf_reduce_add(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 HW_INLINE float vf_reduce_max(vf a) {
     float m = a[0];
     for (int i = 1; i < 4; i++) m = a[i] > m ? a[i] : m;
     return m;
+}
+HW_INLINE float vf_reduce_max_magnitude(vf a) {
+    vi bits = (vi)a;
+    int32_t m = bits[0];
+    for (int i = 1; i < 4; i++) m = bits[i] > m ? bits[i] : m;
+    return hw_float_of_bits(m);
 }
 #endif
 
@@ -200,7 +232,7 @@ HW_INLINE float vf_reduce_max(vf a) {
 #define HW_ROUNDER 12582912.0f
 
 /* exp(x) in place for `count` vectors side by side, x <= 88: about 1 ulp; exp(0) is exactly 1; below -87.3 the result
- * is exactly 0. */
+ * is exactly 0, and NaN stays NaN. */
 HW_INLINE void vf_exp_many(vf *x, const int count) {
     const float rounder = HW_ROUNDER + 127.0f; /* the low bits become the exponent field of 2^n */
     vf biased[4], r[4], p[4];

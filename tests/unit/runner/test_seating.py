@@ -1,0 +1,123 @@
+"""A request that cannot enter the batch fails alone, on both runners: its neighbours get the tokens they would have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.triton_device import DEVICE  # isort: split
+
+from headway import LLM, RequestOutput, SamplingParams
+from headway.core.scheduler_output import NewRequest
+from headway.runner.gpu_rows import GpuRows
+from headway.runner.input_batch import InputBatch
+from headway.runner.sampling_batch import SamplingBatch
+from tests.unit.runner.tiny_llm import MAX_MODEL_LEN, VOCAB_SIZE, TinyLLM, random_prompts
+
+# Lines of padding may hold anything.
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+
+PROMPTS = random_prompts(3, 5, 2)
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=2, ignore_eos=True),
+    SamplingParams(temperature=0.8, seed=5, repetition_penalty=1.3, max_tokens=2, ignore_eos=True),
+    SamplingParams(temperature=0, logit_bias={7: 3.0}, max_tokens=2, ignore_eos=True),
+]
+RUNNERS: dict[str, Callable[[TinyLLM], LLM]] = {
+    "cpu": lambda tiny: tiny.on_cpu(max_num_seqs=4),
+    "gpu": lambda tiny: tiny.on_gpu(max_num_seqs=4),
+    "gpu, overlapped": lambda tiny: tiny.on_gpu(max_num_seqs=4, overlap="on"),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
+    return TinyLLM(tmp_path_factory.mktemp("tiny"))
+
+
+def break_params(request: Any) -> None:
+    """As if the edge had let a token pass that the model does not have."""
+    object.__setattr__(request.sampling_params, "bad_word_token_ids", ((VOCAB_SIZE + 3,),))
+
+
+def break_type(request: Any) -> None:
+    request.sampling_params = "nonsense"
+
+
+def break_length(request: Any) -> None:
+    """More tokens than a row has room for, where the scheduler believes in few."""
+    request.prompt_token_ids = (1,) * (MAX_MODEL_LEN + 5)
+
+
+def finish_all(llm: LLM, names: list[str]) -> dict[str, RequestOutput]:
+    done: dict[str, RequestOutput] = {}
+    while llm.engine.has_unfinished_requests():
+        done |= {output.request_id: output for output in llm.engine.step()}
+        llm.engine.check_invariants()
+    assert set(done) == set(names)
+    return done
+
+
+def add(llm: LLM, *, broken: Callable[[Any], None] | None = None, place: int = 1) -> list[str]:
+    """The good requests, and a broken one among them."""
+    names = []
+    for number, (prompt, params) in enumerate(zip(PROMPTS, PARAMS)):
+        if broken is not None and number == place:
+            prepared = llm.engine.prepare("broken", [3, 1, 4], SamplingParams(temperature=0, max_tokens=4))
+            llm.engine.submit(prepared, stream=False)
+            broken(prepared.children[0])
+            names.append("broken")
+        llm.engine.add_request(f"good {number}", prompt, params, stream=False)
+        names.append(f"good {number}")
+    return names
+
+
+CASES = [
+    *(("cpu", broken) for broken in (break_params, break_type, break_length)),
+    ("gpu", break_length),
+    ("gpu, overlapped", break_params),
+]
+
+
+@pytest.mark.parametrize(("runner", "broken"), CASES)
+def test_a_request_that_cannot_be_seated_fails_alone(tiny: TinyLLM, runner: str, broken: Callable[[Any], None]) -> None:
+    llm = RUNNERS[runner](tiny)
+    expected = {name: output.outputs[0].token_ids for name, output in finish_all(llm, add(llm)).items()}
+    for place in (1, 0):  # all rows are needed each time: none may be lost
+        done = finish_all(llm, add(llm, broken=broken, place=place))
+        failed = done.pop("broken").outputs[0]
+        assert failed.finish_reason == "error" and not failed.token_ids
+        assert llm.engine.errors["broken"]
+        assert {name: output.outputs[0].token_ids for name, output in done.items()} == expected
+
+
+def test_a_row_stays_free_when_its_request_does_not_fit() -> None:
+    rows = InputBatch(max_num_seqs=1, max_model_len=4, block_size=2)
+    for bad in (NewRequest("long", (1,) * 5, (), None), NewRequest("wide", (1,), (), None, block_ids=(1, 2, 3))):
+        with pytest.raises(ValueError, match="broadcast"):
+            rows.add(bad)
+    assert rows.add(NewRequest("good", (1, 2), (), None)) == 0
+    assert list(rows.row_of) == ["good"]
+
+    batch = SamplingBatch(1, VOCAB_SIZE)
+    with pytest.raises(TypeError):
+        batch.add(0, SamplingParams(repetition_penalty=2.0), [1, 2], [3, None], default_seed=0)  # type: ignore[list-item]
+    batch.add(0, SamplingParams(), [1, 2], [], default_seed=0)
+    assert batch.seen[0] is None
+
+    on_device = GpuRows(max_num_seqs=2, max_model_len=4, block_size=2, max_num_tokens=8, device=DEVICE, division=None)
+    good = NewRequest("good", (1, 2), (), None)
+    for bad in (NewRequest("long", (1,) * 5, (), None), NewRequest("wide", (1,), (), None, block_ids=(1, 2, 3))):
+        with pytest.raises(ValueError, match="does not fit"):
+            on_device.add([good, bad])
+        assert not on_device.row_of
+    assert on_device.add([good, NewRequest("other", (7, 8, 9), (), None)]) == [0, 1]
+    assert np.array_equal(on_device.token_rows.cpu().numpy()[:, :3], [[1, 2, 0], [7, 8, 9]])
+
+
+def test_end_tokens_outside_the_vocabulary_reach_no_kernel() -> None:
+    with pytest.raises(ValueError, match="vocabulary of 10"):
+        SamplingBatch(1, 10, eos_token_ids=[3, 10])
