@@ -154,7 +154,7 @@ export class Lanes {
     }
   }
 
-  /** A frame tells of everybody who runs; who is missing has left, perhaps with a frame that never came. */
+  /** A frame tells of all that run; what is missing has left, perhaps with a frame that never came. */
   #free(running) {
     for (const [number, lane] of this.laneOf) {
       if (running.has(number)) continue;
@@ -231,7 +231,7 @@ export class Lanes {
 
 const isFree = (lane) => lane.fresh === null && !lane.row?.isRunning;
 
-/** One that nobody sits in, the first; made if there is none. */
+/** The first free one; made if there is none. */
 function freeLane(lanes) {
   const found = lanes.find((lane) => isFree(lane) && !isPreempted(lane.row));
   if (found) return found;
@@ -239,7 +239,7 @@ function freeLane(lanes) {
   return lanes.at(-1);
 }
 
-/** Lanes at the end that nobody has used for long go away. */
+/** Lanes at the end that were not used for long go away. */
 function trim(lanes) {
   while (lanes.length > 0 && lanes.at(-1).row === null) lanes.pop();
 }

@@ -1,4 +1,4 @@
-// Makes an element's children what a tree says, and touches only what differs: text that somebody has selected stays
+// Makes an element's children what a tree says, and touches only what differs: text that is selected stays
 // selected while more is written behind it.
 //
 // A tree is made of strings and of {tag, attributes, children}.
