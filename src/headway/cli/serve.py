@@ -42,8 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
     from headway.server.serving import run_server
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    for name in ("uvicorn.error", "uvicorn", "httpx"):
+    for name in ("uvicorn", "httpx"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of each client that sends nonsense
     run_server(config, options, _say)
     return 0
 

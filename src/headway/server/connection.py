@@ -36,11 +36,19 @@ READ_AHEAD_BYTES = 512 * 2**10
 """What may have been read of a body when the route that reads it finds it too large: 64 KiB and two reads."""
 MAX_PIPELINED = 8
 """Requests behind the one that is being answered."""
+CHUNK_FRAMING_BYTES = 5
+"""Of the smallest chunk: its size in one digit, and two line ends."""
+BODY_PER_FRAMING = 8
+"""Chunks must not be so small that their framing is more than this part of the body: each takes the loop's time."""
 LOG_FULL_EVERY_S = 60.0
 _REFUSAL = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
 _NO_HTTP = ApiError(400, "This is not a valid HTTP request.", code="invalid_http")
 _HEAD_TOO_LARGE = ApiError(431, "The request's headers are too large.", code="headers_too_large")
-_BODY_TOO_LARGE = ApiError(413, "The body's chunks and trailers are too large.", code="body_too_large")
+_BODY_TOO_LARGE = ApiError(
+    413,
+    "The body is too large, or what surrounds it: send it in larger chunks, without trailers.",
+    code="body_too_large",
+)
 
 
 class _Phase(enum.Enum):
@@ -110,9 +118,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._phase_bytes = 0
         """What has come in this phase; of the read in which it began, nothing."""
         self._named_bytes = 0
-        """Of a head: its URL and its headers."""
+        """Of a head its URL and its headers; of a body its trailers."""
         self._body_bytes = 0
         """Of a body: what is left when framing and trailers are taken off."""
+        self._num_chunks = 0
         self._ahead_bytes = 0
         """What has come behind a request that is not answered yet."""
         self._unanswered: deque[RequestResponseCycle] = deque()
@@ -168,16 +177,21 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._phase is _Phase.BODY:
-            return  # a trailer
         self._count_named(len(name) + len(value) + 4)
-        super().on_header(name, value)
+        if self._phase is not _Phase.BODY:  # else it is a trailer
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._enter(_Phase.BODY)
         super().on_headers_complete()
         self._unanswered.append(self.cycle)
         self.flow.resume_reading()  # else nothing would be heard of a client that leaves
+
+    def on_chunk_header(self) -> None:
+        """Called by the parser for each chunk; a read may hold very many of them."""
+        self._num_chunks += 1
+        if self._num_chunks * CHUNK_FRAMING_BYTES > self._max_framing_bytes:
+            raise ValueError("the chunks are too small")  # ends the parser, which calls send_400_response
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -193,8 +207,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What came is no HTTP, or not within bounds: answered if its answer is the next one to be sent."""
-        is_head = self._phase is _Phase.HEAD
-        self._refuse(_HEAD_TOO_LARGE if is_head and self._named_bytes > self.max_header_bytes else _NO_HTTP)
+        if self._named_bytes > self.max_header_bytes:
+            self._refuse(_HEAD_TOO_LARGE)
+        elif self._num_chunks * CHUNK_FRAMING_BYTES > self._max_framing_bytes:
+            self._refuse(_BODY_TOO_LARGE)
+        else:
+            self._refuse(_NO_HTTP)
 
     @property
     def _is_ahead(self) -> bool:
@@ -204,7 +222,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _enter(self, phase: _Phase) -> None:
         self._phase = phase
-        self._phase_bytes = self._named_bytes = self._body_bytes = 0
+        self._phase_bytes = self._named_bytes = self._body_bytes = self._num_chunks = 0
         if phase is _Phase.HEAD:
             self._set_receive_timer(self.timeout_s)
         elif phase is _Phase.BODY:
@@ -216,7 +234,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _count_named(self, num_bytes: int) -> None:
         self._named_bytes += num_bytes
         if self._named_bytes > self.max_header_bytes:
-            raise ValueError("the head is too large")  # ends the parser, which calls send_400_response
+            raise ValueError("the headers are too large")  # ends the parser, which calls send_400_response
 
     def _check_bounds(self) -> None:
         if self._phase is _Phase.HEAD and self._phase_bytes > self.max_header_bytes:
@@ -228,12 +246,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _is_too_large(self) -> bool:
-        """A body, or what is around it: as many bytes again as the body's own, in chunks of very few."""
+        """A body, or what is around it."""
         framing_bytes = self._phase_bytes - self._body_bytes
-        return (
-            framing_bytes > self.max_header_bytes + self._body_bytes
-            or self._body_bytes > self.max_body_bytes + READ_AHEAD_BYTES
-        )
+        return framing_bytes > self._max_framing_bytes or self._body_bytes > self.max_body_bytes + READ_AHEAD_BYTES
+
+    @property
+    def _max_framing_bytes(self) -> int:
+        """For sizes and extensions of chunks, and trailers."""
+        return self.max_header_bytes + self._body_bytes // BODY_PER_FRAMING
 
     # ---- what is answered ---------------------------------------------------------------------------------------
 
