@@ -10,7 +10,7 @@ import pytest
 from headway.errors import ConfigError
 from headway.server.config import ServerConfig
 from headway.server.messages import AddRequest
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, engine_ready
+from tests.unit.server.fake_engine import JSON, FakeEngine, FakeServer, engine_ready
 
 
 def last_request(server: FakeServer) -> AddRequest:
@@ -62,7 +62,7 @@ def test_the_largest_values_are_taken(fields: dict[str, Any]) -> None:
 
 def test_numbers_beyond_all_bounds_are_refused() -> None:
     body = b'{"prompt": "Hi", "cache_ttl_s": 1e999}'
-    assert FakeServer().call("POST", "/v1/completions", content=body).status_code == 400
+    assert FakeServer().call("POST", "/v1/completions", content=body, headers=JSON).status_code == 400
 
 
 @pytest.mark.parametrize("fields", [{"cache_salt": "a"}, {"cache_ttl_s": 60}])
