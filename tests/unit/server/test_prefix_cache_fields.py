@@ -86,13 +86,19 @@ def salts(server: FakeServer, *calls: tuple[dict[str, str], str | None]) -> list
     return [request.cache_salt for request in server.engine.requests]
 
 
-def test_keys_do_not_matter_unless_asked_for() -> None:
-    server = FakeServer(api_key=("one", "two"))
+def test_keys_share_where_that_was_chosen() -> None:
+    server = FakeServer(api_key=("one", "two"), cache_salt_by_key="off")
     assert salts(server, (bearer("one"), None), (bearer("two"), None), (bearer("two"), "x")) == [None, None, "x"]
 
 
-def test_requests_with_different_keys_never_share() -> None:
-    server = FakeServer(api_key=("one", "two"), cache_salt_by_key="on")
+def test_a_single_key_sets_nothing_apart() -> None:
+    server = FakeServer(api_key=("one",))
+    assert salts(server, (bearer("one"), None), (bearer("one"), "x")) == [None, "x"]
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_salt_by_key": "on"}])
+def test_requests_with_different_keys_never_share(options: dict[str, str]) -> None:
+    server = FakeServer(api_key=("one", "two"), **options)
     basic = {"authorization": "Basic " + base64.b64encode(b"anybody:one").decode()}
     found = salts(
         server,
