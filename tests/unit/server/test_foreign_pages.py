@@ -19,6 +19,8 @@ from tests.unit.server.fake_engine import FakeServer
 from tests.unit.server.http_thread import serving
 
 REBOUND = "evil.example"
+OWN_DEFENCES = "LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests,PrivateNetworkAccessSendPreflights"
+"""What newer browsers do themselves against pages that reach for this machine."""
 BODY = '{"prompt": "Hi", "max_tokens": 2}'
 TRY = """async ([url, options]) => {
     try {
@@ -34,7 +36,8 @@ WITHOUT_ASKING = {**POST, "mode": "no-cors", "headers": {"content-type": "text/p
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with chromium(f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1") as launched:
+    rebind = f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1"
+    with chromium(rebind, f"--disable-features={OWN_DEFENCES}") as launched:
         yield launched
 
 
