@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from headway.server.live_hub import MAX_VIEWERS
 from tests.integration.server_process import ServerProcess
 from tests.integration.under_attack import attacked_server, connected, flood, is_closed, unharmed
 
@@ -106,6 +107,19 @@ def test_many_connections_at_once(server: ServerProcess) -> None:
                 for _ in range(50):
                     stack.enter_context(connected(server))
             time.sleep(0.02)
+
+
+def test_many_that_watch(server: ServerProcess) -> None:
+    """Frames go to some of them, the others are refused."""
+    asked = b"GET /live HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer %s\r\n\r\n" % KEY.encode()
+    with unharmed(server, key=KEY), contextlib.ExitStack() as stack:
+        statuses = []
+        for _ in range(150):
+            connection = stack.enter_context(connected(server))
+            connection.sendall(asked)
+            statuses.append(connection.recv(12)[-3:])
+        assert statuses.count(b"429") >= 150 - MAX_VIEWERS and statuses[0] == b"200", statuses
+        time.sleep(ATTACK_S)
 
 
 def test_answers_that_are_not_read(server: ServerProcess) -> None:

@@ -75,7 +75,9 @@ class ServerConfig:
     max_body_bytes: int = option(8 * 2**20, "Largest request body, e.g. 8MiB; more is 413.", metavar="BYTES")
     max_header_bytes: int = option(32 * 2**10, "Largest request head, e.g. 32KiB; more is 431.", metavar="BYTES")
     receive_timeout_s: float = option(
-        60.0, "Longest time that a client may take to send a request's head, and again its body."
+        60.0,
+        "Longest time that a client may take to send a request's head, and again its body, and may leave an answer "
+        "unread.",
     )
     cors_origin: tuple[str, ...] = option(
         (),
