@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from headway.server.errors import overloaded
 from headway.server.live_hub import LiveHub, WatchedEngine
 
 PAGE = "index.html"
@@ -47,6 +48,10 @@ def live_routes(engine: WatchedEngine, *, hub: LiveHub | None = None) -> list[Ro
         return _answer(request, request.path_params["file"])
 
     async def live(request: Request) -> Response:
+        if live_hub.is_full:
+            raise overloaded(
+                f"{live_hub.num_viewers} are watching already. Please retry later.", code="too_many_viewers"
+            )
         headers = {"cache-control": "no-store", "x-accel-buffering": "no", "x-content-type-options": "nosniff"}
         return StreamingResponse(live_hub.events(), media_type="text/event-stream", headers=headers)
 

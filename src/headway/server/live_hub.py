@@ -31,6 +31,8 @@ QUIET_FRAME_S = 1.0
 SHOWN_LATENCY_S = 10.0
 """What the page shows is younger than what advice is based on, which is the last minute."""
 MAX_QUEUED_EVENTS = 8
+MAX_VIEWERS = 64
+"""Each of them is sent every frame, in the time of the loop that serves requests."""
 
 Event = bytes
 
@@ -101,9 +103,14 @@ class LiveHub:
         """How many are looking."""
         return len(self._viewers)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no more can look."""
+        return len(self._viewers) >= MAX_VIEWERS
+
     async def events(self) -> AsyncIterator[Event]:
         """Server-sent events for one viewer: what the engine is, then frames, until the viewer goes or `close`."""
-        if self._closed:
+        if self._closed or self.is_full:
             return
         queue: asyncio.Queue[Event | None] = asyncio.Queue(MAX_QUEUED_EVENTS)
         self._enter(queue)

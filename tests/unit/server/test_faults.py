@@ -11,7 +11,7 @@ import pytest
 
 from headway.server.engine_client import Health
 from headway.server.messages import Delta
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run, until
+from tests.unit.server.fake_engine import JSON, FakeEngine, FakeServer, RawClient, run, until
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -41,7 +41,7 @@ HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 )
 def test_bodies_that_are_no_requests(body: bytes) -> None:
     server = FakeServer()
-    response = server.call("POST", CHAT, content=body)
+    response = server.call("POST", CHAT, content=body, headers=JSON)
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["message"] and len(error["message"]) < 500
@@ -57,7 +57,7 @@ def test_large_bodies_are_413() -> None:
         for _ in range(10):
             yield b"x" * 1000
 
-    assert server.call("POST", CHAT, content=chunks()).status_code == 413  # no content-length
+    assert server.call("POST", CHAT, content=chunks(), headers=JSON).status_code == 413  # no content-length
 
 
 def test_a_body_that_never_comes_is_408() -> None:
