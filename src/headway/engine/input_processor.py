@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -11,9 +12,12 @@ from headway.core import Request
 from headway.engine.request_options import RequestOptions, check_options
 from headway.errors import InvalidRequestError, RequestTooLargeError
 from headway.sampling_params import MAX_LOGPROBS, SamplingParams
-from headway.tokenizer import Tokenizer, resolve_bad_words
+from headway.tokenizer import Tokenizer, spell_bad_words
 
 Prompt = str | Sequence[int]
+
+SPELLINGS_KEPT = 8
+"""Lists of bad words whose tokens are remembered: all prompts of a call have the same, and they are spelt once."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,13 @@ class PreparedRequest:
 
 
 class InputProcessor:
-    """Tokenises and validates. Holds no state."""
+    """Tokenises and validates. Knows nothing of the requests before, but for how their bad words are spelt."""
 
     def __init__(self, *, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
+        self._spell = functools.lru_cache(SPELLINGS_KEPT)(self._spell_bad_words)
 
     def prepare(
         self,
@@ -103,9 +108,17 @@ class InputProcessor:
             self._check_width(params)
         room = self.max_model_len - num_prompt_tokens
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        spelt = params.bad_word_token_ids
         if params.max_tokens != max_tokens or params.min_tokens > max_tokens:
             params = dataclasses.replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
-        return params if self.tokenizer is None else resolve_bad_words(params, self.tokenizer)
+        if params.bad_words and params.bad_word_token_ids is None:  # `replace` does not keep them
+            words = tuple(params.bad_words)
+            params = params.with_bad_word_token_ids(self._spell(words) if spelt is None else spelt)
+        return params
+
+    def _spell_bad_words(self, words: tuple[str, ...]) -> list[list[int]]:
+        assert self.tokenizer is not None
+        return spell_bad_words(words, self.tokenizer)
 
     def _check_width(self, params: SamplingParams) -> None:
         """Each beam is asked for as many logprobs as there are beams and tokens that end one."""
