@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -26,6 +27,10 @@ from headway.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from headway.runner.logprobs import TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+OUTPUT_FAILED = "its tokens could not be made into an output"
 
 
 class _Completion:
@@ -71,6 +76,10 @@ class _Completion:
     def abort(self) -> None:
         """End it where it is."""
         self._end("abort", None)
+
+    def fail(self, why: str) -> None:
+        """End it for a reason of its own. The text that it has stays as it is."""
+        self.error, self.finish_reason, self.stop_reason = why, "error", None
 
     def output(self) -> CompletionOutput:
         """A record of the present state that later steps do not change. By position: made for every streamed token."""
@@ -313,7 +322,7 @@ class OutputProcessor:
             if not completion.token_ids and update.new_token_ids and not live.has_tokens:
                 live.note_first_token(now_s)
             num_tokens_before = len(completion.token_ids)
-            if completion.take(update):
+            if self._take(completion, update):
                 stopped.append(update.request_id)
             if live.tells_progress:
                 _add_progress(progress, live.request.request_id, num_tokens_before, len(completion.token_ids))
@@ -333,6 +342,15 @@ class OutputProcessor:
                 if output.finished:
                     self._forget(live)
         return ProcessedStep(outputs, stopped, errors, list(progress.values()))
+
+    def _take(self, completion: _Completion, update: RequestUpdate) -> bool:
+        """As `_Completion.take`; a sequence whose tokens cannot be made into text fails alone."""
+        try:
+            return completion.take(update)
+        except Exception:
+            logger.exception("the output of %s could not be made", update.request_id)
+            completion.fail(OUTPUT_FAILED)
+            return update.finish_status is None
 
     def _tell_end(self, live: _LiveRequest, completion: _Completion, now_s: float) -> None:
         if self._on_end is not None:

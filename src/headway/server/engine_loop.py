@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 IDLE_S = 1.0
 """An idle loop looks around this often, unless a message comes."""
 INTAKE_S = 0.05
-"""How long requests are prepared between two steps. The rest of a burst waits for the next turn; running requests do not
-wait for it."""
+"""How long requests are prepared between two steps. The rest of a burst waits for the next turn; requests that run do
+not wait for it."""
 MAX_FAILED_STEPS = 3
 """So many failures without a success between them raise the question whether the fault is in the requests. A device
 does not recover from some errors, a new process does."""
@@ -296,8 +296,8 @@ class EngineLoop:
 
     @property
     def _is_in_doubt(self) -> bool:
-        """Whether the next request to enter is the probe. The line waits for it: a request that makes its step fail must
-        not take the probe along."""
+        """Whether the next request to enter is the probe. The line waits for it: a request that makes its step fail
+        must not take the probe along."""
         return self._num_failed_steps >= MAX_FAILED_STEPS
 
     def _probe(self) -> None:
