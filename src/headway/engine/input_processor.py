@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,14 +105,9 @@ class InputProcessor:
             raise InvalidRequestError("stop and bad_words need a tokenizer, and this model has none.", param="stop")
         if params.use_beam_search:
             self._check_width(params)
-        room = self.max_model_len - num_prompt_tokens
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        spelt = params.bad_word_token_ids
-        if params.max_tokens != max_tokens or params.min_tokens > max_tokens:
-            params = dataclasses.replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
-        if params.bad_words and params.bad_word_token_ids is None:  # `replace` does not keep them
-            words = tuple(params.bad_words)
-            params = params.with_bad_word_token_ids(self._spell(words) if spelt is None else spelt)
+        params = params.within(self.max_model_len - num_prompt_tokens)
+        if params.bad_words and params.bad_word_token_ids is None:
+            params = params.with_bad_word_token_ids(self._spell(tuple(params.bad_words)))
         return params
 
     def _spell_bad_words(self, words: tuple[str, ...]) -> list[list[int]]:

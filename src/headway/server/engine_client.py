@@ -96,6 +96,8 @@ class EngineClient:
         self._problem: str | None = "the engine is starting"
         self._was_well = True
         self._streams: dict[str, RequestStream] = {}
+        self._sent_params: dict[str, Any] | None = None  # of the last request that this process got
+        self._sent_bad_words: list[list[int]] | None = None
         self._aborted: list[str] = []
         self._viewers: list[SnapshotStream] = []
         self._step_listeners: list[Callable[[EngineStats], None]] = []
@@ -169,10 +171,15 @@ class EngineClient:
             raise EngineUnavailable(self._problem or ENGINE_STOPPED)
         if request.request_id in self._streams:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
+        same_params = request.params is self._sent_params and request.bad_word_token_ids is self._sent_bad_words
         try:
-            self._connection.send(request)
+            if same_params:
+                self._connection.send(msgspec.structs.replace(request, params=None, bad_word_token_ids=None))
+            else:
+                self._connection.send(request)
         except (UnicodeEncodeError, OverflowError, TypeError) as error:
             raise InvalidRequestError("The request has a text or a number that cannot be stored.") from error
+        self._sent_params, self._sent_bad_words = request.params, request.bad_word_token_ids
         stream = RequestStream(request.request_id, self._abort)
         self._streams[request.request_id] = stream
         return stream
@@ -250,6 +257,7 @@ class EngineClient:
         if connection.lost.is_set():  # it said that it was ready, and died
             return
         self._connection = connection
+        self._sent_params = self._sent_bad_words = None
         self._watchdog.note_ready()
         self._ready_s = asyncio.get_running_loop().time()
         if not self._closing:

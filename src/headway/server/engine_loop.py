@@ -85,8 +85,9 @@ class EngineLoop:
         self._now = now
         self._meter = StepMeter(engine.core.scheduler, engine.beams, counted=counted)
         self._snapshots = SnapshotMaker(engine.core.scheduler, engine.beams, now=now)
-        self._line: deque[AddRequest] = deque()  # requests that have come and are not prepared
-        self._last_params: tuple[_GivenParams, SamplingParams] | None = None
+        self._line: deque[tuple[AddRequest, _GivenParams]] = deque()  # requests that have come and are not prepared
+        self._given: _GivenParams = ({}, None)  # of the request that came last
+        self._checked: tuple[_GivenParams, SamplingParams] | None = None  # of the one that was prepared last
         self._refused: list[Delta] = []
         self._live: set[str] = set()
         self._silent: set[str] = set()  # those of them that tell nothing but progress before their end
@@ -149,8 +150,10 @@ class EngineLoop:
 
     def _take(self, message: ToEngine) -> None:
         if isinstance(message, AddRequest):
+            if message.params is not None:
+                self._given = (message.params, message.bad_word_token_ids)
             if self._drain_until_s is None:
-                self._line.append(message)
+                self._line.append((message, self._given))
             else:
                 self._refused.append(_failure(message.request_id, SHUTTING_DOWN, status=503))
         elif isinstance(message, AbortRequests):
@@ -166,14 +169,14 @@ class EngineLoop:
         """Prepare requests in order of arrival, at least one and no more than there is time for."""
         until_s = self._now() + INTAKE_S
         while self._line:
-            self._add(self._line.popleft())
+            self._add(*self._line.popleft())
             if self._now() >= until_s:
                 return
 
-    def _add(self, request: AddRequest) -> None:
+    def _add(self, request: AddRequest, given: _GivenParams) -> None:
         """Queue a request, or say why not. Nothing that is wrong with one request may hurt another."""
         try:
-            params = self._params_of(request)
+            params = self._check_params(given)
             self._engine.add_request(
                 request.request_id,
                 request.prompt_token_ids,
@@ -198,21 +201,21 @@ class EngineLoop:
             if not params.can_stream:
                 self._silent.add(request.request_id)
 
-    def _params_of(self, request: AddRequest) -> SamplingParams:
-        """Checked once for all prompts of an HTTP request, which come one after the other with the same parameters."""
-        given = (request.params, request.bad_word_token_ids)
-        if self._last_params is None or self._last_params[0] != given:
-            params = SamplingParams.from_dict(request.params)
-            if request.bad_word_token_ids is not None:
-                params = params.with_bad_word_token_ids(request.bad_word_token_ids)
-            self._last_params = (given, params)
-        return self._last_params[1]
+    def _check_params(self, given: _GivenParams) -> SamplingParams:
+        """Once for all prompts of an HTTP request, which come one after the other."""
+        if self._checked is None or self._checked[0] is not given:
+            values, bad_word_token_ids = given
+            params = SamplingParams.from_dict(values)
+            if bad_word_token_ids is not None:
+                params = params.with_bad_word_token_ids(bad_word_token_ids)
+            self._checked = (given, params)
+        return self._checked[1]
 
     def _abort(self, request_ids: list[str]) -> None:
         """Who is still in line leaves it without having been prepared."""
         if self._line:
             aborted = frozenset(request_ids)
-            self._line = deque(request for request in self._line if request.request_id not in aborted)
+            self._line = deque(entry for entry in self._line if entry[0].request_id not in aborted)
         for request_id in request_ids:
             self._engine.abort(request_id)
             self._forget(request_id)
@@ -321,7 +324,7 @@ class EngineLoop:
 
     def _refuse_rest(self) -> None:
         """End what was not done in time."""
-        unfinished = sorted({*self._live, *(request.request_id for request in self._line)})
+        unfinished = sorted({*self._live, *(request.request_id for request, _ in self._line)})
         self._abort(unfinished)
         self._send_step([_failure(request_id, SHUTTING_DOWN, status=503) for request_id in unfinished])
 

@@ -19,7 +19,7 @@ _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
 _SHOWN_NAME_CHARS = 80
 
 MAX_VALUES = 2**19
-MAX_NESTED = 2**17
+MAX_NESTED = 2**16
 """Commas in a body, and opening brackets: so many numbers, and lists or objects, are parsed in a tenth of a second, in
 which the event loop does nothing else. Signs inside of texts count too; no context has room for so many of them."""
 

@@ -43,8 +43,9 @@ class AddRequest(_Message):
 
     request_id: str
     prompt_token_ids: list[int]
-    params: dict[str, Any] = {}
-    """Fields of `SamplingParams`."""
+    params: dict[str, Any] | None = {}
+    """Fields of `SamplingParams`. None: those of the request before it, with the same bad words. All prompts of an HTTP
+    request have the same parameters, which may be larger than their prompts, and travel once."""
     priority: int = 0
     cache_salt: str | None = None
     """Only requests with the same one share cached prefixes."""

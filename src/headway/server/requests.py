@@ -17,8 +17,8 @@ MAX_MESSAGES = 16_384
 """Messages of a conversation and their parts, together."""
 
 
-class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A record that clients write."""
+class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """A record that clients write. JSON has no cycles, so the garbage collector need not look at it."""
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Fields that are not supported → the values that ask for nothing."""

@@ -93,6 +93,28 @@ def test_requests_are_streamed(served: Served) -> None:
     served.run(test)
 
 
+def test_parameters_that_several_requests_share_travel_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: EngineClient) -> None:
+        assert client._connection is not None
+        send, sent = client._connection.send, []
+
+        def note(message: Any) -> None:
+            send(message)
+            sent.append(message.params)
+
+        monkeypatch.setattr(client._connection, "send", note)
+        shared, other = {"max_tokens": 3}, {"max_tokens": 3}
+        with pytest.raises(InvalidRequestError):
+            client.submit(AddRequest("unsendable-\ud800", [5], shared))  # the engine has not got them
+        streams = [client.submit(AddRequest(f"shared-{number}", [5], shared)) for number in range(3)]
+        streams.append(client.submit(AddRequest("other", [5], other)))
+        assert sent == [shared, None, None, other]
+        for stream in streams:
+            assert sum(len(delta.token_ids) for delta in await read(stream)) == 3
+
+    served.run(test)
+
+
 def test_a_late_reader_gets_everything_at_once(served: Served) -> None:
     async def test(client: EngineClient) -> None:
         stream = client.submit(add("late"))

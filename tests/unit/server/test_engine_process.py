@@ -241,11 +241,12 @@ def test_bad_words_come_spelt_and_parameters_are_checked_once(monkeypatch: pytes
 
     engine.prepare = note  # type: ignore[method-assign]
     monkeypatch.setattr(SamplingParams, "from_dict", note_check)
-    requests = [AddRequest(f"r{number}", [5, 6], dict(params), bad_word_token_ids=spelt) for number in range(50)]
-    requests.append(AddRequest("long", [5] * 4095, dict(params), bad_word_token_ids=spelt))  # cuts its max_tokens
-    channel = run(requests, *[[]] * 10, engine=engine)
-    assert all(channel.deltas(request.request_id)[-1].finish_reason == "length" for request in requests)
-    assert len(checked) == 1
+    first = AddRequest("first", [5, 6], params, bad_word_token_ids=spelt)
+    others = [AddRequest(f"r{number}", [5, 6], None) for number in range(50)]
+    long = AddRequest("long", [5] * 4095, None)  # cuts its max_tokens
+    channel = run([first, *others], [long], *[[]] * 10, engine=engine)
+    assert all(channel.deltas(each.request_id)[-1].finish_reason == "length" for each in (first, *others, long))
+    assert checked == [params]
 
 
 def test_completions_end_one_by_one_and_the_last_says_so() -> None:
