@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -63,7 +64,9 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def running_server(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[ServerProcess]:
+def running_server(
+    *arguments: str, environment: dict[str, str] | None = None, max_open_files: int | None = None
+) -> Iterator[ServerProcess]:
     """Start a server on a free port, wait until it serves, and end it afterwards whatever happened."""
     command = [sys.executable, "-m", "headway", "serve", "--port", "0", *arguments]
     process = subprocess.Popen(
@@ -73,6 +76,8 @@ def running_server(*arguments: str, environment: dict[str, str] | None = None) -
         text=True,
         env={**os.environ, **(environment or {})},
     )
+    if max_open_files is not None:  # it reads its limit much later, when the application is there
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (max_open_files // 2, max_open_files))
     server = ServerProcess(process)
     threads = [
         threading.Thread(target=_collect, args=(pipe, lines), daemon=True)

@@ -13,14 +13,15 @@ import pytest
 from tests.integration.server_process import ServerProcess, running_server
 
 FACTORY = ("--engine-factory", "headway.server.modelless:create_engine", "--access-log", "off")
+KEYS = ("--api-key", "alice", "--api-key", "bob")
 BLOCK_SIZE, NUM_BLOCKS = 16, 64
 PROMPT = "The metro of Porto has six lines, and all of them meet at one station in the middle of the town. "
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    keys = ("--api-key", "alice", "--api-key", "bob", "--cache-salt-by-key", "on")
-    with running_server(*FACTORY, *keys, "--num-kv-blocks", str(NUM_BLOCKS), "--max-model-len", "512") as running:
+    """With two keys, and nothing said about salts."""
+    with running_server(*FACTORY, *KEYS, "--num-kv-blocks", str(NUM_BLOCKS), "--max-model-len", "512") as running:
         yield running
 
 
@@ -48,6 +49,28 @@ def test_equal_requests_of_one_key_share_and_of_two_do_not(server: ServerProcess
     assert cached(complete(server, PROMPT, cache_salt="mine")) == 0
     assert cached(complete(server, PROMPT, key="bob", cache_salt="mine")) == 0
     assert cached(complete(server, PROMPT, cache_salt="mine")) == cached(second)
+
+
+def guessed(server: ServerProcess, before: list[int], *, length: int, digits: list[int]) -> list[int]:
+    """What follows these tokens in another key's prompt, as far as `cached_tokens` tells it token by token."""
+    known = list(before)
+    for _ in range(length):
+        found = {digit: cached(complete(server, [*known, digit, 1], key="bob", max_tokens=1)) for digit in digits}
+        best = max(digits, key=lambda digit: found[digit])
+        if found[best] <= len(known):
+            break
+        known.append(best)
+    return known[len(before) :]
+
+
+def test_a_key_cannot_guess_what_another_has_asked(server: ServerProcess) -> None:
+    before, digits, pin = list(range(100, 120)), list(range(200, 206)), [204, 202, 205]
+    attack = {"length": len(pin), "digits": digits}
+    complete(server, [*before, *pin, 300])
+    assert guessed(server, before, **attack) == []
+    with running_server(*FACTORY, *KEYS, "--cache-salt-by-key", "off") as shared:
+        complete(shared, [*before, *pin, 300])
+        assert guessed(shared, before, **attack) == pin, "the attack works where prefixes are shared"
 
 
 def test_completions_and_prompts_of_one_request(server: ServerProcess) -> None:

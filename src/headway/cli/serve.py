@@ -7,10 +7,12 @@ import dataclasses
 import functools
 import logging
 import os
+import stat
 import sys
 import textwrap
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from headway.cli.flags import FlagSpec, add_flags, chosen, engine_flags
@@ -37,13 +39,17 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError("MODEL and --model name two models; give one of them.")
         options["model"] = arguments.served_model
     EngineConfig.from_options(**options)
-    config = server_config(chosen(arguments, server_flags()))
+    server_options = chosen(arguments, server_flags())
+    config = server_config(server_options)
+    for line in key_warnings(server_options):
+        _say(line)
 
     from headway.server.serving import run_server
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    for name in ("uvicorn.error", "uvicorn", "httpx"):
+    for name in ("uvicorn", "httpx"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of each client that sends nonsense
     run_server(config, options, _say)
     return 0
 
@@ -54,6 +60,20 @@ def server_config(options: dict[str, Any]) -> ServerConfig:
     if from_environment := os.environ.get(API_KEY_VARIABLE):
         several["api_key"] = (*several.get("api_key", ()), from_environment)
     return ServerConfig(**(options | several))
+
+
+def key_warnings(options: dict[str, Any]) -> list[str]:
+    """Where other users of this machine can read a key."""
+    lines = []
+    if "api_key" in options:
+        lines.append(
+            "Warning: --api-key shows in the list of processes, to every user of this machine; "
+            f"--api-key-file or ${API_KEY_VARIABLE} does not."
+        )
+    file = options.get("api_key_file")
+    if file is not None and Path(file).expanduser().stat().st_mode & stat.S_IROTH:
+        lines.append(f"Warning: every user of this machine can read the keys in '{file}'; chmod 600 prevents it.")
+    return lines
 
 
 def server_flags() -> list[FlagSpec]:

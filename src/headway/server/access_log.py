@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from headway.server.errors import ApiError, error_type
 from headway.server.messages import RequestTimings
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,9 @@ class AccessRecord:
     status: int | None = None
     disconnected: bool = False
     error: str | None = None
-    """The code of the error object, if the answer was one."""
+    """The code of the error object, or its type, if the answer was one."""
+    param: str | None = None
+    """The field of the request that was refused."""
     key: str | None = None
     """The digest of its API key. Not for the log."""
     user: str | None = None
@@ -51,6 +54,11 @@ class AccessRecord:
     finish_reasons: list[str] = field(default_factory=list)
     timings: RequestTimings | None = None
     """Of the prompt that took longest, where there are several."""
+
+    def note_error(self, failure: ApiError) -> None:
+        """The answer is an error object, or ends with one."""
+        self.error = failure.code or error_type(failure.status)
+        self.param = failure.param
 
     def note_timings(self, timings: RequestTimings) -> None:
         """The engine's account of one prompt."""
@@ -72,6 +80,8 @@ class AccessRecord:
             fields["disconnected"] = True
         if self.error is not None:
             fields["error"] = self.error
+        if self.param is not None:
+            fields["param"] = self.param
         if self.user is not None:
             fields["user"] = self.user
         if self.service_class is not None:

@@ -36,13 +36,16 @@ def create_app(services: Services, extra_routes: list[BaseRoute] | None = None) 
         Route("/docs", _docs),
     ]
     named = frozenset(route.path for route in routes if isinstance(route, Route))
-    app: ASGIApp = Gate(Router([*routes, *(extra_routes or ())], redirect_slashes=False), services, named)
+    routes += extra_routes or ()
+    paths = tuple(route.path.replace(":path", "") for route in routes if isinstance(route, Route))
+    app: ASGIApp = Gate(Router(routes, redirect_slashes=False), services, named, paths=paths)
     if services.config.cors_origin:
         app = CORSMiddleware(
             app,
             allow_origins=services.config.cors_origin,
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type", "x-request-id"],
+            allow_private_network=True,
             expose_headers=["x-request-id", "retry-after"],
         )
     return app

@@ -10,7 +10,7 @@ import asyncio
 
 from starlette.types import Receive, Scope
 
-from headway.server.asgi import ClientDisconnected
+from headway.server.asgi import JSON, ClientDisconnected
 from headway.server.errors import RETRY_AFTER_S, ApiError
 
 BODIES_AT_ONCE = 32
@@ -26,9 +26,11 @@ class BodyReader:
         self._timeout_s = timeout_s
 
     async def read(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body: 413 if it is too large (said before it is read, where possible), 408 if it takes too long,
-        429 if too much is on its way in."""
-        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        """The whole body: 415 if it does not say that it is JSON, 413 if it is too large (said before it is read, where
+        possible), 408 if it takes too long, 429 if too much is on its way in."""
+        headers = dict(scope["headers"])
+        _check_is_json(headers.get(b"content-type", b""))
+        declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > self._max_bytes:
             raise self._too_large()
         try:
@@ -79,3 +81,14 @@ def _too_much() -> ApiError:
         code="too_many_bodies",
         headers={"retry-after": str(RETRY_AFTER_S), "connection": "close"},
     )
+
+
+def _check_is_json(content_type: bytes) -> None:
+    """A body of any other type may come from any web page, without the browser asking here first."""
+    if content_type.partition(b";")[0].strip().lower() != JSON.encode():
+        given = content_type[:100].decode("latin-1")
+        raise ApiError(
+            415,
+            f"The body must be sent with 'Content-Type: {JSON}'{f', not {given!r}' if given else ''}.",
+            code="unsupported_media_type",
+        )

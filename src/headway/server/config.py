@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import math
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from headway.config import option
 from headway.errors import ConfigError
 
 API_KEY_VARIABLE = "HEADWAY_API_KEY"
 """Environment variable with one more API key, for those who do not want it in a process list."""
+
+_HOST = re.compile(r"[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+\]")
+_ORIGIN = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://({_HOST.pattern})(:\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +31,16 @@ class ServerConfig:
         f"${API_KEY_VARIABLE} adds one. Without any, everybody who reaches the port may use the server.",
         metavar="KEY",
     )
+    api_key_file: str | None = option(
+        None,
+        "File with further keys, one per line; empty lines and lines that begin with # do not count.",
+        metavar="FILE",
+    )
     cache_salt_by_key: str = option(
-        "off",
-        "Whether requests with different API keys never share cached prefixes, so that nobody can tell from the time "
-        "to a first token what others have asked. Needs --api-key.",
-        choices=("on", "off"),
+        "auto",
+        "Whether requests with different API keys never share cached prefixes, so that no client can tell from "
+        "cached_tokens or the time to a first token what others have asked. auto: on, if there are two keys or more.",
+        choices=("auto", "on", "off"),
     )
     served_model_name: tuple[str, ...] = option(
         (), "Name of the model in requests and answers; the first one is shown. Default: the name it was loaded by."
@@ -76,7 +87,16 @@ class ServerConfig:
         60.0, "Longest time that a client may take to send a request's head, and again its body."
     )
     cors_origin: tuple[str, ...] = option(
-        (), "Origin whose web pages may call the server, e.g. https://example.org; * for any.", metavar="ORIGIN"
+        (),
+        "Origin whose web pages may call the server, e.g. https://example.org; * for any. Pages of other origins than "
+        "the server's own are refused.",
+        metavar="ORIGIN",
+    )
+    allowed_host: tuple[str, ...] = option(
+        (),
+        "Name, without a port, by which clients may call the server (their Host header); * for any. Without it, a "
+        "server that only this machine can reach goes by localhost, 127.0.0.1, ::1 and --host, others by any name.",
+        metavar="NAME",
     )
     ssl_certfile: str | None = option(None, "TLS certificate (PEM, with its chain). Needs --ssl-keyfile.")
     ssl_keyfile: str | None = option(None, "TLS private key (PEM).")
@@ -109,21 +129,36 @@ class ServerConfig:
             _check_seconds(self, name, zero=True)
         for name in ("receive_timeout_s", "watchdog_s"):
             _check_seconds(self, name, zero=False)
+        if self.api_key_file is not None:
+            object.__setattr__(self, "api_key", tuple(dict.fromkeys((*self.api_key, *_keys_in(self.api_key_file)))))
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("An empty api_key would let nobody, or everybody, in; give some text or leave it out.")
         if any(not name.strip() for name in self.served_model_name):
             raise ConfigError("served_model_name must not be empty.")
+        for origin in self.cors_origin:
+            if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(f"cors_origin must be like https://example.org:8443, or *; not {origin!r}.")
+        for name in self.allowed_host:
+            if name != "*" and not _HOST.fullmatch(name):
+                raise ConfigError(f"allowed_host must be a name without a port, like example.org, or *; not {name!r}.")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("TLS needs both ssl_certfile and ssl_keyfile.")
         if self.otlp_traces_endpoint is not None and not self.otlp_traces_endpoint.startswith(("http://", "https://")):
             raise ConfigError(
                 f"otlp_traces_endpoint must be an http:// or https:// URL, not {self.otlp_traces_endpoint!r}."
             )
-        for name in ("access_log", "cache_salt_by_key", "refuse_late"):
+        for name in ("access_log", "refuse_late"):
             if getattr(self, name) not in ("on", "off"):
                 raise ConfigError(f"{name} must be one of on, off; not {getattr(self, name)!r}.")
+        if self.cache_salt_by_key not in ("auto", "on", "off"):
+            raise ConfigError(f"cache_salt_by_key must be one of auto, on, off; not {self.cache_salt_by_key!r}.")
         if self.cache_salt_by_key == "on" and not self.api_key:
             raise ConfigError("cache_salt_by_key tells requests apart by their API key; give an api_key.")
+
+    @property
+    def keeps_keys_apart(self) -> bool:
+        """Whether requests with different API keys never share cached prefixes."""
+        return self.cache_salt_by_key == "on" or (self.cache_salt_by_key == "auto" and len(set(self.api_key)) > 1)
 
     @property
     def url(self) -> str:
@@ -136,11 +171,25 @@ class ServerConfig:
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach the server."""
-        return self.host in ("127.0.0.1", "localhost", "::1")
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     def with_port(self, port: int) -> ServerConfig:
         """The same with the port that was really taken."""
         return dataclasses.replace(self, port=port)
+
+
+def _keys_in(path: str) -> list[str]:
+    try:
+        lines = Path(path).expanduser().read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"api_key_file cannot be read: {error}.") from error
+    keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
+    if not keys:
+        raise ConfigError(f"api_key_file '{path}' has no key in it; write one per line.")
+    return keys
 
 
 def _check_whole(config: ServerConfig, name: str, least: int, most: int) -> None:

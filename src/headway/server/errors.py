@@ -14,6 +14,7 @@ from http import HTTPStatus
 
 import msgspec
 
+from headway.config import did_you_mean
 from headway.errors import HeadwayError, InvalidRequestError, RequestTooLargeError
 from headway.server.engine_client import EngineUnavailable
 from headway.server.messages import Delta
@@ -21,6 +22,7 @@ from headway.server.messages import Delta
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
+_SHOWN_PATH_CHARS = 200
 
 
 class ErrorBody(msgspec.Struct):
@@ -66,7 +68,13 @@ class ApiError(Exception):
 
 def error_type(status: int) -> str:
     """The `type` of an error object, from the status it comes with."""
-    named = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
+    named = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+    }
     return named.get(status, "invalid_request_error" if status < 500 else "server_error")
 
 
@@ -86,8 +94,28 @@ def unavailable(message: str, *, code: str, retry_after_s: int = RETRY_AFTER_S) 
 
 
 def from_status(status: int, headers: Mapping[str, str] | None = None) -> ApiError:
-    """For statuses that say all there is to say: no such route, wrong method."""
+    """For statuses that say all there is to say."""
     return ApiError(status, f"{HTTPStatus(status).phrase}.", code=HTTPStatus(status).name.lower(), headers=headers)
+
+
+def no_such_path(path: str, known: tuple[str, ...]) -> ApiError:
+    """404, with what there is."""
+    shown = path[:_SHOWN_PATH_CHARS]
+    return ApiError(
+        404,
+        f"There is no '{shown}' here.{did_you_mean(shown, known)} There are: {', '.join(known)}.",
+        code=HTTPStatus.NOT_FOUND.name.lower(),
+    )
+
+
+def wrong_method(method: str, path: str, allowed: str) -> ApiError:
+    """405, with what would be right."""
+    return ApiError(
+        405,
+        f"'{path[:_SHOWN_PATH_CHARS]}' takes {allowed}, not {method[:_SHOWN_PATH_CHARS]}.",
+        code=HTTPStatus.METHOD_NOT_ALLOWED.name.lower(),
+        headers={"allow": allowed},
+    )
 
 
 def from_delta(delta: Delta) -> ApiError:

@@ -1,4 +1,4 @@
-"""uvicorn, and what it leaves open: bounds on the size and the time of a request's head, and a stop that drains.
+"""uvicorn on one socket, with bounded connections and a stop that drains.
 
     SIGTERM ──► no new connections ──► the engine finishes what runs, for a limited time ──► answers go out ──► exit 0
 
@@ -9,96 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from http import HTTPStatus
 from types import FrameType
-from typing import Any, ClassVar
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headway.errors import ConfigError
 from headway.server.config import ServerConfig
-from headway.server.errors import ApiError
+from headway.server.connection import BoundedProtocol, ConnectionLimit
 
 GRACE_S = 10.0
 """After the engine has drained: how long clients may take to read what is left of their answers."""
 KEEP_ALIVE_S = 75
 LISTEN_BACKLOG = 4096
-_REFUSAL = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
-_TOO_LARGE = ApiError(431, "The request's headers are too large.", code="headers_too_large")
-_NO_HTTP = ApiError(400, "This is not a valid HTTP request.", code="invalid_http")
-
-
-class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Its head must be small and arrive in time, or the connection is closed."""
-
-    max_header_bytes: ClassVar[int] = 0
-    head_timeout_s: ClassVar[float] = 0.0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._head_bytes = 0
-        self._headers_bytes = 0
-        self._in_head = True
-        self._head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._expect_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._in_head and not self.transport.is_closing():
-            self._head_bytes += len(data)  # a head that comes in many pieces
-            if self._head_bytes > self.max_header_bytes + len(data):
-                self.send_400_response("")
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._head_bytes = self._headers_bytes = 0
-        self._expect_head()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers_bytes += len(name) + len(value) + 4
-        if self._headers_bytes > self.max_header_bytes:
-            self._head_bytes = self.max_header_bytes + 1
-            raise ValueError("the head is too large")  # ends the parser, which calls send_400_response
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._stop_timer()
-        super().on_headers_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """Called for what is no HTTP; there is no request yet that an application could answer."""
-        refusal = _NO_HTTP if self._head_bytes <= self.max_header_bytes else _TOO_LARGE
-        phrase = HTTPStatus(refusal.status).phrase.encode()
-        self.transport.write(_REFUSAL % (refusal.status, phrase, len(refusal.body), refusal.body))
-        self.transport.close()
-
-    def _expect_head(self) -> None:
-        self._in_head = True
-        self._stop_timer()
-        self._head_timer = self.loop.call_later(self.head_timeout_s, self._give_up)
-
-    def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _give_up(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
+MAX_OPEN_FILES = 65536
+"""As many are asked of the system; each connection is one, and takes some memory too."""
+RESERVED_FILES = 128
+"""Open files that are no connections: the engine's channel, model files, and those that are just being closed."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -155,12 +87,39 @@ def bind(config: ServerConfig) -> socket.socket:
     return listener
 
 
-def create_server(app: ASGIApp, config: ServerConfig, drain: Callable[[], Awaitable[None]]) -> DrainingServer:
+def raise_file_limit() -> int:
+    """Take as many open files as the system allows, up to `MAX_OPEN_FILES`. Returns how many there may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, soft)
+
+
+def max_connections(num_files: int) -> int:
+    """How many of so many open files may be connections."""
+    return max(num_files - RESERVED_FILES, num_files // 2)
+
+
+def create_server(
+    app: ASGIApp,
+    config: ServerConfig,
+    drain: Callable[[], Awaitable[None]],
+    *,
+    num_files: int = MAX_OPEN_FILES,
+) -> DrainingServer:
     """A server for one event loop; `serve(sockets=[...])` runs it until a signal comes."""
     protocol = type(
         "Protocol",
         (BoundedProtocol,),
-        {"max_header_bytes": config.max_header_bytes, "head_timeout_s": config.receive_timeout_s},
+        {
+            "max_header_bytes": config.max_header_bytes,
+            "max_body_bytes": config.max_body_bytes,
+            "timeout_s": config.receive_timeout_s,
+            "limit": ConnectionLimit(max_connections(num_files)),
+        },
     )
     try:
         settings = uvicorn.Config(

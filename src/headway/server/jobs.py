@@ -50,6 +50,7 @@ class Job:
     scheduling: Scheduling
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     user: str | None
     cache_salt: str | None = None
     cache_ttl_s: float = 0.0
@@ -149,6 +150,7 @@ async def _job(
         is_silent=not checked.can_stream,
         stream=bool(request.stream),
         include_usage=request.include_usage,
+        continuous_usage=request.continuous_usage,
         user=request.user,
         cache_salt=request.cache_salt,
         cache_ttl_s=request.cache_ttl_s or 0.0,

@@ -42,12 +42,12 @@ class Operation:
     """None: plain text."""
     request: type[msgspec.Struct] | None = None
     statuses: tuple[int, ...] = ()
-    """Besides 200, 401 and 500: what else may be answered."""
+    """Besides 200, 401, 403 and 500: what else may be answered."""
     streams: bool = False
 
 
-_GENERATION = (400, 404, 408, 413, 429, 503, 504)
-_BODY = (400, 404, 408, 413, 429, 503)
+_GENERATION = (400, 404, 408, 413, 415, 429, 503, 504)
+_BODY = (400, 404, 408, 413, 415, 429, 503)
 OPERATIONS = (
     Operation(
         "post",
@@ -121,8 +121,8 @@ def _answers(operation: Operation) -> dict[str, Any]:
         description += " With 'stream': true, events whose data are chunks of it in JSON, and [DONE] at the end."
     answers: dict[str, Any] = {"200": {"description": description, "content": content}}
     is_open = operation.answer is HealthResponse
-    error = HealthResponse if is_open else ErrorResponse
-    for status in (*operation.statuses, *(() if is_open else (401, 500))):
+    for status in (*operation.statuses, *((403,) if is_open else (401, 403, 500))):
+        error = HealthResponse if status == 503 and is_open else ErrorResponse
         answers[str(status)] = {"description": "See the body.", "content": {"application/json": _schema(error)}}
     return answers
 

@@ -34,14 +34,11 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fals
 class StreamOptions(_Request, kw_only=True):
     """What a stream carries besides text."""
 
-    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "include_obfuscation": (None, False),
-        "continuous_usage_stats": (None, False),
-    }
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"include_obfuscation": (None, False)}
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Any = None
-    continuous_usage_stats: Any = None
 
 
 class GenerationRequest(_Request, kw_only=True):
@@ -93,6 +90,11 @@ class GenerationRequest(_Request, kw_only=True):
     def include_usage(self) -> bool:
         """Whether a stream ends with a count of tokens."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every event of a stream counts the tokens so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
 class ContentPart(_Request, kw_only=True):

@@ -74,11 +74,10 @@ class _GenerationRoute(ABC, Generic[_R]):
         try:
             async with generation:
                 async for deltas in generation:
-                    data = events.write(deltas)
+                    data = events.write(deltas) if started else events.begin() + events.write(deltas)
                     if not started:
                         started = True
                         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-                        data = events.begin() + data
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
             last = events.end()
@@ -86,7 +85,7 @@ class _GenerationRoute(ABC, Generic[_R]):
             if not started:
                 raise
             failure = from_exception(error)
-            record.error = failure.code
+            record.note_error(failure)
             last = event(failure.body) + DONE
         await send({"type": "http.response.body", "body": last})
 

@@ -116,9 +116,7 @@ class Services:
 
     def cache_salt(self, wanted: str | None, *, key: str | None) -> str | None:
         """What sets a request's cached prefixes apart: the salt it asks for, and its API key where that counts too."""
-        if self.config.cache_salt_by_key == "off":
-            return wanted
-        return f"{key}:{wanted or ''}"
+        return f"{key}:{wanted or ''}" if self.config.keeps_keys_apart else wanted
 
     def check_model(self, name: str | None) -> None:
         """404 for a model that is not served here."""

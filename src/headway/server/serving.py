@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import resource
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from headway.server.access_log import AccessLog, AccessRecord
 from headway.server.app import create_app
 from headway.server.config import ServerConfig
 from headway.server.engine_client import EngineClient
-from headway.server.http_server import bind, create_server
+from headway.server.http_server import bind, create_server, raise_file_limit
 from headway.server.length_desk import LengthDesk
 from headway.server.live import live_routes
 from headway.server.live_hub import LiveHub
@@ -35,7 +34,6 @@ def run_server(config: ServerConfig, options: Mapping[str, Any], say: Callable[[
     listener = bind(config)
     with contextlib.closing(listener), contextlib.ExitStack() as cleanup:
         config = config.with_port(listener.getsockname()[1])
-        _raise_file_limit()
         listeners = _request_listeners(config, model_name(engine_config.model.model), cleanup)
         lengths = _length_desk(engine_config.prediction, cleanup)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -104,7 +102,7 @@ async def _serve(
         hub.close()
         await engine.shutdown(config.drain_timeout_s)
 
-    server = create_server(app, config, drain)
+    server = create_server(app, config, drain, num_files=raise_file_limit())
     try:
         await asyncio.gather(engine.start(), services.prompts.warm_up())
         server.on_started = lambda: _start_serving(config, say)
@@ -147,12 +145,3 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
-
-
-def _raise_file_limit() -> None:
-    """Every connection is an open file; take what the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65536 if hard == resource.RLIM_INFINITY else min(65536, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -37,6 +37,16 @@ class _Events:
         self._before = b"data: " + _encode(fields)[:-1] + b',"choices":['
         # With include_usage, OpenAI's events all have the field; only the last one fills it.
         self._after = b'],"usage":null}\n\n' if self._job.include_usage else b"]}\n\n"
+        self._num_tokens = 0
+        self._count(0)
+
+    def _count(self, num_tokens: int) -> None:
+        """With continuous_usage_stats, vLLM's events have the number of tokens so far."""
+        if self._job.continuous_usage:
+            self._num_tokens += num_tokens
+            prompt, output = self._job.num_prompt_tokens, self._num_tokens
+            usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+            self._after = b'],"usage":' + _encode(usage) + b"}\n\n"
 
     def _choice_event(self, choice: dict[str, Any]) -> bytes:
         return self._before + _encode(choice) + self._after
@@ -57,7 +67,7 @@ class ChatEvents(_Events):
         self._heads = [
             self._before + b'{"index":%d,"delta":{"content":' % index for index in range(self._job.num_choices)
         ]
-        self._tail = b'},"logprobs":null,"finish_reason":null}' + self._after
+        self._tail = b'},"logprobs":null,"finish_reason":null}'
 
     def begin(self) -> bytes:
         """Every choice starts by saying who speaks."""
@@ -71,10 +81,11 @@ class ChatEvents(_Events):
         """All events of what has arrived."""
         parts: list[bytes] = []
         for delta in deltas:
+            self._count(len(delta.token_ids))
             if delta.logprobs is not None:
                 parts.append(self._with_logprobs(delta))
             elif delta.text:
-                parts += (self._heads[delta.index], _encode(delta.text), self._tail)
+                parts += (self._heads[delta.index], _encode(delta.text), self._tail, self._after)
             if delta.finish_reason is not None:
                 parts.append(self._last(delta))
         return b"".join(parts)
@@ -103,7 +114,7 @@ class CompletionEvents(_Events):
         super().__init__(generation, model, "text_completion")
         self._echoes = echoes
         self._heads = [self._before + b'{"index":%d,"text":' % index for index in range(self._job.num_choices)]
-        self._tail = b',"logprobs":null,"finish_reason":null}' + self._after
+        self._tail = b',"logprobs":null,"finish_reason":null}'
         self._logprobs = [
             CompletionLogprobsWriter(self._job.num_logprobs or 0, prompts) for _ in range(self._job.num_choices)
         ]
@@ -111,7 +122,7 @@ class CompletionEvents(_Events):
     def begin(self) -> bytes:
         """With `echo`, every choice starts with its prompt."""
         return b"".join(
-            head + _encode(self._echoes[index // self._job.n]) + self._tail
+            head + _encode(self._echoes[index // self._job.n]) + self._tail + self._after
             for index, head in enumerate(self._heads)
             if self._echoes[index // self._job.n]
         )
@@ -120,10 +131,11 @@ class CompletionEvents(_Events):
         """All events of what has arrived."""
         parts: list[bytes] = []
         for delta in deltas:
+            self._count(len(delta.token_ids))
             if delta.logprobs is not None or delta.finish_reason is not None:
                 parts.append(self._in_full(delta))
             elif delta.text:
-                parts += (self._heads[delta.index], _encode(delta.text), self._tail)
+                parts += (self._heads[delta.index], _encode(delta.text), self._tail, self._after)
         return b"".join(parts)
 
     def _in_full(self, delta: Delta) -> bytes:

@@ -19,14 +19,14 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 @contextlib.contextmanager
-def chromium() -> Iterator[Any]:
-    """A browser without a window."""
+def chromium(*arguments: str) -> Iterator[Any]:
+    """A browser without a window; arguments are its own."""
     playwright = pytest.importorskip("playwright.sync_api")
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         pytest.skip("no Chromium on this machine")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", *arguments])
         yield browser
         browser.close()
 

@@ -26,6 +26,7 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+JSON = {"content-type": "application/json"}
 _T = TypeVar("_T")
 
 
@@ -151,7 +152,9 @@ class FakeServer:
 
     def client(self, **options: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=self.app, raise_app_exceptions=False), base_url="http://test", **options
+            transport=httpx.ASGITransport(app=self.app, raise_app_exceptions=False),
+            base_url="http://127.0.0.1",
+            **options,
         )
 
     def call(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -202,7 +205,7 @@ class RawClient:
             "method": "POST",
             "path": path,
             "query_string": b"",
-            "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
+            "headers": [(name.encode(), value.encode()) for name, value in (JSON | (headers or {})).items()],
             "client": ("test", 1),
         }
         self.task = asyncio.ensure_future(app(scope, self._incoming.get, self._send))  # type: ignore[arg-type]

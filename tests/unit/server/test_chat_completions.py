@@ -115,6 +115,23 @@ def test_stream_with_usage() -> None:
     assert {chunk["choices"][0]["index"] for chunk in chunks[:-1]} == {0, 1}
 
 
+@pytest.mark.parametrize("include_usage", [True, False])
+@pytest.mark.parametrize("chat", [True, False])
+def test_usage_in_every_event(chat: bool, include_usage: bool) -> None:
+    server = FakeServer()
+    options = {"stream": True, "stream_options": {"continuous_usage_stats": True, "include_usage": include_usage}}
+    *chunks, last = events(server.chat(**options) if chat else server.complete(**options))
+    if not include_usage:
+        chunks.append(last)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == ([0, 1, 2, 3, 3] if chat else [1, 2, 3])
+    prompt = chunks[0]["usage"]["prompt_tokens"]
+    assert all(chunk["usage"]["total_tokens"] == prompt + count for chunk, count in zip(chunks, counts, strict=True))
+    if include_usage:
+        assert last["choices"] == [] and last["usage"]["completion_tokens"] == 3
+        assert last["usage"]["prompt_tokens"] == prompt
+
+
 @pytest.mark.parametrize("text", ['quo"te', "back\\slash", "new\nline", "\u2028", "é日本👩", "\x00\x1f", "</script>"])
 def test_any_text_survives_the_stream(text: str) -> None:
     chunks = events(FakeServer(FakeEngine(words=(text,))).chat(stream=True))

@@ -14,7 +14,7 @@ from headway.server.engine_client import Health
 from headway.server.json_body import decode_json
 from headway.server.messages import Delta
 from headway.server.requests import CompletionRequest
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run, until
+from tests.unit.server.fake_engine import JSON, FakeEngine, FakeServer, RawClient, run, until
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -44,7 +44,7 @@ HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 )
 def test_bodies_that_are_no_requests(body: bytes) -> None:
     server = FakeServer()
-    response = server.call("POST", CHAT, content=body)
+    response = server.call("POST", CHAT, content=body, headers=JSON)
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["message"] and len(error["message"]) < 500
@@ -54,7 +54,7 @@ def test_bodies_that_are_no_requests(body: bytes) -> None:
 @pytest.mark.parametrize("values", [b"1," * (2**19 + 1) + b"1", b"{}," * 2**16 + b"1", b"[[]]," * 2**15 + b"1"])
 def test_bodies_of_very_many_values_are_not_parsed(values: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_body, "_decoder", lambda kind: pytest.fail("it is parsed"))
-    response = FakeServer().call("POST", CHAT, content=b'{"metadata": [' + values + b"]}")
+    response = FakeServer().call("POST", CHAT, content=b'{"metadata": [' + values + b"]}", headers=JSON)
     assert response.status_code == 400
     assert "opening brackets; there may be" in response.json()["error"]["message"]
 
@@ -73,7 +73,7 @@ def test_large_bodies_are_413() -> None:
         for _ in range(10):
             yield b"x" * 1000
 
-    assert server.call("POST", CHAT, content=chunks()).status_code == 413  # no content-length
+    assert server.call("POST", CHAT, content=chunks(), headers=JSON).status_code == 413  # no content-length
 
 
 def test_a_body_that_never_comes_is_408() -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 import sys
 import threading
+from typing import Any
 
 import httpx
 import pytest
@@ -99,10 +100,114 @@ def test_cors_only_for_those_named() -> None:
     preflight = server.call("OPTIONS", "/v1/completions", headers=asked)
     assert preflight.status_code == 200
     assert preflight.headers["access-control-allow-origin"] == "https://a.example"
-    other = server.call("GET", "/health", headers={"origin": "https://b.example"})
-    assert "access-control-allow-origin" not in other.headers
-    plain = FakeServer().call("GET", "/health", headers={"origin": "https://a.example"})
-    assert "access-control-allow-origin" not in plain.headers
+    answer = server.call("GET", "/v1/models", headers=bearer("k") | {"origin": "https://a.example"})
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "https://a.example"
+
+
+def test_a_wrong_path_is_told_what_exists() -> None:
+    error = FakeServer().call("POST", "/v1/chat/completion").json()["error"]
+    assert "There is no '/v1/chat/completion' here. Did you mean '/v1/chat/completions'?" in error["message"]
+    for path in ("/v1/completions", "/v1/models/{name}", "/tokenize", "/health", "/metrics"):
+        assert path in error["message"]
+    assert len(FakeServer().call("GET", "/" + "x" * 10_000).text) < 1000
+
+
+def test_a_wrong_method_is_told_the_right_one() -> None:
+    response = FakeServer().call("GET", "/v1/completions")
+    assert response.json()["error"]["message"] == "'/v1/completions' takes POST, not GET."
+    assert response.headers["allow"] == "POST"
+
+
+# ---- web pages ------------------------------------------------------------------------------------------------------
+
+OWN = {"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"}
+COMPLETION = {"prompt": "Hi"}
+
+
+@pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonp"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_bodies_must_say_that_they_are_json(path: str, content_type: str | None) -> None:
+    server = FakeServer()
+    headers = {} if content_type is None else {"content-type": content_type}
+    response = server.call("POST", path, content=b'{"prompt": "Hi", "tokens": [1]}', headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_media_type")
+    assert "Content-Type: application/json" in response.json()["error"]["message"]
+    assert not server.engine.requests
+
+
+def test_json_may_have_a_charset() -> None:
+    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    assert FakeServer().call("POST", "/v1/completions", content=b'{"prompt": "Hi"}', headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "options"),
+    [
+        (OWN, {}),
+        ({"host": "localhost:8000", "origin": "http://localhost:8000"}, {}),
+        ({"host": "[::1]:8000", "origin": "http://[::1]:8000"}, {}),
+        ({"host": "LocalHost.:9", "origin": "http://localhost.:9"}, {}),
+        ({"host": "127.0.0.1", "origin": "http://127.0.0.1:80"}, {}),
+        ({"host": "me.example", "origin": "https://me.example"}, {"allowed_host": ("me.example",)}),
+        ({"host": "me.example", "origin": "https://me.example"}, {"host": "0.0.0.0"}),
+        ({"host": "me.example"}, {"allowed_host": ("*",)}),
+        ({"origin": "https://a.example"}, {"cors_origin": ("https://a.example",)}),
+        ({"origin": "https://a.example"}, {"cors_origin": ("*",)}),
+        ({"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, {}),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, {}),
+    ],
+)
+def test_pages_that_may_use_the_server(headers: dict[str, str], options: dict[str, Any]) -> None:
+    server = FakeServer(**options)
+    assert server.post("/v1/completions", COMPLETION, headers=headers).status_code == 200
+    assert server.call("GET", "/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "options", "code"),
+    [
+        ({"origin": "https://a.example"}, {}, "origin_not_allowed"),
+        ({"origin": "null"}, {}, "origin_not_allowed"),
+        ({"origin": "http://localhost:3000", "host": "localhost:8000"}, {}, "origin_not_allowed"),
+        ({"origin": "https://b.example"}, {"cors_origin": ("https://a.example",)}, "origin_not_allowed"),
+        ({"origin": "https://a.example"}, {"host": "0.0.0.0"}, "origin_not_allowed"),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, {}, "origin_not_allowed"),
+        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "no-cors"}, {}, "origin_not_allowed"),
+        ({"host": "evil.example:8000", "origin": "http://evil.example:8000"}, {}, "host_not_allowed"),
+        ({"host": "evil.example"}, {}, "host_not_allowed"),
+        ({"host": "localhost.evil.example"}, {}, "host_not_allowed"),
+        ({"host": "127.0.0.1.evil.example"}, {}, "host_not_allowed"),
+        ({"host": "evil.example"}, {"host": "0.0.0.0", "allowed_host": ("me.example",)}, "host_not_allowed"),
+    ],
+)
+def test_pages_that_may_not(headers: dict[str, str], options: dict[str, Any], code: str) -> None:
+    server = FakeServer(**options)
+    for response in (
+        server.post("/v1/completions", COMPLETION, headers=headers),
+        *(server.call("GET", path, headers=headers) for path in ("/v1/models", "/metrics", "/live", "/health")),
+    ):
+        assert (response.status_code, response.json()["error"]["code"]) == (403, code)
+        assert "access-control-allow-origin" not in response.headers
+    assert not server.engine.requests
+
+
+def test_an_allowed_page_may_ask_a_private_address() -> None:
+    server = FakeServer(cors_origin=("https://a.example",))
+    asked = {
+        "origin": "https://a.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization, content-type",
+        "access-control-request-private-network": "true",
+    }
+    response = server.call("OPTIONS", "/v1/completions", headers=asked)
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-private-network"] == "true"
+    assert server.call("OPTIONS", "/v1/completions", headers=asked | {"origin": "https://b.example"}).status_code == 400
+    assert FakeServer().call("OPTIONS", "/v1/completions", headers=asked).status_code == 403
+
+
+# ---- the access log -------------------------------------------------------------------------------------------------
 
 
 def logging_server(engine: FakeEngine | None = None) -> tuple[FakeServer, list[str]]:
@@ -130,13 +235,15 @@ def test_access_log_has_the_whole_story() -> None:
 def test_access_log_of_errors_and_departures() -> None:
     server, log_lines = logging_server(FakeEngine(manual=True))
     server.chat(tools=[1])
+    server.complete(temperature=-1)
 
     async def leave() -> None:
         await RawClient(server.app, "/v1/completions", {"prompt": "a"}).leave()
 
     run(leave())
-    refused, left = map(json.loads, log_lines)
-    assert (refused["status"], refused["error"]) == (400, "unsupported_field")
+    refused, wrong, left = map(json.loads, log_lines)
+    assert (refused["status"], refused["error"], refused["param"]) == (400, "unsupported_field", "tools")
+    assert (wrong["status"], wrong["error"], wrong["param"]) == (400, "invalid_request_error", "temperature")
     assert (left["status"], left["disconnected"]) == (499, True)
 
 

@@ -10,7 +10,7 @@ import pytest
 from headway.errors import ConfigError
 from headway.server.config import ServerConfig
 from headway.server.messages import AddRequest
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, engine_ready
+from tests.unit.server.fake_engine import JSON, FakeEngine, FakeServer, engine_ready
 
 
 def last_request(server: FakeServer) -> AddRequest:
@@ -62,7 +62,7 @@ def test_the_largest_values_are_taken(fields: dict[str, Any]) -> None:
 
 def test_numbers_beyond_all_bounds_are_refused() -> None:
     body = b'{"prompt": "Hi", "cache_ttl_s": 1e999}'
-    assert FakeServer().call("POST", "/v1/completions", content=body).status_code == 400
+    assert FakeServer().call("POST", "/v1/completions", content=body, headers=JSON).status_code == 400
 
 
 @pytest.mark.parametrize("fields", [{"cache_salt": "a"}, {"cache_ttl_s": 60}])
@@ -86,13 +86,19 @@ def salts(server: FakeServer, *calls: tuple[dict[str, str], str | None]) -> list
     return [request.cache_salt for request in server.engine.requests]
 
 
-def test_keys_do_not_matter_unless_asked_for() -> None:
-    server = FakeServer(api_key=("one", "two"))
+def test_keys_share_where_that_was_chosen() -> None:
+    server = FakeServer(api_key=("one", "two"), cache_salt_by_key="off")
     assert salts(server, (bearer("one"), None), (bearer("two"), None), (bearer("two"), "x")) == [None, None, "x"]
 
 
-def test_requests_with_different_keys_never_share() -> None:
-    server = FakeServer(api_key=("one", "two"), cache_salt_by_key="on")
+def test_a_single_key_sets_nothing_apart() -> None:
+    server = FakeServer(api_key=("one",))
+    assert salts(server, (bearer("one"), None), (bearer("one"), "x")) == [None, "x"]
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_salt_by_key": "on"}])
+def test_requests_with_different_keys_never_share(options: dict[str, str]) -> None:
+    server = FakeServer(api_key=("one", "two"), **options)
     basic = {"authorization": "Basic " + base64.b64encode(b"anybody:one").decode()}
     found = salts(
         server,

@@ -52,6 +52,34 @@ def test_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse("--api-key", "a").api_key == ("a", "secret")
 
 
+def test_keys_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_API_KEY", "from the environment")
+    file = tmp_path / "keys"
+    file.write_text("# of the team\none\n\n  two \n")
+    config = parse("--api-key-file", str(file), "--api-key", "flag")
+    assert config.api_key == ("flag", "from the environment", "one", "two")
+    assert config.with_port(9).api_key == config.api_key
+    assert config.keeps_keys_apart
+    for text in ("", "# one\n"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="has no key in it"):
+            ServerConfig(api_key_file=str(file))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        ServerConfig(api_key_file=str(tmp_path / "nothing"))
+
+
+def test_keys_that_others_can_read_are_warned_of(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one")
+    file.chmod(0o600)
+    assert serve.key_warnings({}) == serve.key_warnings({"api_key_file": str(file)}) == []
+    (line,) = serve.key_warnings({"api_key": ["one"]})
+    assert "list of processes" in line and "--api-key-file or $HEADWAY_API_KEY" in line
+    file.chmod(0o644)
+    (line,) = serve.key_warnings({"api_key_file": str(file)})
+    assert "can read the keys" in line and "chmod 600" in line
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -69,6 +97,12 @@ def test_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         {"ssl_keyfile": "x"},
         {"access_log": "maybe"},
         {"refuse_late": "maybe"},
+        {"cache_salt_by_key": "maybe"},
+        {"cache_salt_by_key": "on"},
+        {"cors_origin": ("https://a.example/",)},
+        {"cors_origin": ("a.example",)},
+        {"allowed_host": ("a.example:8000",)},
+        {"allowed_host": ("http://a.example",)},
         {"otlp_traces_endpoint": "localhost:4318"},
     ],
 )
