@@ -191,6 +191,16 @@ class SamplingParams:
         object.__setattr__(resolved, "bad_word_token_ids", tuple(word for word in sequences if word))
         return resolved
 
+    def within(self, num_tokens: int) -> SamplingParams:
+        """The same with room for so many tokens at most; `self` if nothing changes."""
+        max_tokens = num_tokens if self.max_tokens is None else min(self.max_tokens, num_tokens)
+        if self.max_tokens == max_tokens and self.min_tokens <= max_tokens:
+            return self
+        cut = copy.copy(self)
+        object.__setattr__(cut, "max_tokens", max_tokens)
+        object.__setattr__(cut, "min_tokens", min(self.min_tokens, max_tokens))
+        return cut
+
     def for_choice(self, index: int) -> SamplingParams:
         """The parameters of the `index`-th completion that is made: one, with a seed of its own if seeded, and with
         logprobs if it is to be compared with others."""

@@ -171,23 +171,24 @@ class EngineCore:
         """Wait for the oldest step and take in what came of it."""
         step = self._in_flight[0]
         is_awaited = self.has_unfinished_requests
+        failure: Exception | None = None
         try:
             with span("wait"):
-                result, has_run = step.pending.result(), True
+                result = step.pending.result()
         except Exception as error:
-            result, has_run = _failed(step.output, error), False
+            result, failure = _failed(step.output, error), error
         except BaseException as error:
             self._in_flight[0] = step._replace(pending=_FailedStep(error))
             raise
         previous_s, self._last_result_s = self._last_result_s, self._now()
         duration_s = self._last_result_s - max(previous_s, step.submitted_s)
         # A failed step has no time of its own, and one that nobody waited for may have ended long ago.
-        observed_s = duration_s if has_run and is_awaited else None
+        observed_s = duration_s if failure is None and is_awaited else None
         with span("update"):
             updates = self.scheduler.update(step.output, result, duration_s=observed_s)
         self._in_flight.popleft()
         launched, self._launched = self._launched, []
-        return EngineStep(launched, updates, self._report(step.snapshot, updates, duration_s))
+        return EngineStep(launched, updates, self._report(step.snapshot, updates, duration_s, failure))
 
     def _wait_for_batch(self) -> None:
         """Nothing can be planned before a batch has been waited for; but not long, since others may come."""
@@ -200,9 +201,16 @@ class EngineCore:
         snapshot = take_snapshot(self.scheduler, self.scheduler.nothing())
         return EngineStep([], updates, self._report(snapshot, updates, 0.0))
 
-    def _report(self, snapshot: BatchSnapshot, updates: list[RequestUpdate], duration_s: float) -> StepReport:
+    def _report(
+        self,
+        snapshot: BatchSnapshot,
+        updates: list[RequestUpdate],
+        duration_s: float,
+        failure: Exception | None = None,
+    ) -> StepReport:
         kv_cache = self.scheduler.kv_cache
-        return StepReport(snapshot, updates, duration_s, kv_cache.num_blocks, kv_cache.block_size)
+        error = None if failure is None else _words(failure)
+        return StepReport(snapshot, updates, duration_s, kv_cache.num_blocks, kv_cache.block_size, error)
 
 
 class _FailedStep:
@@ -220,5 +228,9 @@ class _FailedStep:
 def _failed(output: SchedulerOutput, error: Exception) -> ModelRunnerOutput:
     """If a step fails, the requests in it fail with the reason; others are not touched."""
     logger.error("step %d failed; its %d requests are ended", output.step_id, len(output.scheduled), exc_info=error)
-    failed = SampledTokens((), error=f"{type(error).__name__}: {error}")
+    failed = SampledTokens((), error=_words(error))
     return ModelRunnerOutput({share.request_id: failed for share in output.scheduled}, prompt_logprobs={})
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

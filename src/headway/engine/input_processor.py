@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack, cast
@@ -11,7 +11,7 @@ from headway.core import Request
 from headway.engine.request_options import RequestOptions, check_options
 from headway.errors import InvalidRequestError, RequestTooLargeError
 from headway.sampling_params import MAX_LOGPROBS, SamplingParams
-from headway.tokenizer import Tokenizer, resolve_bad_words
+from headway.tokenizer import Tokenizer, spell_bad_words
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids (a list, or an array or tensor with one dimension), or either in a dict: see `PromptParts`."""
@@ -81,6 +81,10 @@ def core_id(request_id: str, index: int | None = None) -> str:
     return escaped if index is None else f"{escaped}#{index}"
 
 
+SPELLINGS_KEPT = 8
+"""Lists of bad words whose tokens are remembered: all prompts of a call have the same, and they are spelt once."""
+
+
 @dataclass(frozen=True)
 class PreparedRequest:
     """A request that is known to be good. It has one child, a sequence of its own, per completion that is made; for a
@@ -94,12 +98,13 @@ class PreparedRequest:
 
 
 class InputProcessor:
-    """Tokenises and validates. Holds no state."""
+    """Tokenises and validates. Knows nothing of the requests before, but for how their bad words are spelt."""
 
     def __init__(self, *, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
+        self._spell = functools.lru_cache(SPELLINGS_KEPT)(self._spell_bad_words)
 
     def prepare(
         self,
@@ -169,14 +174,16 @@ class InputProcessor:
             raise InvalidRequestError("stop and bad_words need a tokenizer, and this model has none.", param="stop")
         if params.use_beam_search:
             self._check_width(params)
-        room = self.max_model_len - num_prompt_tokens
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        if params.max_tokens != max_tokens or params.min_tokens > max_tokens:
-            params = dataclasses.replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
-        if self.tokenizer is not None and params.bad_words:
-            params = resolve_bad_words(params, self.tokenizer)
+        params = params.within(self.max_model_len - num_prompt_tokens)
+        if params.bad_words and params.bad_word_token_ids is None:
+            params = params.with_bad_word_token_ids(self._spell(tuple(params.bad_words)))
+        if params.bad_word_token_ids:
             params.validate_for_vocabulary(self.vocab_size)  # the tokenizer may know tokens that the model does not
         return params
+
+    def _spell_bad_words(self, words: tuple[str, ...]) -> list[list[int]]:
+        assert self.tokenizer is not None
+        return spell_bad_words(words, self.tokenizer)
 
     def _check_width(self, params: SamplingParams) -> None:
         """Each beam is asked for as many logprobs as there are beams and tokens that end one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -26,6 +27,10 @@ from headway.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from headway.runner.logprobs import TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+OUTPUT_FAILED = "its tokens could not be made into an output"
 
 
 class _Completion:
@@ -84,6 +89,10 @@ class _Completion:
         """End it where it is."""
         self._finish_text(("abort", None))
         self.tell_end()
+
+    def fail(self, why: str) -> None:
+        """End it for a reason of its own, which is told as any other end. The text that it has stays as it is."""
+        self.error, self._ending = why, ("error", None)
 
     def output(self) -> CompletionOutput:
         """A record of the present state that later steps do not change. By position: made for every streamed token."""
@@ -339,7 +348,7 @@ class OutputProcessor:
             if not completion.token_ids and update.new_token_ids and not live.has_tokens:
                 live.note_first_token(now_s)
             num_tokens_before = len(completion.token_ids)
-            if completion.take(update) and self._stop(update.request_id):
+            if self._take(completion, update) and self._stop(update.request_id):
                 completion.tell_end()
             if live.tells_progress:
                 _add_progress(progress, live.request.request_id, num_tokens_before, len(completion.token_ids))
@@ -359,6 +368,17 @@ class OutputProcessor:
                 if output.finished:
                     self._forget(live)
         return ProcessedStep(outputs, errors, list(progress.values()))
+
+    def _take(self, completion: _Completion, update: RequestUpdate) -> bool:
+        """As `_Completion.take`; a sequence whose tokens cannot be made into text fails alone."""
+        try:
+            return completion.take(update)
+        except Exception:
+            logger.exception("the output of %s could not be made", update.request_id)
+            completion.fail(OUTPUT_FAILED)
+            if update.finish_status is not None:
+                completion.tell_end()
+            return update.finish_status is None and update.held_status is None
 
     def _tell_end(self, live: _LiveRequest, completion: _Completion, now_s: float) -> None:
         if self._on_end is not None:

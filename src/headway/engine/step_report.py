@@ -61,6 +61,9 @@ class StepReport:
     time for the step, also when steps overlap."""
     num_blocks: int
     block_size: int
+    error: str | None = None
+    """Why the step as a whole failed, and with it every request in it. What befell one of its requests is in that one's
+    update."""
 
     @property
     def step_id(self) -> int:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Sequence
+
+AUTOMATA_KEPT = 64
 
 
 class StopChecker:
@@ -14,9 +18,10 @@ class StopChecker:
     """
 
     def __init__(self, stop_strings: Sequence[str], *, include_in_output: bool = False) -> None:
-        self._stops = tuple(stop_strings)
+        self._automaton = _automaton(tuple(stop_strings)) if stop_strings else None
         self._include = include_in_output
-        self._tail = ""
+        self._state = 0
+        self._tail = ""  # the end of the text that begins a stop string: as long as the state is deep
         self.matched: str | None = None
         """The stop string that ended the text, once there is one."""
 
@@ -26,40 +31,79 @@ class StopChecker:
         With `search=False` (before `min_tokens` are reached) no stop string is looked for: one counts later only if it
         lies wholly in text that was searched.
         """
-        if self.matched is not None or not self._stops:
+        if self.matched is not None or self._automaton is None:
             return "" if self.matched is not None else text
         if not search:
             return self.finish() + text
         buffer = self._tail + text
         released = len(self._tail) if self._include else 0
-        match = self._first_match(buffer)
-        if match is not None:
-            start, self.matched = match
+        num_read, self._state, self.matched = self._automaton.read(text, self._state)
+        if self.matched is not None:
+            end = len(self._tail) + num_read
             self._tail = ""
-            return buffer[released : start + len(self.matched) if self._include else start]
-        kept = self._possible_start(buffer)
+            return buffer[released : end if self._include else end - len(self.matched)]
+        kept = self._automaton.depth[self._state]
         self._tail = buffer[len(buffer) - kept :]
         return buffer[released:] if self._include else buffer[: len(buffer) - kept]
 
     def finish(self) -> str:
         """The output ends here for another reason: release what was held back."""
-        held, self._tail = self._tail, ""
+        held, self._tail, self._state = self._tail, "", 0
         return "" if self._include else held
 
-    def _first_match(self, buffer: str) -> tuple[int, str] | None:
-        best: tuple[int, int, str] | None = None
-        for stop in self._stops:
-            start = buffer.find(stop)
-            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
-                best = (start + len(stop), start, stop)
-        return None if best is None else (best[1], best[2])
 
-    def _possible_start(self, buffer: str) -> int:
-        """Length of the longest end of `buffer` that is the beginning of a stop string."""
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(buffer)), longest, -1):
-                if buffer.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+class _Automaton:
+    """All stop strings at once, character by character: however many they are and whatever they share, a character
+    costs the same. A state stands for the longest end of the text that begins one of them (Aho and Corasick's)."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self.depth = [0]
+        """Of each state: how long that beginning is."""
+        self._next: list[dict[str, int]] = [{}]
+        self._shorter = [0]  # the state of the next shorter end that begins one
+        self._match: list[str | None] = [None]  # the longest stop string that ends here
+        for stop in stops:
+            self._match[self._add(stop)] = stop
+        waiting = deque(self._next[0].values())
+        while waiting:  # by depth, so that shorter ends are known
+            state = waiting.popleft()
+            for character, child in self._next[state].items():
+                shorter = self._shorter[child] = self._follow(self._shorter[state], character)
+                if self._match[child] is None:
+                    self._match[child] = self._match[shorter]
+                waiting.append(child)
+
+    def read(self, text: str, state: int) -> tuple[int, int, str | None]:
+        """Go on from a state, up to the first stop string. Returns how many characters were read, the state after them,
+        and the stop string."""
+        for place, character in enumerate(text):
+            state = self._follow(state, character)
+            if self._match[state] is not None:
+                return place + 1, state, self._match[state]
+        return len(text), state, None
+
+    def _follow(self, state: int, character: str) -> int:
+        while (found := self._next[state].get(character)) is None:
+            if state == 0:
+                return 0
+            state = self._shorter[state]
+        return found
+
+    def _add(self, stop: str) -> int:
+        state = 0
+        for depth, character in enumerate(stop, start=1):
+            found = self._next[state].get(character)
+            if found is None:
+                found = self._next[state][character] = len(self._next)
+                self._next.append({})
+                self._shorter.append(0)
+                self._match.append(None)
+                self.depth.append(depth)
+            state = found
+        return state
+
+
+@functools.lru_cache(AUTOMATA_KEPT)
+def _automaton(stops: tuple[str, ...]) -> _Automaton:
+    """Shared by all completions of a request."""
+    return _Automaton(stops)

@@ -128,6 +128,7 @@ class GpuSampler:
         self._min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
         self._edits: dict[int, _LogitEdits] = {}
+        self._last_edits: _LogitEdits | None = None
 
     # ------------------------------------------------------------------------------------------------ who sits where
 
@@ -182,8 +183,15 @@ class GpuSampler:
         self._min_tokens[row] = params.min_tokens
         self._num_logprobs[row] = params.logprobs or 0
         if features & _ENTRY_EDITS:
-            self._edits[row] = _LogitEdits(params, blocked)
+            self._edits[row] = self._edits_of(params, blocked)
         return _record(seat, features)
+
+    def _edits_of(self, params: SamplingParams, blocked: IntArray) -> _LogitEdits:
+        """All completions of a request enter one after the other, and share theirs."""
+        last = self._last_edits
+        if last is None or not last.is_for(params):
+            last = self._last_edits = _LogitEdits(params, blocked)
+        return last
 
     def _write_seen(self, row_ids: Tensor, entries: Tensor) -> None:
         """`entries` int32 [3, E]: row, token, what to write there."""
@@ -333,6 +341,7 @@ class _LogitEdits:
     """
 
     def __init__(self, params: SamplingParams, blocked: IntArray) -> None:
+        self._params = params
         words = params.bad_word_token_ids or ()
         bias = params.logit_bias or {}
         lengths = [len(word) - 1 for word in words]
@@ -344,6 +353,16 @@ class _LogitEdits:
         columns += [(token, -math.inf, 0, 0, params.min_tokens) for token in blocked.tolist()]
         tokens, values, *rest = zip(*columns, strict=True)
         self._columns = np.asarray([tokens, np.asarray(values, dtype=np.float32).view(np.int32), *rest], dtype=np.int32)
+
+    def is_for(self, params: SamplingParams) -> bool:
+        """Whether another completion's parameters, of the same request, ask for the same."""
+        own = self._params
+        return (
+            own.bad_word_token_ids is params.bad_word_token_ids
+            and own.logit_bias is params.logit_bias
+            and own.extra_stop_token_ids is params.extra_stop_token_ids
+            and (own.min_tokens, own.ignore_eos) == (params.min_tokens, params.ignore_eos)
+        )
 
     def in_force(self, num_output_tokens: int) -> Words:
         """The first four rows of the columns that count now; a prefix must fit into the output."""

@@ -146,28 +146,21 @@ def _bad_word_bans(rows: IntArray, batch: SamplingBatch) -> list[tuple[int, Sequ
     """The last token of each bad word whose other tokens are the last ones of the output."""
     bans: list[tuple[int, Sequence[int] | IntArray]] = []
     for position in batch.positions_with(rows, Feature.BAD_WORDS).tolist():
-        params, tail = batch.params[rows[position]], batch.output_tail[rows[position]]
-        assert params is not None
-        words = params.bad_word_token_ids or ()
-        banned = [w[-1] for w in words if len(w) == 1 or tuple(tail[-(len(w) - 1) :]) == w[:-1]]
-        if banned:
+        words = batch.bad_words[rows[position]]
+        assert words is not None
+        banned = words.banned(batch.output_tail[rows[position]])
+        if len(banned):
             bans.append((position, banned))
     return bans
 
 
 def _add_bias(logits: Tensor, rows: IntArray, batch: SamplingBatch) -> None:
-    positions: list[int] = []
-    tokens: list[int] = []
-    values: list[float] = []
-    for position in batch.positions_with(rows, Feature.LOGIT_BIAS).tolist():
-        params = batch.params[rows[position]]
-        assert params is not None
-        assert params.logit_bias is not None
-        positions += [position] * len(params.logit_bias)
-        tokens += params.logit_bias.keys()
-        values += params.logit_bias.values()
-    where = (_to(np.asarray(positions), logits), _to(np.asarray(tokens), logits))
-    logits[where] += torch.tensor(values, dtype=torch.float32, device=logits.device)
+    positions = batch.positions_with(rows, Feature.LOGIT_BIAS)
+    biases = [bias for row in rows[positions].tolist() if (bias := batch.bias[row]) is not None]
+    lengths = [len(tokens) for tokens, _ in biases]
+    tokens = np.concatenate([tokens for tokens, _ in biases])
+    where = (_to(np.repeat(positions, lengths), logits), _to(tokens, logits))
+    logits[where] += _to(np.concatenate([values for _, values in biases]), logits)
 
 
 def _penalise(logits: Tensor, rows: IntArray, batch: SamplingBatch) -> None:

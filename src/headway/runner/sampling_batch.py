@@ -34,7 +34,7 @@ class Feature(enum.IntFlag):
 
 
 _CHANGED_BY_TOKENS = int(Feature.PENALTIES | Feature.BAD_WORDS | Feature.MIN_TOKENS)
-_BAD_WORDS, _MIN_TOKENS = int(Feature.BAD_WORDS), int(Feature.MIN_TOKENS)
+_MIN_TOKENS = int(Feature.MIN_TOKENS)
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
@@ -77,6 +77,31 @@ def end_token_ids(params: SamplingParams, eos_token_ids: Sequence[int]) -> IntAr
     """The tokens that may not be chosen before `min_tokens`: those that end the output."""
     own_ends = () if params.ignore_eos else eos_token_ids
     return np.unique(np.asarray([*own_ends, *params.extra_stop_token_ids], dtype=np.int64))
+
+
+class BadWords:
+    """Which tokens must not follow, by the tokens before them: looked up, however many words there are."""
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        last_by_prefix: dict[tuple[int, ...], list[int]] = {}
+        for word in words:
+            last_by_prefix.setdefault(tuple(word[:-1]), []).append(word[-1])
+        self._always = np.asarray(last_by_prefix.pop((), []), dtype=np.int64)
+        self._last_by_prefix = {prefix: np.asarray(last, np.int64) for prefix, last in last_by_prefix.items()}
+        self._prefix_lengths = sorted({len(prefix) for prefix in last_by_prefix})
+        self.longest_prefix = self._prefix_lengths[-1] if last_by_prefix else 0
+        """How many of the last tokens have to be known."""
+
+    def banned(self, tail: Sequence[int]) -> IntArray:
+        """The last tokens of words whose other tokens are the last ones of the output, which ends with `tail`."""
+        parts = [self._always]
+        for length in self._prefix_lengths:
+            if length > len(tail):
+                break
+            found = self._last_by_prefix.get(tuple(tail[-length:]))
+            if found is not None:
+                parts.append(found)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class SeenTokens:
@@ -141,6 +166,9 @@ class SamplingBatch:
         self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
         self.params: list[SamplingParams | None] = [None] * max_num_seqs
         self.seen: list[SeenTokens | None] = [None] * max_num_seqs
+        self.bad_words: list[BadWords | None] = [None] * max_num_seqs
+        self._last_bad_words: tuple[tuple[tuple[int, ...], ...], BadWords] | None = None
+        self.bias: list[tuple[IntArray, npt.NDArray[np.float32]] | None] = [None] * max_num_seqs
         self.output_tail: list[list[int]] = [[] for _ in range(max_num_seqs)]
         self.blocked_ids: list[IntArray | None] = [None] * max_num_seqs
 
@@ -189,15 +217,26 @@ class SamplingBatch:
             self.presence_penalty[row] = params.presence_penalty
             self.frequency_penalty[row] = params.frequency_penalty
             self.seen[row] = SeenTokens(prompt_token_ids, output_token_ids)
+        if flags & Feature.LOGIT_BIAS:
+            assert params.logit_bias is not None
+            ids, values = list(params.logit_bias), list(params.logit_bias.values())
+            self.bias[row] = (np.asarray(ids, dtype=np.int64), np.asarray(values, dtype=np.float32))
         if flags & Feature.BAD_WORDS:
-            longest = max(len(word) for word in params.bad_word_token_ids or ())
-            self.output_tail[row] = list(output_token_ids[-(longest - 1) :]) if longest > 1 else []
+            words = self.bad_words[row] = self._bad_words_of(params)
+            self.output_tail[row] = list(output_token_ids[-words.longest_prefix :]) if words.longest_prefix else []
         if len(output_token_ids) < params.min_tokens:
             blocked = end_token_ids(params, self._eos_token_ids)
             if len(blocked):
                 flags |= Feature.MIN_TOKENS
                 self.blocked_ids[row] = blocked
         self.flags[row] = int(flags)
+
+    def _bad_words_of(self, params: SamplingParams) -> BadWords:
+        """All completions of a request enter one after the other, and share theirs."""
+        words = params.bad_word_token_ids or ()
+        if self._last_bad_words is None or self._last_bad_words[0] is not words:
+            self._last_bad_words = (words, BadWords(words))
+        return self._last_bad_words[1]
 
     def append_token(self, row: int, token: int) -> None:
         """Record that the row's request has one more output token."""
@@ -209,11 +248,11 @@ class SamplingBatch:
         assert params is not None
         if seen is not None:
             seen.append(token)
-        if flags & _BAD_WORDS:
+        words = self.bad_words[row]
+        if words is not None:
             tail = self.output_tail[row]
-            longest = max(len(word) for word in params.bad_word_token_ids or ())
             tail.append(token)
-            del tail[: max(0, len(tail) - (longest - 1))]
+            del tail[: max(0, len(tail) - words.longest_prefix)]
         if flags & _MIN_TOKENS and self.num_output_tokens[row] >= params.min_tokens:
             self.flags[row] = flags & ~_MIN_TOKENS
 
@@ -225,6 +264,8 @@ class SamplingBatch:
     def _clear(self, row: int) -> None:
         self.params[row] = None
         self.seen[row] = None
+        self.bad_words[row] = None
+        self.bias[row] = None
         self.blocked_ids[row] = None
         self.output_tail[row] = []
         self.flags[row] = 0

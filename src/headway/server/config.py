@@ -67,10 +67,19 @@ class ServerConfig:
         choices=("on", "off"),
     )
     drain_timeout_s: float = option(
-        30.0, "On SIGTERM or SIGINT: how long running requests may go on before they are ended."
+        15.0,
+        "On SIGTERM or SIGINT: how long running requests may go on before they are ended. The server is gone at most "
+        "10 seconds later.",
     )
-    watchdog_s: float = option(
-        60.0, "/health turns 503 when work waits and the engine has made no step for this many seconds."
+    watchdog_s: float = option(60.0, "/health turns 503 when a step of the engine takes longer than this.")
+    step_timeout_s: float = option(
+        600.0,
+        "A step that takes longer than this is taken for stuck: the engine is killed and started again. 0: never.",
+    )
+    engine_hang_timeout_s: float = option(
+        30.0,
+        "An engine process that has given no sign of life for so long is killed and started again. /health is 503 "
+        "after 3 seconds of silence. 0: never.",
     )
     max_body_bytes: int = option(8 * 2**20, "Largest request body, e.g. 8MiB; more is 413.", metavar="BYTES")
     max_header_bytes: int = option(32 * 2**10, "Largest request head, e.g. 32KiB; more is 431.", metavar="BYTES")
@@ -113,7 +122,13 @@ class ServerConfig:
             _check_whole(self, name, 1, 2**40)
         for name in ("max_body_bytes", "max_header_bytes"):
             _check_whole(self, name, 1024, 2**40)
-        for name in ("queue_ttl_s", "request_timeout_s", "drain_timeout_s"):
+        for name in (
+            "queue_ttl_s",
+            "request_timeout_s",
+            "drain_timeout_s",
+            "step_timeout_s",
+            "engine_hang_timeout_s",
+        ):
             _check_seconds(self, name, zero=True)
         for name in ("receive_timeout_s", "watchdog_s"):
             _check_seconds(self, name, zero=False)

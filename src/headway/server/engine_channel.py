@@ -1,6 +1,7 @@
 """The engine process's end of the socket. The loop that uses it has steps to run, so it waits only when it says so.
 
-What the front end is too slow to take is kept and sent later; only far behind does the engine wait for it.
+What the front end is too slow to take is kept and sent later; only far behind does the engine wait for it. One thread
+receives; any may send.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import threading
 import time
 
 from headway.server.frames import FrameReader, pack
@@ -31,6 +33,7 @@ class EngineChannel:
         self._wakeup = wakeup
         self._frames = FrameReader()
         self._unsent = bytearray()
+        self._sending = threading.Lock()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         if wakeup is not None:
@@ -57,7 +60,9 @@ class EngineChannel:
 
     def send(self, message: FromEngine) -> None:
         """Queue a message and send as much as goes without waiting. Raises `ChannelClosedError`."""
-        self._unsent += pack(message)
+        frame = pack(message)
+        with self._sending:
+            self._unsent += frame
         self._send_some()
         if len(self._unsent) > MAX_UNSENT_BYTES:
             self.flush(timeout_s=float("inf"))
@@ -98,9 +103,10 @@ class EngineChannel:
 
     def _send_some(self) -> None:
         try:
-            while self._unsent:
-                num_sent = self._socket.send(self._unsent)
-                del self._unsent[:num_sent]
+            with self._sending:
+                while self._unsent:
+                    num_sent = self._socket.send(self._unsent)
+                    del self._unsent[:num_sent]
         except BlockingIOError:
             pass
         except ConnectionError as error:

@@ -4,8 +4,8 @@
                   ▲            │ the process dies: every open stream ends with an error, health is bad at once
                   └─ back-off ─┘
 
-A process that lives but makes no progress although work waits is not ended, since nobody can know whether it would come
-back; health says so as long as it lasts.
+A process that hangs, or whose loop is stuck in a step, makes health bad first and is killed and replaced later: see
+`watchdog`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from headway.server.messages import (
     Delta,
     EngineReady,
     EngineStats,
+    Heartbeat,
     Shutdown,
     Start,
     StepBatch,
@@ -36,6 +37,7 @@ from headway.server.messages import (
     Watch,
 )
 from headway.server.streams import RequestStream, SnapshotStream
+from headway.server.watchdog import Patience, Watchdog
 
 __all__ = ["EngineClient", "EngineStartError", "EngineUnavailable", "Health", "RequestStream", "SnapshotStream"]
 
@@ -44,8 +46,9 @@ logger = logging.getLogger(__name__)
 ENGINE_STOPPED = "the engine stopped; please retry"
 """What clients are told whose requests the engine took with it."""
 
-FIRST_STEP_GRACE_S = 300.0
-"""The first step of an engine may compile kernels; the watchdog is that patient with it."""
+TICK_S = 0.5
+"""How often the watchdog looks. If this process itself was held up, no more than two of these count as time that passed
+for the engine: what it sent meanwhile has not been read."""
 
 
 class EngineUnavailable(HeadwayError):
@@ -73,7 +76,7 @@ class EngineClient:
         options: Mapping[str, Any] | None = None,
         *,
         factory: str | None = None,
-        watchdog_s: float = 60.0,
+        patience: Patience | None = None,
         backoff: Backoff | None = None,
         log_level: str = "INFO",
     ) -> None:
@@ -86,44 +89,56 @@ class EngineClient:
         self._options = dict(options or {})
         self._factory = factory
         self._log_level = log_level
-        self._watchdog_s = watchdog_s
+        self._watchdog = Watchdog(patience or Patience())
         self._backoff = backoff or Backoff()
         self._connection: EngineConnection | None = None  # set while the engine takes requests
-        self._process: EngineConnection | None = None  # the last one that got ready, perhaps gone
+        self._process: EngineConnection | None = None  # the last one that was started, perhaps gone
         self._problem: str | None = "the engine is starting"
-        self._stall: str | None = None
+        self._was_well = True
         self._streams: dict[str, RequestStream] = {}
+        self._sent_params: dict[str, Any] | None = None  # of the last request that this process got
+        self._sent_bad_words: list[list[int]] | None = None
         self._aborted: list[str] = []
         self._viewers: list[SnapshotStream] = []
         self._step_listeners: list[Callable[[EngineStats], None]] = []
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._ready_s = 0.0
-        self._heard_s = 0.0
-        self._has_stepped = False
 
     # ---- its life -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the engine and wait until it takes requests; `EngineStartError` if it cannot. From then on it is
         started again whenever it ends."""
-        await self._open()
-        self._tasks = [asyncio.create_task(self._keep_running()), asyncio.create_task(self._watch_progress())]
+        watching = asyncio.create_task(self._watch())
+        self._tasks.append(watching)
+        try:
+            await self._open()
+        except BaseException:
+            watching.cancel()
+            raise
+        self._tasks.append(asyncio.create_task(self._keep_running()))
 
     async def shutdown(self, drain_s: float = 0.0) -> None:
-        """Take no new requests, let the others go on for at most `drain_s` seconds, and end the process."""
-        self._closing = True
+        """Take no new requests, let the others go on for at most `drain_s` seconds, and end the process: it has
+        `EXIT_GRACE_S` for that, and none if it gives no sign of life. Called again, it does not wait."""
+        deadline_s = asyncio.get_running_loop().time() + drain_s + EXIT_GRACE_S
+        is_first, self._closing = not self._closing, True
         self._problem = "the server is shutting down"
-        process = self._process
-        if process is not None and not process.lost.is_set():
+        process = self._connection
+        if process is not None and is_first:
             process.send(Shutdown(drain_s))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.lost.wait(), drain_s + EXIT_GRACE_S)
+                async with asyncio.timeout_at(deadline_s):
+                    await process.lost.wait()
+                    await process.wait_for_exit()
+        if self._process is not None:
+            self._process.kill()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if process is not None:
-            await process.wait_for_exit(EXIT_GRACE_S)
+        if self._process is not None:
+            await self._process.end()
         self._end_streams()
         for viewer in self._viewers.copy():
             viewer.close()
@@ -131,7 +146,7 @@ class EngineClient:
     @property
     def health(self) -> Health:
         """Good only while requests are taken and make progress."""
-        problem = self._problem or self._stall
+        problem = self._problem or self._watchdog.problem
         return _HEALTHY if problem is None else Health(False, problem)
 
     @property
@@ -156,10 +171,15 @@ class EngineClient:
             raise EngineUnavailable(self._problem or ENGINE_STOPPED)
         if request.request_id in self._streams:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
+        same_params = request.params is self._sent_params and request.bad_word_token_ids is self._sent_bad_words
         try:
-            self._connection.send(request)
+            if same_params:
+                self._connection.send(msgspec.structs.replace(request, params=None, bad_word_token_ids=None))
+            else:
+                self._connection.send(request)
         except (UnicodeEncodeError, OverflowError, TypeError) as error:
             raise InvalidRequestError("The request has a text or a number that cannot be stored.") from error
+        self._sent_params, self._sent_bad_words = request.params, request.bad_word_token_ids
         stream = RequestStream(request.request_id, self._abort)
         self._streams[request.request_id] = stream
         return stream
@@ -202,10 +222,11 @@ class EngineClient:
     # ---- what comes from the engine -------------------------------------------------------------------------------
 
     def _take(self, news: News) -> None:
-        self._note_progress()
         if type(news) is StepBatch:
-            self._has_stepped = True
+            self._watchdog.note_step()
             self._take_step(news)
+        elif type(news) is Heartbeat:
+            self._watchdog.note_life(news.turn_s)
         elif type(news) is StepSnapshot or type(news) is BlockSnapshot:
             for viewer in self._viewers:
                 viewer.push(news)
@@ -225,24 +246,20 @@ class EngineClient:
         for listener in self._step_listeners:
             listener(step.stats)
 
-    def _note_progress(self) -> None:
-        self._heard_s = asyncio.get_running_loop().time()
-        if self._stall is not None:
-            logger.warning("the engine makes progress again")
-            self._stall = None
-
     # ---- supervision ----------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        connection = EngineConnection(self._take, self._note_loss)
-        start = Start(self._options, log_level=self._log_level, counted=self.stats)
+        self._process = connection = EngineConnection(self._take, self._note_loss)
+        self._watchdog.note_start()
+        heartbeat_s = self._watchdog.patience.heartbeat_s
+        start = Start(self._options, log_level=self._log_level, counted=self.stats, heartbeat_s=heartbeat_s)
         self.info = await connection.open(start, factory=self._factory)
-        self._process = connection
         if connection.lost.is_set():  # it said that it was ready, and died
             return
         self._connection = connection
-        self._has_stepped = False
-        self._ready_s = self._heard_s = asyncio.get_running_loop().time()
+        self._sent_params = self._sent_bad_words = None
+        self._watchdog.note_ready()
+        self._ready_s = asyncio.get_running_loop().time()
         if not self._closing:
             self._problem = None
         if self._viewers:
@@ -252,7 +269,7 @@ class EngineClient:
         """No more news from this process."""
         if connection is self._connection:
             self._connection = None
-            self._stall = None
+            self._watchdog.note_start()
             if not self._closing:
                 self._problem = "the engine stopped and is being restarted"
             self._forget_state()
@@ -283,7 +300,7 @@ class EngineClient:
         while not self._closing:
             assert self._process is not None
             await self._process.lost.wait()
-            status = await self._process.wait_for_exit(EXIT_GRACE_S)
+            status = await self._process.end(EXIT_GRACE_S)
             if self._closing:
                 return
             served_s = asyncio.get_running_loop().time() - self._ready_s
@@ -304,14 +321,26 @@ class EngineClient:
                 logger.warning("the engine is ready again")
                 return
 
-    async def _watch_progress(self) -> None:
-        """The watchdog: work waits, and nothing has been heard for too long."""
+    async def _watch(self) -> None:
+        """Let time pass for the watchdog, and do as it says."""
+        tick_s = min(TICK_S, self._watchdog.patience.heartbeat_s)
+        loop = asyncio.get_running_loop()
+        before_s = loop.time()
         while True:
-            await asyncio.sleep(min(1.0, self._watchdog_s / 4))
-            silent_s = asyncio.get_running_loop().time() - self._heard_s
-            patience_s = self._watchdog_s if self._has_stepped else max(self._watchdog_s, FIRST_STEP_GRACE_S)
-            if self._connection is None or not self._streams or silent_s <= patience_s:
-                continue
-            if self._stall is None:
-                logger.error("no progress for %.0f s, and %d requests wait", silent_s, len(self._streams))
-            self._stall = f"the engine has made no progress for {silent_s:.0f} s"
+            await asyncio.sleep(tick_s)
+            now_s = loop.time()
+            self._watchdog.pass_time(min(now_s - before_s, 2 * tick_s))
+            before_s = now_s
+            self._log_problem(self._watchdog.problem)
+            process = self._process
+            if process is not None and not process.lost.is_set() and self._watchdog.is_lost(ending=self._closing):
+                logger.error("the engine process %d is ended: it hangs", process.pid)
+                process.kill()
+
+    def _log_problem(self, problem: str | None) -> None:
+        """Once when it begins, once when it is over."""
+        if problem is not None and self._was_well:
+            logger.error("%s; %d requests are open", problem, len(self._streams))
+        elif problem is None and not self._was_well and self._connection is not None:
+            logger.warning("the engine is well again")
+        self._was_well = problem is None

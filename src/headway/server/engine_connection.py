@@ -31,8 +31,10 @@ from headway.server.messages import (
 
 logger = logging.getLogger(__name__)
 
-EXIT_GRACE_S = 5.0
-"""How long a process may take to exit once its socket is closed."""
+EXIT_GRACE_S = 3.0
+"""How long a process may take to exit, beyond what it was given to drain or once its socket is closed."""
+KILLED_S = 2.0
+"""How long the kernel may take to end a process that was killed; one that it cannot end is left to it."""
 
 News = StepBatch | Snapshot | Heartbeat
 
@@ -70,8 +72,7 @@ class EngineConnection(asyncio.Protocol):
         except BaseException:
             if self._transport is None:  # which would own the socket
                 ours.close()
-            self.kill()
-            await self.wait_for_exit(EXIT_GRACE_S)
+            await self.end()
             raise
 
     def send(self, message: Any) -> None:
@@ -81,22 +82,26 @@ class EngineConnection(asyncio.Protocol):
             self._transport.write(frame)
 
     def kill(self) -> None:
-        """End the process without asking it."""
+        """End the process without asking it, also one that is stopped. `on_lost` follows at once."""
         if self._transport is not None:
             self._transport.abort()
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    async def wait_for_exit(self, timeout_s: float) -> int | None:
-        """The exit status; a process that takes longer is killed. None if there never was one."""
-        if self._process is None:
-            return None
-        try:
-            return await asyncio.wait_for(self._process.wait(), timeout_s)
-        except TimeoutError:
-            self.kill()
-            return await self._process.wait()
+    async def wait_for_exit(self) -> int | None:
+        """The exit status; None if there never was a process."""
+        return None if self._process is None else await self._process.wait()
+
+    async def end(self, grace_s: float = 0.0) -> int | None:
+        """Wait so long for the process to exit, then kill it. Returns the exit status, if there is one."""
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(self.wait_for_exit(), grace_s)
+        self.kill()
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(self.wait_for_exit(), KILLED_S)
+        logger.error("the engine process %d does not end although it was killed", self.pid)
+        return None
 
     # ---- called by the event loop ---------------------------------------------------------------------------------
 

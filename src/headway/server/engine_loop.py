@@ -1,13 +1,21 @@
-"""The loop of the engine process: messages, a step, messages, a step; and sleep when there is nothing to do."""
+"""The loop of the engine process: messages, a step, messages, a step; and sleep when there is nothing to do.
+
+    receive ──► aborts at once, requests into a line ──► prepare those in front, for a limited time ──► step
+
+What belongs to a request fails with that request alone. If step after step fails as a whole, the line waits until a
+plain request of the loop's own has shown whether the fault was in the requests or is in the engine.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from headway.engine.llm_engine import LLMEngine
+from headway.engine.step_report import StepReport
 from headway.errors import HeadwayError, InvalidRequestError
 from headway.outputs import LogprobsOfOnePosition, RequestMetrics, RequestOutput
 from headway.sampling_params import SamplingParams
@@ -17,7 +25,6 @@ from headway.server.messages import (
     Delta,
     EngineStats,
     FromEngine,
-    Heartbeat,
     PositionLogprobs,
     Progress,
     RequestTimings,
@@ -33,18 +40,25 @@ from headway.tracing import record_into
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S = 1.0
+IDLE_S = 1.0
+"""An idle loop looks around this often, unless a message comes."""
+INTAKE_S = 0.05
+"""How long requests are prepared between two steps. The rest of a burst waits for the next turn; requests that run do
+not wait for it."""
 MAX_FAILED_STEPS = 3
-"""So many failures without a success between them, and the fault is not in the requests: a device does not recover from
-some errors, a new process does."""
+"""So many failures without a success between them raise the question whether the fault is in the requests. A device
+does not recover from some errors, a new process does."""
+PROBE = "#probe"
 
 REQUEST_FAILED = "the engine failed to process this request"
 SHUTTING_DOWN = "the server is shutting down"
 NOTHING_FOUND = "stop_token_ids and min_tokens leave no token that a search could go on with"
 
+_GivenParams = tuple[dict[str, Any], list[list[int]] | None]
+
 
 class BrokenEngineError(HeadwayError):
-    """Every step fails; only a new process can help."""
+    """Every step fails, whatever the request; only a new process can help."""
 
 
 class Channel(Protocol):
@@ -71,6 +85,9 @@ class EngineLoop:
         self._now = now
         self._meter = StepMeter(engine.core.scheduler, engine.beams, counted=counted)
         self._snapshots = SnapshotMaker(engine.core.scheduler, engine.beams, now=now)
+        self._line: deque[tuple[AddRequest, _GivenParams]] = deque()  # requests that have come and are not prepared
+        self._given: _GivenParams = ({}, None)  # of the request that came last
+        self._checked: tuple[_GivenParams, SamplingParams] | None = None  # of the one that was prepared last
         self._refused: list[Delta] = []
         self._live: set[str] = set()
         self._silent: set[str] = set()  # those of them that tell nothing but progress before their end
@@ -79,6 +96,13 @@ class EngineLoop:
         self._has_checked = True  # whether blocks and requests were found to agree since the last step
         self._num_failed_steps = 0
         self._drain_until_s: float | None = None
+        self._turn_started_s: float | None = None
+
+    @property
+    def turn_s(self) -> float:
+        """For how long it has been in its present turn; 0 while it waits for messages. May be asked by any thread."""
+        started_s = self._turn_started_s
+        return 0.0 if started_s is None else self._now() - started_s
 
     def run(self) -> None:
         """Until a shutdown has been asked for and done. Raises `ChannelClosedError` if the front end goes away, and
@@ -92,6 +116,8 @@ class EngineLoop:
                     return
                 if self._engine.has_unfinished_requests():
                     self._step()
+                elif self._is_in_doubt:
+                    self._probe()
         finally:
             record_into(None)
 
@@ -103,24 +129,33 @@ class EngineLoop:
 
     def _take_messages(self) -> None:
         """All that have come, before each step; an idle engine sleeps here."""
-        is_idle = not self._engine.has_unfinished_requests()
+        is_idle = not self._line and not self._engine.has_unfinished_requests()
         if is_idle and self._stats_are_stale:
             self._send_step([])
         if is_idle and self._is_watched and self._snapshots.is_map_stale:
             self._channel.send(self._snapshots.blocks())
-        may_sleep = is_idle and self._drain_until_s is None
-        messages = self._channel.receive(timeout_s=HEARTBEAT_S if may_sleep else 0.0)
+        may_sleep = is_idle and not self._is_in_doubt and self._drain_until_s is None
+        self._turn_started_s = None
+        messages = self._channel.receive(timeout_s=IDLE_S if may_sleep else 0.0)
+        self._turn_started_s = self._now()
         if may_sleep and not messages:
-            self._rest()
+            self._check_itself()
         for message in messages:
             self._take(message)
+        if not self._is_in_doubt:
+            self._admit_line()
         if self._refused:
             self._send_step(self._refused)
             self._refused = []
 
     def _take(self, message: ToEngine) -> None:
         if isinstance(message, AddRequest):
-            self._add(message)
+            if message.params is not None:
+                self._given = (message.params, message.bad_word_token_ids)
+            if self._drain_until_s is None:
+                self._line.append((message, self._given))
+            else:
+                self._refused.append(_failure(message.request_id, SHUTTING_DOWN, status=503))
         elif isinstance(message, AbortRequests):
             self._abort(message.request_ids)
         elif isinstance(message, Watch):
@@ -130,13 +165,18 @@ class EngineLoop:
         elif isinstance(message, Shutdown):
             self.drain(message.drain_s)
 
-    def _add(self, request: AddRequest) -> None:
+    def _admit_line(self) -> None:
+        """Prepare requests in order of arrival, at least one and no more than there is time for."""
+        until_s = self._now() + INTAKE_S
+        while self._line:
+            self._add(*self._line.popleft())
+            if self._now() >= until_s:
+                return
+
+    def _add(self, request: AddRequest, given: _GivenParams) -> None:
         """Queue a request, or say why not. Nothing that is wrong with one request may hurt another."""
-        if self._drain_until_s is not None:
-            self._refused.append(_failure(request.request_id, SHUTTING_DOWN, status=503))
-            return
         try:
-            params = SamplingParams.from_dict(request.params)
+            params = self._check_params(given)
             self._engine.add_request(
                 request.request_id,
                 request.prompt_token_ids,
@@ -161,7 +201,21 @@ class EngineLoop:
             if not params.can_stream:
                 self._silent.add(request.request_id)
 
+    def _check_params(self, given: _GivenParams) -> SamplingParams:
+        """Once for all prompts of an HTTP request, which come one after the other."""
+        if self._checked is None or self._checked[0] is not given:
+            values, bad_word_token_ids = given
+            params = SamplingParams.from_dict(values)
+            if bad_word_token_ids is not None:
+                params = params.with_bad_word_token_ids(bad_word_token_ids)
+            self._checked = (given, params)
+        return self._checked[1]
+
     def _abort(self, request_ids: list[str]) -> None:
+        """Who is still in line leaves it without having been prepared."""
+        if self._line:
+            aborted = frozenset(request_ids)
+            self._line = deque(entry for entry in self._line if entry[0].request_id not in aborted)
         for request_id in request_ids:
             self._engine.abort(request_id)
             self._forget(request_id)
@@ -173,9 +227,8 @@ class EngineLoop:
         self._live.discard(request_id)
         self._silent.discard(request_id)
 
-    def _rest(self) -> None:
+    def _check_itself(self) -> None:
         """There has been nothing to do for a while."""
-        self._channel.send(Heartbeat())
         if not self._has_checked:
             self._has_checked = True
             try:
@@ -193,13 +246,13 @@ class EngineLoop:
         for output in outputs:
             if output.request_id not in self._silent:
                 num_new_tokens += sum([len(new.token_ids) for new in output.outputs])
-            self._add_deltas(deltas, output)
+            self._add_deltas(deltas, output, tells_why=report.error is None)
         self._meter.take(report, num_new_tokens=num_new_tokens)
         self._has_checked = False
         self._send_step(deltas, begun=self._engine.begun)
         if self._is_watched:
             self._channel.send(self._snapshots.snapshot(report))
-        self._count_failures(deltas)
+        self._note_outcome(report)
 
     def _send_step(self, deltas: list[Delta], *, begun: Sequence[str] = ()) -> None:
         self._stats_are_stale = False
@@ -211,8 +264,9 @@ class EngineLoop:
         deltas = [Delta(each.request_id, progress=Progress(each.num_started, each.num_tokens)) for each in made]
         return deltas, sum([each.num_tokens for each in made])
 
-    def _add_deltas(self, deltas: list[Delta], output: RequestOutput) -> None:
-        """A delta for each completion that has news; the last of a request that has ended says so."""
+    def _add_deltas(self, deltas: list[Delta], output: RequestOutput, *, tells_why: bool) -> None:
+        """A delta for each completion that has news; the last of a request that has ended says so. Why a request failed
+        may be told if that is its own affair; what is wrong with a whole step is for the log."""
         request_id = output.request_id
         if not output.outputs:
             deltas.append(_failure(request_id, NOTHING_FOUND, status=400, param="stop_token_ids"))
@@ -225,7 +279,8 @@ class EngineLoop:
             if new.finish_reason is not None:
                 delta.finish_reason, delta.stop_reason = new.finish_reason, new.stop_reason
                 if new.finish_reason == "error":
-                    delta.error = REQUEST_FAILED
+                    why = self._engine.errors.get(request_id) if tells_why else None
+                    delta.error = REQUEST_FAILED if why is None else f"{REQUEST_FAILED}: {why}"
             deltas.append(delta)
         if output.prompt_logprobs is not None:
             positions = [None if found is None else _position(found) for found in output.prompt_logprobs]
@@ -235,25 +290,41 @@ class EngineLoop:
             deltas[-1].timings = _timings(output.metrics, output.num_cached_tokens)
             self._forget(request_id)
 
-    def _count_failures(self, deltas: list[Delta]) -> None:
-        """A step in which somebody got a token has not failed; one without deltas says nothing."""
-        if not deltas:
-            return
-        has_failed = all(delta.error is not None for delta in deltas)
-        self._num_failed_steps = self._num_failed_steps + 1 if has_failed else 0
-        if self._num_failed_steps >= MAX_FAILED_STEPS:
-            raise BrokenEngineError(f"{self._num_failed_steps} steps in a row have failed")
+    def _note_outcome(self, report: StepReport) -> None:
+        """Only a step that failed as a whole counts, and one that computed nothing says nothing."""
+        if report.error is not None:
+            self._num_failed_steps += 1
+        elif not report.snapshot.output.is_empty:
+            self._num_failed_steps = 0
+
+    @property
+    def _is_in_doubt(self) -> bool:
+        """Whether the next request to enter is the probe. The line waits for it: a request that makes its step fail
+        must not take the probe along."""
+        return self._num_failed_steps >= MAX_FAILED_STEPS
+
+    def _probe(self) -> None:
+        """Ask for one token, in the plainest way: if that works, the fault was in the requests."""
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
+        self._engine.add_request(PROBE, [0], params, stream=False)
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+        if self._engine.errors.pop(PROBE, None) is not None:
+            raise BrokenEngineError(f"{self._num_failed_steps} steps in a row have failed, and so has a plain request")
+        logger.warning("%d steps in a row have failed, a plain request has not", self._num_failed_steps)
+        self._num_failed_steps = 0
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def _is_drained(self) -> bool:
         if self._drain_until_s is None:
             return False
-        return not self._engine.has_unfinished_requests() or self._now() >= self._drain_until_s
+        is_idle = not self._line and not self._engine.has_unfinished_requests()
+        return is_idle or self._now() >= self._drain_until_s
 
     def _refuse_rest(self) -> None:
         """End what was not done in time."""
-        unfinished = sorted(self._live)
+        unfinished = sorted({*self._live, *(request.request_id for request, _ in self._line)})
         self._abort(unfinished)
         self._send_step([_failure(request_id, SHUTTING_DOWN, status=503) for request_id in unfinished])
 

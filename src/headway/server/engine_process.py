@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from headway.engine.collector import spare_the_collector
 from headway.errors import HeadwayError
 from headway.server.engine_channel import ChannelClosedError, EngineChannel
 from headway.server.frames import BrokenFrameError
-from headway.server.messages import EngineReady, Start, StartUpFailed
+from headway.server.messages import EngineReady, Heartbeat, Start, StartUpFailed
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
@@ -36,11 +37,47 @@ logger = logging.getLogger(__name__)
 DEFAULT_FACTORY = "headway.server.engine_process:create_engine"
 FLUSH_S = 5.0
 START_MESSAGE_S = 60.0
-SIGTERM_DRAIN_S = 30.0
+SIGTERM_DRAIN_S = 15.0
 """When the signal comes from outside; the front end sends a message with its own limit."""
+ORPHAN_S = 10.0
+"""How long a step, or the loading of a model, may go on when the front end is gone."""
 
 EXIT_FAILED = 1
 EXIT_BROKEN_FRAME = 2
+
+
+class Pulse:
+    """A thread that tells the front end that this process lives, and for how long its loop has been in one turn.
+
+    A process that hangs as a whole (stopped, swapped out, in the kernel) sends nothing; one with a long step says so.
+    """
+
+    def __init__(self, channel: EngineChannel, *, interval_s: float) -> None:
+        self.turn_s: Callable[[], float] = lambda: 0.0
+        """Asked at every beat. Before there is a loop, its turn has taken no time."""
+        self._channel = channel
+        self._interval_s = interval_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send nothing more. To be called before the channel is closed."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(FLUSH_S)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.wait(self._interval_s):
+                self._channel.send(Heartbeat(self.turn_s()))
+        except ChannelClosedError:  # the loop learns it too, after its turn; but that may never end
+            if not self._stopped.wait(ORPHAN_S):
+                logger.error("the front end is gone and the engine does not end by itself; it is ended")
+                os._exit(EXIT_FAILED)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -83,6 +120,15 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
 def _serve(channel: EngineChannel, factory: str) -> int:
     start = _receive_start(channel)
     logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    pulse = Pulse(channel, interval_s=start.heartbeat_s)
+    pulse.start()
+    try:
+        return _build_and_run(channel, factory, start, pulse)
+    finally:
+        pulse.stop()
+
+
+def _build_and_run(channel: EngineChannel, factory: str, start: Start, pulse: Pulse) -> int:
     try:
         engine = _load_factory(factory)(start.options)
         _warm_up(engine)
@@ -93,7 +139,7 @@ def _serve(channel: EngineChannel, factory: str) -> int:
         logger.exception("the engine could not be built")
         return _fail_to_start(channel, f"{type(error).__name__}: {error}")
     try:
-        return _run(engine, channel, start)
+        return _run(engine, channel, start, pulse)
     finally:
         engine.shutdown()
 
@@ -117,10 +163,11 @@ def _receive_start(channel: EngineChannel) -> Start:
     return messages[0]
 
 
-def _run(engine: LLMEngine, channel: EngineChannel, start: Start) -> int:
+def _run(engine: LLMEngine, channel: EngineChannel, start: Start, pulse: Pulse) -> int:
     from headway.server.engine_loop import EngineLoop  # brings torch, which a wrong option need not wait for
 
     loop = EngineLoop(engine, channel, counted=start.counted)
+    pulse.turn_s = lambda: loop.turn_s
     signal.signal(signal.SIGTERM, lambda *_: loop.drain(SIGTERM_DRAIN_S))
     channel.send(_ready(engine))
     try:

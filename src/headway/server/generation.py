@@ -129,6 +129,7 @@ class Generation:
             ttft_target_s=job.scheduling.ttft_target_s,
             tpot_target_s=job.scheduling.tpot_target_s,
             predicted_tokens=None if self._forecast is None else self._forecast.predicted[number],
+            bad_word_token_ids=job.bad_word_token_ids,
         )
 
     def _account(self, deltas: list[Delta]) -> None:

@@ -18,8 +18,12 @@ from headway.server.services import Services
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
+MAX_ALL_CHARS = 8192
+"""Of all stop strings of a request together, and of all bad words."""
 MAX_LIST_ITEMS = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 2**18
+"""Log-probabilities of prompts in one answer: more would take the engine's loop longer than others should wait."""
 MAX_SALT_CHARS = 256
 MAX_CACHE_TTL_S = 86_400.0
 MAX_BEAMS = 64
@@ -50,6 +54,8 @@ class Job:
     user: str | None
     cache_salt: str | None = None
     cache_ttl_s: float = 0.0
+    bad_word_token_ids: list[list[int]] | None = None
+    """How the `bad_words` of the parameters are spelt."""
     num_logprobs: int | None = None
     """How many alternatives per token to report; None: no log-probabilities."""
     wants_prompt_logprobs: bool = False
@@ -90,7 +96,7 @@ async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, servi
         add_generation_prompt=request.add_generation_prompt is not False,
         template_options=request.chat_template_kwargs,
     )
-    return _job(request, [prompt], params, checked, scheduling=scheduling, num_logprobs=num_logprobs)
+    return await _job(request, [prompt], params, checked, services, scheduling=scheduling, num_logprobs=num_logprobs)
 
 
 async def completion_job(request: CompletionRequest, scheduling: Scheduling, services: Services) -> Job:
@@ -113,11 +119,12 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
     prompts = await _prompts(
         request, services.prompts, services.info, add_special=request.add_special_tokens is not False
     )
-    return _job(
+    return await _job(
         request,
         prompts,
         params,
         checked,
+        services,
         scheduling=scheduling,
         num_logprobs=request.logprobs,
         echo=echo,
@@ -125,9 +132,16 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
     )
 
 
-def _job(
-    request: GenerationRequest, prompts: list[Prompt], params: dict[str, Any], checked: SamplingParams, **more: Any
+async def _job(
+    request: GenerationRequest,
+    prompts: list[Prompt],
+    params: dict[str, Any],
+    checked: SamplingParams,
+    services: Services,
+    **more: Any,
 ) -> Job:
+    _check_prompt_logprobs(checked, prompts)
+    spelt = await services.prompts.bad_words(checked.bad_words) if checked.bad_words else None
     return Job(
         prompts=prompts,
         params=params,
@@ -141,24 +155,32 @@ def _job(
         cache_salt=request.cache_salt,
         cache_ttl_s=request.cache_ttl_s or 0.0,
         wants_prompt_logprobs=request.prompt_logprobs is not None,
+        bad_word_token_ids=spelt,
         **more,
     )
 
 
-def _check(request: GenerationRequest, services: Services) -> None:
-    """What can be said without looking at the prompt."""
-    services.check_model(request.model)
-    request.check_supported()
-    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    if len(stops) > MAX_STOP_STRINGS or any(len(stop) > MAX_STOP_CHARS for stop in stops):
+def _check_prompt_logprobs(params: SamplingParams, prompts: list[Prompt]) -> None:
+    if params.prompt_logprobs is None:
+        return
+    number = (1 + params.prompt_logprobs) * sum(len(prompt.token_ids) for prompt in prompts)
+    if number > MAX_PROMPT_LOGPROBS:
         raise bad_request(
-            f"'stop' may have {MAX_STOP_STRINGS} strings of at most {MAX_STOP_CHARS} characters.", param="stop"
+            f"The request asks for {number} log-probabilities of its prompts' tokens; there may be "
+            f"{MAX_PROMPT_LOGPROBS}. Ask for fewer alternatives, or send fewer prompts at once.",
+            param="prompt_logprobs",
         )
-    for name in ("stop_token_ids", "bad_words", "logit_bias"):
+
+
+def _check(request: GenerationRequest, services: Services) -> None:
+    """What can be said without looking at the prompt; first whatever bounds the work of the checks that follow."""
+    services.check_model(request.model)
+    _check_texts("stop", [request.stop] if isinstance(request.stop, str) else request.stop, most=MAX_STOP_STRINGS)
+    _check_texts("bad_words", request.bad_words, most=MAX_LIST_ITEMS)
+    for name in ("stop_token_ids", "logit_bias"):
         if len(getattr(request, name) or ()) > MAX_LIST_ITEMS:
             raise bad_request(f"'{name}' may have at most {MAX_LIST_ITEMS} entries.", param=name)
-    if any(len(word) > MAX_STOP_CHARS for word in request.bad_words or ()):
-        raise bad_request(f"'bad_words' may have words of at most {MAX_STOP_CHARS} characters.", param="bad_words")
+    request.check_supported()
     if not -MAX_PRIORITY < (request.priority or 0) < MAX_PRIORITY:
         raise bad_request(f"'priority' must be between -{MAX_PRIORITY} and {MAX_PRIORITY}.", param="priority")
     if request.priority and services.info.scheduling_policy != "priority":
@@ -171,6 +193,15 @@ def _check(request: GenerationRequest, services: Services) -> None:
     if request.prompt_logprobs is not None and request.stream:
         raise bad_request("'prompt_logprobs' cannot be streamed.", param="prompt_logprobs")
     _check_top("prompt_logprobs", request.prompt_logprobs)
+
+
+def _check_texts(name: str, texts: list[str] | None, *, most: int) -> None:
+    lengths = [len(text) for text in (texts or ())[: most + 1]]
+    if len(lengths) > most or max(lengths, default=0) > MAX_STOP_CHARS or sum(lengths) > MAX_ALL_CHARS:
+        raise bad_request(
+            f"'{name}' may have {most} strings of at most {MAX_STOP_CHARS} characters, and {MAX_ALL_CHARS} together.",
+            param=name,
+        )
 
 
 def _check_cache(request: GenerationRequest, info: EngineReady) -> None:
@@ -260,9 +291,9 @@ async def _prompts(
     if not given:
         raise bad_request("'prompt' is empty.", param="prompt")
     if kinds == {int}:
-        return [maker.from_ids(given, info)]  # type: ignore[arg-type]
+        return await maker.from_ids([given], info)  # type: ignore[list-item]
     if kinds == {list}:
-        return [maker.from_ids(token_ids, info) for token_ids in given]  # type: ignore[arg-type]
+        return await maker.from_ids(given, info)  # type: ignore[arg-type]
     if kinds == {str}:
         return await maker.from_texts(given, info, add_special_tokens=add_special)  # type: ignore[arg-type]
     raise bad_request("'prompt' must be a string, strings, token ids, or lists of token ids.", param="prompt")

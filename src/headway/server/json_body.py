@@ -18,11 +18,17 @@ _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTA
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
 _SHOWN_NAME_CHARS = 80
 
+MAX_VALUES = 2**19
+MAX_NESTED = 2**16
+"""Commas in a body, and opening brackets: so many numbers, and lists or objects, are parsed in a tenth of a second, in
+which the event loop does nothing else. Signs inside of texts count too; no context has room for so many of them."""
+
 
 def decode_json(body: bytes, kind: type[_T]) -> _T:
     """The body as a `kind`; `ApiError` 400 says what is wrong with it."""
     if not body.strip():
         raise bad_request("The body is empty; a JSON object is expected.")
+    _check_size(body)
     try:
         return _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
@@ -33,6 +39,16 @@ def decode_json(body: bytes, kind: type[_T]) -> _T:
         raise bad_request(f"The body is not valid JSON: {error}.") from None
     except RecursionError:
         raise bad_request("The body is nested too deeply.") from None
+
+
+def _check_size(body: bytes) -> None:
+    """Long texts are parsed in no time, many small values are not."""
+    num_values, num_nested = body.count(b","), body.count(b"{") + body.count(b"[")
+    if num_values > MAX_VALUES or num_nested > MAX_NESTED:
+        raise bad_request(
+            f"The body has {num_values} commas and {num_nested} opening brackets; there may be {MAX_VALUES} and "
+            f"{MAX_NESTED}. Send fewer prompts at once."
+        )
 
 
 @functools.cache

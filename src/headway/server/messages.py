@@ -34,6 +34,8 @@ class Start(_Message):
     log_level: str = "INFO"
     counted: EngineStats | None = None
     """The last numbers of the engine before this one: the counters among them go on from there."""
+    heartbeat_s: float = 1.0
+    """How often the process is to say that it lives."""
 
 
 class AddRequest(_Message):
@@ -41,8 +43,9 @@ class AddRequest(_Message):
 
     request_id: str
     prompt_token_ids: list[int]
-    params: dict[str, Any] = {}
-    """Fields of `SamplingParams`."""
+    params: dict[str, Any] | None = {}
+    """Fields of `SamplingParams`. None: those of the request before it, with the same bad words. All prompts of an HTTP
+    request have the same parameters, which may be larger than their prompts, and travel once."""
     priority: int = 0
     cache_salt: str | None = None
     """Only requests with the same one share cached prefixes."""
@@ -55,6 +58,8 @@ class AddRequest(_Message):
     """When it should have its first token, from its arrival, and how long after one the next."""
     predicted_tokens: float | None = None
     """How many tokens it is going to generate, if the front end has an idea; the engine makes no guess of its own."""
+    bad_word_token_ids: list[list[int]] | None = None
+    """How `bad_words` of the parameters are spelt: the front end tokenises, the engine's loop has steps to make."""
 
 
 class AbortRequests(_Message):
@@ -296,7 +301,10 @@ class BlockSnapshot(_Message):
 
 
 class Heartbeat(_Message):
-    """The loop turns although there is no step to tell of."""
+    """The process lives. It comes from a thread of its own, so that a long step does not hold it up."""
+
+    turn_s: float = 0.0
+    """For how long the loop has been in its present turn: taking messages and making a step. 0 while it waits."""
 
 
 Snapshot = StepSnapshot | BlockSnapshot

@@ -13,9 +13,12 @@ import msgspec
 
 from headway.server.errors import bad_request
 
+MAX_MESSAGES = 16_384
+"""Messages of a conversation and their parts, together."""
 
-class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A record that clients write."""
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """A record that clients write. JSON has no cycles, so the garbage collector need not look at it."""
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Fields that are not supported → the values that ask for nothing."""
@@ -171,6 +174,19 @@ class ChatMessage(_Request, kw_only=True):
         return message
 
 
+def _check_messages(messages: list[ChatMessage], path: str) -> None:
+    """How many they are first: each of them takes some time."""
+    number = len(messages)
+    if number <= MAX_MESSAGES:
+        number += sum([len(message.content) for message in messages if isinstance(message.content, list)])
+    if number > MAX_MESSAGES:
+        raise bad_request(
+            f"'{path}messages' has {number} messages and parts; there may be {MAX_MESSAGES}.", param=f"{path}messages"
+        )
+    for index, message in enumerate(messages):
+        message.check_supported(f"{path}messages[{index}].")
+
+
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -233,8 +249,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     def check_supported(self, path: str = "") -> None:
         """The messages too."""
         super().check_supported(path)
-        for index, message in enumerate(self.messages):
-            message.check_supported(f"{path}messages[{index}].")
+        _check_messages(self.messages, path)
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -274,8 +289,7 @@ class TokenizeRequest(_Request, kw_only=True):
         for name in ("add_generation_prompt", "chat_template_kwargs"):
             if self.prompt is not None and getattr(self, name) is not None:
                 raise bad_request(f"'{name}' goes with 'messages' only.", param=name)
-        for index, message in enumerate(self.messages or ()):
-            message.check_supported(f"messages[{index}].")
+        _check_messages(self.messages or [], path)
 
 
 class DetokenizeRequest(_Request, kw_only=True):

@@ -95,7 +95,7 @@ class Tokenize:
             tokens = prompt.token_ids
         else:
             special = request.add_special_tokens is not False
-            tokens = await services.prompts.tokenize(request.prompt or "", add_special_tokens=special)
+            tokens = await services.prompts.tokenize(request.prompt or "", info, add_special_tokens=special)
         await send_json(send, TokenizeResponse(tokens, len(tokens), info.max_model_len))
 
 

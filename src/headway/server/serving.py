@@ -26,6 +26,7 @@ from headway.server.live_hub import LiveHub
 from headway.server.service_classes import ServiceClasses, read_service_classes
 from headway.server.services import Services
 from headway.server.tokenizer_source import load_front_end_tokenizer
+from headway.server.watchdog import Patience
 
 
 def run_server(
@@ -92,7 +93,12 @@ async def _serve(
 ) -> None:
     name = model_name(engine_config.model.model)
     say(f"Loading {name}.")
-    engine = EngineClient(options, factory=config.engine_factory, watchdog_s=config.watchdog_s)
+    patience = Patience(
+        slow_step_s=config.watchdog_s,
+        step_timeout_s=config.step_timeout_s,
+        hang_timeout_s=config.engine_hang_timeout_s,
+    )
+    engine = EngineClient(options, factory=config.engine_factory, patience=patience)
     tokenizer = await asyncio.to_thread(load_front_end_tokenizer, engine_config.model)
     parts.end("tokenizer")
     services = Services.create(config, engine, tokenizer, model_name=name, classes=classes, lengths=lengths)

@@ -6,12 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headway.tokenizer.bad_words import resolve_bad_words
+from headway.tokenizer.bad_words import spell_bad_words
 from headway.tokenizer.from_folder import tokenizer_from_folder
 from headway.tokenizer.from_gguf import tokenizer_from_gguf
 from headway.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["Tokenizer", "load_tokenizer", "resolve_bad_words", "tokenizer_from_folder", "tokenizer_from_gguf"]
+__all__ = [
+    "Tokenizer",
+    "load_tokenizer",
+    "spell_bad_words",
+    "tokenizer_from_folder",
+    "tokenizer_from_gguf",
+]
 
 
 def load_tokenizer(source: str | Path | Mapping[str, Any]) -> Tokenizer:

@@ -71,17 +71,21 @@ class Tokenizer:
         return template.source if template else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; `add_special_tokens` adds what the model expects around it, e.g. a first token."""
+        """Token ids of `text`; `add_special_tokens` adds what the model expects around it, e.g. a first token.
+
+        Other threads run meanwhile: unlike `backend.encode`, a batch of one releases the interpreter lock.
+        """
+        if not isinstance(text, str):
+            raise _not_text(f"is a {type(text).__name__}")
         try:
-            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids: list[int] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError:
-            what = "has half of a surrogate pair" if isinstance(text, str) else f"is a {type(text).__name__}"
-            raise InvalidRequestError(f"text to encode must be a string of whole characters; this {what}") from None
+            raise _not_text("has half of a surrogate pair") from None
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; bytes that are no valid UTF-8 become U+FFFD."""
-        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        """Text of `ids`; bytes that are no valid UTF-8 become U+FFFD. Other threads run meanwhile, as with `encode`."""
+        text: str = self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
         return text
 
     def token_text(self, token_id: int) -> str:
@@ -138,6 +142,10 @@ class Tokenizer:
         if has_tools and "tool_use" in templates:
             return templates["tool_use"]
         return templates.get("default") or next(iter(templates.values()), None)
+
+
+def _not_text(what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"text to encode must be a string of whole characters; this {what}")
 
 
 def _decoder_steps(backend: tokenizers.Tokenizer) -> list[str]:

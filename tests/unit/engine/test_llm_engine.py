@@ -8,7 +8,9 @@ import pytest
 
 from headway import tracing
 from headway.config import EngineConfig
-from headway.core import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
+from headway.core import ModelRunnerOutput, PromptLogprobs, RequestUpdate, SchedulerOutput
+from headway.engine import output_processor
+from headway.engine.input_processor import InputProcessor
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor, FakeStep
 from headway.models.config import DecoderConfig
@@ -185,3 +187,44 @@ def test_a_recorder_sees_the_parts_of_every_step(overlap: bool) -> None:
     names = [recorded.name for recorded in recorder.spans]
     one, two = ["schedule", "submit"], ["wait", "update", "outputs"]
     assert names == (one + one + two + ["schedule"] + two if overlap else one + two + one + two)
+
+
+class _ByteTokenizer:
+    """A byte is a token; so much of a tokenizer as the engine needs."""
+
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.encoded.append(text)
+        return list(text.encode())
+
+
+def test_bad_words_are_spelt_once_for_all_prompts_of_a_call() -> None:
+    tokenizer = _ByteTokenizer()
+    inputs = InputProcessor(tokenizer=tokenizer, vocab_size=256, max_model_len=64)  # type: ignore[arg-type]
+    params = SamplingParams(bad_words=["no"], max_tokens=50)
+    for number in range(20):
+        prepared = inputs.prepare(f"r{number}", [1] * (number + 1), params)
+        assert prepared.params.bad_word_token_ids == (tuple(b"no"), tuple(b" no"))
+    assert tokenizer.encoded == ["no", " no"]
+
+
+def test_a_sequence_whose_tokens_make_no_output_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(overlap=False)
+    for name in ("good", "bad"):
+        engine.add_request(name, [1, 2, 3], SamplingParams(max_tokens=4))
+    take = output_processor._Completion.take
+
+    def take_or_raise(completion: output_processor._Completion, update: RequestUpdate) -> bool:
+        if completion.request_id == "bad" and len(completion.token_ids) == 2:
+            raise ZeroDivisionError
+        return take(completion, update)
+
+    monkeypatch.setattr(output_processor._Completion, "take", take_or_raise)
+    ends = {output.request_id: output.outputs[0] for output in run_to_end(engine) if output.finished}
+    assert (ends["good"].finish_reason, len(ends["good"].token_ids)) == ("length", 4)
+    assert (ends["bad"].finish_reason, len(ends["bad"].token_ids)) == ("error", 2)
+    assert engine.errors == {"bad": output_processor.OUTPUT_FAILED}

@@ -4,11 +4,13 @@ The n-th token of a sequence is the n-th byte of the alphabet, over and over. Wh
 
     fail-…    every step that it takes part in fails
     slow-…    the step with which it enters takes a second
+    stuck-…   the step with which it enters does not end
 """
 
 from __future__ import annotations
 
 import string
+import threading
 import time
 from typing import Any
 
@@ -35,6 +37,8 @@ class Executor(FakeExecutor):
         time.sleep(self._step_s)
         if any(new.request_id.startswith("slow-") for new in output.new_requests):
             time.sleep(SLOW_STEP_S)
+        if any(new.request_id.startswith("stuck-") for new in output.new_requests):
+            threading.Event().wait()
         if any(share.request_id.startswith("fail-") for share in output.scheduled):
             raise RuntimeError("secret words")
         return super().submit(output)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headway.server.requests import ChatCompletionRequest, ChatMessage, CompletionRequest, ContentPart, StreamOptions
-from headway.tokenizer import tokenizer_from_gguf
+from headway.tokenizer import spell_bad_words, tokenizer_from_gguf
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, engine_ready, events
 from tests.unit.tokenizer.small import byte_level_metadata
 
@@ -84,6 +84,7 @@ def test_sampling_fields_reach_the_engine() -> None:
     response = server.chat(max_completion_tokens=9, priority=3, user="me", **fields)
     assert response.status_code == 200
     assert server.engine.requests[0].params == fields | {"max_tokens": 9}
+    assert server.engine.requests[0].bad_word_token_ids == spell_bad_words(["x"], server.tokenizer)
     assert server.engine.requests[0].priority == 3
     assert [choice["index"] for choice in response.json()["choices"]] == [0, 1]
 
@@ -199,7 +200,13 @@ def test_neutral_values_of_unsupported_fields_are_fine() -> None:
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"stop": ["x"] * 1000}, "stop"),
         ({"stop": "x" * 5000}, "stop"),
+        ({"stop": ["x" * 1000] * 9}, "stop"),
         ({"stop": ""}, "stop"),
+        ({"bad_words": ["x"] * 2000}, "bad_words"),
+        ({"bad_words": ["x" * 2000]}, "bad_words"),
+        ({"bad_words": ["x" * 1000] * 9}, "bad_words"),
+        ({"messages": [{"role": "user", "content": ""}] * 16_385}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 16_384}]}, "messages"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {"9999": 1}}, "logit_bias"),
         ({"logit_bias": {"word": 1}}, "logit_bias"),

@@ -17,6 +17,30 @@ def test_answer_has_openais_form() -> None:
     assert (choice["text"], choice["finish_reason"], choice["logprobs"]) == ("Hello world.", "stop", None)
 
 
+def test_bad_words_are_spelt_once_for_all_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeServer()
+    encode, texts = server.tokenizer.encode, []
+
+    def note(text: str, **options: Any) -> list[int]:
+        texts.append(text)
+        return encode(text, **options)
+
+    monkeypatch.setattr(server.tokenizer, "encode", note)
+    assert server.complete([[1], [2], [3]], bad_words=["fox", "dog"]).status_code == 200
+    assert texts == ["fox", " fox", "dog", " dog"]
+    expected = [encode(text, add_special_tokens=False) for text in texts]
+    assert [request.bad_word_token_ids for request in server.engine.requests] == [expected] * 3
+
+
+def test_log_probabilities_of_very_many_prompt_tokens_are_refused() -> None:
+    server = FakeServer(max_body_bytes=2**23)
+    prompts = [[1] * 200] * 64
+    assert server.complete(prompts, prompt_logprobs=19).status_code == 200
+    refused = server.complete(prompts, prompt_logprobs=20)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
+    assert "268800" in refused.json()["error"]["message"]
+
+
 def test_sixteen_tokens_by_default() -> None:
     server = FakeServer()
     server.complete()

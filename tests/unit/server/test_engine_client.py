@@ -19,9 +19,11 @@ from headway.server.backoff import Backoff
 from headway.server.engine_client import EngineClient, EngineStartError, EngineUnavailable, RequestStream
 from headway.server.messages import AddRequest, BlockSnapshot, Delta, EngineStats, StepSnapshot
 from headway.server.streams import SnapshotStream
+from headway.server.watchdog import Patience
 
 ROOT = Path(__file__).parents[3]
 FACTORY = "tests.unit.server.small_engine:create_engine"
+PATIENCE = Patience(slow_step_s=0.4)
 
 
 class Served:
@@ -40,11 +42,11 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(**options: Any) -> Iterator[Served]:
+def serving(patience: Patience = PATIENCE, **options: Any) -> Iterator[Served]:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with asyncio.Runner() as runner:
         client = EngineClient(
-            options, factory=FACTORY, watchdog_s=0.4, backoff=Backoff(first_s=0.05), log_level="CRITICAL"
+            options, factory=FACTORY, patience=patience, backoff=Backoff(first_s=0.05), log_level="CRITICAL"
         )
         runner.run(client.start())
         try:
@@ -87,6 +89,28 @@ def test_requests_are_streamed(served: Served) -> None:
         assert "".join(delta.text for delta in deltas) == "defghijk"
         assert deltas[-1].finish_reason == "length" and deltas[-1].is_last and deltas[-1].timings is not None
         assert client.num_open_streams == 0 and state(client.stats) == (0, 0, 0)
+
+    served.run(test)
+
+
+def test_parameters_that_several_requests_share_travel_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: EngineClient) -> None:
+        assert client._connection is not None
+        send, sent = client._connection.send, []
+
+        def note(message: Any) -> None:
+            send(message)
+            sent.append(message.params)
+
+        monkeypatch.setattr(client._connection, "send", note)
+        shared, other = {"max_tokens": 3}, {"max_tokens": 3}
+        with pytest.raises(InvalidRequestError):
+            client.submit(AddRequest("unsendable-\ud800", [5], shared))  # the engine has not got them
+        streams = [client.submit(AddRequest(f"shared-{number}", [5], shared)) for number in range(3)]
+        streams.append(client.submit(AddRequest("other", [5], other)))
+        assert sent == [shared, None, None, other]
+        for stream in streams:
+            assert sum(len(delta.token_ids) for delta in await read(stream)) == 3
 
     served.run(test)
 
@@ -270,6 +294,105 @@ def test_a_killed_engine_ends_streams_and_is_started_again(served: Served) -> No
     served.run(test)
 
 
+@pytest.fixture(scope="module")
+def quick() -> Iterator[Served]:
+    """Given up after two seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        with serving(Patience(slow_step_s=0.4, step_timeout_s=2.0, hang_timeout_s=2.0), step_s=0.002) as running:
+            yield running
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+def test_a_stopped_engine_is_noticed_and_replaced(is_busy: bool, quick: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        restarts_before = client.num_restarts
+        await recovered(client, f"first-{restarts_before}")
+        stream = client.submit(add("long-one", max_tokens=4000)) if is_busy else None
+        if stream is not None:
+            await anext(stream)
+        pid = client.engine_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: not client.health.ok)
+        assert "no sign of life" in client.health.reason or "restarted" in client.health.reason
+        if stream is not None:
+            last = (await read(stream))[-1]
+            assert (last.finish_reason, last.error_status, last.is_last) == ("error", 503, True)
+        await recovered(client, "after-stop")
+        assert client.engine_pid != pid and client.num_restarts == restarts_before + 1
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    quick.run(test)
+
+
+def test_a_loop_that_is_stuck_in_a_step_is_noticed_and_replaced(quick: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        restarts_before = client.num_restarts
+        await recovered(client, f"first-{restarts_before}")
+        stream = client.submit(add("stuck-1"))
+        await until(lambda: not client.health.ok)
+        assert "no progress" in client.health.reason, "its heartbeats go on"
+        assert (await read(stream))[-1].error_status == 503
+        await recovered(client, "after-stuck")
+        assert client.num_restarts == restarts_before + 1
+
+    quick.run(test)
+
+
+def test_a_pause_of_this_process_is_not_taken_for_one_of_the_engine(quick: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        restarts_before = client.num_restarts
+        await recovered(client, f"first-{restarts_before}")
+        time.sleep(3.0)  # the whole event loop
+        await asyncio.sleep(0.3)
+        assert client.health.ok and client.num_restarts == restarts_before
+
+    quick.run(test)
+
+
+@pytest.mark.parametrize("fate", ["stopped", "stuck"])
+def test_shutdown_does_not_wait_for_an_engine_that_hangs(fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+
+    async def test(client: EngineClient) -> None:
+        await read(client.submit(add("first")))
+        stream = client.submit(add("stuck-1", max_tokens=4000) if fate == "stuck" else add("long", max_tokens=4000))
+        pid = client.engine_pid
+        assert pid is not None
+        if fate == "stopped":
+            await anext(stream)
+            os.kill(pid, signal.SIGSTOP)
+        started_s = time.monotonic()
+        await client.shutdown(drain_s=20.0 if fate == "stopped" else 0.5)
+        assert time.monotonic() - started_s < 5.0
+        assert (await read(stream))[-1].error_status == 503
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    with serving(Patience(), step_s=0.002) as running:
+        running.run(test)
+
+
+def test_a_second_shutdown_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+
+    async def test(client: EngineClient) -> None:
+        stream = client.submit(add("long", max_tokens=4000))
+        await anext(stream)
+        draining = asyncio.create_task(client.shutdown(drain_s=50.0))
+        await asyncio.sleep(0)
+        draining.cancel()
+        started_s = time.monotonic()
+        await client.shutdown()
+        assert time.monotonic() - started_s < 2.0
+        assert (await read(stream))[-1].error_status == 503
+
+    with serving(step_s=0.002) as running:
+        running.run(test)
+
+
 def test_nonsense_in_either_direction_restarts_the_engine(served: Served) -> None:
     async def test(client: EngineClient) -> None:
         for direction in ("to", "from"):
@@ -315,7 +438,7 @@ def test_shutdown_lets_running_requests_finish_and_ends_the_process(monkeypatch:
         with pytest.raises(EngineUnavailable):
             client.submit(add("late"))
         assert not client.health.ok
-        assert await process.wait_for_exit(0.0) == 0
+        assert await process.wait_for_exit() == 0
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import socket
 import subprocess
@@ -13,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from headway.core import ModelRunnerOutput, SampledTokens, SchedulerOutput
+from headway.engine.input_processor import PreparedRequest
+from headway.executor import FinishedStep, PendingStep
+from headway.sampling_params import SamplingParams
 from headway.server.engine_channel import ChannelClosedError, EngineChannel
 from headway.server.engine_loop import BrokenEngineError, EngineLoop
 from headway.server.frames import FrameReader, pack
@@ -55,7 +58,7 @@ def test_it_waits_only_when_there_is_nothing_to_do() -> None:
     assert channel.waits == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
 
 
-def test_an_idle_engine_gives_signs_of_life_and_checks_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_idle_engine_checks_itself(caplog: pytest.LogCaptureFixture) -> None:
     engine = create_engine({})
 
     def leak() -> None:
@@ -67,8 +70,7 @@ def test_an_idle_engine_gives_signs_of_life_and_checks_itself(caplog: pytest.Log
         pool.put_back(1)
 
     with caplog.at_level(logging.ERROR):
-        channel = run([add("a", max_tokens=1)], leak, [], [], repair, engine=engine)
-    assert sum(isinstance(message, Heartbeat) for message in channel.sent) >= 3
+        run([add("a", max_tokens=1)], leak, [], [], repair, engine=engine)
     assert [record.message.split(":")[0] for record in caplog.records] == ["requests and blocks disagree"]
 
 
@@ -111,9 +113,140 @@ def test_a_failed_step_ends_its_requests_and_says_nothing_of_why() -> None:
     assert channel.deltas("b")[-1].finish_reason == "length"
 
 
-def test_an_engine_that_only_fails_is_given_up() -> None:
+def test_requests_that_make_their_steps_fail_never_cost_the_engine() -> None:
+    script = [[add(f"fail-{number}")] for number in range(20)]
+    channel = run(*script, [], [add("after")], *[[]] * 5)
+    assert all(channel.deltas(f"fail-{number}")[-1].error_status == 500 for number in range(20))
+    assert channel.deltas("after")[-1].finish_reason == "length"
+    assert {delta.request_id for batch in channel.batches for delta in batch.deltas} == {
+        *(f"fail-{number}" for number in range(20)),
+        "after",
+    }, "the loop's own request is never told of"
+
+
+def test_what_fails_with_one_row_is_no_failure_of_the_step() -> None:
+    engine = create_engine({})
+    executor = engine.core.executor
+    submit = executor.submit
+
+    def submit_and_spoil(output: SchedulerOutput) -> PendingStep:
+        result = submit(output).result()
+        sampled = {
+            name: SampledTokens((), error="a logit of nan") if name.startswith("nan") else tokens
+            for name, tokens in result.sampled.items()
+        }
+        return FinishedStep(ModelRunnerOutput(sampled, {}))
+
+    executor.submit = submit_and_spoil  # type: ignore[method-assign]
+    steps = [[add(f"nan-{number}")] for number in range(20)]
+    channel = run(*steps, [add("nan-last"), add("a")], *[[]] * 5, engine=engine)
+    assert channel.deltas("a")[-1].finish_reason == "length"
+    (failure,) = channel.deltas("nan-last")
+    assert failure.error == "the engine failed to process this request: a logit of nan"
+
+
+def test_an_engine_that_fails_on_a_plain_request_too_is_given_up() -> None:
+    engine = create_engine({})
+
+    def fail(output: SchedulerOutput) -> PendingStep:
+        raise RuntimeError("secret words")
+
+    engine.core.executor.submit = fail  # type: ignore[method-assign]
+    with pytest.raises(BrokenEngineError, match="3 steps"):
+        run([add("a")], [add("b")], [add("c")], [], engine=engine)
+
+
+def test_a_broken_engine_is_given_up_under_load_as_well() -> None:
+    """What keeps coming waits in line, and does not put off the answer."""
+    engine = create_engine({"max_num_seqs": 2})
+
+    def fail(output: SchedulerOutput) -> PendingStep:
+        raise RuntimeError("secret words")
+
+    engine.core.executor.submit = fail  # type: ignore[method-assign]
+    load = [[add(f"{turn}-{number}") for number in range(10)] for turn in range(100)]
     with pytest.raises(BrokenEngineError):
-        run([add("fail-1")], [add("fail-2")], [add("fail-3")], [])
+        run(*load, engine=engine)
+
+
+def test_what_was_aborted_is_dropped_before_it_is_prepared() -> None:
+    engine = create_engine({})
+    prepared = []
+    prepare = engine.prepare
+
+    def note(request_id: str, *args: Any, **options: Any) -> PreparedRequest:
+        prepared.append(request_id)
+        return prepare(request_id, *args, **options)
+
+    engine.prepare = note  # type: ignore[method-assign]
+    channel = run([add("a"), add("b"), AbortRequests(["b"])], *[[]] * 4, engine=engine)
+    assert prepared == ["a"] and channel.deltas("b") == []
+
+
+def test_a_burst_is_prepared_between_steps() -> None:
+    """Each request takes 20 ms to prepare: those who run get a token after every few of them."""
+    engine = create_engine({})
+    now_s = 0.0
+    prepare = engine.prepare
+
+    def take_long(*args: Any, **options: Any) -> PreparedRequest:
+        nonlocal now_s
+        now_s += 0.02
+        return prepare(*args, **options)
+
+    engine.prepare = take_long  # type: ignore[method-assign]
+    burst = [add(f"b{number}", max_tokens=1) for number in range(30)]
+    channel = ScriptedChannel([add("a", max_tokens=30)], burst, *[[]] * 40)
+    with pytest.raises(ChannelClosedError):
+        EngineLoop(engine, channel, now=lambda: now_s).run()
+    per_step = [sum(delta.request_id != "a" for delta in batch.deltas) for batch in channel.batches]
+    assert sum(per_step) == 30 and max(per_step) == 3
+    assert channel.deltas("a")[-1].finish_reason == "length"
+
+
+def test_the_loop_knows_for_how_long_it_has_been_in_a_turn() -> None:
+    engine = create_engine({})
+    now_s, seen = 0.0, []
+    submit = engine.core.executor.submit
+
+    def slow(output: SchedulerOutput) -> PendingStep:
+        nonlocal now_s
+        now_s += 7.0
+        seen.append(loop.turn_s)
+        return submit(output)
+
+    engine.core.executor.submit = slow  # type: ignore[method-assign]
+    channel = ScriptedChannel([add("a", max_tokens=2)], [], lambda: seen.append(loop.turn_s))
+    loop = EngineLoop(engine, channel, now=lambda: now_s)
+    with pytest.raises(ChannelClosedError):
+        loop.run()
+    assert seen == [7.0, 7.0, 0.0]
+
+
+def test_bad_words_come_spelt_and_parameters_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = create_engine({})
+    assert engine.tokenizer is not None
+    spelt, params, checked = [[7], [8, 9]], {"max_tokens": 2, "bad_words": ["x"]}, []
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda *args, **options: pytest.fail("the loop tokenises"))
+    prepare, from_dict = engine.prepare, SamplingParams.from_dict
+
+    def note(request_id: str, prompt: Any, params: SamplingParams, **options: Any) -> PreparedRequest:
+        prepared = prepare(request_id, prompt, params, **options)
+        assert prepared.params.bad_word_token_ids == ((7,), (8, 9))
+        return prepared
+
+    def note_check(values: dict[str, Any]) -> SamplingParams:
+        checked.append(values)
+        return from_dict(values)
+
+    engine.prepare = note  # type: ignore[method-assign]
+    monkeypatch.setattr(SamplingParams, "from_dict", note_check)
+    first = AddRequest("first", [5, 6], params, bad_word_token_ids=spelt)
+    others = [AddRequest(f"r{number}", [5, 6], None) for number in range(50)]
+    long = AddRequest("long", [5] * 4095, None)  # cuts its max_tokens
+    channel = run([first, *others], [long], *[[]] * 10, engine=engine)
+    assert all(channel.deltas(each.request_id)[-1].finish_reason == "length" for each in (first, *others, long))
+    assert checked == [params]
 
 
 def test_completions_end_one_by_one_and_the_last_says_so() -> None:
@@ -287,10 +420,15 @@ def test_snapshots_come_only_while_somebody_watches() -> None:
 
 def test_a_step_brings_a_map_if_there_was_none_for_a_while() -> None:
     engine = create_engine({"max_num_seqs": 2})
-    now_s = itertools.count(step=1.0)
-    channel = ScriptedChannel([Watch(True), add("a", prompt=[5] * 9), add("b")], [])
+    now_s = 0.0
+
+    def let_time_pass() -> None:
+        nonlocal now_s
+        now_s = 1.0
+
+    channel = ScriptedChannel([Watch(True)], let_time_pass, [add("a", prompt=[5] * 9), add("b")], [])
     with pytest.raises(ChannelClosedError):
-        EngineLoop(engine, channel, now=lambda: next(now_s)).run()
+        EngineLoop(engine, channel, now=lambda: now_s).run()
     blocks = next(message for message in channel.sent if isinstance(message, StepSnapshot)).blocks
     assert blocks is not None and blocks.owners == ["a", "b"]
     assert [(run.owner, run.num_blocks) for run in blocks.runs][:2] == [(0, 3), (1, 1)]

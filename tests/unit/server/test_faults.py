@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from headway.server import json_body
 from headway.server.engine_client import Health
+from headway.server.json_body import decode_json
 from headway.server.messages import Delta
+from headway.server.requests import CompletionRequest
 from tests.unit.server.fake_engine import JSON, FakeEngine, FakeServer, RawClient, run, until
 
 CHAT = "/v1/chat/completions"
@@ -46,6 +49,19 @@ def test_bodies_that_are_no_requests(body: bytes) -> None:
     error = response.json()["error"]
     assert error["message"] and len(error["message"]) < 500
     assert server.chat().status_code == 200
+
+
+@pytest.mark.parametrize("values", [b"1," * (2**19 + 1) + b"1", b"{}," * 2**16 + b"1", b"[[]]," * 2**15 + b"1"])
+def test_bodies_of_very_many_values_are_not_parsed(values: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_body, "_decoder", lambda kind: pytest.fail("it is parsed"))
+    response = FakeServer().call("POST", CHAT, content=b'{"metadata": [' + values + b"]}", headers=JSON)
+    assert response.status_code == 400
+    assert "opening brackets; there may be" in response.json()["error"]["message"]
+
+
+def test_long_texts_may_have_many_signs() -> None:
+    text = "a, b, [c], {d}" * 10_000
+    assert len(decode_json(json.dumps({"prompt": text}).encode(), CompletionRequest).prompt) == len(text)
 
 
 def test_large_bodies_are_413() -> None:

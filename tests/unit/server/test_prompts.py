@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from headway.server.prompts import ITEM_CHARS, SHORT_CHARS, PromptMaker
+from headway.server.errors import ApiError
+from headway.server.prompts import ITEM_CHARS, LONG_CHARS, SHORT_CHARS, PromptMaker
 from headway.server.requests import ChatMessage
 from tests.unit.server.fake_engine import engine_ready, run, small_tokenizer
 
@@ -71,8 +74,63 @@ def test_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
     run(watched.maker.decode([300] * SHORT_CHARS, INFO))
     run(watched.maker.decode([300] * (SHORT_CHARS + 1), INFO))
-    run(watched.maker.tokenize("x" * (SHORT_CHARS + 1), add_special_tokens=True))
+    run(watched.maker.tokenize("x" * (SHORT_CHARS + 1), INFO, add_special_tokens=True))
     assert watched.in_loop == [True, False, False]
+
+
+def test_ordinary_prompts_do_not_wait_behind_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = small_tokenizer()
+    maker = PromptMaker(tokenizer, num_threads=1)
+    encode, go_on = tokenizer.encode, threading.Event()
+
+    def wait_if_long(text: str, **options: Any) -> list[int]:
+        assert len(text) <= LONG_CHARS or go_on.wait(20)
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", wait_if_long)
+
+    async def scenario() -> None:
+        texts = ["x" * (LONG_CHARS + 1)] * 5
+        long = [asyncio.create_task(maker.tokenize(text, INFO, add_special_tokens=True)) for text in texts]
+        (prompt,) = await maker.from_texts(["y" * LONG_CHARS], INFO)
+        assert prompt.text == "y" * LONG_CHARS and not any(task.done() for task in long)
+        go_on.set()
+        await asyncio.gather(*long)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("make", ["tokenize", "from_texts", "from_messages", "options"])
+def test_a_text_that_is_too_long_is_refused_before_it_is_tokenised(make: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    maker, info = watched.maker, engine_ready(max_model_len=1000)
+    most = 1000 * maker._chars_per_token
+    calls: dict[str, Callable[[int], Awaitable[Any]]] = {
+        "tokenize": lambda size: maker.tokenize("x" * size, info, add_special_tokens=True),
+        "from_texts": lambda size: maker.from_texts(["a", "x" * size], info),
+        "from_messages": lambda size: maker.from_messages(chat(size), info),
+        "options": lambda size: maker.from_messages(chat(1), info, template_options={"some": "x" * size}),
+    }
+    with pytest.raises(
+        ApiError, match=f"at most {most} characters, .* has {most + 1}" if make != "options" else "at most"
+    ):
+        run(calls[make](most + 1))
+    assert watched.in_loop == []
+    if make == "tokenize":
+        assert len(run(calls[make](most))) == most, "more tokens than the context has"
+
+
+def test_no_text_has_more_than_32_characters_per_token() -> None:
+    tokenizer = small_tokenizer()
+    tokenizer.backend.add_tokens(["-" * 200])
+    assert PromptMaker(tokenizer, num_threads=1)._chars_per_token == 32
+
+
+def test_a_list_of_tokens_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    with pytest.raises(ApiError, match="at most 320 ids; there are 321"):
+        run(watched.maker.decode([300] * 321, engine_ready(max_model_len=10)))
+    assert watched.in_loop == []
 
 
 def test_the_first_request_finds_the_template_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -9,8 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from headway.errors import InvalidRequestError
-from headway.sampling_params import SamplingParams
-from headway.tokenizer import Tokenizer, resolve_bad_words, tokenizer_from_gguf
+from headway.tokenizer import Tokenizer, spell_bad_words, tokenizer_from_gguf
 from tests.unit.tokenizer.small import TEXTS, byte_level_metadata, sentencepiece_metadata
 
 BYTE_LEVEL = tokenizer_from_gguf(byte_level_metadata(pre="smollm"))
@@ -69,11 +70,8 @@ def test_vocab_size_counts_up_to_the_last_added_token() -> None:
 
 
 def test_bad_words_are_banned_with_and_without_a_leading_space() -> None:
-    params = resolve_bad_words(SamplingParams(bad_words=["fox", " lazy"]), BYTE_LEVEL)
-    spellings = ["fox", " fox", "lazy", " lazy"]
-    assert params.bad_word_token_ids == tuple(tuple(BYTE_LEVEL.encode(word)) for word in spellings)
-    assert len(set(params.bad_word_token_ids)) == 4
-    assert resolve_bad_words(params, SENTENCEPIECE) is params
+    spelt = spell_bad_words(["fox", " lazy", "fox"], BYTE_LEVEL)
+    assert spelt == [BYTE_LEVEL.encode(word) for word in ["fox", " fox", "lazy", " lazy"]]
 
 
 @pytest.mark.parametrize("text", ["half \ud83d", 5, None, ["a"], ("a", "b")])
@@ -82,6 +80,25 @@ def test_what_is_no_text_is_refused(text: Any) -> None:
         BYTE_LEVEL.encode(text)
 
 
-def test_without_bad_words_nothing_changes() -> None:
-    params = SamplingParams()
-    assert resolve_bad_words(params, BYTE_LEVEL) is params
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE], ids=["byte level", "sentencepiece"])
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+def test_the_ids_are_those_that_the_backend_gives_for_a_single_text(
+    tokenizer: Tokenizer, add_special_tokens: bool
+) -> None:
+    for text in (*TEXTS, "", " ", "<|im_end|>", "".join(TEXTS) * 20, "x" * 5000):
+        expected = tokenizer.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        assert tokenizer.encode(text, add_special_tokens=add_special_tokens) == expected
+        assert tokenizer.decode(expected) == tokenizer.backend.decode(expected)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded_and_decoded() -> None:
+    text = "".join(TEXTS) * 2000
+    ids = BYTE_LEVEL.encode(text)
+    for work in (lambda: BYTE_LEVEL.encode(text), lambda: BYTE_LEVEL.decode(ids * 4)):
+        thread = threading.Thread(target=work)
+        thread.start()
+        num_turns = 0
+        while thread.is_alive():
+            time.sleep(0.001)
+            num_turns += 1
+        assert num_turns > 15, "with the interpreter lock held there is no turn but the last"

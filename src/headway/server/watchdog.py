@@ -1,0 +1,99 @@
+"""What an engine's signs of life mean, and what their absence does. Time comes in as numbers; nothing waits here.
+
+sign of life     a heartbeat every second from a thread of its own, a step, any other message
+silent           none of them: the process as a whole hangs. Stopped, swapped out, or in the kernel
+stuck            heartbeats come, and say that the loop has been in one turn for long: a step does not end
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SILENT_S = 3.0
+"""Three heartbeats missed: not healthy any more."""
+FIRST_STEP_GRACE_S = 300.0
+"""The first step of an engine may compile kernels, and its start loads a model: so patient the watchdog is then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long an engine may do nothing, in seconds. 0 for the two that end it: for ever."""
+
+    slow_step_s: float = 60.0
+    """A step that takes longer: not healthy."""
+    step_timeout_s: float = 600.0
+    """A step that takes longer: the engine is replaced."""
+    hang_timeout_s: float = 30.0
+    """No sign of life for longer: the engine is replaced."""
+
+    @property
+    def silent_s(self) -> float:
+        """No sign of life for longer: not healthy."""
+        return min(SILENT_S, self.hang_timeout_s or SILENT_S)
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How often the engine has to say that it lives."""
+        times = (self.slow_step_s, self.step_timeout_s, self.hang_timeout_s)
+        return min([1.0, *(time_s / 4 for time_s in times if time_s)])
+
+
+class Watchdog:
+    """Follows one engine process at a time."""
+
+    def __init__(self, patience: Patience) -> None:
+        self.patience = patience
+        self.note_start()
+
+    def note_start(self) -> None:
+        """Another process is being started."""
+        self._silent_s = 0.0
+        self._told_turn_s = 0.0
+        self._is_ready = False
+        self._has_stepped = False
+
+    def note_ready(self) -> None:
+        """It takes requests."""
+        self.note_life()
+        self._is_ready = True
+
+    def note_life(self, turn_s: float = 0.0) -> None:
+        """It has sent something. A heartbeat says for how long its loop has been in the present turn."""
+        self._silent_s, self._told_turn_s = 0.0, turn_s
+
+    def note_step(self) -> None:
+        """It has made a step."""
+        self.note_life()
+        self._has_stepped = True
+
+    def pass_time(self, seconds: float) -> None:
+        """So much time has passed, with or without signs of life."""
+        self._silent_s += seconds
+
+    @property
+    def problem(self) -> str | None:
+        """Why the engine is not healthy, if it is not; may be shown to any client."""
+        if not self._is_ready:
+            return None
+        if self._silent_s > self.patience.silent_s:
+            return f"the engine process has given no sign of life for {self._silent_s:.0f} s"
+        if self._turn_s > self._grace(self.patience.slow_step_s):
+            return f"the engine has made no progress for {self._turn_s:.0f} s"
+        return None
+
+    def is_lost(self, *, ending: bool = False) -> bool:
+        """Whether the process has to be ended from outside. If the server is about to end, one that is silent is not
+        waited for."""
+        hang_s, step_s = self.patience.hang_timeout_s, self.patience.step_timeout_s
+        if ending and self._silent_s > self.patience.silent_s:
+            return True
+        if hang_s and self._silent_s > (hang_s if self._is_ready else max(hang_s, FIRST_STEP_GRACE_S)):
+            return True
+        return bool(step_s) and self._turn_s > self._grace(step_s)
+
+    @property
+    def _turn_s(self) -> float:
+        return self._told_turn_s + self._silent_s if self._told_turn_s else 0.0
+
+    def _grace(self, limit_s: float) -> float:
+        return limit_s if self._has_stepped else max(limit_s, FIRST_STEP_GRACE_S)

@@ -1,0 +1,76 @@
+"""When an engine is unwell and when it is given up, with times that are written down."""
+
+from __future__ import annotations
+
+from headway.server.watchdog import FIRST_STEP_GRACE_S, Patience, Watchdog
+
+
+def serving(**patience: float) -> Watchdog:
+    """The watchdog of an engine that has made a step."""
+    watchdog = Watchdog(Patience(**patience))
+    watchdog.note_ready()
+    watchdog.note_step()
+    return watchdog
+
+
+def test_silence_is_a_problem_after_three_seconds_and_the_end_after_half_a_minute() -> None:
+    watchdog = serving()
+    watchdog.pass_time(3.0)
+    assert watchdog.problem is None
+    watchdog.pass_time(0.5)
+    assert watchdog.problem == "the engine process has given no sign of life for 4 s"
+    assert not watchdog.is_lost()
+    watchdog.pass_time(26.0)
+    assert not watchdog.is_lost()
+    watchdog.pass_time(1.0)
+    assert watchdog.is_lost()
+    watchdog.note_life()
+    assert watchdog.problem is None and not watchdog.is_lost()
+
+
+def test_a_long_step_is_told_from_silence() -> None:
+    watchdog = serving(slow_step_s=60.0, step_timeout_s=600.0)
+    for second in range(1, 602):
+        watchdog.pass_time(1.0)
+        watchdog.note_life(turn_s=float(second))
+        assert (watchdog.problem is not None) == (second > 60)
+        assert watchdog.is_lost() == (second > 600)
+    assert watchdog.problem == "the engine has made no progress for 601 s"
+    watchdog.note_step()
+    assert watchdog.problem is None and not watchdog.is_lost()
+
+
+def test_the_first_step_may_compile() -> None:
+    watchdog = Watchdog(Patience(step_timeout_s=100.0))
+    watchdog.note_ready()
+    watchdog.note_life(turn_s=FIRST_STEP_GRACE_S - 1)
+    assert watchdog.problem is None and not watchdog.is_lost()
+    watchdog.note_life(turn_s=FIRST_STEP_GRACE_S + 1)
+    assert watchdog.problem is not None and watchdog.is_lost()
+
+
+def test_loading_a_model_takes_its_time_but_not_for_ever() -> None:
+    watchdog = Watchdog(Patience())
+    watchdog.pass_time(FIRST_STEP_GRACE_S - 1)
+    assert not watchdog.is_lost()
+    watchdog.pass_time(2.0)
+    assert watchdog.is_lost()
+
+
+def test_an_engine_that_is_silent_is_not_waited_for_at_the_end() -> None:
+    watchdog = serving()
+    watchdog.pass_time(3.5)
+    assert watchdog.is_lost(ending=True) and not watchdog.is_lost()
+
+
+def test_zero_means_never() -> None:
+    watchdog = serving(step_timeout_s=0.0, hang_timeout_s=0.0)
+    watchdog.note_life(turn_s=1e9)
+    watchdog.pass_time(1e9)
+    assert watchdog.problem is not None and not watchdog.is_lost()
+
+
+def test_heartbeats_are_frequent_enough_for_short_times() -> None:
+    assert Patience().heartbeat_s == 1.0
+    assert Patience(slow_step_s=0.4).heartbeat_s == 0.1
+    assert Patience(hang_timeout_s=0.0, step_timeout_s=0.0).heartbeat_s == 1.0
