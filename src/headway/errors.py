@@ -7,10 +7,7 @@ caller can repair (a bad parameter, a bad option) are also `ValueError`s, as Pyt
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from headway.outputs import RequestOutput
+from typing import Any
 
 
 class HeadwayError(Exception):
@@ -42,11 +39,11 @@ class RequestTooLargeError(InvalidRequestError):
 class RequestFailedError(HeadwayError):
     """Requests could not go on: the model gave no number, or a step failed. The engine lives.
 
-    `outputs` are those of all requests of the call, in the order of its prompts: whole ones, and of those that failed
-    (finish reason "error") what they had. `errors` says why, by request id.
+    `outputs` are the `RequestOutput`s of all requests of the call, in the order of its prompts: whole ones, and of
+    those that failed (finish reason "error") what they had. `errors` says why, by request id.
     """
 
-    def __init__(self, errors: Mapping[str, str], outputs: Sequence[RequestOutput]) -> None:
+    def __init__(self, errors: Mapping[str, str], outputs: Sequence[Any]) -> None:
         first = next(iter(errors.items()))
         more = f" (and {len(errors) - 1} more of {len(outputs)})" if len(errors) > 1 else ""
         super().__init__(f"Request '{first[0]}' failed: {first[1]}{more}")
