@@ -181,7 +181,7 @@ class BruteForceScheduler:
         long = longs[0]
         place = prompts.index(long)
         left = self.left(step) - sum(e.remaining for e in prompts[:place])
-        if left <= 0 or step.preempted:
+        if left <= 0 or step.preempted or self.config.scheduling_policy == "fair":
             return
         if long is not self.passed_one or long.computed < self.passed_from:
             self.passed_one, self.passed_from, self.num_passed = long, long.computed, 0

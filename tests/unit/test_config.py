@@ -58,8 +58,8 @@ def test_what_is_left_open_is_settled_for_the_device() -> None:
 
 
 def test_what_was_set_is_kept_on_any_device() -> None:
-    options = {"max_num_seqs": 3, "max_num_batched_tokens": 7, "target_itl_ms": 0, "overlap": "on", "block_size": 2}
-    config = EngineConfig.from_options(**options)
+    limits = {"max_num_seqs": 3, "max_num_batched_tokens": 7, "target_itl_ms": 0, "long_prompt_step_ms": 0}
+    config = EngineConfig.from_options(**limits, overlap="on", block_size=2)
     for device in ("cpu", "cuda"):
         settled = config.for_device(device)
         assert settled.scheduler == config.scheduler

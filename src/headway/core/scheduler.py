@@ -378,7 +378,7 @@ class Scheduler:
         self._shorten(plan)
         long, before, behind = prompts[place], prompts[:place], prompts[place + 1 :]
         num_left = plan.budget.left - sum(one.num_remaining_tokens for one in before)
-        if num_left <= 0 or plan.preempted:
+        if num_left <= 0 or plan.preempted or self.policy.divides_steps:
             return
         num_tokens = self.passing.allowance(long, num_left)
         num_held_back = plan.budget.left - num_tokens

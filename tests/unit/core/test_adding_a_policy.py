@@ -65,7 +65,7 @@ def test_the_commands_know_the_policy(checkout: Path) -> None:
     for command in commands.splitlines():
         program, *arguments = shlex.split(command)
         assert program == "headway"
-        done = run(checkout, "-m", "headway", *arguments, "--help")
+        done = run(checkout, "-m", "headway", *arguments, "--help-all")
         assert done.returncode == 0, done.stderr
         assert "spf" in done.stdout
     refused = run(checkout, "-m", "headway", "generate", "--scheduling-policy", "spff", "--help")
@@ -81,7 +81,7 @@ def test_the_page_names_every_hook_and_queue() -> None:
     from headway.core.policy import SchedulingPolicy
 
     for name in vars(SchedulingPolicy):
-        if not name.startswith("_") and name not in ("name", "summary", "displaces"):
+        if not name.startswith("_") and name not in ("name", "summary", "displaces", "divides_steps"):
             assert f"`{name}" in PAGE, f"{name} is not on the page"
     for name in queue.__all__:
         if name not in ("WaitingQueue", "GuardedQueue"):

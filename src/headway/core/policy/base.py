@@ -66,6 +66,12 @@ class SchedulingPolicy(ABC):
         `num_left_tokens`: what the step has left for it and all after it."""
         return num_offered_tokens
 
+    @property
+    def divides_steps(self) -> bool:
+        """Whether the policy says itself how prompts share a step, by a `chunk_size` of its own; then short ones do not
+        pass long ones beside that."""
+        return type(self).chunk_size is not SchedulingPolicy.chunk_size
+
     def pace_s(self, default_s: float) -> float:
         """The time between tokens that prompts leave to requests that generate; `default_s` is what the options say,
         0 is no limit."""
