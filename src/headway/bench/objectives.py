@@ -24,7 +24,14 @@ HIGHER_IS_BETTER = frozenset(
     }
 )
 NEITHER_IS_BETTER = frozenset(
-    {"duration", "total_input_tokens", "total_output_tokens", "max_concurrent_requests", "tokens_per_event"}
+    {
+        "duration",
+        "total_input_tokens",
+        "total_output_tokens",
+        "offered_request_rate",
+        "max_concurrent_requests",
+        "tokens_per_event",
+    }
 )
 SARATHI = ("p99_itl_ms=100", "p50_ttft_ms=2000")
 """Sarathi-Serve's capacity: the 99th percentile of the time between tokens is bounded, and so is the median delay until

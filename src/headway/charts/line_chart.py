@@ -11,7 +11,7 @@ from headway.charts.frame import WIDTH, Axis, LegendItem, framed
 from headway.charts.number_text import number_text
 from headway.charts.placing import Box, LabelPlacer
 from headway.charts.scale import Domain, Scale, domain_of
-from headway.charts.series import Series, Spot, evenly, thin_cloud, thin_line
+from headway.charts.series import Series, Spot, Twin, evenly, thin_cloud, thin_line, twins_of
 
 MOST_HOVERS = 60
 """Places of a line that tell their value to the mouse."""
@@ -36,6 +36,7 @@ def line_chart(
     """An `<svg>`. `x` and `y` are the axes' titles, with units; `lines` are named dashed lines across, `x_lines` such
     from bottom to top."""
     across, upright = dict(lines or {}), dict(x_lines or {})
+    twins = twins_of(series)
     points = [point for one in series for point in zip(one.xs, one.ys) if _can_be_drawn(*point, log_x, log_y)]
     x_domain = domain_of(itertools.chain((px for px, _ in points), upright.values()), is_log=log_x, wants_zero=True)
     y_domain = domain_of(
@@ -49,11 +50,24 @@ def line_chart(
     def inside(x_scale: Scale, y_scale: Scale) -> list[str]:
         drawing = _Drawing(x_scale, y_scale, x, y)
         drawn = [*drawing.across(across), *drawing.upright(upright)]
-        shapes = [drawing.shape(one, number) for number, one in enumerate(series)]
+        shapes = [drawing.shape(one, number, twins.get(number)) for number, one in enumerate(series)]
         return [*drawn, *shapes, *drawing.labels(), *drawing.hovers()]
 
-    legend = [LegendItem(one.name, number, one.kind == "points") for number, one in enumerate(series)]
+    legend = []
+    for number, one in enumerate(series):
+        twin = twins.get(number)
+        name = f"{one.name} (same as {series[twin.first].name})" if twin is not None and twin.rank else one.name
+        legend.append(LegendItem(name, number, one.kind == "points", _dashes(one, number, twin)[0], one.is_reference))
     return framed(title, x=Axis(x, x_domain), y=Axis(y, y_domain), legend=legend, inside=inside)
+
+
+def _dashes(series: Series, number: int, twin: Twin | None) -> tuple[str, float]:
+    """(pattern, offset) of a line."""
+    if twin is not None and twin.rank:
+        # Each takes half of what those below it left open.
+        length = 16.0 / 2**twin.rank
+        return f"{length:g} {16 - length:g}", length - 16.0 if twin.rank > 1 else 0.0
+    return ("6 5" if series.is_reference else svg.dashes(number)), 0.0
 
 
 def _can_be_drawn(x: float, y: float, log_x: bool, log_y: bool) -> bool:
@@ -79,8 +93,8 @@ class _Drawing:
         self._labelled: list[tuple[Spot, str]] = []
         self._hovers: list[str] = []
 
-    def shape(self, series: Series, number: int) -> str:
-        """One series, and what belongs to it remembered."""
+    def shape(self, series: Series, number: int, twin: Twin | None = None) -> str:
+        """One series, and what belongs to it remembered. Those that lie on each other are dashed so that all show."""
         runs = self._runs(series)
         spots = [spot for run in runs for spot in run]
         shown = thin_cloud(spots) if series.kind == "points" else evenly(spots, MOST_HOVERS)
@@ -90,16 +104,17 @@ class _Drawing:
                 self._placer.take(spot.x, spot.y)
         if series.labels and len(spots) <= MOST_LABELS:
             self._labelled += [(spot, series.labels[spot.number]) for spot in spots if spot.number < len(series.labels)]
-        colour = svg.colour(number)
+        colour = "var(--hw-dim)" if series.is_reference else svg.colour(number)
         if series.kind == "points":
             dots = [svg.tag("circle", cx=spot.x, cy=spot.y, r=4 if len(shown) < 100 else 2.5) for spot in shown]
             return svg.tag("g", *dots, fill=colour, fill_opacity=1 if len(shown) < 100 else 0.55) if dots else ""
         marks = [
-            svg.tag("circle", cx=spot.x, cy=spot.y, r=3, fill=colour)
+            svg.tag("circle", cx=spot.x, cy=spot.y, r=3 + 2 * (twin.num_above if twin is not None else 0), fill=colour)
             for run in runs
             for spot in run
-            if len(run) == 1 or (series.kind == "line" and len(spots) <= MOST_MARKERS)
+            if not series.is_reference and (len(run) == 1 or (series.kind == "line" and len(spots) <= MOST_MARKERS))
         ]
+        pattern, offset = _dashes(series, number, twin)
         path = svg.tag(
             "path",
             d=" ".join(_path(thin_line(run), is_step=series.kind == "step") for run in runs),
@@ -107,7 +122,8 @@ class _Drawing:
             stroke=colour,
             stroke_width=2,
             stroke_linejoin="round",
-            stroke_dasharray=svg.dashes(number),
+            stroke_dasharray=pattern,
+            stroke_dashoffset=offset,
         )
         return path + "".join(marks)
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+_SAME = 0.002
+"""Values that differ by less than this part are drawn at the same place."""
 MOST_POINTS = 2_500
 """Of a cloud; more than that would only lie on top of each other."""
 
@@ -22,6 +24,50 @@ class Series:
     """`step`: the value holds until the next point."""
     labels: Sequence[str] = ()
     """One for each point, shown beside it where there is room, and when the mouse rests on it."""
+    is_reference: bool = False
+    """A line to hold others against, dashed and grey."""
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A line among those that lie on each other."""
+
+    first: int
+    """Number of the one that was there first."""
+    rank: int
+    """Its own place among them, from 0."""
+    num_above: int
+    """How many are drawn over it."""
+
+
+def twins_of(series: Sequence[Series]) -> dict[int, Twin]:
+    """Lines that cannot be told apart, by their numbers; those that lie alone are not in it."""
+    groups: list[list[int]] = []
+    for number, one in enumerate(series):
+        if one.kind == "points" or one.is_reference or not one.xs:
+            continue
+        group = next((group for group in groups if _is_same(series[group[0]], one)), None)
+        if group is None:
+            groups.append([number])
+        else:
+            group.append(number)
+    return {
+        number: Twin(group[0], rank, len(group) - 1 - rank)
+        for group in groups
+        if len(group) > 1
+        for rank, number in enumerate(group)
+    }
+
+
+def _is_same(one: Series, other: Series) -> bool:
+    return one.kind == other.kind and _are_close(one.xs, other.xs) and _are_close(one.ys, other.ys)
+
+
+def _are_close(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Closer than the width of a line."""
+    return len(first) == len(second) and all(
+        math.isclose(a, b, rel_tol=_SAME) or (math.isnan(a) and math.isnan(b)) for a, b in zip(first, second)
+    )
 
 
 class Spot(NamedTuple):

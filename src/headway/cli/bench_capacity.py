@@ -8,7 +8,7 @@ from headway.bench.capacity import Capacity, Limits, Probe, find_capacity
 from headway.bench.objectives import SARATHI, Objective, parse_objective
 from headway.bench.targets import Target
 from headway.cli.bench_files import check_writable, write_json, write_page
-from headway.cli.bench_probes import add_probe_flags, probe
+from headway.cli.bench_probes import add_probe_flags, probe, seed_of
 from headway.cli.bench_target_flags import engine_target, server_target
 from headway.cli.bench_work import judging_of, rate_flag
 from headway.cli.counts import count
@@ -73,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         from headway.bench.capacity_page import capacity_page
 
-        write_page(arguments.html, capacity_page(f"Capacity of {target.name}", found, objectives))
+        page = capacity_page(f"Capacity of {target.name}", found, objectives)
+        write_page(arguments, page, seed=seed_of(arguments), machine=target.machine)
     return 0 if found.rate is not None else 1
 
 

@@ -15,6 +15,7 @@ from headway.bench.sweep import (
     parse_rates,
     setting_text,
     settings_of,
+    sweep_notes,
     sweep_page,
     sweep_table,
 )
@@ -51,10 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     settings = settings_of(_knobs(arguments.knob))
     check_writable(arguments.output_json, arguments.html)
     points: list[SweepPoint] = []
-    name = ""
+    name = machine = ""
     for setting in settings:
         target = _target(arguments, setting)
-        name = target.name
+        name, machine = target.name, target.machine
         if rates is None:  # of the first setting, so that all are compared at the same rates
             rates = auto_rates(_served_rate(arguments, target))
         for rate in rates:
@@ -65,11 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
         target.close()
     print(name)
     print_table(*sweep_table(points))
-    print("latencies in ms")
+    print("\n".join(["latencies in ms", *sweep_notes(points)]))
     if arguments.output_json is not None:
         write_json(arguments.output_json, {"target": name, "points": [point.as_json() for point in points]})
     if arguments.html is not None:
-        write_page(arguments.html, sweep_page(f"Sweep of {name}", points))
+        targets = judging_of(arguments).targets
+        page = sweep_page(f"Sweep of {name}", points, targets={"": targets} if targets is not None else {})
+        write_page(arguments, page, seed=seed_of(arguments), machine=machine)
     return 1 if any(point.metrics.num_lost for point in points) else 0
 
 
