@@ -135,7 +135,7 @@ def _time_charts(
 ) -> None:
     flying = in_flight(timelines)
     at_s = [sample.at_s for sample in samples]
-    batch = [Series("on their way", flying.xs, flying.ys, kind="step")]
+    batch = [Series("on their way", flying.xs, flying.ys, kind="step", is_broad=True)]
     if samples:
         batch.append(Series("in the batch", at_s, [float(sample.num_running) for sample in samples], kind="step"))
         batch.append(Series("in the queue", at_s, [float(sample.num_waiting) for sample in samples], kind="step"))

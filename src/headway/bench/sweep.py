@@ -18,6 +18,11 @@ from headway.errors import ConfigError
 AUTO_SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
 """Rates that are chosen automatically, as parts of the rate that is served when everything is there at once."""
 
+SERVED_CAPTION = (
+    "Where served falls away from the dashed line, requests come faster than they are served. A little below it all "
+    "are: at its end a run waits for its last answers."
+)
+
 Setting = Mapping[str, Any]
 """Options of the engine."""
 
@@ -93,7 +98,7 @@ def sweep_page(
     for note in notes:
         page.text(note)
     if served := _served(points):
-        page.chart(served, "Below the dashed line requests come faster than they are served: beyond capacity.")
+        page.chart(served, SERVED_CAPTION)
     page.chart(_curves(points, "Throughput", "output tokens/s", "output_throughput", False))
     for chart_title, key, name in (
         ("Time to first token, P99", "p99_ttft_ms", "ttft"),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from headway.charts import svg
-from headway.charts.frame import WIDTH, Axis, LegendItem, framed
+from headway.charts.frame import PLOT_HEIGHT, WIDTH, Axis, LegendItem, framed
 from headway.charts.number_text import number_text
 from headway.charts.placing import Box, LabelPlacer
 from headway.charts.scale import Domain, Scale, domain_of
@@ -36,7 +36,6 @@ def line_chart(
     """An `<svg>`. `x` and `y` are the axes' titles, with units; `lines` are named dashed lines across, `x_lines` such
     from bottom to top."""
     across, upright = dict(lines or {}), dict(x_lines or {})
-    twins = twins_of(series)
     points = [point for one in series for point in zip(one.xs, one.ys) if _can_be_drawn(*point, log_x, log_y)]
     x_domain = domain_of(itertools.chain((px for px, _ in points), upright.values()), is_log=log_x, wants_zero=True)
     y_domain = domain_of(
@@ -47,17 +46,23 @@ def line_chart(
     elif x_domain is not None and any(one.kind == "points" or one.labels for one in series):
         x_domain = _with_margins(x_domain)
 
+    twins = {} if x_domain is None or y_domain is None else _twins(series, x_domain, y_domain)
+
     def inside(x_scale: Scale, y_scale: Scale) -> list[str]:
         drawing = _Drawing(x_scale, y_scale, x, y)
-        drawn = [*drawing.across(across), *drawing.upright(upright)]
         shapes = [drawing.shape(one, number, twins.get(number)) for number, one in enumerate(series)]
+        drawn = [*drawing.upright(upright), *drawing.across(across)]  # their names keep away from points
         return [*drawn, *shapes, *drawing.labels(), *drawing.hovers()]
 
     legend = []
     for number, one in enumerate(series):
         twin = twins.get(number)
-        name = f"{one.name} (same as {series[twin.first].name})" if twin is not None and twin.rank else one.name
-        legend.append(LegendItem(name, number, one.kind == "points", _dashes(one, number, twin)[0], one.is_reference))
+        name, pattern = one.name, _dashes(one, number, None)[0]
+        if twin is not None and twin.rank:
+            first = series[twin.first]
+            is_same = list(one.xs) == list(first.xs) and list(one.ys) == list(first.ys)
+            name, pattern = f"{one.name} ({'same' if is_same else 'nearly'} as {first.name})", "4 3"
+        legend.append(LegendItem(name, number, one.kind == "points", pattern, one.is_reference))
     return framed(title, x=Axis(x, x_domain), y=Axis(y, y_domain), legend=legend, inside=inside)
 
 
@@ -68,6 +73,16 @@ def _dashes(series: Series, number: int, twin: Twin | None) -> tuple[str, float]
         length = 16.0 / 2**twin.rank
         return f"{length:g} {16 - length:g}", length - 16.0 if twin.rank > 1 else 0.0
     return ("6 5" if series.is_reference else svg.dashes(number)), 0.0
+
+
+def _twins(series: Sequence[Series], x_domain: Domain, y_domain: Domain) -> dict[int, Twin]:
+    x_scale, y_scale = Scale(x_domain, 0.0, WIDTH), Scale(y_domain, PLOT_HEIGHT, 0.0)
+
+    def place(one: Series) -> list[tuple[float, float]]:
+        spots = ((x_scale.position(x), y_scale.position(y)) for x, y in zip(one.xs, one.ys))
+        return [(-1.0 if x is None else x, -1.0 if y is None else y) for x, y in spots]
+
+    return twins_of(series, place)
 
 
 def _can_be_drawn(x: float, y: float, log_x: bool, log_y: bool) -> bool:
@@ -120,7 +135,8 @@ class _Drawing:
             d=" ".join(_path(thin_line(run), is_step=series.kind == "step") for run in runs),
             fill="none",
             stroke=colour,
-            stroke_width=2,
+            stroke_width=6 if series.is_broad else 2,
+            stroke_opacity=0.35 if series.is_broad else 1,
             stroke_linejoin="round",
             stroke_dasharray=pattern,
             stroke_dashoffset=offset,
@@ -142,19 +158,12 @@ class _Drawing:
             yield self._placer.line_label(name, y)
 
     def upright(self, lines: Mapping[str, float]) -> Iterable[str]:
-        for row, (name, value) in enumerate(lines.items()):
+        for name, value in lines.items():
             x = self._x.position(value)
             if x is None:
                 continue
             yield self._dashed(name, value, x1=x, x2=x, y1=self._y.start, y2=self._y.end)
-            is_left = x + 6 + svg.text_width(name, 11) > WIDTH
-            yield svg.text(
-                name,
-                x + (-5 if is_left else 5),
-                self._y.end + 11 + 14 * (row % 4),
-                text_anchor="end" if is_left else "start",
-                class_="hw-note hw-dim hw-halo",
-            )
+            yield self._placer.upright_label(name, x)
 
     def _dashed(self, name: str, value: float, **ends: float) -> str:
         told = svg.hover(f"{name}: {number_text(value)}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-_SAME = 0.002
-"""Values that differ by less than this part are drawn at the same place."""
+_APART_PX = 1.5
 MOST_POINTS = 2_500
 """Of a cloud; more than that would only lie on top of each other."""
 
@@ -26,6 +25,8 @@ class Series:
     """One for each point, shown beside it where there is room, and when the mouse rests on it."""
     is_reference: bool = False
     """A line to hold others against, dashed and grey."""
+    is_broad: bool = False
+    """A pale band, which another line may lie on."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,15 @@ class Twin:
     """How many are drawn over it."""
 
 
-def twins_of(series: Sequence[Series]) -> dict[int, Twin]:
-    """Lines that cannot be told apart, by their numbers; those that lie alone are not in it."""
+def twins_of(series: Sequence[Series], place: Callable[[Series], Sequence[tuple[float, float]]]) -> dict[int, Twin]:
+    """Lines that cannot be told apart, by their numbers; those that lie alone are not in it. `place`: where a series is
+    on the picture."""
     groups: list[list[int]] = []
-    for number, one in enumerate(series):
-        if one.kind == "points" or one.is_reference or not one.xs:
+    places = {number: place(one) for number, one in enumerate(series) if one.kind != "points" and not one.is_reference}
+    for number, own in places.items():
+        if not own:
             continue
-        group = next((group for group in groups if _is_same(series[group[0]], one)), None)
+        group = next((group for group in groups if _is_covered(places[group[0]], own)), None)
         if group is None:
             groups.append([number])
         else:
@@ -59,14 +62,10 @@ def twins_of(series: Sequence[Series]) -> dict[int, Twin]:
     }
 
 
-def _is_same(one: Series, other: Series) -> bool:
-    return one.kind == other.kind and _are_close(one.xs, other.xs) and _are_close(one.ys, other.ys)
-
-
-def _are_close(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Closer than the width of a line."""
+def _is_covered(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> bool:
+    """Whether they are closer than the width of a line, everywhere."""
     return len(first) == len(second) and all(
-        math.isclose(a, b, rel_tol=_SAME) or (math.isnan(a) and math.isnan(b)) for a, b in zip(first, second)
+        abs(x1 - x2) <= _APART_PX and abs(y1 - y2) <= _APART_PX for (x1, y1), (x2, y2) in zip(first, second)
     )
 
 

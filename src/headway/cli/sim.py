@@ -164,15 +164,15 @@ class _Simulator:
     def tell_one(self, case: Case) -> list[str]:
         """The block that people know, under another heading; what is to be known beside it."""
         from headway.bench.serving_block import serving_block
-        from headway.sim.comparison import class_table, notes_on
+        from headway.sim.comparison import class_table, overload_notes
 
         (run,) = case.runs
         print(serving_block(run.metrics, title="Simulated Serving Result"))
-        notes = [*notes_on([case]), *self._notes(case), self._speed_note(run)]
+        notes = [*overload_notes([case]), self._targets_note(run), self._speed_note(run)]
         if (by_class := class_table([case])) is not None:
             print("\nBy class, latencies in ms:")
             print_table(*by_class)
-        print("\n" + "\n".join(notes))
+        print("\n" + "\n".join([*notes, *self._trust(run)]))
         return notes
 
     def tell_many(self, cases: list[Case]) -> list[str]:
@@ -185,8 +185,9 @@ class _Simulator:
         if (by_class := class_table(cases)) is not None:
             print("\nBy class:")
             print_table(*by_class)
-        notes = [*notes_on(cases), *self._notes(cases[0])]
-        print("\n" + "\n".join(notes))
+        first = cases[0].runs[0]
+        notes = [*notes_on(cases), self._targets_note(first)]
+        print("\n" + "\n".join([*notes, *self._trust(first)]))
         return notes
 
     def as_json(self, case: Case, run: SimRun) -> dict[str, Any]:
@@ -224,6 +225,9 @@ class _Simulator:
                 page.table(*by_class)
         else:
             page = comparison_page(title, cases, notes=notes)
+        page.heading("How far to trust it")
+        for note in self._trust(run):
+            page.text(note)
         last = arguments.seeds - 1
         seeds = [f"{s} to {s + last}" if last else f"{s}" for s in (arguments.work_seed, arguments.sim_seed)]
         machine = f"{self._calibration.model} on {self._calibration.device_name}, simulated"
@@ -263,13 +267,16 @@ class _Simulator:
         metrics = self._judging.metrics(work, done.timelines, done.duration_s)  # type: ignore[arg-type]
         return SimRun(arguments.work_seed + number, work, done, metrics, self._judging.targets)
 
-    def _notes(self, case: Case) -> list[str]:
-        """What holds for all cases."""
+    def _targets_note(self, run: SimRun) -> str:
         from headway.bench.slo import targets_note
+
+        return targets_note(run.given, run.options)
+
+    def _trust(self, run: SimRun) -> list[str]:
+        """What stands beside all simulated numbers."""
         from headway.sim.report import trust_notes
 
-        run = case.runs[0]
-        notes = [targets_note(run.given, run.options), *trust_notes(self._calibration), *self._plain.notes]
+        notes = [*trust_notes(self._calibration), *self._plain.notes]
         num_routed = run.simulation.num_routed
         if len(num_routed) > 1:
             shares = ", ".join(f"{number:,}" for number in num_routed)
@@ -283,7 +290,8 @@ class _Simulator:
             f"{simulation.duration_s:,.1f} s in {self._took_s:.1f} s: {len(simulation.timelines):,} requests, "
             f"{simulation.num_steps:,} steps, devices busy {busy:.0%} of the time, "
             f"{simulation.num_hit_tokens / max(simulation.num_queried_tokens, 1):.0%} of prompt tokens from the cache; "
-            f"at most {simulation.most_waiting:,} requests waited for a seat."
+            f"{simulation.most_waiting or 'no'} request{'' if simulation.most_waiting < 2 else 's'} waited for a seat"
+            f"{' at once, at most' if simulation.most_waiting else ''}."
         )
 
 

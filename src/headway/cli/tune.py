@@ -117,19 +117,16 @@ def run(arguments: argparse.Namespace) -> int:
     if verified:
         print("\nPredicted and measured:")
         print_table(*verified_table(space, verified))
-    notes = [
-        *filter(None, [_beyond(space, work, tuned, best), tuned.default.metrics.thin_note]),
-        *trust_notes(calibration),
-        _searched(space, calibration),
-    ]
-    print("\n" + "\n".join([recommendation(space, tuned, best, verified), *notes]))
+    warnings = [*filter(None, [_beyond(space, work, tuned, best), tuned.default.metrics.thin_note])]
+    notes = [*trust_notes(calibration), _searched(space, calibration)]
+    print("\n" + "\n".join([recommendation(space, tuned, best, verified), *warnings, *notes]))
     if verified and best is tuned.default and not tuned.is_default_best:
         print("What was best in simulation was not clearly better than the default when it was measured.")
     if arguments.output_json is not None:
         write_json(arguments.output_json, tuned_json(space, goal, tuned, verified, best))
     if arguments.html is not None:
         title = Path(arguments.workload or arguments.traffic[0]).stem
-        page = tuned_page(space, goal, tuned, verified, best, title=title, notes=notes)
+        page = tuned_page(space, goal, tuned, verified, best, title=title, warnings=warnings, notes=notes)
         seeds = f"{arguments.work_seed} of the work, {arguments.search_seed} of the search"
         write_page(arguments, page, seed=seeds, machine=f"{calibration.model} on {calibration.device_name}, simulated")
     return 0

@@ -14,6 +14,7 @@ from typing import Any
 from headway.bench.online_metrics import THIN_MARK, OnlineMetrics, is_thin, thin_note
 from headway.bench.online_page import target_lines
 from headway.bench.slo import Targets, attainment, class_names, own_targets, targets_by_class
+from headway.bench.sweep import SERVED_CAPTION
 from headway.bench.times import RequestTimeline
 from headway.charts import Page, Series, cdf_chart, line_chart
 from headway.sim.capacity import BEYOND, Overload
@@ -84,11 +85,6 @@ class Case:
         return "own" if self.rate is None else f"{self.rate:g}"
 
     @property
-    def name(self) -> str:
-        """Among others of all kinds."""
-        return f"{self.policy} at {self.rate_text}/s" if self.rate is not None else self.policy
-
-    @property
     def most_waiting(self) -> int:
         return max(run.simulation.most_waiting for run in self.runs)
 
@@ -123,11 +119,10 @@ def class_table(cases: Sequence[Case]) -> Table | None:
 
 def notes_on(cases: Sequence[Case]) -> list[str]:
     """What makes the numbers mean less than they seem to: loads beyond capacity, ties, too few requests or seeds."""
-    notes = [*_overloads(cases), *_ties(cases)]
-    fewest = min(run.metrics.num_completed for case in cases for run in case.runs)
-    smallest = min([fewest, *(m.num_completed for case in cases for run in case.runs for m in run.classes.values())])
-    if is_thin(99, smallest):
-        notes.append(thin_note(smallest))
+    notes = [*overload_notes(cases), *_ties(cases)]
+    fewest = min(m.num_completed for case in cases for run in case.runs for m in (run.metrics, *run.classes.values()))
+    if is_thin(99, fewest):
+        notes.append(thin_note(fewest))
     num_seeds = len(cases[0].runs)
     if num_seeds > 1:
         notes.append(f"Means over {num_seeds} seeds, ± half of the 95% interval of the mean.")
@@ -160,7 +155,7 @@ def _at(rates: Sequence[str]) -> str:
     return f"at {', '.join(rates)} requests/s"
 
 
-def _overloads(cases: Sequence[Case]) -> list[str]:
+def overload_notes(cases: Sequence[Case]) -> list[str]:
     """One for each rate: capacity has nothing to do with policies."""
     beyond = {case.rate: str(case.overload) for case in reversed(cases) if case.overload is not None}
     return [f"Beyond capacity: {'; '.join(reversed(beyond.values()))}. {BEYOND}"] if beyond else []
@@ -192,20 +187,21 @@ def _csv_rows(case: Case, run: SimRun) -> Iterable[list[Any]]:
 
 
 def comparison_page(title: str, cases: Sequence[Case], *, notes: Sequence[str]) -> Page:
-    """Curves over the rates; at one rate, how latencies are distributed. `notes` stand below the tables."""
+    """Curves over the rates; at one rate, how latencies are distributed. `notes` stand above, tables below."""
     first = cases[0].runs[0]
     page = Page(title, f"{len(cases)} cases of {len(first.work):,} requests each, simulated")
-    page.table(*run_table(cases))
-    if (by_class := class_table(cases)) is not None:
-        page.table(*by_class)
     for note in notes:
         page.text(note)
+    page.table(*run_table(cases))
     targets = targets_by_class(first.given, first.options)
     rates = {case.rate for case in cases if case.rate is not None and math.isfinite(case.rate)}
     if len(rates) > 1:
         _rate_charts(page, [case for case in cases if case.rate in rates], targets)
     else:
         _distributions(page, cases, targets)
+    if (by_class := class_table(cases)) is not None:
+        page.heading("By class, in milliseconds")
+        page.table(*by_class)
     return page
 
 
@@ -219,7 +215,7 @@ def _rate_charts(page: Page, cases: Sequence[Case], targets: dict[str, Targets])
             y="served (requests/s)",
             series=[*_curves(cases, lambda m: m.requests_s), same],
         ),
-        "Below the dashed line requests come faster than they are served: beyond capacity.",
+        SERVED_CAPTION,
     )
     charts: list[tuple[str, str, Callable[[OnlineMetrics], float | None], dict[str, float]]] = [
         ("Time to first token, P50", "milliseconds", lambda m: m.ttft.percentiles[50], target_lines(targets, "ttft")),
@@ -249,7 +245,7 @@ def _mean(case: Case, value: Callable[[OnlineMetrics], float | None]) -> float:
 def _distributions(page: Page, cases: Sequence[Case], targets: dict[str, Targets]) -> None:
     def samples(of: Callable[[RequestTimeline], float | None]) -> dict[str, list[float]]:
         return {
-            case.name: [
+            case.policy: [
                 1e3 * value for run in case.runs for line in run.simulation.timelines if (value := of(line)) is not None
             ]
             for case in cases

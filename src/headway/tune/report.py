@@ -82,11 +82,13 @@ def tuned_page(
     best: Trial,
     *,
     title: str,
+    warnings: Sequence[str] = (),
     notes: Sequence[str],
 ) -> Page:
-    """With the Pareto front."""
+    """With the Pareto front; `warnings` stand above, `notes` below."""
     page = Page(f"Tuning for {title}", str(goal))
-    page.text(recommendation(space, tuned, best, verified))
+    for text in (recommendation(space, tuned, best, verified), *warnings):
+        page.text(text)
     front = _series("Pareto front", tuned.front, space, _itl_p99, kind="step")
     page.chart(
         line_chart(
