@@ -63,7 +63,7 @@ def test_the_scheduler_does_what_the_brute_force_model_does(group: int, max_in_f
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 def test_short_prompts_pass_long_ones_as_in_the_brute_force_model(policy: str, max_in_flight: int) -> None:
-    """Whom the policy puts behind a long prompt does not pass it; `hrrn` puts nearly all there, and `fair` divides steps
+    """Whom the policy puts behind a long prompt does not pass it: `hrrn` puts nearly all there. `fair` divides steps
     by a rule of its own."""
     rng = random.Random(f"{policy} {max_in_flight}")
     num_passed = 0

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from headway.bench.capacity import Capacity
 from headway.bench.objectives import Objective
+from headway.bench.online_metrics import THIN_MARK, OnlineMetrics, is_thin, thin_note
 from headway.charts import Page, Series, line_chart
+from headway.charts.number_text import number_text
 
 
 def capacity_page(title: str, found: Capacity, objectives: Sequence[Objective]) -> Page:
@@ -41,11 +43,22 @@ def capacity_page(title: str, found: Capacity, objectives: Sequence[Objective]) 
             [
                 f"{probe.rate:.3g}",
                 "yes" if probe.is_met else "no",
-                *(result[objective.key] for objective in objectives),
+                *(_marked(objective, result[objective.key], probe.metrics) for objective in objectives),
                 probe.metrics.num_completed,
                 probe.metrics.num_lost,
             ]
             for probe, result in zip(probes, results, strict=True)
         ],
     )
+    fewest = min((probe.metrics.num_completed for probe in probes), default=0)
+    if is_thin(99, fewest) and any(objective.key.startswith("p99_") for objective in objectives):
+        page.text(thin_note(fewest))
     return page
+
+
+def _marked(objective: Objective, value: float | None, metrics: OnlineMetrics) -> str | None:
+    """A P99 of too few requests has a mark."""
+    if value is None:
+        return None
+    thin = objective.key.startswith("p99_") and is_thin(99, metrics.num_completed)
+    return number_text(value) + (THIN_MARK if thin else "")

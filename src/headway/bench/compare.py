@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.bench.objectives import HIGHER_IS_BETTER, NEITHER_IS_BETTER, result_keys
+from headway.bench.online_metrics import is_thin
 from headway.errors import ConfigError
 
 ALIKE = 0.01
@@ -133,6 +134,17 @@ def unique_names(results: Sequence[Result], paths: Sequence[Path]) -> list[str]:
     """By what the files are called, with their folders where that is not enough."""
     names = [result.name for result in results]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
+
+
+def few_requests_note(names: Sequence[str], results: Sequence[Result]) -> str:
+    """Of P99s that rest on too few requests; "" if none does."""
+    counts = {name: int(result.numbers.get("completed", math.inf)) for name, result in _counted(names, results)}
+    told = ", ".join(f"{name} ({number:,})" for name, number in counts.items() if is_thin(99, number))
+    return f"P99 of fewer than 100 requests, where one or two decide it: {told}." if told else ""
+
+
+def _counted(names: Sequence[str], results: Sequence[Result]) -> list[tuple[str, Result]]:
+    return [(name, result) for name, result in zip(names, results, strict=True) if "completed" in result.numbers]
 
 
 def _numbers(content: Mapping[str, Any]) -> dict[str, float]:

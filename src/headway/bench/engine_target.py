@@ -10,6 +10,7 @@ from headway.bench.datasets import Dataset, Draw
 from headway.bench.online import Replay, replay
 from headway.bench.rounds import Progress, check_room
 from headway.bench.served import ServedRequest
+from headway.bench.surroundings import device_name
 from headway.bench.targets import Judging, Outcome, alike
 from headway.errors import ConfigError
 from headway.workload.requests import BenchRequest, highest_token_id
@@ -57,6 +58,11 @@ class EngineTarget:
         requests = [self._bench_request(request) for request in work]
         check_room(requests, self._engine.plan.max_model_len)
         return replay(self._engine, requests, temperature=self._temperature, progress=progress)
+
+    @property
+    def machine(self) -> str:
+        """What the engine runs on."""
+        return device_name(self._engine.plan.device)
 
     def close(self) -> None:
         """Ends the engine."""

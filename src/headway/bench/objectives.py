@@ -28,6 +28,7 @@ NEITHER_IS_BETTER = frozenset(
         "duration",
         "total_input_tokens",
         "total_output_tokens",
+        "offered_request_rate",
         "max_concurrent_requests",
         "tokens_per_event",
         "total_cached_tokens",

@@ -82,6 +82,6 @@ def replay(
                 agenda.ended(index, elapsed_s)
                 if progress is not None:
                     progress()
-        if log.is_due():
+        if log.is_due(is_idle=not engine.has_unfinished_requests()):
             log.add(sample_of(engine.core.scheduler, elapsed_s))
     return Replay(timelines, now() - started_s, num_steps, log.samples)

@@ -10,11 +10,28 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.bench.over_time import in_flight, token_rate
+from headway.bench.over_time import in_flight, offered_rate, token_rate
 from headway.bench.slo import Targets, attainment
 from headway.bench.times import RequestTimeline, percentiles
 
 SHOWN_PERCENTILES = (50, 90, 95, 99)
+THIN_MARK = "*"
+
+
+def is_thin(percent: float, num_requests: int) -> bool:
+    """Whether so few requests have no such percentile to speak of: it is their largest value, or nearly."""
+    return percent < 100 and num_requests * (100 - percent) < 100
+
+
+def thin_note(num_requests: int, percent: float = 99) -> str:
+    """The footnote to marked percentiles; "" if there are enough requests."""
+    if not is_thin(percent, num_requests):
+        return ""
+    least = math.ceil(100 / (100 - percent))
+    return (
+        f"{THIN_MARK} P{percent:g} of {num_requests:,} requests, fewer than {least:,}: one or two of them decide it, "
+        "and another run may give another."
+    )
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,8 @@ class OnlineMetrics:
     peak_in_flight: int
     num_good: int | None = None
     """Completed requests that met every target; `None` if nothing was promised."""
+    offered_s: float | None = None
+    """Requests that came each second, while they came; `None` if all were there at once."""
 
     @classmethod
     def of(
@@ -108,6 +127,7 @@ class OnlineMetrics:
             peak_output_tok_s=token_rate(done, 1.0).peak,
             peak_in_flight=int(in_flight(timelines).peak),
             num_good=None if targets is None else attainment(timelines, targets).num_met,
+            offered_s=offered_rate(timelines),
         )
 
     @property
@@ -144,6 +164,16 @@ class OnlineMetrics:
         """How uneven the flow of tokens is; 1 is a metronome."""
         return self.itl.p99_over_p50
 
+    def percentile_text(self, name: str, percent: float, digits: int = 1) -> str:
+        """Of a latency by its short name, in milliseconds, marked if there are too few requests for it."""
+        value = self.latencies[name].percentiles[percent]
+        return f"{value:,.{digits}f}{THIN_MARK if is_thin(percent, self.num_completed) else ''}"
+
+    @property
+    def thin_note(self) -> str:
+        """The footnote of P99s that are marked; "" if they are not."""
+        return thin_note(self.num_completed)
+
     @property
     def latencies(self) -> dict[str, Distribution]:
         """By the short names that the keys use."""
@@ -157,6 +187,7 @@ class OnlineMetrics:
             "failed": self.num_lost,
             "total_input_tokens": self.num_input_tokens,
             "total_output_tokens": self.num_output_tokens,
+            "offered_request_rate": self.offered_s,
             "request_throughput": self.requests_s,
             "request_goodput": self.good_requests_s,
             "goodput_share": self.good_share,

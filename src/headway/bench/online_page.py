@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headway.bench.batch_samples import BatchSample
 from headway.bench.online_metrics import OnlineMetrics
 from headway.bench.over_time import bucket_for, in_flight, token_rate
+from headway.bench.slo import Targets
 from headway.bench.times import RequestTimeline
 from headway.charts import Page, Series, cdf_chart, line_chart
 
@@ -26,9 +27,11 @@ def online_page(
     timelines: Sequence[RequestTimeline],
     samples: Sequence[BatchSample] = (),
     notes: Sequence[str] = (),
+    targets: Mapping[str, Targets] | None = None,
 ) -> Page:
     """`notes` say what a reader must know, a paragraph each; `samples` may be empty where nobody tells about the
-    batch."""
+    batch; `targets` by class are drawn."""
+    promised = targets or {}
     done = [timeline for timeline in timelines if timeline.is_complete]
     page = Page(title, _subtitle(metrics))
     page.facts(_facts(metrics))
@@ -36,10 +39,21 @@ def online_page(
         page.text(note)
     page.heading("Latencies")
     _latency_table(page, metrics)
-    _latency_charts(page, done)
+    _latency_charts(page, done, promised)
     page.heading("Over time")
-    _time_charts(page, timelines, samples, metrics.duration_s)
+    _time_charts(page, timelines, samples, metrics.duration_s, promised)
     return page
+
+
+def target_lines(targets: Mapping[str, Targets], *names: str) -> dict[str, float]:
+    """Milliseconds of the targets of these names (ttft, tpot, e2e), to be drawn as lines."""
+    found: dict[str, float] = {}
+    for class_name, each in targets.items():
+        for name in names:
+            bound_s = getattr(each, f"{name}_s")
+            if bound_s is not None:
+                found[" ".join(filter(None, [name.upper(), "target", class_name]))] = 1e3 * bound_s
+    return found
 
 
 def _subtitle(metrics: OnlineMetrics) -> str:
@@ -51,10 +65,11 @@ def _subtitle(metrics: OnlineMetrics) -> str:
 
 def _facts(metrics: OnlineMetrics) -> dict[str, str]:
     facts = {
-        "requests/s": f"{metrics.requests_s:,.2f}",
+        "requests/s": f"{metrics.requests_s:,.2f}"
+        + ("" if metrics.offered_s is None else f" of {metrics.offered_s:,.2f} offered"),
         "output tokens/s": f"{metrics.output_tok_s:,.1f}",
-        "P99 to first token": f"{metrics.ttft.percentiles[99]:,.1f} ms",
-        "P99 between tokens": f"{metrics.itl.percentiles[99]:,.1f} ms",
+        "P99 to first token, ms": metrics.percentile_text("ttft", 99),
+        "P99 between tokens, ms": metrics.percentile_text("itl", 99),
         "failed": f"{metrics.num_lost:,}",
     }
     if metrics.good_requests_s is not None and metrics.good_share is not None:
@@ -65,11 +80,18 @@ def _facts(metrics: OnlineMetrics) -> dict[str, str]:
 def _latency_table(page: Page, metrics: OnlineMetrics) -> None:
     percents = list(metrics.ttft.percentiles)
     rows = [
-        [f"{NAMES[name]} ({name.upper()})", *(f"{value:,.2f}" for value in cells), f"{latency.p99_over_p50:.2f}"]
+        [
+            f"{NAMES[name]} ({name.upper()})",
+            f"{latency.mean:,.2f}",
+            *(metrics.percentile_text(name, percent, 2) for percent in percents),
+            f"{latency.max:,.2f}",
+            f"{latency.p99_over_p50:.2f}",
+        ]
         for name, latency in metrics.latencies.items()
-        for cells in [(latency.mean, *latency.percentiles.values(), latency.max)]
     ]
     page.table(["milliseconds", "mean", *(f"P{percent:g}" for percent in percents), "max", "P99/P50"], rows)
+    if metrics.thin_note:
+        page.text(metrics.thin_note)
     if metrics.tokens_per_event > 1.01:
         page.text(
             f"An event carried {metrics.tokens_per_event:.2f} tokens on average. “Between tokens” is between events; "
@@ -77,7 +99,7 @@ def _latency_table(page: Page, metrics: OnlineMetrics) -> None:
         )
 
 
-def _latency_charts(page: Page, done: Sequence[RequestTimeline]) -> None:
+def _latency_charts(page: Page, done: Sequence[RequestTimeline], targets: Mapping[str, Targets]) -> None:
     page.chart(
         cdf_chart(
             "Until tokens come",
@@ -86,6 +108,7 @@ def _latency_charts(page: Page, done: Sequence[RequestTimeline]) -> None:
                 "first token": [1000 * timeline.ttft_s for timeline in done],
                 "whole answer": [1000 * timeline.e2e_s for timeline in done],
             },
+            x_lines=target_lines(targets, "ttft", "e2e"),
         ),
         "The share of requests that had waited no longer than this.",
     )
@@ -97,17 +120,22 @@ def _latency_charts(page: Page, done: Sequence[RequestTimeline]) -> None:
                 "each gap": [1000 * gap for timeline in done for gap in timeline.itls_s],
                 "mean of a request": [1000 * t.tpot_s for t in done if t.tpot_s is not None],
             },
+            x_lines=target_lines(targets, "tpot"),
         ),
         "Gaps that users feel as stutter are on the right; the mean of a request hides them.",
     )
 
 
 def _time_charts(
-    page: Page, timelines: Sequence[RequestTimeline], samples: Sequence[BatchSample], duration_s: float
+    page: Page,
+    timelines: Sequence[RequestTimeline],
+    samples: Sequence[BatchSample],
+    duration_s: float,
+    targets: Mapping[str, Targets],
 ) -> None:
     flying = in_flight(timelines)
     at_s = [sample.at_s for sample in samples]
-    batch = [Series("on their way", flying.xs, flying.ys, kind="step")]
+    batch = [Series("on their way", flying.xs, flying.ys, kind="step", is_broad=True)]
     if samples:
         batch.append(Series("in the batch", at_s, [float(sample.num_running) for sample in samples], kind="step"))
         batch.append(Series("in the queue", at_s, [float(sample.num_waiting) for sample in samples], kind="step"))
@@ -130,6 +158,13 @@ def _time_charts(
         "first token", [t.arrival_s for t in begun], [1000 * timeline.ttft_s for timeline in begun], kind="points"
     )
     page.chart(
-        line_chart("Who waited when", x="arrival (s)", y="time to first token (ms)", series=[waits], log_y=True),
+        line_chart(
+            "Who waited when",
+            x="arrival (s)",
+            y="time to first token (ms)",
+            series=[waits],
+            log_y=True,
+            lines=target_lines(targets, "ttft"),
+        ),
         "A point for each request. Points that climb to the right are a queue that grows.",
     )

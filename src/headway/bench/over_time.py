@@ -1,4 +1,4 @@
-"""A run as curves over time: how many requests were on their way, and how many tokens came each second."""
+"""A run over time: how many requests came and were on their way, and how many tokens came each second."""
 
 from __future__ import annotations
 
@@ -40,6 +40,13 @@ def in_flight(timelines: Sequence[RequestTimeline]) -> Curve:
         xs.append(at_s)
         ys.append(float(count))
     return Curve(xs, ys)
+
+
+def offered_rate(timelines: Sequence[RequestTimeline]) -> float | None:
+    """Requests a second from the first arrival to the last; `None` if all were there at once."""
+    arrivals = [timeline.arrival_s for timeline in timelines]
+    span_s = max(arrivals, default=0.0) - min(arrivals, default=0.0)
+    return (len(arrivals) - 1) / span_s if span_s > 0 else None
 
 
 def token_rate(timelines: Sequence[RequestTimeline], bucket_s: float) -> Curve:

@@ -14,6 +14,7 @@ from headway.bench.load import Sender, ServedRun, offer
 from headway.bench.rounds import Progress
 from headway.bench.served import Dialect, ServedRequest
 from headway.bench.server_facts import ServerFacts, ask_facts, texts_of
+from headway.bench.surroundings import device_name
 from headway.bench.targets import Judging, Outcome, alike
 from headway.errors import ConfigError
 
@@ -75,6 +76,11 @@ class ServerTarget:
 
     def close(self) -> None:
         """Nothing is held between runs."""
+
+    @property
+    def machine(self) -> str:
+        """The server, and where its load comes from."""
+        return f"server at {self.options.base_url}, load from {device_name('cpu')}"
 
     async def _ask(self) -> ServerFacts:
         client = self._client()

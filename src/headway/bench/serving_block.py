@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from headway.bench.online_metrics import Distribution, OnlineMetrics
+from headway.bench.online_metrics import THIN_MARK, Distribution, OnlineMetrics, is_thin, thin_note
 
 WIDTH = 50
 TITLES = {
@@ -23,13 +23,18 @@ def serving_block(
     max_concurrency: int | None = None,
     shown: Sequence[str] = tuple(TITLES),
     percents: Sequence[float] = (50, 90, 95, 99),
+    title: str = "Serving Benchmark Result",
 ) -> str:
     """`shown`: which latencies; `percents`: which of their percentiles."""
-    lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}", *_totals(metrics, rate, max_concurrency)]
+    lines = [f"{f' {title} ':=^{WIDTH}}", *_totals(metrics, rate, max_concurrency)]
     for name in shown:
         lines.append(f"{TITLES[name]:-^{WIDTH}}")
-        lines += _latency_lines(name.upper(), metrics.latencies[name], percents)
-    return "\n".join([*lines, "=" * WIDTH])
+        lines += _latency_lines(name.upper(), metrics.latencies[name], percents, metrics.num_completed)
+    lines.append("=" * WIDTH)
+    thin = [percent for percent in percents if is_thin(percent, metrics.num_completed)]
+    if shown and thin:
+        lines.append(thin_note(metrics.num_completed, max(thin)))
+    return "\n".join(lines)
 
 
 def _totals(metrics: OnlineMetrics, rate: float, max_concurrency: int | None) -> list[str]:
@@ -61,13 +66,16 @@ def _totals(metrics: OnlineMetrics, rate: float, max_concurrency: int | None) ->
     ]
 
 
-def _latency_lines(name: str, latency: Distribution, percents: Sequence[float]) -> list[str]:
+def _latency_lines(name: str, latency: Distribution, percents: Sequence[float], num_requests: int) -> list[str]:
     lines = [
         _line(f"Mean {name} (ms)", f"{latency.mean:.2f}"),
         _line(f"Median {name} (ms)", f"{latency.percentiles[50]:.2f}"),
     ]
     lines += [
-        _line(f"P{percent:g} {name} (ms)", f"{latency.percentiles[percent]:.2f}")
+        _line(
+            f"P{percent:g} {name} (ms)",
+            f"{latency.percentiles[percent]:.2f}" + (f" {THIN_MARK}" if is_thin(percent, num_requests) else ""),
+        )
         for percent in percents
         if percent != 50
     ]

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headway.bench.times import RequestTimeline
+
+if TYPE_CHECKING:
+    from headway.engine.request_options import RequestOptions
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,59 @@ class Targets:
     """Mean time of its later tokens, at most."""
     e2e_s: float | None = None
     """Its last token so long after its arrival, at most."""
+
+    def __str__(self) -> str:
+        bounds = {"TTFT": self.ttft_s, "TPOT": self.tpot_s, "E2E": self.e2e_s}
+        return ", ".join(f"{name} ≤ {1e3 * s:g} ms" for name, s in bounds.items() if s is not None) or "none"
+
+    def worst(self, timeline: RequestTimeline) -> float | None:
+        """The largest of a request's times, as a multiple of its target; `None` if nothing is promised."""
+        if not timeline.is_complete:
+            return math.inf
+        pairs = ((timeline.ttft_s, self.ttft_s), (timeline.tpot_s, self.tpot_s), (timeline.e2e_s, self.e2e_s))
+        return max((took / bound for took, bound in pairs if took is not None and bound), default=None)
+
+
+def own_targets(options: Sequence[RequestOptions]) -> list[Targets] | None:
+    """What requests say themselves, if any of them does."""
+    each = [Targets(one.get("ttft_target_s"), one.get("tpot_target_s")) for one in options]
+    return each if any(targets != Targets() for targets in each) else None
+
+
+def class_names(options: Sequence[RequestOptions]) -> list[str]:
+    """Of each request, the name of its class: its tenant, with what sets classes of one tenant apart."""
+    classes = list(dict.fromkeys(map(_class_key, options)))
+    tenants = [tenant for tenant, *_ in classes]
+    names = {}
+    for key in classes:
+        tenant, priority, ttft_s, tpot_s = key
+        is_alone = tenants.count(tenant) == 1
+        apart = "" if is_alone else f"priority {priority}, targets {Targets(ttft_s, tpot_s)}"
+        names[key] = " ".join(filter(None, [tenant, f"({apart})" if tenant and apart else apart])) or "all"
+    return [names[key] for key in map(_class_key, options)]
+
+
+def _class_key(one: RequestOptions) -> tuple[str, int, float | None, float | None]:
+    return one.get("tenant") or "", one.get("priority") or 0, one.get("ttft_target_s"), one.get("tpot_target_s")
+
+
+def targets_by_class(given: Targets | None, options: Sequence[RequestOptions]) -> dict[str, Targets]:
+    """What is promised, by the names of the classes that are promised anything; "" if it is the same for all."""
+    if given is not None:
+        return {"": given}
+    own = own_targets(options) or []
+    return {name: each for name, each in zip(class_names(options), own) if each != Targets()}
+
+
+def targets_note(given: Targets | None, options: Sequence[RequestOptions]) -> str:
+    """Which targets a goodput counts by, as a sentence."""
+    if given is not None:
+        return f"Targets, of every request (--goodput): {given}."
+    own = own_targets(options)
+    if own is None:
+        return "No targets: neither does the work promise any, nor does --goodput."
+    by_class = dict(zip(class_names(options), own))
+    return f"Targets of the workload's classes: {'; '.join(f'{name}: {each}' for name, each in by_class.items())}."
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.bench.online_metrics import OnlineMetrics
+from headway.bench.online_metrics import OnlineMetrics, is_thin, thin_note
+from headway.bench.online_page import target_lines
+from headway.bench.slo import Targets
 from headway.charts import Page, Series, line_chart
 from headway.config import did_you_mean, iter_options
 from headway.errors import ConfigError
 
 AUTO_SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
 """Rates that are chosen automatically, as parts of the rate that is served when everything is there at once."""
+
+SERVED_CAPTION = (
+    "Where served falls away from the dashed line, requests come faster than they are served. A little below it all "
+    "are: at its end a run waits for its last answers."
+)
 
 Setting = Mapping[str, Any]
 """Options of the engine."""
@@ -78,21 +85,32 @@ def settings_of(knobs: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(knobs, values, strict=True)) for values in itertools.product(*knobs.values())]
 
 
-def sweep_page(title: str, points: Sequence[SweepPoint], *, notes: Sequence[str] = ()) -> Page:
-    """Curves against the rate, one line for each setting; against the settings where there is only one rate."""
+def sweep_page(
+    title: str,
+    points: Sequence[SweepPoint],
+    *,
+    notes: Sequence[str] = (),
+    targets: Mapping[str, Targets] | None = None,
+) -> Page:
+    """Curves against the rate, one line for each setting; against the settings where there is only one rate. `targets`
+    by class are drawn."""
     page = Page(title, f"{len(points)} runs")
     for note in notes:
         page.text(note)
-    for chart_title, y, key, log_y in (
-        ("Throughput", "output tokens/s", "output_throughput", False),
-        ("Time to first token, P99", "milliseconds", "p99_ttft_ms", True),
-        ("Between tokens, P99", "milliseconds", "p99_itl_ms", True),
-        ("Whole answer, P99", "milliseconds", "p99_e2el_ms", True),
+    if served := _served(points):
+        page.chart(served, SERVED_CAPTION)
+    page.chart(_curves(points, "Throughput", "output tokens/s", "output_throughput", False))
+    for chart_title, key, name in (
+        ("Time to first token, P99", "p99_ttft_ms", "ttft"),
+        ("Between tokens, P99", "p99_itl_ms", "tpot"),
+        ("Whole answer, P99", "p99_e2el_ms", "e2e"),
     ):
-        page.chart(_curves(points, chart_title, y, key, log_y))
+        page.chart(_curves(points, chart_title, "milliseconds", key, True, target_lines(targets or {}, name)))
     page.chart(_frontier(points), "Up and to the left is better.")
     page.heading("All runs")
     page.table(*sweep_table(points))
+    for note in sweep_notes(points):
+        page.text(note)
     return page
 
 
@@ -107,10 +125,16 @@ def sweep_table(points: Sequence[SweepPoint]) -> tuple[list[str], list[list[str]
         m = point.metrics
         cells = [point.label or "default"] * has_settings + [f"{point.rate:g}", f"{m.requests_s:.2f}"]
         cells += [f"{m.good_requests_s or 0.0:.2f}"] * has_goodput + [f"{m.output_tok_s:,.1f}"]
-        cells += [f"{value:,.1f}" for value in (m.ttft.percentiles[50], m.ttft.percentiles[99])]
-        cells += [f"{m.tpot.percentiles[50]:,.2f}", f"{m.itl.percentiles[50]:,.2f}", f"{m.itl.percentiles[99]:,.1f}"]
-        rows.append([*cells, f"{m.e2el.percentiles[99]:,.1f}", f"{m.num_lost}"])
+        cells += [m.percentile_text("ttft", percent) for percent in (50, 99)]
+        cells += [m.percentile_text(name, 50, 2) for name in ("tpot", "itl")]
+        rows.append([*cells, m.percentile_text("itl", 99), m.percentile_text("e2el", 99), f"{m.num_lost}"])
     return titles, rows
+
+
+def sweep_notes(points: Sequence[SweepPoint]) -> list[str]:
+    """What stands below the table."""
+    fewest = min((point.metrics.num_completed for point in points), default=0)
+    return [thin_note(fewest)] if is_thin(99, fewest) else []
 
 
 def _by_setting(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
@@ -120,18 +144,38 @@ def _by_setting(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
     return groups
 
 
-def _curves(points: Sequence[SweepPoint], title: str, y: str, key: str, log_y: bool) -> str:
+def _served(points: Sequence[SweepPoint]) -> str:
+    """Requests a second that came against those that were answered, and the line on which both are the same."""
+    rates = sorted({point.rate for point in points if math.isfinite(point.rate)})
+    if len(rates) < 2:
+        return ""
+    series = [
+        Series(name or "served", [p.rate for p in group], [p.metrics.requests_s for p in group])
+        for name, group in _by_setting(points).items()
+    ]
+    same = Series("offered = served", rates, rates, is_reference=True)
+    return line_chart("Offered and served", x="offered (requests/s)", y="served (requests/s)", series=[*series, same])
+
+
+def _curves(
+    points: Sequence[SweepPoint],
+    title: str,
+    y: str,
+    key: str,
+    log_y: bool,
+    lines: Mapping[str, float] | None = None,
+) -> str:
     groups = _by_setting(points)
     if len({point.rate for point in points}) > 1:
         series = [
             Series(name or y, [p.rate for p in group], [_value(p, key) for p in group])
             for name, group in groups.items()
         ]
-        return line_chart(title, x="request rate (requests/s)", y=y, series=series, log_y=log_y)
+        return line_chart(title, x="request rate (requests/s)", y=y, series=series, log_y=log_y, lines=lines)
     labels = list(groups)
     values = [_value(group[0], key) for group in groups.values()]
     one = Series(y, [float(place) for place in range(1, len(labels) + 1)], values, labels=labels)
-    return line_chart(title, x="setting", y=y, series=[one], log_y=log_y)
+    return line_chart(title, x="setting", y=y, series=[one], log_y=log_y, lines=lines)
 
 
 def _frontier(points: Sequence[SweepPoint]) -> str:

@@ -12,7 +12,7 @@ from headway.bench.datasets import Dataset, Draw
 from headway.bench.online_metrics import SHOWN_PERCENTILES, OnlineMetrics
 from headway.bench.rounds import Progress
 from headway.bench.served import ServedRequest
-from headway.bench.slo import Targets
+from headway.bench.slo import Targets, own_targets
 from headway.bench.times import RequestTimeline
 
 
@@ -42,7 +42,7 @@ class Judging:
         self, work: Sequence[ServedRequest], timelines: Sequence[RequestTimeline], duration_s: float
     ) -> OnlineMetrics:
         """Of a run of this work."""
-        targets = self.targets or _own_targets(work)
+        targets = self.targets or own_targets([request.options for request in work])
         return OnlineMetrics.of(timelines, duration_s, targets=targets, percents=self.percents)
 
 
@@ -50,6 +50,11 @@ class Target(Protocol):
     """Something that answers requests."""
 
     name: str
+
+    @property
+    def machine(self) -> str:
+        """For people."""
+        ...
 
     def draw(self, dataset: Dataset, wanted: Draw) -> list[ServedRequest]:
         """Requests that it can take; vocabulary and tokenizer are its own."""
@@ -77,9 +82,3 @@ def _like(request: ServedRequest, rng: random.Random) -> ServedRequest:
         return ServedRequest(f"{rng.getrandbits(32):x} {request.prompt}", request.num_output_tokens)
     highest = max(request.prompt, default=0)
     return ServedRequest([rng.randint(0, highest) for _ in request.prompt], request.num_output_tokens)
-
-
-def _own_targets(work: Sequence[ServedRequest]) -> list[Targets] | None:
-    """What requests say themselves, if any of them does."""
-    each = [Targets(r.options.get("ttft_target_s"), r.options.get("tpot_target_s")) for r in work]
-    return each if any(targets != Targets() for targets in each) else None

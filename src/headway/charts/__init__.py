@@ -4,15 +4,17 @@ from headway.charts.bar_chart import bar_chart
 from headway.charts.cdf_chart import cdf_chart
 from headway.charts.histogram_chart import histogram_chart
 from headway.charts.line_chart import line_chart
-from headway.charts.page import Page
+from headway.charts.page import Origin, Page, command_text
 from headway.charts.series import Series
 from headway.charts.terminal import terminal_histogram, terminal_plot
 
 __all__ = [
+    "Origin",
     "Page",
     "Series",
     "bar_chart",
     "cdf_chart",
+    "command_text",
     "histogram_chart",
     "line_chart",
     "terminal_histogram",

@@ -18,9 +18,16 @@ _TOP = 56.0
 
 
 def bar_chart(
-    title: str, *, y: str, bars: Mapping[str, float], log_y: bool = False, notes: Mapping[str, str] | None = None
+    title: str,
+    *,
+    y: str,
+    bars: Mapping[str, float],
+    log_y: bool = False,
+    notes: Mapping[str, str] | None = None,
+    base: float | None = None,
 ) -> str:
-    """An `<svg>`. `y` is the title of the values' axis, with its unit; `notes` stand behind the values."""
+    """An `<svg>`. `y` is the title of the values' axis, with its unit; `notes` stand behind the values; `base` is where
+    bars begin, e.g. 1 for ratios, instead of 0 or the axis' end."""
     said = notes or {}
     names = {name: _shortened(name) for name in bars}
     left = _MARGIN + max((svg.text_width(name) for name in names.values()), default=0.0) + 10
@@ -31,6 +38,8 @@ def bar_chart(
         svg.text(y, _MARGIN, _MARGIN + 34, class_="hw-dim"),
     ]
     least = min((value for value in bars.values() if value > 0), default=math.nan) / 2 if log_y else 0.0
+    if base is not None:
+        least = base
     domain = domain_of([least, *bars.values()], is_log=log_y, is_rounded=True)
     if domain is None or not any(math.isfinite(value) for value in bars.values()):
         middle = svg.text("no data", WIDTH / 2, (_TOP + bottom) / 2 + 4, text_anchor="middle", class_="hw-dim")
@@ -42,14 +51,15 @@ def bar_chart(
         drawn.append(svg.tag("line", x1=x, x2=x, y1=_TOP, y2=bottom, stroke="var(--hw-grid)"))
         drawn.append(svg.text(tick.label, x, bottom + 16, text_anchor="middle", class_="hw-dim"))
     for row, (name, value) in enumerate(bars.items()):
-        drawn.append(_row(name, names[name], value, said.get(name, ""), scale, _TOP + _ROW * (row + 0.5), left))
-    base = scale.position(_base(scale)) or 0.0
-    drawn.append(svg.tag("line", x1=base, x2=base, y1=_TOP, y2=bottom, stroke="var(--hw-axis)", stroke_width=1.2))
+        middle_px = _TOP + _ROW * (row + 0.5)
+        drawn.append(_row(name, names[name], value, said.get(name, ""), scale, middle_px, left, _base(scale, base)))
+    start = scale.position(_base(scale, base)) or 0.0
+    drawn.append(svg.tag("line", x1=start, x2=start, y1=_TOP, y2=bottom, stroke="var(--hw-axis)", stroke_width=1.2))
     return svg.document(title, WIDTH, bottom + 26, *drawn)
 
 
-def _row(name: str, shown: str, value: float, note: str, scale: Scale, middle: float, left: float) -> str:
-    base = scale.position(_base(scale)) or 0.0
+def _row(name: str, shown: str, value: float, note: str, scale: Scale, middle: float, left: float, begin: float) -> str:
+    base = scale.position(begin) or 0.0
     end = scale.position(value)
     told = svg.hover("\n".join(part for part in (f"{name}: {number_text(value)}", note) if part))
     label = svg.text(shown, left - 8, middle + 4, text_anchor="end")
@@ -63,8 +73,10 @@ def _row(name: str, shown: str, value: float, note: str, scale: Scale, middle: f
     return svg.tag("g", told, label, bar, number, remark)
 
 
-def _base(scale: Scale) -> float:
+def _base(scale: Scale, given: float | None) -> float:
     """Where bars begin."""
+    if given is not None:
+        return given
     return scale.domain.low if scale.domain.is_log else 0.0
 
 

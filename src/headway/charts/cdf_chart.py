@@ -11,11 +11,22 @@ from headway.charts.series import Series
 _MOST_STEPS = 400
 
 
-def cdf_chart(title: str, *, x: str, samples: Mapping[str, Sequence[float]], log_x: bool = True) -> str:
-    """An `<svg>` with a line for each sample. Values that are not finite are left out; those that a logarithmic axis
-    has no place for still count, so that the line begins higher."""
+def cdf_chart(
+    title: str,
+    *,
+    x: str,
+    samples: Mapping[str, Sequence[float]],
+    log_x: bool = True,
+    x_lines: Mapping[str, float] | None = None,
+) -> str:
+    """An `<svg>` with a line for each sample, and named dashed lines from bottom to top (`x_lines`).
+
+    Values that are not finite are left out; those that a logarithmic axis has no place for still count, so that the
+    line begins higher.
+    """
     series = [Series(name, *_steps(values), kind="step") for name, values in samples.items()]
-    return line_chart(title, x=x, y="share of values at or below (%)", series=series, log_x=log_x, lines=_marks(series))
+    y = "share of values at or below (%)"
+    return line_chart(title, x=x, y=y, series=series, log_x=log_x, lines=_marks(series), x_lines=x_lines)
 
 
 def _marks(series: Sequence[Series]) -> dict[str, float]:

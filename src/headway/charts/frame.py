@@ -41,6 +41,9 @@ class LegendItem:
     index: int
     """Number of the series: decides its colour."""
     is_points: bool = False
+    dashes: str = "none"
+    """The pattern of its line."""
+    is_reference: bool = False
 
 
 Inside = Callable[[Scale, Scale], Sequence[str]]
@@ -93,11 +96,11 @@ def _legend(rows: list[list[tuple[float, LegendItem]]]) -> list[str]:
 
 
 def _key(item: LegendItem, x: float, y: float) -> str:
-    colour = svg.colour(item.index)
+    colour = "var(--hw-dim)" if item.is_reference else svg.colour(item.index)
     if item.is_points:
         return svg.tag("circle", cx=x + 6, cy=y, r=4, fill=colour)
-    pattern = svg.dashes(item.index)
-    return svg.tag("line", x1=x, x2=x + 13, y1=y, y2=y, stroke=colour, stroke_width=3, stroke_dasharray=pattern)
+    ends = {"x1": x, "x2": x + 13, "y1": y, "y2": y}
+    return svg.tag("line", stroke=colour, stroke_width=3, stroke_dasharray=item.dashes, **ends)
 
 
 def _box(left: float, top: float, bottom: float) -> str:

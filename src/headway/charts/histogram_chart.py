@@ -32,7 +32,7 @@ def histogram_chart(title: str, *, x: str, samples: Mapping[str, Sequence[float]
 
     x_domain = Domain(edges[0], edges[-1], is_log=log_x) if edges else None
     y_domain = domain_of([0.0, *(share for each in shares.values() for share in each)], is_rounded=True)
-    legend = [LegendItem(name, number) for number, name in enumerate(samples)]
+    legend = [LegendItem(name, number, dashes=svg.dashes(number)) for number, name in enumerate(samples)]
     y = Axis("share of values (%)", y_domain)
     return framed(title, x=Axis(x, x_domain), y=y, legend=legend, inside=inside)
 

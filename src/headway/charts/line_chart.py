@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from headway.charts import svg
-from headway.charts.frame import WIDTH, Axis, LegendItem, framed
+from headway.charts.frame import PLOT_HEIGHT, WIDTH, Axis, LegendItem, framed
 from headway.charts.number_text import number_text
 from headway.charts.placing import Box, LabelPlacer
 from headway.charts.scale import Domain, Scale, domain_of
-from headway.charts.series import Series, Spot, evenly, thin_cloud, thin_line
+from headway.charts.series import Series, Spot, Twin, evenly, thin_cloud, thin_line, twins_of
 
 MOST_HOVERS = 60
 """Places of a line that tell their value to the mouse."""
@@ -46,14 +46,43 @@ def line_chart(
     elif x_domain is not None and any(one.kind == "points" or one.labels for one in series):
         x_domain = _with_margins(x_domain)
 
+    twins = {} if x_domain is None or y_domain is None else _twins(series, x_domain, y_domain)
+
     def inside(x_scale: Scale, y_scale: Scale) -> list[str]:
         drawing = _Drawing(x_scale, y_scale, x, y)
-        drawn = [*drawing.across(across), *drawing.upright(upright)]
-        shapes = [drawing.shape(one, number) for number, one in enumerate(series)]
+        shapes = [drawing.shape(one, number, twins.get(number)) for number, one in enumerate(series)]
+        drawn = [*drawing.upright(upright), *drawing.across(across)]  # their names keep away from points
         return [*drawn, *shapes, *drawing.labels(), *drawing.hovers()]
 
-    legend = [LegendItem(one.name, number, one.kind == "points") for number, one in enumerate(series)]
+    legend = []
+    for number, one in enumerate(series):
+        twin = twins.get(number)
+        name, pattern = one.name, _dashes(one, number, None)[0]
+        if twin is not None and twin.rank:
+            first = series[twin.first]
+            is_same = list(one.xs) == list(first.xs) and list(one.ys) == list(first.ys)
+            name, pattern = f"{one.name} ({'same' if is_same else 'nearly'} as {first.name})", "4 3"
+        legend.append(LegendItem(name, number, one.kind == "points", pattern, one.is_reference))
     return framed(title, x=Axis(x, x_domain), y=Axis(y, y_domain), legend=legend, inside=inside)
+
+
+def _dashes(series: Series, number: int, twin: Twin | None) -> tuple[str, float]:
+    """(pattern, offset) of a line."""
+    if twin is not None and twin.rank:
+        # Each takes half of what those below it left open.
+        length = 16.0 / 2**twin.rank
+        return f"{length:g} {16 - length:g}", length - 16.0 if twin.rank > 1 else 0.0
+    return ("6 5" if series.is_reference else svg.dashes(number)), 0.0
+
+
+def _twins(series: Sequence[Series], x_domain: Domain, y_domain: Domain) -> dict[int, Twin]:
+    x_scale, y_scale = Scale(x_domain, 0.0, WIDTH), Scale(y_domain, PLOT_HEIGHT, 0.0)
+
+    def place(one: Series) -> list[tuple[float, float]]:
+        spots = ((x_scale.position(x), y_scale.position(y)) for x, y in zip(one.xs, one.ys))
+        return [(-1.0 if x is None else x, -1.0 if y is None else y) for x, y in spots]
+
+    return twins_of(series, place)
 
 
 def _can_be_drawn(x: float, y: float, log_x: bool, log_y: bool) -> bool:
@@ -79,8 +108,8 @@ class _Drawing:
         self._labelled: list[tuple[Spot, str]] = []
         self._hovers: list[str] = []
 
-    def shape(self, series: Series, number: int) -> str:
-        """One series, and what belongs to it remembered."""
+    def shape(self, series: Series, number: int, twin: Twin | None = None) -> str:
+        """One series, and what belongs to it remembered. Those that lie on each other are dashed so that all show."""
         runs = self._runs(series)
         spots = [spot for run in runs for spot in run]
         shown = thin_cloud(spots) if series.kind == "points" else evenly(spots, MOST_HOVERS)
@@ -90,24 +119,27 @@ class _Drawing:
                 self._placer.take(spot.x, spot.y)
         if series.labels and len(spots) <= MOST_LABELS:
             self._labelled += [(spot, series.labels[spot.number]) for spot in spots if spot.number < len(series.labels)]
-        colour = svg.colour(number)
+        colour = "var(--hw-dim)" if series.is_reference else svg.colour(number)
         if series.kind == "points":
             dots = [svg.tag("circle", cx=spot.x, cy=spot.y, r=4 if len(shown) < 100 else 2.5) for spot in shown]
             return svg.tag("g", *dots, fill=colour, fill_opacity=1 if len(shown) < 100 else 0.55) if dots else ""
         marks = [
-            svg.tag("circle", cx=spot.x, cy=spot.y, r=3, fill=colour)
+            svg.tag("circle", cx=spot.x, cy=spot.y, r=3 + 2 * (twin.num_above if twin is not None else 0), fill=colour)
             for run in runs
             for spot in run
-            if len(run) == 1 or (series.kind == "line" and len(spots) <= MOST_MARKERS)
+            if not series.is_reference and (len(run) == 1 or (series.kind == "line" and len(spots) <= MOST_MARKERS))
         ]
+        pattern, offset = _dashes(series, number, twin)
         path = svg.tag(
             "path",
             d=" ".join(_path(thin_line(run), is_step=series.kind == "step") for run in runs),
             fill="none",
             stroke=colour,
-            stroke_width=2,
+            stroke_width=6 if series.is_broad else 2,
+            stroke_opacity=0.35 if series.is_broad else 1,
             stroke_linejoin="round",
-            stroke_dasharray=svg.dashes(number),
+            stroke_dasharray=pattern,
+            stroke_dashoffset=offset,
         )
         return path + "".join(marks)
 
@@ -126,19 +158,12 @@ class _Drawing:
             yield self._placer.line_label(name, y)
 
     def upright(self, lines: Mapping[str, float]) -> Iterable[str]:
-        for row, (name, value) in enumerate(lines.items()):
+        for name, value in lines.items():
             x = self._x.position(value)
             if x is None:
                 continue
             yield self._dashed(name, value, x1=x, x2=x, y1=self._y.start, y2=self._y.end)
-            is_left = x + 6 + svg.text_width(name, 11) > WIDTH
-            yield svg.text(
-                name,
-                x + (-5 if is_left else 5),
-                self._y.end + 11 + 14 * (row % 4),
-                text_anchor="end" if is_left else "start",
-                class_="hw-note hw-dim hw-halo",
-            )
+            yield self._placer.upright_label(name, x)
 
     def _dashed(self, name: str, value: float, **ends: float) -> str:
         told = svg.hover(f"{name}: {number_text(value)}")

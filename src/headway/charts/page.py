@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import re
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from headway.charts.number_text import number_text
@@ -34,7 +36,36 @@ th { font-size: 12.5px; font-weight: 600; color: var(--dim) } .numeric :is(th, t
   text-align: right } .numeric td { white-space: nowrap } .numeric td:first-child { white-space: normal }
 pre { margin: 0 0 1.2rem; padding: .7rem .9rem; overflow-x: auto; border: 1px solid var(--line); border-radius: 10px;
   background: var(--card); font-size: 13px }
+footer { margin: 2.5rem 0 0; padding: .9rem 0 0; border-top: 1px solid var(--line); color: var(--dim); font-size: 13px;
+  overflow-wrap: anywhere }
+footer p { max-width: none; margin: .15rem 0 }
 """
+_HIDDEN = "HIDDEN"
+_SECRETS = frozenset({"--api-key"})
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a reader needs to make a page again, for its foot."""
+
+    command: str
+    version: str
+    seed: str
+    machine: str
+
+
+def command_text(arguments: Sequence[str]) -> str:
+    """A command as it is typed, without the secrets in it."""
+    shown, hides_next = [], False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        if hides_next:
+            argument, hides_next = _HIDDEN, False
+        elif name in _SECRETS:
+            argument, hides_next = (f"{name}={_HIDDEN}", False) if equals else (name, True)
+        shown.append(_CREDENTIALS.sub(_HIDDEN, argument))
+    return shlex.join(shown)
 
 
 class Page:
@@ -43,6 +74,7 @@ class Page:
     def __init__(self, title: str, subtitle: str = "") -> None:
         self._title = title
         self._subtitle = subtitle
+        self._origin: Origin | None = None
         self._parts: list[str] = []
 
     def heading(self, text: str) -> None:
@@ -77,6 +109,10 @@ class Page:
         below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
         self._parts.append(f"<figure>{svg}{below}</figure>")
 
+    def made_by(self, origin: Origin) -> None:
+        """Stands at the foot."""
+        self._origin = origin
+
     def render(self) -> str:
         """The whole file."""
         title = html.escape(self._title)
@@ -85,12 +121,22 @@ class Page:
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f"<title>{title}</title>\n<style>{_STYLE}</style></head>\n"
-            f"<body>\n<h1>{title}</h1>\n{subtitle}" + "\n".join(self._parts) + "\n</body></html>\n"
+            f"<body>\n<h1>{title}</h1>\n{subtitle}"
+            + "\n".join(self._parts)
+            + f"\n{_footer(self._origin)}</body></html>\n"
         )
 
     def save(self, path: str | Path) -> None:
         """Write it; `OSError` where that cannot be done."""
         Path(path).write_text(self.render(), encoding="utf-8")
+
+
+def _footer(origin: Origin | None) -> str:
+    if origin is None:
+        return ""
+    facts = f"Headway {origin.version} · seed: {origin.seed} · machine: {origin.machine}"
+    command = f"<code>{html.escape(origin.command)}</code>"
+    return f"<footer><p>Made by {command}</p><p>{html.escape(facts)}</p></footer>\n"
 
 
 def _cell(cell: Cell) -> str:

@@ -54,6 +54,14 @@ class LabelPlacer:
         places = [Box(x, top, x + _width(content), top + 13) for x in (right, left) for top in (y - 14, y + 2)]
         return self._first_free(content, places, _LINE_CLASS) or _drawn(content, places[0], _LINE_CLASS)
 
+    def upright_label(self, content: str, x: float) -> str:
+        """The name of a line from bottom to top: beside it, where it is free; at its top if nothing is."""
+        room, width = self._room, _width(content)
+        lefts = (x + 5, x - 5 - width)
+        tops = [room.top + share * (room.bottom - room.top - 13) for share in (0.14, 0.22, 0.3, 0.62, 0.7, 0.78, 0.86)]
+        places = [Box(left, top, left + width, top + 13) for top in tops for left in lefts]
+        return self._first_free(content, places, _LINE_CLASS) or _drawn(content, places[0], _LINE_CLASS)
+
     def _first_free(self, content: str, places: Sequence[Box], kind: str) -> str:
         """Free of points, too, if that is possible."""
         for avoided in (self._labels + self._points, self._labels):

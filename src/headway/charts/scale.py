@@ -84,6 +84,8 @@ def domain_of(
     if not drawable:
         return None
     low, high = float(min(drawable)), float(max(drawable))
+    if math.isclose(low, high, rel_tol=1e-6):  # rounding errors are no range
+        low = high
     if is_log:
         return _log_domain(low, high, is_rounded)
     if wants_zero and 0 <= low <= high * _SMALLEST_SHARE_FOR_ZERO:

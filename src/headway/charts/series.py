@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+_APART_PX = 1.5
 MOST_POINTS = 2_500
 """Of a cloud; more than that would only lie on top of each other."""
 
@@ -22,6 +23,50 @@ class Series:
     """`step`: the value holds until the next point."""
     labels: Sequence[str] = ()
     """One for each point, shown beside it where there is room, and when the mouse rests on it."""
+    is_reference: bool = False
+    """A line to hold others against, dashed and grey."""
+    is_broad: bool = False
+    """A pale band, which another line may lie on."""
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A line among those that lie on each other."""
+
+    first: int
+    """Number of the one that was there first."""
+    rank: int
+    """Its own place among them, from 0."""
+    num_above: int
+    """How many are drawn over it."""
+
+
+def twins_of(series: Sequence[Series], place: Callable[[Series], Sequence[tuple[float, float]]]) -> dict[int, Twin]:
+    """Lines that cannot be told apart, by their numbers; those that lie alone are not in it. `place`: where a series is
+    on the picture."""
+    groups: list[list[int]] = []
+    places = {number: place(one) for number, one in enumerate(series) if one.kind != "points" and not one.is_reference}
+    for number, own in places.items():
+        if not own:
+            continue
+        group = next((group for group in groups if _is_covered(places[group[0]], own)), None)
+        if group is None:
+            groups.append([number])
+        else:
+            group.append(number)
+    return {
+        number: Twin(group[0], rank, len(group) - 1 - rank)
+        for group in groups
+        if len(group) > 1
+        for rank, number in enumerate(group)
+    }
+
+
+def _is_covered(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> bool:
+    """Whether they are closer than the width of a line, everywhere."""
+    return len(first) == len(second) and all(
+        abs(x1 - x2) <= _APART_PX and abs(y1 - y2) <= _APART_PX for (x1, y1), (x2, y2) in zip(first, second)
+    )
 
 
 class Spot(NamedTuple):

@@ -135,6 +135,6 @@ def _warm_up(work: Work) -> list[BenchRequest]:
 
 
 def _device_name(device: str) -> str:
-    from headway.sim.surroundings import device_name
+    from headway.bench.surroundings import device_name
 
     return device_name(device)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headway.claims.results import Results, Row
 
 HEADERS = ("claim", "source", "workload", "published", "ours", "where it differs and why")
 
 
-def table_cells(row: Row) -> list[str]:
-    """One row of the table."""
+def claim_cells(group: Sequence[Row]) -> list[str]:
+    """One row of the table: a claim, with what was measured and what was simulated."""
+    first = group[0]
     return [
-        f"{row.claim.title} ({row.claim.id})",
-        row.claim.source,
-        row.outcome.workload,
-        row.claim.published,
-        f"{row.outcome.ours} [{row.where}]",
-        row.outcome.differs,
+        f"{first.claim.title} ({first.claim.id})",
+        first.claim.source,
+        "; ".join(dict.fromkeys(row.outcome.workload for row in group)),
+        first.claim.published,
+        "; ".join(f"{row.outcome.ours} [{row.where}]" for row in group),
+        " ".join(_differs(row, len(group) > 1) for row in group),
     ]
+
+
+def _differs(row: Row, is_named: bool) -> str:
+    return f"{row.outcome.where.capitalize()}: {row.outcome.differs}" if is_named else row.outcome.differs
 
 
 def as_markdown(results: Results) -> str:
@@ -25,7 +32,7 @@ def as_markdown(results: Results) -> str:
     if results.note:
         lines += [results.note, ""]
     lines += [_line(HEADERS), _line(["---"] * len(HEADERS))]
-    lines += [_line(table_cells(row)) for row in results.rows]
+    lines += [_line(claim_cells(group)) for group in results.by_claim]
     lines += ["", "## Where and how", ""]
     lines += [_line(["claim", "measured on", "how", "date", "took", "command"]), _line(["---"] * 6)]
     lines += [_line(_origin(row)) for row in results.rows]

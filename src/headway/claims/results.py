@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -107,6 +108,11 @@ class Results:
     def rows(self) -> list[Row]:
         order = list(CLAIMS)
         return sorted(self._rows.values(), key=lambda row: (order.index(row.claim.id), row.outcome.where))
+
+    @property
+    def by_claim(self) -> list[list[Row]]:
+        """The rows of each claim together: the engine's, then the simulator's."""
+        return [list(group) for _, group in itertools.groupby(self.rows, key=lambda row: row.claim.id)]
 
     def put(self, row: Row) -> None:
         """In place of the one of the same claim and place, if there is one."""

@@ -9,6 +9,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
+from headway.bench.surroundings import versions
 from headway.claims.claim import Claim
 from headway.claims.context import Bar, Context, no_bar
 from headway.claims.engine_place import EnginePlace, Load
@@ -16,7 +17,6 @@ from headway.claims.place import Place
 from headway.claims.results import Row
 from headway.claims.simulated_place import SimulatedPlace
 from headway.errors import ConfigError
-from headway.sim.surroundings import versions
 
 On = Literal["auto", "engine", "simulator", "both"]
 """both: where auto puts it, and in the simulator as well."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from headway.sim.cost_model import TERMS
 from headway.sim.setup import check_work, set_up
 from headway.workload.requests import Work
 
-SHIPPED = "h200-llama31-8b.json"
+SHIPPED = "h200-llama31-8b"
 _KV_BYTES = {"fp8": 130 / 256, "int8": 130 / 256, "int4": 98 / 256}
 """Of a token and head of 128 numbers, with scales, against 16 bits each."""
 
@@ -31,10 +30,8 @@ class SimulatedPlace:
 
     @classmethod
     def open(cls, path: str | Path | None = None) -> SimulatedPlace:
-        """From a calibration's file; without one, the machine that is shipped."""
-        if path is not None:
-            return cls(Calibration.load(path))
-        return cls(Calibration.load(str(files("headway.claims") / "machines" / SHIPPED)))
+        """From a calibration's file, or by the name of one that is shipped."""
+        return cls(Calibration.find(SHIPPED if path is None else path))
 
     @property
     def description(self) -> str:

@@ -99,7 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         from headway.bench.capacity_page import capacity_page
 
-        write_page(arguments.html, capacity_page(f"Capacity of {target.name}", found, objectives))
+        page = capacity_page(f"Capacity of {target.name}", found, objectives)
+        write_page(arguments, page, seed=probing.seed, machine=target.machine)
     return 0 if found.rate is not None else 1
 
 

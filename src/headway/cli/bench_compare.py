@@ -6,12 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from headway.bench.compare import Comparison, Result, compare, joined, read_result, unique_names
-from headway.charts import Page, bar_chart
+from headway.bench.compare import Comparison, Result, compare, few_requests_note, joined, read_result, unique_names
 from headway.cli.bench_files import check_writable, print_table, write_page
 from headway.errors import ConfigError
-
-CHARTS = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_itl_ms", "p99_e2el_ms")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,9 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("The results have no number in common.")
     titles, cells = comparison_table(names, rows)
     print_table(titles, cells)
-    print(marking_note(results))
+    notes = [marking_note(results), *filter(None, [few_requests_note(names, results)])]
+    print("\n".join(notes))
     if arguments.html is not None:
-        write_page(arguments.html, _page(names, rows))
+        from headway.bench.compare_page import compare_page
+
+        page = compare_page(names, rows, (titles, cells), notes=notes)
+        write_page(arguments, page, seed="of each result", machine="of each result")
     return 0
 
 
@@ -87,16 +88,3 @@ def _value(value: float | None, spread: float | None, *, is_best: bool) -> str:
     text = f"{value:,.0f}" if value == int(value) else f"{value:,.2f}" if abs(value) >= 1 else f"{value:.4g}"
     around = "" if spread is None else f" ± {spread:,.0f}" if spread >= 10 else f" ± {spread:.2g}"
     return f"{text}{around} *" if is_best else f"{text}{around}  "
-
-
-def _page(names: Sequence[str], rows: Sequence[Comparison]) -> Page:
-    page = Page(" against ".join(names), "the better one has a star, if it is better beyond chance")
-    by_key = {row.key: row for row in rows}
-    for key in CHARTS:
-        if key in by_key:
-            bars = {name: value for name, value in zip(names, by_key[key].values, strict=True) if value is not None}
-            unit = "milliseconds" if key.endswith("_ms") else "tokens/s"
-            page.chart(bar_chart(key, y=unit, bars=bars))
-    titles, cells = comparison_table(names, rows)
-    page.table([title or "key" for title in titles], cells)
-    return page

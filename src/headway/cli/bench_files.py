@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -22,8 +23,13 @@ def write_json(path: str | Path, result: object) -> None:
         raise ConfigError(f"Cannot write the result '{path}': {error.strerror}.") from error
 
 
-def write_page(path: str | Path, page: Page) -> None:
-    """The same for a report."""
+def write_page(arguments: argparse.Namespace, page: Page, *, seed: int | str, machine: str) -> None:
+    """The same for a report, to --html, with what made it at its foot."""
+    from headway import __version__
+    from headway.charts import Origin, command_text
+
+    path = arguments.html
+    page.made_by(Origin(command_text(arguments.command_line), __version__, str(seed), machine))
     try:
         page.save(path)
     except OSError as error:

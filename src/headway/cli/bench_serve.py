@@ -17,6 +17,7 @@ from headway.bench.online_metrics import SHOWN_PERCENTILES
 from headway.bench.served import ServedRequest, ServedTimeline, shared_share
 from headway.bench.server_target import ServerTarget
 from headway.bench.serving_block import TITLES, serving_block
+from headway.bench.slo import targets_by_class
 from headway.bench.targets import Outcome
 from headway.cli.bench_files import check_writable, write_json, write_page
 from headway.cli.bench_target_flags import add_server_flags, add_warmup_flag, backend_of, server_options
@@ -150,8 +151,9 @@ def run(arguments: argparse.Namespace) -> int:
             timelines=outcome.timelines,
             samples=outcome.samples,
             notes=[*notes, *(f"{number} × {error}" for error, number in _counted(outcome.errors))],
+            targets=targets_by_class(judging.targets, [request.options for request in work]),
         )
-        write_page(arguments.html, page)
+        write_page(arguments, page, seed=first_seed, machine=target.machine)
     return 1 if any(result["error_counts"] for result in results) else 0
 
 

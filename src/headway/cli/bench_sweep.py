@@ -13,6 +13,7 @@ from headway.bench.sweep import (
     parse_rates,
     setting_text,
     settings_of,
+    sweep_notes,
     sweep_page,
     sweep_table,
 )
@@ -52,10 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
     makers = targets_of(arguments, judging_of(arguments), settings)
     probing = Probing.of(arguments, rates or (1.0,))
     points: list[SweepPoint] = []
-    name = ""
+    name = machine = ""
     for setting, make in zip(settings, makers, strict=True):
         target = make()
-        name = target.name
+        name, machine = target.name, target.machine
         if rates is None:  # of the first setting, so that all are compared at the same rates
             rates = auto_rates(probing.served_rate(target))
         for place, rate in enumerate(rates, start=1):
@@ -66,12 +67,14 @@ def run(arguments: argparse.Namespace) -> int:
         target.close()
     print(f"{name}, seed {probing.seed}")
     print_table(*sweep_table(points))
-    print("latencies in ms")
+    print("\n".join(["latencies in ms", *sweep_notes(points)]))
     if arguments.output_json is not None:
         found = {"target": name, "seed": probing.seed, "points": [point.as_json() for point in points]}
         write_json(arguments.output_json, found)
     if arguments.html is not None:
-        write_page(arguments.html, sweep_page(f"Sweep of {name}", points))
+        targets = judging_of(arguments).targets
+        page = sweep_page(f"Sweep of {name}", points, targets={"": targets} if targets is not None else {})
+        write_page(arguments, page, seed=probing.seed, machine=machine)
     return 1 if any(point.metrics.num_lost for point in points) else 0
 
 

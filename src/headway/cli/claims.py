@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibration",
         metavar="FILE",
-        help="The simulated machine: what 'headway calibrate' wrote. Default: an H200 with Llama 3.1 8B.",
+        help="The simulated machine: what 'headway calibrate' wrote, or the name of one that is shipped. Default: "
+        "h200-llama31-8b, an H200 with Llama 3.1 8B.",
     )
     parser.add_argument(
         "--output", metavar="DIR", help="Write claims.md, claims.json and claims.html here; other rows there stay."
@@ -95,9 +96,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(row: Row) -> None:
     """The table's columns below each other: a terminal is too narrow for them side by side."""
-    from headway.claims.markdown import HEADERS, table_cells
+    from headway.claims.markdown import HEADERS, claim_cells
 
-    for title, cell in zip(HEADERS, table_cells(row), strict=True):
+    for title, cell in zip(HEADERS, claim_cells([row]), strict=True):
         print(f"{title + ':':<26}{cell}" if title != HEADERS[-1] else f"{title}:\n  {cell}")
     print(f"{'measured on:':<26}{row.place}; {row.took_s:.0f} s\n", flush=True)
 

@@ -110,7 +110,9 @@ def _dispatch(
     module = importlib.import_module(command.module)
     parser = CommandParser(prog=f"{prog} {first}", description=command.summary)
     module.add_arguments(parser)
-    return int(module.run(parser.parse(arguments[1:])))
+    parsed = parser.parse(arguments[1:])
+    parsed.command_line = [*prog.split(), *arguments]  # for the foot of the pages that it writes
+    return int(module.run(parsed))
 
 
 def _overview(commands: Mapping[str, Command | CommandGroup], prog: str, summary: str) -> str:

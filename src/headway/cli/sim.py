@@ -1,13 +1,15 @@
 """`headway sim`: what a workload would be like on a calibrated machine, in seconds.
 
-The scheduler, the cache and the policies are the real ones; only the device is replaced by its cost model.
+The scheduler, the cache and the policies are the real ones; only the device is replaced by its cost model. Several
+policies, rates and seeds are simulated each with each, and stand beside each other.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import time
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.bench_files import check_writable, print_table, write_json, write_page
@@ -17,31 +19,37 @@ from headway.cli.flags import add_flags
 from headway.cli.progress import progress_bar
 from headway.cli.sim_work import (
     PREDICTORS,
-    add_rate_flag,
+    add_calibration_flag,
     add_work_flags,
     draw_work,
     load_calibration,
     load_work,
+    positive,
     simulated_flags,
     simulated_options,
+    write_text,
 )
 from headway.config import SCHEDULING_POLICIES, did_you_mean
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.bench.online_metrics import OnlineMetrics
     from headway.sim.calibration import Calibration
-    from headway.sim.simulate import Simulation
+    from headway.sim.comparison import Case, SimRun
+    from headway.sim.setup import Setup
     from headway.workload.requests import BenchRequest
-
-_COMPARED = ("request_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms")
+    from headway.workload.workload import Workload
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_calibration_flag(parser)
     parser.add_argument(
-        "--calibration", metavar="FILE", required=True, help="The machine: what 'headway calibrate' wrote."
+        "--rate",
+        type=_rates,
+        default=[None],
+        metavar="LIST",
+        help="Requests/s instead of the workload's own rate; a trace is stretched to it. inf: all at once. Several are "
+        "simulated one after the other, e.g. 5,10,20.",
     )
-    add_rate_flag(parser)
     parser.add_argument(
         "--replicas", type=count(1), default=1, metavar="N", help="So many such machines. (default: %(default)s)"
     )
@@ -71,158 +79,226 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="Of the spread of steps around their mean times. (default: 0)",
     )
+    parser.add_argument(
+        "--seeds",
+        type=count(1),
+        default=1,
+        metavar="N",
+        help="Simulate N draws of the work, from --work-seed and --sim-seed on, and show means and their intervals. "
+        "(default: %(default)s)",
+    )
     add_judging_flags(parser)
     parser.add_argument("--output-json", metavar="FILE", help="Write the result here; keys as of 'headway bench'.")
+    parser.add_argument("--csv", metavar="FILE", help="Write a line for each request here.")
     parser.add_argument("--html", metavar="FILE", help="Write a page with charts here.")
     add_work_flags(parser)
     add_flags(parser, simulated_flags())
 
 
 def run(arguments: argparse.Namespace) -> int:
-    check_writable(arguments.output_json, arguments.html)
+    check_writable(arguments.output_json, arguments.html, arguments.csv)
     calibration = load_calibration(arguments.calibration)
     policies = _policies(arguments.policy)
     options = simulated_options(arguments)
     if policies and "scheduling_policy" in options:
         raise ConfigError("--policy compares policies, --scheduling-policy sets one; give one of the two.")
-    work = _work(arguments, calibration)
-    runs = [_Run(arguments, calibration, work, options)]
-    if policies:
-        runs = [_Run(arguments, calibration, work, {**options, "scheduling_policy": policy}) for policy in policies]
-    if len(runs) == 1:
-        _tell_one(runs[0])
+    simulator = _Simulator(arguments, calibration, options)
+    cases = simulator.cases(policies or [simulator.own_policy])
+    if len(cases) == 1 and arguments.seeds == 1:
+        notes = simulator.tell_one(cases[0])
     else:
-        _tell_many(runs, policies)
+        notes = simulator.tell_many(cases)
     if arguments.output_json is not None:
-        results = [one.as_json() for one in runs]
-        whole = results[0] if len(results) == 1 else {"simulated": True, "policies": dict(zip(policies, results))}
-        write_json(arguments.output_json, whole)
+        results = [simulator.as_json(case, one) for case in cases for one in case.runs]
+        write_json(arguments.output_json, results[0] if len(results) == 1 else {"simulated": True, "runs": results})
+    if arguments.csv is not None:
+        from headway.sim.comparison import csv_text
+
+        write_text(arguments.csv, csv_text(cases))
     if arguments.html is not None:
-        _write_page(arguments, runs, policies)
+        simulator.write_page(cases, notes)
     return 0
 
 
-class _Run:
-    """One simulation and what came of it."""
+class _Simulator:
+    """Work on a machine, with the options of a command."""
 
-    def __init__(
-        self,
-        arguments: argparse.Namespace,
-        calibration: Calibration,
-        work: list[BenchRequest],
-        options: dict[str, Any],
-    ) -> None:
-        from headway.sim.setup import check_work, set_up
-        from headway.sim.simulate import simulate
+    def __init__(self, arguments: argparse.Namespace, calibration: Calibration, options: dict[str, Any]) -> None:
+        from headway.sim.setup import set_up
 
-        self.calibration = calibration
-        self.setup = set_up(calibration, options)
-        check_work(work, self.setup.machine)
-        started_s = time.perf_counter()
-        with progress_bar(len(work), options.get("scheduling_policy", "")) as progress:
-            self.simulation: Simulation = simulate(
-                work,
-                self.setup.machine,
-                self.setup.scheduler,
-                self.setup.cache,
-                num_replicas=arguments.replicas,
-                router=arguments.router,
-                seed=arguments.sim_seed,
-                progress=progress,
-            )
-        self.took_s = time.perf_counter() - started_s
-        self.metrics: OnlineMetrics = judging_of(arguments).metrics(
-            work,  # type: ignore[arg-type]
-            self.simulation.timelines,
-            self.simulation.duration_s,
-        )
+        self._arguments, self._calibration, self._options = arguments, calibration, options
+        self._workload: Workload = load_work(arguments)
+        self._judging = judging_of(arguments)
+        self._plain: Setup = set_up(calibration, options)
+        self._took_s = 0.0
+        self._most: float | None = None
 
     @property
-    def notes(self) -> list[str]:
-        from headway.sim.report import trust_notes
+    def own_policy(self) -> str:
+        """Where none is named."""
+        return self._plain.scheduler.scheduling_policy
 
-        simulation = self.simulation
-        notes = [*trust_notes(self.calibration), *self.setup.notes]
-        if len(simulation.num_routed) > 1:
-            shares = ", ".join(f"{number:,}" for number in simulation.num_routed)
-            notes.append(f"{len(simulation.num_routed)} replicas, with {shares} requests.")
-        notes.append(
-            f"{simulation.duration_s:,.1f} s in {self.took_s:.1f} s: {len(simulation.timelines):,} requests, "
-            f"{simulation.num_steps:,} steps, devices busy {self._busy:.0%} of the time, "
-            f"{simulation.num_hit_tokens / max(simulation.num_queried_tokens, 1):.0%} of prompt tokens from the cache."
-        )
+    def cases(self, policies: list[str]) -> list[Case]:
+        """Every policy at every rate, on the same work."""
+        from headway.sim.capacity import overload
+        from headway.sim.comparison import Case
+        from headway.sim.setup import set_up
+
+        cases = []
+        for rate in self._arguments.rate:
+            works = [self._draw(rate, number) for number in range(self._arguments.seeds)]
+            for policy in policies:
+                setup = set_up(self._calibration, {**self._options, "scheduling_policy": policy})
+                runs = [self._simulate(work, setup, number) for number, work in enumerate(works)]
+                beyond = overload(runs[0].metrics, partial(self._capacity, works[0]))
+                cases.append(Case(policy, rate, runs, beyond))
+        return cases
+
+    def _capacity(self, work: list[BenchRequest]) -> float:
+        """Of all replicas. Drawn at another rate, the requests are the same."""
+        from headway.sim.capacity import capacity
+
+        if self._most is None:
+            self._most = self._arguments.replicas * capacity(work, self._calibration, self._options)
+        return self._most
+
+    def tell_one(self, case: Case) -> list[str]:
+        """The block that people know, under another heading; what is to be known beside it."""
+        from headway.bench.serving_block import serving_block
+        from headway.sim.comparison import class_table, overload_notes
+
+        (run,) = case.runs
+        print(serving_block(run.metrics, title="Simulated Serving Result"))
+        notes = [*overload_notes([case]), self._targets_note(run), self._speed_note(run)]
+        if (by_class := class_table([case])) is not None:
+            print("\nBy class, latencies in ms:")
+            print_table(*by_class)
+        print("\n" + "\n".join([*notes, *self._trust(run)]))
         return notes
 
-    @property
-    def _busy(self) -> float:
-        simulation = self.simulation
-        return simulation.busy_s / max(simulation.duration_s * len(simulation.num_routed), 1e-12)
+    def tell_many(self, cases: list[Case]) -> list[str]:
+        """Tables."""
+        from headway.sim.comparison import class_table, notes_on, run_table
 
-    def as_json(self) -> dict[str, Any]:
+        calibration = self._calibration
+        print(f"Simulated: {self._title} on {calibration.device_name}, {calibration.model}; latencies in ms\n")
+        print_table(*run_table(cases))
+        if (by_class := class_table(cases)) is not None:
+            print("\nBy class:")
+            print_table(*by_class)
+        first = cases[0].runs[0]
+        notes = [*notes_on(cases), self._targets_note(first)]
+        print("\n" + "\n".join([*notes, *self._trust(first)]))
+        return notes
+
+    def as_json(self, case: Case, run: SimRun) -> dict[str, Any]:
+        """One of the results."""
         from headway.sim.report import simulation_json
 
-        return simulation_json(self.metrics.as_json(), self.calibration, self.simulation)
+        result = simulation_json(run.metrics.as_json(), self._calibration, run.simulation)
+        beyond = {"beyond_capacity": case.overload is not None}
+        told = {
+            **beyond,
+            "policy": case.policy,
+            "rate": "inf" if case.rate == float("inf") else case.rate,
+            "seed": run.seed,
+        }
+        by_class = {name: metrics.as_json() for name, metrics in run.classes.items()}
+        return {**told, **result, "classes": by_class}
 
+    def write_page(self, cases: list[Case], notes: list[str]) -> None:
+        from headway.bench.online_page import online_page
+        from headway.bench.slo import targets_by_class
+        from headway.sim.comparison import class_table, comparison_page
 
-def _tell_one(run: _Run) -> None:
-    from headway.bench.serving_block import serving_block
+        arguments, title, run = self._arguments, f"Simulated: {self._title}", cases[0].runs[0]
+        if len(cases) == 1 and len(cases[0].runs) == 1:
+            page = online_page(
+                title,
+                metrics=run.metrics,
+                timelines=run.simulation.timelines,
+                samples=run.simulation.samples,
+                notes=notes,
+                targets=targets_by_class(run.given, run.options),
+            )
+            if (by_class := class_table(cases)) is not None:
+                page.heading("By class, in milliseconds")
+                page.table(*by_class)
+        else:
+            page = comparison_page(title, cases, notes=notes)
+        page.heading("How far to trust it")
+        for note in self._trust(run):
+            page.text(note)
+        last = arguments.seeds - 1
+        seeds = [f"{s} to {s + last}" if last else f"{s}" for s in (arguments.work_seed, arguments.sim_seed)]
+        machine = f"{self._calibration.model} on {self._calibration.device_name}, simulated"
+        write_page(arguments, page, seed=f"{seeds[0]} of the work, {seeds[1]} of the steps", machine=machine)
 
-    print(serving_block(run.metrics))
-    print()
-    print("\n".join(run.notes))
+    @property
+    def _title(self) -> str:
+        return Path(self._arguments.workload).stem
 
+    def _draw(self, rate: float | None, number: int) -> list[BenchRequest]:
+        from headway.sim.setup import with_oracle
 
-def _tell_many(runs: list[_Run], policies: list[str]) -> None:
-    results = [one.metrics.as_json() for one in runs]
-    keys = [key for key in _COMPARED if results[0][key] is not None]
-    rows = []
-    for policy, result in zip(policies, results, strict=True):
-        values = [result[key] for key in keys]
-        rows.append([policy, *("" if value is None else f"{value:,.2f}" for value in values)])
-    print_table(["policy", *keys], rows)
-    print()
-    print("\n".join(runs[0].notes[:-1]))
+        arguments = argparse.Namespace(**{**vars(self._arguments), "work_seed": self._arguments.work_seed + number})
+        work = draw_work(arguments, self._workload, vocab_size=self._calibration.vocab_size, rate=rate)
+        return with_oracle(work) if arguments.length_predictor == "oracle" else work
 
+    def _simulate(self, work: list[BenchRequest], setup: Setup, number: int) -> SimRun:
+        from headway.sim.comparison import SimRun
+        from headway.sim.setup import check_work
+        from headway.sim.simulate import simulate
 
-def _write_page(arguments: argparse.Namespace, runs: list[_Run], policies: list[str]) -> None:
-    from headway.bench.online_page import online_page
+        arguments = self._arguments
+        check_work(work, setup.machine)
+        started_s = time.perf_counter()
+        with progress_bar(len(work), setup.scheduler.scheduling_policy) as progress:
+            done = simulate(
+                work,
+                setup.machine,
+                setup.scheduler,
+                setup.cache,
+                num_replicas=arguments.replicas,
+                router=arguments.router,
+                seed=arguments.sim_seed + number,
+                progress=progress,
+            )
+        self._took_s = time.perf_counter() - started_s
+        metrics = self._judging.metrics(work, done.timelines, done.duration_s)  # type: ignore[arg-type]
+        return SimRun(arguments.work_seed + number, work, done, metrics, self._judging.targets)
 
-    first = runs[0]
-    if len(runs) == 1:
-        page = online_page(
-            f"Simulated: {arguments.workload}",
-            metrics=first.metrics,
-            timelines=first.simulation.timelines,
-            samples=first.simulation.samples,
-            notes=first.notes,
+    def _targets_note(self, run: SimRun) -> str:
+        from headway.bench.slo import targets_note
+
+        return targets_note(run.given, run.options)
+
+    def _trust(self, run: SimRun) -> list[str]:
+        """What stands beside all simulated numbers."""
+        from headway.sim.report import trust_notes
+
+        notes = [*trust_notes(self._calibration), *self._plain.notes]
+        num_routed = run.simulation.num_routed
+        if len(num_routed) > 1:
+            shares = ", ".join(f"{number:,}" for number in num_routed)
+            notes.append(f"{len(num_routed)} replicas, with {shares} requests.")
+        return notes
+
+    def _speed_note(self, run: SimRun) -> str:
+        simulation = run.simulation
+        busy = simulation.busy_s / max(simulation.duration_s * len(simulation.num_routed), 1e-12)
+        return (
+            f"{simulation.duration_s:,.1f} s in {self._took_s:.1f} s: {len(simulation.timelines):,} requests, "
+            f"{simulation.num_steps:,} steps, devices busy {busy:.0%} of the time, "
+            f"{simulation.num_hit_tokens / max(simulation.num_queried_tokens, 1):.0%} of prompt tokens from the cache; "
+            f"{simulation.most_waiting or 'no'} request{'' if simulation.most_waiting < 2 else 's'} waited for a seat"
+            f"{' at once, at most' if simulation.most_waiting else ''}."
         )
-    else:
-        page = _comparison_page(arguments, runs, policies)
-    write_page(arguments.html, page)
 
 
-def _comparison_page(arguments: argparse.Namespace, runs: list[_Run], policies: list[str]) -> Any:
-    from headway.charts import Page, cdf_chart
-
-    page = Page("Scheduling policies, simulated", arguments.workload)
-    for note in runs[0].notes[:-1]:
-        page.text(note)
-    results = [one.metrics.as_json() for one in runs]
-    page.table(["policy", *_COMPARED], [[name, *(r[key] for key in _COMPARED)] for name, r in zip(policies, results)])
-    samples = {name: one.simulation.timelines for name, one in zip(policies, runs)}
-    ttfts = {name: [1e3 * line.ttft_s for line in lines] for name, lines in samples.items()}
-    ends = {name: [line.e2e_s for line in lines] for name, lines in samples.items()}
-    page.chart(cdf_chart("Time to first token", x="ms", samples=ttfts))
-    page.chart(cdf_chart("From arrival to last token", x="s", samples=ends))
-    return page
-
-
-def _work(arguments: argparse.Namespace, calibration: Calibration) -> list[BenchRequest]:
-    from headway.sim.setup import with_oracle
-
-    rate = math.inf if arguments.rate == math.inf else arguments.rate
-    work = draw_work(arguments, load_work(arguments), vocab_size=calibration.vocab_size, rate=rate)
-    return with_oracle(work) if arguments.length_predictor == "oracle" else work
+def _rates(text: str) -> list[float | None]:
+    """A flag's type."""
+    return [positive(part) for part in text.split(",")]
 
 
 def _policies(text: str | None) -> list[str]:

@@ -88,11 +88,24 @@ def simulated_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return chosen(arguments, simulated_flags())
 
 
-def load_calibration(path: str) -> Calibration:
-    """The file of `--calibration`."""
+def add_calibration_flag(parser: argparse.ArgumentParser) -> None:
+    """Which machine."""
+    from headway.sim.calibration import shipped_machines
+
+    parser.add_argument(
+        "--calibration",
+        metavar="FILE",
+        required=True,
+        help="The machine: what 'headway calibrate' wrote, or the name of one that is shipped: "
+        f"{', '.join(shipped_machines())}.",
+    )
+
+
+def load_calibration(text: str) -> Calibration:
+    """That of `--calibration`: a file, or the name of a machine that is shipped."""
     from headway.sim.calibration import Calibration
 
-    return Calibration.load(path)
+    return Calibration.find(text)
 
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:

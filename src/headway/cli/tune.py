@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from headway.cli.flags import add_flags, engine_flags
 from headway.cli.progress import meter
 from headway.cli.sim_work import (
     PREDICTORS,
+    add_calibration_flag,
     add_rate_flag,
     add_work_flags,
     draw_work,
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from headway.sim.calibration import Calibration
     from headway.tune.objective import Goal
     from headway.tune.space import Space
-    from headway.tune.trial import Tuned
+    from headway.tune.trial import Trial, Tuned
     from headway.tune.verify import Verified
     from headway.workload.requests import BenchRequest
 
@@ -40,9 +42,7 @@ _TEMPERATURE = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--calibration", metavar="FILE", required=True, help="The machine: what 'headway calibrate' wrote."
-    )
+    add_calibration_flag(parser)
     add_rate_flag(parser)
     parser.add_argument(
         "--traffic-log",
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=MS",
         help="What every request is promised, e.g. p99_itl_ms=50 or p99_ttft_ms=1000. May be given several times. "
-        "Without, throughput counts.",
+        "(default: what the workload's classes promise; if they promise nothing, throughput counts)",
     )
     parser.add_argument(
         "--trials",
@@ -99,10 +99,11 @@ def run(arguments: argparse.Namespace) -> int:
     from headway.tune.verify import recommended
 
     check_writable(arguments.output_json, arguments.html)
-    goal = Goal.parse(arguments.slo)
+    Goal.parse(arguments.slo)  # refuses what cannot be promised, before anything is drawn
     _check_engine_options(arguments)
     calibration = load_calibration(arguments.calibration)
     work = _work(arguments, calibration)
+    goal = Goal.of(arguments.slo, work)
     fixed = simulated_options(arguments)
     check_work(work, set_up(calibration, fixed).machine)
     space = Space.of(calibration, work, fixed)
@@ -117,15 +118,18 @@ def run(arguments: argparse.Namespace) -> int:
     if verified:
         print("\nPredicted and measured:")
         print_table(*verified_table(space, verified))
+    warnings = [*filter(None, [_beyond(space, work, tuned, best), tuned.default.metrics.thin_note])]
     notes = [*trust_notes(calibration), _searched(space, calibration)]
-    print("\n" + "\n".join([recommendation(space, tuned, best, verified), *notes]))
+    print("\n" + "\n".join([recommendation(space, tuned, best, verified), *warnings, *notes]))
     if verified and best is tuned.default and not tuned.is_default_best:
         print("What was best in simulation was not clearly better than the default when it was measured.")
     if arguments.output_json is not None:
         write_json(arguments.output_json, tuned_json(space, goal, tuned, verified, best))
     if arguments.html is not None:
         title = Path(arguments.workload or arguments.traffic[0]).stem
-        write_page(arguments.html, tuned_page(space, goal, tuned, verified, best, title=title, notes=notes))
+        page = tuned_page(space, goal, tuned, verified, best, title=title, warnings=warnings, notes=notes)
+        seeds = f"{arguments.work_seed} of the work, {arguments.search_seed} of the search"
+        write_page(arguments, page, seed=seeds, machine=f"{calibration.model} on {calibration.device_name}, simulated")
     return 0
 
 
@@ -136,6 +140,19 @@ def _check_engine_options(arguments: argparse.Namespace) -> None:
     others = [flag.flag for flag in engine_flags() if hasattr(arguments, flag.name) and flag.name not in simulated]
     if others and not arguments.verify:
         raise ConfigError(f"{others[0]} is for the engine that --verify runs, and has no effect on a simulation.")
+
+
+def _beyond(space: Space, work: Sequence[BenchRequest], tuned: Tuned, best: Trial) -> str:
+    """If the load is more than the machine can serve: by default, and with what is recommended."""
+    from headway.sim.capacity import BEYOND, capacity, overload
+
+    trials = {"by default": tuned.default, **({"as recommended": best} if best is not tuned.default else {})}
+    told = []
+    for name, trial in trials.items():
+        most = partial(capacity, work, space.calibration, {**space.fixed, **trial.options})
+        if (found := overload(trial.metrics, most)) is not None:
+            told.append(f"{found} {name}")
+    return f"Beyond capacity: {'; '.join(told)}. {BEYOND}" if told else ""
 
 
 def _searched(space: Space, calibration: Calibration) -> str:

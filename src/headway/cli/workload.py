@@ -8,8 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.bench_files import check_writable
-from headway.errors import ConfigError
+from headway.cli.bench_files import check_writable, write_page
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer
@@ -72,12 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         width = min(_MOST_WIDTH, max(_LEAST_WIDTH, shutil.get_terminal_size().columns - 1))
         print(text_report(workload, work, statistics, width=width))
     if arguments.html is not None:
-        try:
-            workload_page(workload, work, statistics).save(arguments.html)
-        except OSError as error:
-            raise ConfigError(f"Cannot write '{arguments.html}': {error.strerror}.") from error
-        if not arguments.json:
-            print(f"\nWrote {arguments.html}")
+        page = workload_page(workload, work, statistics)
+        write_page(arguments, page, seed=arguments.seed, machine="none: a description, nothing ran")
     return 0
 
 

@@ -11,15 +11,16 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.config import CacheConfig, SchedulerConfig
+from headway.bench.surroundings import device_name, versions
+from headway.config import CacheConfig, SchedulerConfig, did_you_mean
 from headway.errors import ConfigError
 from headway.sim.cost_model import CostModel
 from headway.sim.host_time import HostTime
 from headway.sim.machine import Machine
-from headway.sim.surroundings import device_name, versions
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
@@ -120,6 +121,21 @@ class Calibration:
             raise ConfigError(f"Cannot write the calibration '{path}': {error.strerror}.") from error
 
     @staticmethod
+    def find(name_or_path: str | Path) -> Calibration:
+        """A file, or one of the machines that are shipped, by its name."""
+        shipped = shipped_machines()
+        text = str(name_or_path)
+        if text in shipped and not Path(text).exists():
+            return Calibration.load(shipped[text])
+        if Path(text).exists() or Path(text).suffix or Path(text).name != text:
+            return Calibration.load(text)
+        hint = did_you_mean(text, tuple(shipped)) or f" They are: {', '.join(shipped)}."
+        raise ConfigError(
+            f"There is neither a file '{text}' nor a machine of that name that is shipped.{hint} "
+            "'headway calibrate --output FILE' measures this one."
+        )
+
+    @staticmethod
     def load(path: str | Path) -> Calibration:
         """What `save` wrote; `ConfigError` if it is something else."""
         try:
@@ -138,6 +154,12 @@ class Calibration:
         except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error).rstrip(".")
             raise ConfigError(f"The calibration '{path}' cannot be used: {reason}.") from error
+
+
+def shipped_machines() -> dict[str, Path]:
+    """Calibrations that come with the package, by name."""
+    folder = Path(str(files("headway.sim") / "machines"))
+    return {path.stem: path for path in sorted(folder.glob("*.json"))}
 
 
 CACHE_OPTIONS = ("prefix_caching", "eviction_policy", "kv_allocation", "kv_cache_dtype")

@@ -110,6 +110,7 @@ def simulation_json(result: dict[str, Any], calibration: Calibration, simulation
         **result,
         "simulated": True,
         "num_steps": simulation.num_steps,
+        "most_waiting": simulation.most_waiting,
         "device_busy_share": simulation.busy_s / max(simulation.duration_s * len(simulation.num_routed), 1e-12),
         "prefix_cache_hit_rate": simulation.num_hit_tokens / max(simulation.num_queried_tokens, 1),
         "requests_by_replica": simulation.num_routed,

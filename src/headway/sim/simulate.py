@@ -38,6 +38,8 @@ class Simulation:
     nothing."""
     num_running: list[int] = field(default_factory=list)
     """At the same times, how many requests were in the batch."""
+    most_waiting: int = 0
+    """After a step was planned: how many requests found no room in it, at most, on one replica."""
     samples: Sequence[BatchSample] = ()
     """How the batches stood after steps, all replicas together; thinned."""
     num_routed: list[int] = field(default_factory=list)
@@ -143,10 +145,11 @@ class _Cluster:
             if self._progress is not None:
                 self._progress()
         replica.note_done(num_done)
+        self.result.most_waiting = max(self.result.most_waiting, len(replica.core.scheduler.waiting))
         for output in step.launched:
             for request_id in output.preempted_request_ids:
                 timelines[int(request_id)].num_preemptions += 1
-        if self._log.is_due():
+        if self._log.is_due(is_idle=not any(one.is_busy for one in self._replicas)):
             self._log.add(self._sample(now_s))
 
     def _sample(self, at_s: float) -> BatchSample:

@@ -2,7 +2,8 @@
 
 Promises are bounds on keys of a result, such as p99_itl_ms=50 or p99_ttft_ms=1000. For a single request they mean: its
 time to first token is at most the bound, its mean time per token is, and of the gaps between its own tokens the 99th
-percentile. A request that gets all of it is good. Without promises every request is, and goodput is throughput.
+percentile. Where none are given, those count that the workload's classes make, as in `headway sim`. A request that gets
+all of it is good. Without any promises every request is, and goodput is throughput.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 
 from headway.bench.objectives import Objective, parse_objective
 from headway.bench.online_metrics import OnlineMetrics
+from headway.bench.slo import Targets, attainment, own_targets, targets_note
 from headway.bench.times import RequestTimeline, percentile
 from headway.errors import ConfigError
+from headway.workload.requests import BenchRequest
 
 SAME_GOODPUT = 0.005
 """A difference by less than this part is none: when all requests are in time, their number per second says nothing."""
@@ -30,6 +33,20 @@ class Goal:
     """What is promised to requests."""
 
     objectives: Sequence[Objective] = ()
+    """To every request."""
+    targets: Sequence[Targets] | None = None
+    """Without objectives: to each, in the order of the work."""
+    told: str = ""
+    """The same for people."""
+
+    @staticmethod
+    def of(texts: Sequence[str], work: Sequence[BenchRequest]) -> Goal:
+        """What is given, or else what the work's classes promise."""
+        if texts:
+            return Goal.parse(texts)
+        options = [request.options for request in work]
+        targets = own_targets(options)
+        return Goal() if targets is None else Goal(targets=targets, told=targets_note(None, options))
 
     @staticmethod
     def parse(texts: Sequence[str]) -> Goal:
@@ -44,11 +61,13 @@ class Goal:
         return Goal(objectives)
 
     def is_good(self, timeline: RequestTimeline) -> bool:
-        """Whether a request got all that was promised."""
+        """Whether a request got all that was promised to every one."""
         return timeline.is_complete and all(_kept(timeline, objective) for objective in self.objectives)
 
     def score(self, timelines: Sequence[RequestTimeline], metrics: OnlineMetrics) -> Score:
-        """Of a run."""
+        """Of a run of the work, or of its beginning."""
+        if self.targets is not None:
+            return self._score_by_class(timelines, self.targets[: len(timelines)], metrics)
         num_good = sum(self.is_good(timeline) for timeline in timelines)
         result = metrics.as_json()
         tails = [(result.get(o.key) or math.inf) / o.bound for o in self.objectives]
@@ -56,8 +75,21 @@ class Goal:
         missed = sum(not objective.is_met(result) for objective in self.objectives)
         return Score(num_good / metrics.duration_s, num_good / max(len(timelines), 1), tail, missed)
 
+    def _score_by_class(
+        self, timelines: Sequence[RequestTimeline], targets: Sequence[Targets], metrics: OnlineMetrics
+    ) -> Score:
+        met = attainment(timelines, targets)
+        worst = [own.worst(timeline) for timeline, own in zip(timelines, targets, strict=True)]
+        tail = percentile([ratio for ratio in worst if ratio is not None], 99)
+        return Score(met.num_met / metrics.duration_s, met.share, tail, int(tail > 1))
+
     def __str__(self) -> str:
-        return ", ".join(map(str, self.objectives)) or "nothing is promised: as many requests a second as possible"
+        if self.targets is not None:
+            return self.told
+        promised = ", ".join(map(str, self.objectives))
+        if promised:
+            return f"Targets, of every request (--slo): {promised}."
+        return "No targets: neither does the work promise any, nor does --slo. As many requests a second as possible."
 
 
 @dataclass(frozen=True)
@@ -68,8 +100,8 @@ class Score:
     """Good requests each second."""
     good_share: float
     tail: float
-    """The largest of the promised keys, as a multiple of its bound; without promises, the 99th percentile of the time
-    between tokens, in milliseconds."""
+    """The largest of the promised keys, as a multiple of its bound; of promises to classes, the 99th percentile of each
+    request's own such multiple; without promises, that of the time between tokens, in milliseconds."""
     num_missed: int = 0
     """Promised keys whose value over all requests is above the bound."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headway.bench.online_metrics import OnlineMetrics
@@ -15,6 +16,7 @@ from headway.tune.verify import Verified
 
 Table = tuple[list[str], list[list[str]]]
 
+_SHOWN = (("ttft", 50), ("ttft", 99), ("itl", 50), ("itl", 99), ("tpot", 99))
 _LATENCIES = ["P50 TTFT ms", "P99 TTFT ms", "P50 ITL ms", "P99 ITL ms", "P99 TPOT ms"]
 TITLES = ["", "goodput/s", "good", "requests/s", "tok/s", *_LATENCIES]
 
@@ -52,6 +54,7 @@ def tuned_json(space: Space, goal: Goal, tuned: Tuned, verified: Sequence[Verifi
     return {
         "simulated": True,
         "slo": {objective.key: objective.bound for objective in goal.objectives},
+        "targets": str(goal),
         "recommended": space.changes(best.options),
         "is_default": best is tuned.default,
         "default": _trial_json(tuned.default),
@@ -79,27 +82,38 @@ def tuned_page(
     best: Trial,
     *,
     title: str,
+    warnings: Sequence[str] = (),
     notes: Sequence[str],
 ) -> Page:
-    """With the Pareto front."""
+    """With the Pareto front; `warnings` stand above, `notes` below."""
     page = Page(f"Tuning for {title}", str(goal))
-    page.text(recommendation(space, tuned, best, verified))
+    for text in (recommendation(space, tuned, best, verified), *warnings):
+        page.text(text)
+    front = _series("Pareto front", tuned.front, space, _itl_p99, kind="step")
     page.chart(
         line_chart(
             "Throughput against the tail",
             x="P99 of the time between tokens (ms)",
             y="output tokens/s",
-            series=[
-                _series("tried", tuned.trials, space),
-                _series("Pareto front", tuned.front, space, kind="step"),
-                _series("default", [tuned.default], space, is_named=True),
-                *([_series("recommended", [best], space, is_named=True)] if best is not tuned.default else []),
-            ],
+            series=[*_clouds(space, tuned, best, _itl_p99, lambda t: t.metrics.output_tok_s), front],
             log_x=True,
-            x_lines={str(o): o.bound for o in goal.objectives if o.key == "p99_itl_ms"},
+            x_lines=_bounds(goal, "p99_itl_ms"),
         ),
         "Every point is a simulation of the whole work. On the front, more throughput costs a longer tail.",
     )
+    for key in dict.fromkeys([o.key for o in goal.objectives if o.key != "p99_itl_ms"]):
+        page.chart(_goodput_chart(space, goal, tuned, best, key))
+    if goal.targets is not None:
+        page.chart(
+            line_chart(
+                "Goodput against the tail",
+                x="P99 of the requests' largest latency, as a multiple of its target",
+                y="good requests/s",
+                series=_clouds(space, tuned, best, lambda t: t.score.tail, lambda t: t.score.goodput),
+                log_x=True,
+                x_lines={"targets": 1.0},
+            )
+        )
     page.heading("The best and the default, predicted")
     page.table(*trial_table(space, tuned))
     if verified:
@@ -130,38 +144,75 @@ def _gain(score: Score, default: Score) -> str:
     )
 
 
-def _series(
-    name: str, trials: Sequence[Trial], space: Space, kind: Any = "points", *, is_named: bool = False
-) -> Series:
-    ordered = sorted(trials, key=lambda trial: trial.metrics.itl.percentiles[99])
-    return Series(
-        name,
-        [trial.metrics.itl.percentiles[99] for trial in ordered],
-        [trial.metrics.output_tok_s for trial in ordered],
-        kind=kind,
-        labels=[name_of(space, trial) for trial in ordered] if is_named else (),
+Value = Callable[[Trial], float]
+
+
+def _itl_p99(trial: Trial) -> float:
+    return trial.metrics.itl.percentiles[99]
+
+
+def _bounds(goal: Goal, key: str) -> dict[str, float]:
+    return {str(objective): objective.bound for objective in goal.objectives if objective.key == key}
+
+
+def _goodput_chart(space: Space, goal: Goal, tuned: Tuned, best: Trial, key: str) -> str:
+    """Of another promised key."""
+
+    def value(trial: Trial) -> float:
+        found = trial.metrics.as_json().get(key)
+        return math.nan if found is None else found
+
+    return line_chart(
+        f"Goodput against {key}",
+        x="milliseconds",
+        y="good requests/s",
+        series=_clouds(space, tuned, best, value, lambda t: t.score.goodput),
+        log_x=True,
+        x_lines=_bounds(goal, key),
     )
 
 
+def _clouds(space: Space, tuned: Tuned, best: Trial, x: Value, y: Value) -> list[Series]:
+    """All that was tried, and the ones that matter on top."""
+    shown = [_series("tried", tuned.trials, space, x, y), _series("default", [tuned.default], space, x, y, named=True)]
+    if best is not tuned.default:
+        shown.append(_series("recommended", [best], space, x, y, named=True))
+    return shown
+
+
+def _series(
+    name: str,
+    trials: Sequence[Trial],
+    space: Space,
+    x: Value,
+    y: Value = lambda trial: trial.metrics.output_tok_s,
+    kind: Any = "points",
+    *,
+    named: bool = False,
+) -> Series:
+    ordered = sorted(trials, key=x)
+    labels = [name_of(space, trial) for trial in ordered] if named else ()
+    return Series(name, [x(trial) for trial in ordered], [y(trial) for trial in ordered], kind=kind, labels=labels)
+
+
 def _numbers(score: Score, metrics: OnlineMetrics) -> list[float]:
-    ttft, itl, tpot = metrics.ttft.percentiles, metrics.itl.percentiles, metrics.tpot.percentiles
     return [
         score.goodput,
         100 * score.good_share,
         metrics.requests_s,
         metrics.output_tok_s,
-        *(ttft[50], ttft[99], itl[50], itl[99], tpot[99]),
+        *(metrics.latencies[name].percentiles[percent] for name, percent in _SHOWN),
     ]
 
 
 def _cells(score: Score, metrics: OnlineMetrics) -> list[str]:
-    goodput, share, requests_s, tok_s, *latencies = _numbers(score, metrics)
+    goodput, share, requests_s, tok_s, *_ = _numbers(score, metrics)
     return [
         f"{goodput:.3f}",
         f"{share:.1f}%",
         f"{requests_s:.3f}",
         f"{tok_s:,.1f}",
-        *(f"{ms:,.1f}" for ms in latencies),
+        *(metrics.percentile_text(name, percent) for name, percent in _SHOWN),
     ]
 
 

@@ -68,10 +68,22 @@ def test_samples_are_thinned_evenly() -> None:
     log = SampleLog(most=8)
     for step in range(100):
         if log.is_due():
-            log.add(BatchSample(float(step), 0, 0, 0.0))
+            log.add(BatchSample(float(step), 1, 0, 0.0))
     times = [sample.at_s for sample in log.samples]
     assert len(times) <= 8 and times[0] == 0.0 and times[-1] >= 80
     assert len({b - a for a, b in itertools.pairwise(times)}) == 1
+
+
+def test_an_engine_that_falls_idle_is_seen_idle_however_much_is_thinned() -> None:
+    """A sample counts until the next one: without the last of a batch it would seem to run until the next request."""
+    log = SampleLog(most=64)
+    for step in range(2_000):
+        is_idle = step % 100 == 99
+        if log.is_due(is_idle=is_idle):
+            log.add(BatchSample(float(step), 0 if is_idle else 3, 0, 0.0))
+    idle = [sample.at_s for sample in log.samples if sample.is_idle]
+    assert idle == [float(step) for step in range(99, 2_000, 100)]
+    assert len(log.samples) <= 64 and log.samples == sorted(log.samples, key=lambda sample: sample.at_s)
 
 
 def test_arrivals_meet_their_rate_and_repeat_by_seed() -> None:

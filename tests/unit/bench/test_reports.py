@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from headway.bench.batch_samples import BatchSample
-from headway.bench.compare import Comparison, compare, joined, read_result
+from headway.bench.compare import Comparison, compare, few_requests_note, joined, read_result
+from headway.bench.compare_page import compare_page
 from headway.bench.datasets import CustomDataset, Draw, RandomDataset
 from headway.bench.online_metrics import OnlineMetrics
 from headway.bench.online_page import online_page
@@ -47,28 +48,45 @@ Total token throughput (tok/s):          38.75
 ---------------Time to First Token----------------
 Mean TTFT (ms):                          375.00
 Median TTFT (ms):                        375.00
-P99 TTFT (ms):                           497.50
+P99 TTFT (ms):                           497.50 *
 P99/P50 TTFT:                            1.33
 -----Time per Output Token (excl. 1st token)------
 Mean TPOT (ms):                          375.00
 Median TPOT (ms):                        375.00
-P99 TPOT (ms):                           497.50
+P99 TPOT (ms):                           497.50 *
 P99/P50 TPOT:                            1.33
 ---------------Inter-token Latency----------------
 Mean ITL (ms):                           333.33
 Median ITL (ms):                         250.00
-P99 ITL (ms):                            495.00
+P99 ITL (ms):                            495.00 *
 P99/P50 ITL:                             1.98
 ----------------End-to-end Latency----------------
 Mean E2EL (ms):                          875.00
 Median E2EL (ms):                        875.00
-P99 E2EL (ms):                           997.50
+P99 E2EL (ms):                           997.50 *
 P99/P50 E2EL:                            1.14
-=================================================="""
+==================================================
+* P99 of 2 requests, fewer than 100: one or two of them decide it, and another run may give another."""
 
 
 def test_the_block_that_people_know() -> None:
     assert serving_block(METRICS, rate=2.5, max_concurrency=8, percents=[99]) == BLOCK
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "marked"), [(9, ["90", "95", "99"]), (19, ["95", "99"]), (99, ["99"]), (100, [])]
+)
+def test_percentiles_of_too_few_requests_are_marked_and_stay_numbers_in_the_result(
+    num_requests: int, marked: list[str]
+) -> None:
+    lines = [RequestTimeline(0.01 * n, 10, 2, [0.01 * n + 0.1, 0.01 * n + 0.2]) for n in range(num_requests)]
+    metrics = OnlineMetrics.of(lines, 3.0)
+    block = serving_block(metrics, shown=["ttft"]).splitlines()
+    assert [line[1:3] for line in block if line.startswith("P") and line.endswith("*")] == marked
+    assert bool(metrics.thin_note) == (num_requests < 100) == block[-1].startswith("* P99 of")
+    assert all(isinstance(metrics.as_json()[f"p{percent}_ttft_ms"], float) for percent in (90, 95, 99))
+    page = online_page("A run", metrics=metrics, timelines=lines).render()
+    assert (f"P99 of {num_requests} requests" in page) == (num_requests < 100)
 
 
 def test_only_what_was_asked_for() -> None:
@@ -96,6 +114,38 @@ def test_a_page_of_a_run() -> None:
         assert words in page
     bare = online_page("Nothing", metrics=OnlineMetrics.of([], 1.0), timelines=[]).render()
     assert "does not tell about its batch" in bare and "in the queue" not in bare
+
+
+def test_targets_are_drawn() -> None:
+    targets = {"app": Targets(ttft_s=0.3, tpot_s=0.05), "": Targets(e2e_s=2.0)}
+    page = online_page("A run", metrics=METRICS, timelines=TIMELINES, targets=targets).render()
+    assert page.count("TTFT target app: 300") == 2  # over the distribution, and over time
+    assert page.count("TPOT target app: 50") == 1 and page.count("E2E target: 2,000") == 1
+    points = [SweepPoint({}, rate, METRICS) for rate in (1.0, 2.0)]
+    assert "TTFT target: 300" in sweep_page("S", points, targets={"": Targets(ttft_s=0.3)}).render()
+
+
+def test_a_sweep_has_the_line_on_which_all_that_comes_is_served() -> None:
+    points = [SweepPoint({}, rate, METRICS) for rate in (1.0, 2.0)]
+    assert "offered = served" in sweep_page("S", points).render()
+    assert "offered = served" not in sweep_page("S", points[:1]).render()
+    assert "offered = served" not in sweep_page("S", [SweepPoint({}, math.inf, METRICS)]).render()
+    assert "* P99 of 2 requests" in sweep_page("S", points).render()
+    assert sweep_table(points)[1][0].count("497.5*") == 1
+
+
+def test_a_comparison_has_one_chart_of_ratios(tmp_path: Path) -> None:
+    paths = [
+        write(tmp_path, "a", completed=20, output_throughput=100, p99_ttft_ms=50.0, median_ttft_ms=10.0),
+        write(tmp_path, "b", completed=200, output_throughput=150, p99_ttft_ms=75.0, median_ttft_ms=10.05),
+    ]
+    results = [read_result(path) for path in paths]
+    page = compare_page(["a", "b"], compare(results), (["", "a", "b"], [])).render()
+    assert page.count("<svg") == 1
+    for told in ("output_throughput: 1.5\nbetter", "p99_ttft_ms: 1.5\nworse", "median_ttft_ms: 1.005\nsame"):
+        assert told in page
+    assert few_requests_note(["a", "b"], results).endswith("a (20).")
+    assert few_requests_note(["b"], results[1:]) == ""
 
 
 def write(folder: Path, name: str, **numbers: object) -> Path:

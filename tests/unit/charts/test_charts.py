@@ -98,6 +98,17 @@ def test_one_value_only(value: float) -> None:
         parsed(bar_chart("t", y="y", bars={"a": value}, log_y=log))
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_values_that_differ_by_rounding_errors_are_one_value(log: bool) -> None:
+    values = [100.0, 100.00000000000001, 99.99999999999999]
+    for scale in (1.0, 1e-3):
+        ys = [scale * value for value in values]
+        parsed(line_chart("t", x="x", y="y", series=[Series("a", values, ys)], log_x=log, log_y=log))
+        parsed(cdf_chart("t", x="x", samples={"a": ys}, log_x=log))
+        parsed(histogram_chart("t", x="x", samples={"a": ys}, log_x=log))
+        parsed(bar_chart("t", y="y", bars={"a": ys[0], "b": ys[1]}, log_y=log))
+
+
 def test_thousands_of_points_are_thinned_and_peaks_stay() -> None:
     xs = [0.01 * number for number in range(50_000)]
     ys = [100.0 if number == 31_415 else 1.0 for number in range(50_000)]
@@ -164,3 +175,31 @@ def test_bars() -> None:
     assert "paging: 2.5\n2–4×" in hovers(svg)
     widths = [float(rect.get("width") or 0) for rect in parsed(svg).iter(f"{SVG}rect")]
     assert widths[0] == pytest.approx(2.5 * widths[1], rel=0.01)
+
+
+def test_equal_lines_are_dashed_over_each_other_and_named_as_the_same() -> None:
+    series = [Series(name, [1, 2, 3], ys) for name, ys in (("a", [5, 6, 7]), ("b", [5, 6, 8]), ("c", [5, 6, 7]))]
+    svg = line_chart("t", x="x", y="y", series=series)
+    assert [text for text in texts(svg) if text[0] in "abc"] == ["a", "b", "c (same as a)"]
+    patterns = [path.get("stroke-dasharray") for path in parsed(svg).iter(f"{SVG}path")]
+    assert patterns[:2] == ["none", "none"] and patterns[2] != "none"
+    assert "same as" not in "".join(texts(line_chart("t", x="x", y="y", series=series[:2])))
+    same = cdf_chart("t", x="x", samples={name: [1.0, 2.0, 3.0] for name in "abc"})
+    assert {"b (same as a)", "c (same as a)"} <= set(texts(same))
+    patterns = [path.get("stroke-dasharray") for path in parsed(same).iter(f"{SVG}path")]
+    assert len(set(patterns)) == 3  # all three can be seen
+
+
+def test_a_reference_is_grey_and_in_the_legend() -> None:
+    series = [Series("served", [1, 2], [1, 1.5]), Series("offered = served", [1, 2], [1, 2], is_reference=True)]
+    svg = line_chart("t", x="x", y="y", series=series)
+    assert "offered = served" in texts(svg)
+    assert [path.get("stroke") for path in parsed(svg).iter(f"{SVG}path")] == ["var(--hw-1)", "var(--hw-dim)"]
+
+
+def test_bars_of_ratios_begin_at_one() -> None:
+    svg = bar_chart("t", y="ratio", bars={"half": 0.5, "twice": 2.0}, log_y=True, base=1.0)
+    left, right = (rect for rect in parsed(svg).iter(f"{SVG}rect"))
+    end = float(left.get("x") or 0) + float(left.get("width") or 0)
+    assert end == pytest.approx(float(right.get("x") or 0), abs=0.1)
+    assert left.get("width") == right.get("width")

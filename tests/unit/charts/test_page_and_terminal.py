@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.charts import Page, Series, line_chart, terminal_histogram, terminal_plot
+from headway.charts import Origin, Page, Series, command_text, line_chart, terminal_histogram, terminal_plot
 
 
 def test_a_page_is_whole_and_takes_nothing_for_markup(tmp_path: Path) -> None:
@@ -29,6 +29,22 @@ def test_a_page_is_whole_and_takes_nothing_for_markup(tmp_path: Path) -> None:
         assert text in shown
     assert "<script" not in html and "src=" not in html and "@import" not in html
     assert len(root.findall("p")) == 3  # the subtitle and two paragraphs
+
+
+def test_the_foot_of_a_page_says_what_made_it() -> None:
+    page = Page("t")
+    page.made_by(Origin("headway sim --set 'a=<b>'", "1.2.3", "7", "a machine & more"))
+    root = ElementTree.fromstring(page.render()[page.render().index("<body>") : -len("</html>\n")])
+    foot = " ".join(root.find("footer").itertext())  # type: ignore[union-attr]
+    for text in ("headway sim --set 'a=<b>'", "Headway 1.2.3", "seed: 7", "machine: a machine & more"):
+        assert text in foot
+
+
+def test_a_command_is_shown_without_its_secrets() -> None:
+    given = ["headway", "bench", "serve", "--api-key", "hush", "--base-url", "http://me:pass@host:1/x", "--html", "a b"]
+    shown = command_text(given)
+    assert shown == "headway bench serve --api-key HIDDEN --base-url http://HIDDEN@host:1/x --html 'a b'"
+    assert command_text(["x", "--api-key=hush"]) == "x --api-key=HIDDEN"
 
 
 def test_saving_where_nothing_can_be_saved(tmp_path: Path) -> None:

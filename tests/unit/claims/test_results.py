@@ -78,6 +78,21 @@ def test_the_page_has_a_plot_for_each_row() -> None:
     assert CLAIMS["orca"].published in html and "2 claims, quick run, 2026-01-01" in html
 
 
+def test_what_was_measured_and_what_was_simulated_stand_in_one_row() -> None:
+    results = Results()
+    results.put(row("eras", ours="3×"))
+    results.put(row("eras", ours="4×", where="simulator", trust="mean error of steps 3.0%"))
+    html = as_page(results).render()
+    table = html[html.index("<tbody>") : html.index("</tbody>")]
+    assert table.count("<tr>") == 1 and table.index("3×") < table.index("4×")
+    assert html.count("<svg") == 2 and html.count("<h2>") == 1
+    assert "machine: a machine" in html and "seed: fixed in each claim" in html
+    lines = [line for line in as_markdown(results).splitlines() if line.startswith("| Static")]
+    assert len(lines) == 1
+    assert "3× [engine]; 4× [simulator; mean error of steps 3.0%]" in lines[0]
+    assert "Engine: why \\| not Simulator: why \\| not" in lines[0]
+
+
 def test_claims_are_found_by_name_in_the_order_of_the_table() -> None:
     assert [claim.id for claim in find_claims(["orca", "eras"])] == ["eras", "orca"]
     assert len(find_claims([])) == len(CLAIMS) == 14

@@ -1,4 +1,4 @@
-"""The machine and the software that a calibration was measured with, for people."""
+"""The machine and the software that something was measured with, for people."""
 
 from __future__ import annotations
 
