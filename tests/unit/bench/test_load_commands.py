@@ -327,6 +327,7 @@ def test_results_beside_each_other(server: SSEServer, tmp_path: Path, capsys: py
     for name in ("a", "b"):
         serve(server.url, "--num-prompts", "2", "--result-dir", str(tmp_path), "--result-filename", f"{name}.json")
     page = tmp_path / "c.html"
+    capsys.readouterr()
     assert main(["bench", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--html", str(page)]) == 0
     printed = capsys.readouterr().out
     assert "b / a" in printed and "p99_ttft_ms" in page.read_text()

@@ -133,7 +133,7 @@ def test_terminal_without_unicode_gets_ascii() -> None:
 
 def test_preemption_is_shown_and_survived() -> None:
     camera = Camera(width=80)
-    engine = make_engine(num_kv_blocks=600, block_size=8)
+    engine = make_engine(num_kv_blocks=600, block_size=8, short_prompt_share=0.0, long_prompt_step_ms=0.0)
     watch = demo.run_demo(engine, camera)
     assert watch.num_preemptions > 0
     assert any(Cell.PREEMPTED in column.values() for column in camera.columns)
