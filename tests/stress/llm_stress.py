@@ -25,7 +25,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
+
+import pytest
 
 from headway import LLM, SamplingParams
 from headway.engine.llm_engine import LLMEngine
@@ -53,7 +54,8 @@ INTERRUPTS: tuple[type[BaseException], ...] = (KeyboardInterrupt, KeyboardInterr
 
 def llm_of(engine: LLMEngine) -> LLM:
     """An `LLM` on an engine that is there already."""
-    with mock.patch.object(LLMEngine, "from_config", return_value=engine):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LLMEngine, "from_config", lambda config, *, progress: engine)
         return LLM()
 
 
