@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
 
 import pytest
 
@@ -96,6 +97,34 @@ def test_stop_strings_stop_tokens_and_aborts_while_steps_overlap(llm: LLM) -> No
     again = list(overlapped.stream(PROMPTS[4], GREEDY, request_id="mine"))  # the step of the first one is still out
     assert again[-1].outputs == one(llm, PROMPTS[4], GREEDY).outputs
     overlapped.engine.check_invariants()
+
+
+@pytest.mark.parametrize("batching", ["static", "dynamic"])
+def test_sealed_batches_give_the_same_answers_where_these_end_by_themselves(llm: LLM, batching: str) -> None:
+    questions = ["Say hello in one short sentence.", "What is the capital of France?", "Name a colour."]
+    conversations = [[{"role": "user", "content": question}] for question in questions]
+    wanted = SamplingParams(temperature=0, max_tokens=60)
+    expected = llm.chat(conversations, wanted, use_tqdm=False)
+    assert {output.outputs[0].finish_reason for output in expected} == {"stop"}
+    sealed = LLM(max_model_len=1024, batching=batching)
+    outputs = sealed.chat(conversations, wanted, use_tqdm=False)
+    assert [output.outputs for output in outputs] == [output.outputs for output in expected]
+
+
+def test_an_interrupted_call_leaves_nothing_behind(llm: LLM) -> None:
+    """Ctrl-C, a little later each time."""
+    expected = one(llm, PROMPTS[4], GREEDY).outputs
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for count in range(12):
+            signal.setitimer(signal.ITIMER_REAL, 0.003 * (count + 1))
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate(list(PROMPTS[:8]), SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
+            assert not llm.engine.has_unfinished_requests()
+            llm.engine.check_invariants()
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert one(llm, PROMPTS[4], GREEDY).outputs == expected
 
 
 def test_a_seeded_request_gives_the_same_tokens_alone_and_in_any_batch(llm: LLM) -> None:

@@ -25,7 +25,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
+
+import pytest
 
 from headway import LLM, SamplingParams
 from headway.engine.llm_engine import LLMEngine
@@ -53,7 +54,8 @@ INTERRUPTS: tuple[type[BaseException], ...] = (KeyboardInterrupt, KeyboardInterr
 
 def llm_of(engine: LLMEngine) -> LLM:
     """An `LLM` on an engine that is there already."""
-    with mock.patch.object(LLMEngine, "from_config", return_value=engine):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LLMEngine, "from_config", lambda config, *, progress: engine)
         return LLM()
 
 
@@ -76,6 +78,7 @@ class Player:
         self.rng = random.Random(seed)
         self.counts = counts
         self._expected = expected
+        self._answers: list[tuple[list[int], SamplingParams, list[Any]]] = []
         self._name = seed
 
     def play(self) -> None:
@@ -160,13 +163,18 @@ class Player:
         assert all(each.finish_reason in ("stop", "length") for each in outputs), outputs
         if params.greedy or params.use_beam_search:
             found = [(each.text, each.token_ids, each.finish_reason, each.stop_reason) for each in outputs]
+            self._answers.append((prompt, params, found))
+
+    def verify(self) -> None:
+        """Compare the answers until now with those expected; not to be interrupted."""
+        for prompt, params, found in self._answers:
             expected = self._expected(prompt, params)
             assert expected is None or found == expected, f"{prompt} {params}: {found}, not {expected}"
+        self._answers.clear()
 
 
 def reference(prompt: list[int], params: SamplingParams) -> list[Any]:
-    """What continuous batching answers to one request alone. The engine is a new one each time, as this too may be
-    interrupted."""
+    """What continuous batching answers to one request alone."""
     engine = make_engine(tokenizer=TOKENIZER, batching="continuous")
     engine.add_request("alone", prompt, params, stream=False)
     outputs: list[Any] = []
@@ -219,6 +227,7 @@ def play_phase(llm: LLM, seed: str, counts: Counts, *, seconds: float, expected:
         try:
             while time.monotonic() < until_s:
                 player.play()
+                player.verify()
         except BaseException as error:
             counts.unexpected.append(f"{name}: {type(error).__name__}: {error}")
 
@@ -232,6 +241,7 @@ def play_phase(llm: LLM, seed: str, counts: Counts, *, seconds: float, expected:
     with interrupter.installed():
         while time.monotonic() < until_s:
             interrupter.run(player.play)
+            player.verify()
     for thread in threads:
         thread.join()
     assert not counts.unexpected, counts.unexpected

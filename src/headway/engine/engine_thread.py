@@ -375,7 +375,6 @@ class _Loop:
     def _cancel(self, account: _Account) -> None:
         for request_id in list(account.request_ids):
             self._engine.abort(request_id)
-            self._engine.errors.pop(request_id, None)
             self._close_request(account, request_id)
 
     # ---- failures -------------------------------------------------------------------------------------------------

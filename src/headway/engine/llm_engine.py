@@ -226,6 +226,7 @@ class LLMEngine:
         output, running = owner.abort(request_id, now_s=self._now())
         for child_id in running:
             self.core.finish_request(child_id, RequestStatus.FINISHED_ABORTED)
+        self.errors.pop(request_id, None)  # of a completion that had failed before
         return output
 
     def abort_all(self) -> None:

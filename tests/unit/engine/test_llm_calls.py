@@ -367,21 +367,16 @@ def test_shutdown_ends_calls_that_wait_and_may_be_repeated() -> None:
     llm.shutdown()
 
 
-def engine_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "headway-engine"]
-
-
 def test_a_dropped_llm_is_freed_at_once_with_its_thread() -> None:
-    before = len(engine_threads())
     llm = llm_of(make_engine())
     llm.generate(PROMPTS, params())
     stream = llm.stream(PROMPTS[0], params())
-    engine, executor = weakref.ref(llm.engine), weakref.ref(llm.engine.core.executor)
+    engine, executor, thread = weakref.ref(llm.engine), weakref.ref(llm.engine.core.executor), llm._thread._thread
     del llm
     assert tokens(list(stream))[-1] == alone(PROMPTS[0]), "a stream keeps what it needs"
     del stream
     assert engine() is None and executor() is None
-    assert len(engine_threads()) == before
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("options", [{}, {"length_predictor": "statistics"}, {"traffic_log": "log.jsonl"}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -151,6 +152,22 @@ def test_a_new_request_inherits_nothing_from_an_aborted_one_with_its_id() -> Non
     metrics = outputs[-1].metrics
     assert metrics is not None and metrics.first_scheduled_s > arrived_s and metrics.first_token_s > arrived_s
     assert outputs[-1].prompt_logprobs == [None, {1: logprob(1).as_output()[1]}]
+
+
+@both
+def test_the_failure_of_one_completion_is_forgotten_when_the_request_is_aborted(overlap: bool) -> None:
+    def next_token(name: str, count: int) -> int:
+        if name == "a#1":
+            raise RuntimeError("the kernel caught fire")
+        return count
+
+    engine = make_engine(next_token, overlap=overlap)
+    engine.core.scheduler.limits = replace(engine.core.scheduler.limits, max_num_seqs=1)  # one after the other
+    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2, n=3, temperature=1.0), stream=False)
+    while "a" not in engine.errors:
+        engine.step()
+    assert engine.abort("a") is not None
+    assert not engine.errors
 
 
 @both
