@@ -135,10 +135,10 @@ class EngineThread:
             try:
                 return mailbox.get(timeout=_LOOK_S if timeout_s is None else timeout_s)
             except Empty:
-                if timeout_s is not None:
-                    return None
                 if self._loop.is_over and mailbox.empty():
                     raise EngineDeadError(SHUT_DOWN) from None
+                if timeout_s is not None:
+                    return None
 
     def _start(self) -> None:
         self._pid = os.getpid()

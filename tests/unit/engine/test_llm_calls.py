@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import tqdm.std
 
 from headway import llm as llm_module
 from headway.core import SchedulerOutput
@@ -271,6 +272,20 @@ def test_an_interrupt_at_any_bytecode_leaves_nothing_behind(action: Callable[[LL
         assert not llm.engine.has_unfinished_requests(), f"bytecode {place}"
     assert num_interrupted > 40
     check_idle(llm)
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("use_tqdm", [False, True])
+def test_no_lock_of_progress_bars_is_taken(
+    use_tqdm: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All bars of a process share them. Where an interrupt has left them taken, no other thread must wait for them."""
+    llm, lock, calls = llm_of(make_engine()), tqdm.std.tqdm.get_lock(), []
+    monkeypatch.setattr(type(lock), "acquire", lambda *_, **__: calls.append("acquire"))
+    monkeypatch.setattr(type(lock), "release", lambda *_, **__: calls.append("release"))
+    assert tokens(llm.generate(PROMPTS, params(), use_tqdm=use_tqdm)) == [alone(prompt) for prompt in PROMPTS]
+    assert not calls
+    assert ("Requests: 100% 4/4, " in capsys.readouterr().err) == use_tqdm
     llm.shutdown()
 
 
