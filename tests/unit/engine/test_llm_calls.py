@@ -440,6 +440,7 @@ def test_a_forked_process_has_an_engine_of_its_own(llm: LLM) -> None:
     expected = alone(PROMPTS[1])
     child = os.fork()
     if child == 0:
+        stream.close()  # it is the parent's
         os._exit(0 if tokens(llm.generate([PROMPTS[1]], params(), use_tqdm=False)) == [expected] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(list(stream)) == 39
