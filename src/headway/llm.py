@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
-
-from tqdm import tqdm
 
 from headway.config import EngineConfig
 from headway.engine.engine_thread import EngineThread
@@ -47,8 +44,12 @@ class LLM:
     ) -> None:
         """`progress(done_bytes, total_bytes)` is called while weights are read; by default a bar on a terminal."""
         config = EngineConfig.from_options(model=model, **options)
-        with tqdm(desc="Loading", unit="B", unit_scale=True, leave=False, disable=not sys.stderr.isatty()) as bar:
-            self.engine = LLMEngine.from_config(config, progress=progress or functools.partial(_draw, bar))
+        with _Bar("Loading", is_shown=sys.stderr.isatty(), stays=False) as bar:
+
+            def show(done: int, total: int) -> None:
+                bar.draw(done, total, f"of {total / 2**20:,.0f} MiB")
+
+            self.engine = LLMEngine.from_config(config, progress=progress or show)
         self._thread = EngineThread(self.engine)
         self._ids = itertools.count()
 
@@ -203,21 +204,23 @@ class LLM:
         """Wait until all of these are done. If anything is raised, Ctrl-C included, none of them stays behind."""
         done: dict[str, RequestOutput] = {}
         errors: dict[str, str] = {}
-        hide = not sys.stderr.isatty() if use_tqdm is None else not use_tqdm
+        is_shown = sys.stderr.isatty() if use_tqdm is None else use_tqdm
         ticket = self._thread.open_call()
         try:
             ticket.submit(requests, stream=False)
             started_s, num_tokens_before = time.perf_counter(), self._thread.num_tokens
-            with tqdm(total=len(requests), desc="Requests", unit="req", disable=hide, dynamic_ncols=True) as bar:
+            with _Bar("Requests", is_shown=is_shown, stays=True) as bar:
                 while len(done) < len(requests):
-                    delivery = ticket.take(timeout_s=None if hide else _BAR_S)
+                    delivery = ticket.take(timeout_s=_BAR_S if is_shown else None)
                     if delivery is not None:
                         done |= {output.request_id: output for output in delivery.outputs}
                         errors |= delivery.errors
-                        bar.update(len(delivery.outputs))
-                    if not hide:
-                        rate = (self._thread.num_tokens - num_tokens_before) / (time.perf_counter() - started_s)
-                        bar.set_postfix_str(f"{rate:,.0f} tok/s, {self._thread.num_running} running")
+                    rate = (self._thread.num_tokens - num_tokens_before) / (time.perf_counter() - started_s)
+                    bar.draw(
+                        len(done),
+                        len(requests),
+                        f"{len(done)}/{len(requests)}, {rate:,.0f} tok/s, {self._thread.num_running} running",
+                    )
         finally:
             ticket.close()
         outputs = [done[request.request_id] for request in requests]
@@ -267,9 +270,44 @@ class Stream(Iterator[RequestOutput]):
         return output
 
 
-def _draw(bar: Any, done_bytes: int, total_bytes: int) -> None:
-    bar.total = total_bytes
-    bar.update(done_bytes - bar.n)
+class _Bar:
+    """A line of progress on stderr. Not one of tqdm's: these share locks with all bars of the process, and Ctrl-C at a
+    bad moment would leave them taken, so that the next call in another thread would wait for ever."""
+
+    def __init__(self, name: str, *, is_shown: bool, stays: bool) -> None:
+        self._name, self._is_shown, self._stays = name, is_shown, stays
+        self._drawn = ""
+        self._next_s = 0.0
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn:
+            sys.stderr.write("\n" if self._stays else f"\r{' ' * len(self._drawn)}\r")
+            sys.stderr.flush()
+
+    def draw(self, done: int, total: int, note: str) -> None:
+        """Not more often than can be read, but for the end."""
+        now_s = time.perf_counter()
+        if self._is_shown and (now_s >= self._next_s or done == total):
+            self._next_s = now_s + _BAR_S
+            line = f"{self._name}: {done / max(total, 1):4.0%} {note}"
+            sys.stderr.write(f"\r{line.ljust(len(self._drawn))}")
+            sys.stderr.flush()
+            self._drawn = line
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many: a string, or a list of token ids, is one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    many: list[Any] = list(prompts)
+    if not many:
+        raise InvalidRequestError("There is no prompt: the list of prompts or of token ids is empty.", param="prompts")
+    if any(isinstance(item, str) or hasattr(item, "__iter__") for item in many):
+        return many
+    return [many]
 
 
 def _options_each(count: int, **given: Any) -> list[RequestOptions]:

@@ -135,10 +135,10 @@ class EngineThread:
             try:
                 return mailbox.get(timeout=_LOOK_S if timeout_s is None else timeout_s)
             except Empty:
-                if timeout_s is not None:
-                    return None
                 if self._loop.is_over and mailbox.empty():
                     raise EngineDeadError(SHUT_DOWN) from None
+                if timeout_s is not None:
+                    return None
 
     def _start(self) -> None:
         self._pid = os.getpid()
@@ -206,12 +206,13 @@ class Ticket:
 
     def close(self) -> None:
         """Abort what has not ended, and wait until that is done. Can be called again."""
-        account, self._account = self._account, None
+        account = self._account
         if account is None:
             return
         done: SimpleQueue[None] = SimpleQueue()
         try:
             self._thread.post(lambda loop: loop.cancel(account, done))
+            self._account = None  # not before: if this is interrupted, it can be tried again
             self._thread.wait_for(done)
         except EngineDeadError:
             return
@@ -367,10 +368,11 @@ class _Loop:
             account.deliver(delivery)
 
     def _close_request(self, account: _Account, request_id: str) -> None:
-        del self._by_request[request_id]
+        """An account may be that of another process, from before a fork."""
+        self._by_request.pop(request_id, None)
         account.request_ids.discard(request_id)
         if not account.request_ids:
-            del self._accounts[account]
+            self._accounts.pop(account, None)
 
     def _cancel(self, account: _Account) -> None:
         for request_id in list(account.request_ids):

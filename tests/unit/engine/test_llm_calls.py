@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import tqdm.std
 
 from headway import llm as llm_module
 from headway.core import SchedulerOutput
@@ -274,6 +275,20 @@ def test_an_interrupt_at_any_bytecode_leaves_nothing_behind(action: Callable[[LL
     llm.shutdown()
 
 
+@pytest.mark.parametrize("use_tqdm", [False, True])
+def test_no_lock_of_progress_bars_is_taken(
+    use_tqdm: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All bars of a process share them. Where an interrupt has left them taken, no other thread must wait for them."""
+    llm, lock, calls = llm_of(make_engine()), tqdm.std.tqdm.get_lock(), []
+    monkeypatch.setattr(type(lock), "acquire", lambda *_, **__: calls.append("acquire"))
+    monkeypatch.setattr(type(lock), "release", lambda *_, **__: calls.append("release"))
+    assert tokens(llm.generate(PROMPTS, params(), use_tqdm=use_tqdm)) == [alone(prompt) for prompt in PROMPTS]
+    assert not calls
+    assert ("Requests: 100% 4/4, " in capsys.readouterr().err) == use_tqdm
+    llm.shutdown()
+
+
 def test_an_interrupted_call_is_ended_at_once_and_others_go_on(llm: LLM) -> None:
     """Ctrl-C into the main thread, by a real signal, while it waits."""
     other = llm.stream(PROMPTS[1], params(30))
@@ -425,6 +440,7 @@ def test_a_forked_process_has_an_engine_of_its_own(llm: LLM) -> None:
     expected = alone(PROMPTS[1])
     child = os.fork()
     if child == 0:
+        stream.close()  # it is the parent's
         os._exit(0 if tokens(llm.generate([PROMPTS[1]], params(), use_tqdm=False)) == [expected] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(list(stream)) == 39

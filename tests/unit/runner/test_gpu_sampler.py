@@ -40,7 +40,7 @@ class Bench:
             max_num_seqs=max_num_seqs,
             vocab_size=vocab_size,
             device=DEVICE,
-            eos_token_ids=EOS,
+            eos_token_ids=[token for token in EOS if token < vocab_size],
             token_rows=self.token_rows,
         )
         self.requests: dict[int, Request] = {}
@@ -135,7 +135,7 @@ def test_the_noise_is_the_documented_hash(seed: int, position: int) -> None:
     out = torch.empty(1024, device=DEVICE)
     table = torch.from_numpy(np.asarray([seed, position], dtype=np.uint64).view(np.int64)).to(DEVICE)
     _noise_kernel[(1,)](out, table, 1000, TILE=1024)
-    np.testing.assert_allclose(out.cpu().numpy()[:1000], reference.noise(seed, position, 1000), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(out.cpu().numpy()[:1000], reference.noise(seed, position, 1000), rtol=0, atol=3e-5)
 
 
 def _unmixed(word: int) -> int:
