@@ -76,10 +76,10 @@ def test_stop_strings_that_nearly_match(server: ServerProcess) -> None:
 
 
 def test_eight_megabytes_to_tokenise_are_refused(server: ServerProcess) -> None:
-    assert set(attack(server, "/tokenize", packed(prompt="hello world. " * 600_000))) == {400}
-    assert set(attack(server, COMPLETIONS, packed(prompt="a" * 8_000_000))) == {400}
+    assert set(attack(server, "/tokenize", packed(prompt="hello world. " * 600_000))) <= {400, 429}
+    assert set(attack(server, COMPLETIONS, packed(prompt="a" * 8_000_000))) <= {400, 429}
     message = {"role": "user", "content": "x" * 1000}
-    assert set(attack(server, CHAT, packed(messages=[message] * 7_000))) == {400}
+    assert set(attack(server, CHAT, packed(messages=[message] * 7_000))) <= {400, 429}
 
 
 def test_as_much_as_is_tokenised(server: ServerProcess) -> None:
@@ -97,7 +97,7 @@ def test_very_many_messages_parts_values_and_ids(server: ServerProcess) -> None:
     ]
     assert set(attack(server, CHAT, lambda number: bodies[number % len(bodies)].encode())) == {400}
     ids = b'{"tokens":[' + b"5," * 4_000_000 + b"5]}"
-    assert set(attack(server, "/detokenize", ids)) == {400}
+    assert set(attack(server, "/detokenize", ids)) <= {400, 429}
 
 
 def test_bursts_of_requests_that_are_left_at_once(server: ServerProcess) -> None:

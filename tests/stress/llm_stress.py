@@ -30,7 +30,7 @@ import pytest
 
 from headway import LLM, SamplingParams
 from headway.engine.llm_engine import LLMEngine
-from headway.errors import EngineDeadError
+from headway.errors import RequestFailedError
 from headway.outputs import CompletionOutput
 from tests.unit.engine.scripted_logprobs import VOCAB_SIZE, ScriptedExecutor, make_engine
 from tests.unit.server.small_engine import small_tokenizer
@@ -88,7 +88,7 @@ class Player:
         try:
             action()
             self.counts.events[action.__name__] += 1
-        except EngineDeadError as error:
+        except RequestFailedError as error:
             if FAILED_STEP not in str(error):
                 raise
             self.counts.events["failed"] += 1

@@ -1,4 +1,5 @@
-"""Request bodies on their way in: bounded in size, in time, and all together in memory.
+"""Request bodies on their way in: bounded in size, in time, and all together in memory; and parsed without holding up
+the event loop.
 
 Once it is here, a body counts in the queue (see `limits`). Until then thousands of clients may each send most of one
 and wait; what they may hold altogether is bounded here.
@@ -7,23 +8,56 @@ and wait; what they may hold altogether is bounded here.
 from __future__ import annotations
 
 import asyncio
+from typing import TypeVar
 
+import msgspec
 from starlette.types import Receive, Scope
 
 from headway.server.asgi import JSON, ClientDisconnected
 from headway.server.errors import RETRY_AFTER_S, ApiError
+from headway.server.json_body import check_sizes, decode, decode_json, sizes_of
+
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 BODIES_AT_ONCE = 32
 """How many bodies of the largest size may be on their way in; of smaller ones, as many more."""
+PART_BYTES = 2**18
+"""What the event loop looks at in one go. Larger bodies are parsed one after another, and the loop turns in between."""
 
 
 class BodyReader:
-    """Reads bodies, and knows how much of them is held by those that are not complete."""
+    """Reads and parses bodies, and knows how much of them is held by those that are not complete."""
 
     def __init__(self, *, max_bytes: int, timeout_s: float) -> None:
         self.num_bytes = 0
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
+        self._turn = asyncio.Lock()
+        self._num_parsing = 0
+
+    async def parse(self, body: bytes, kind: type[_T]) -> _T:
+        """The body as a `kind`: 400 says what is wrong with it, 429 that too many large ones wait to be parsed."""
+        if len(body) <= PART_BYTES:
+            return decode_json(body, kind)
+        if self._num_parsing >= BODIES_AT_ONCE:
+            raise _too_much()
+        self._num_parsing += 1
+        try:
+            async with self._turn:
+                return await self._parse(body, kind)
+        finally:
+            self._num_parsing -= 1
+
+    async def _parse(self, body: bytes, kind: type[_T]) -> _T:
+        num_values = num_nested = 0
+        for start in range(0, len(body), PART_BYTES):
+            values, nested = sizes_of(body[start : start + PART_BYTES])
+            num_values, num_nested = num_values + values, num_nested + nested
+            await asyncio.sleep(0)
+        check_sizes(num_values, num_nested)
+        record = decode(body, kind)
+        await asyncio.sleep(0)
+        return record
 
     async def read(self, scope: Scope, receive: Receive) -> bytes:
         """The whole body: 415 if it does not say that it is JSON, 413 if it is too large (said before it is read, where

@@ -22,7 +22,6 @@ from headway.server.errors import from_exception
 from headway.server.forecast import forecast
 from headway.server.generation import Generation
 from headway.server.jobs import Job, chat_job, completion_job
-from headway.server.json_body import decode_json
 from headway.server.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from headway.server.scheduling import Scheduling, scheduling_of
 from headway.server.services import Services
@@ -54,7 +53,7 @@ class _GenerationRoute(ABC, Generic[_R]):
 
     async def _answer(self, body: bytes, record: AccessRecord, send: Send) -> None:
         services = self._services
-        request = decode_json(body, self._record_type)
+        request = await services.bodies.parse(body, self._record_type)
         scheduling = scheduling_of(request, services.classes)
         if len(services.classes) > 1:
             record.service_class = scheduling.service_class.name

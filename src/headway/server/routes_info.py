@@ -17,7 +17,6 @@ from headway.server.answers import (
     VersionResponse,
 )
 from headway.server.asgi import send_json, until_disconnect
-from headway.server.json_body import decode_json
 from headway.server.requests import DetokenizeRequest, TokenizeRequest
 from headway.server.responses import json_response
 from headway.server.services import Services
@@ -76,12 +75,12 @@ class Tokenize:
         await until_disconnect(receive, self._answer(body, send))
 
     async def _answer(self, body: bytes, send: Send) -> None:
+        request = await self._services.bodies.parse(body, TokenizeRequest)
         with self._services.limits.reserve(body_bytes=len(body)):  # the tokenizer's threads are shared with completions
-            await self._tokenize(body, send)
+            await self._tokenize(request, send)
 
-    async def _tokenize(self, body: bytes, send: Send) -> None:
+    async def _tokenize(self, request: TokenizeRequest, send: Send) -> None:
         services = self._services
-        request = decode_json(body, TokenizeRequest)
         services.check_model(request.model)
         request.check_supported()
         info = services.info
@@ -110,8 +109,8 @@ class Detokenize:
         await until_disconnect(receive, self._answer(body, send))
 
     async def _answer(self, body: bytes, send: Send) -> None:
+        request = await self._services.bodies.parse(body, DetokenizeRequest)
         with self._services.limits.reserve(body_bytes=len(body)):
-            request = decode_json(body, DetokenizeRequest)
             self._services.check_model(request.model)
             text = await self._services.prompts.decode(request.tokens, self._services.info)
         await send_json(send, DetokenizeResponse(text))

@@ -15,6 +15,7 @@ from headway.engine.input_processor import core_id
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import InvalidRequestError
 from headway.tokenizer import Tokenizer
+from tests.stress.llm_stress import llm_of
 from tests.unit.models.tiny import VOCAB_SIZE, hf_model, save_folder
 from tests.unit.server.small_engine import create_engine
 from tests.unit.tokenizer.small import trained_backend
@@ -154,11 +155,11 @@ def test_a_chosen_number_is_not_given_again(llm: LLM) -> None:
 # ---- what failed, and what did not ------------------------------------------------------------------------------
 
 
-def test_one_failing_request_does_not_discard_the_others(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_failing_request_does_not_discard_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps with this prompt fail; it runs alone, so only it is ended."""
+    llm = llm_of(create_engine({"max_num_seqs": 1}))
     names = iter(["first", "fail-me", "third", "fail-too", "fifth"])
     monkeypatch.setattr(llm, "_next_id", lambda: next(names))
-    llm.engine = create_engine({"max_num_seqs": 1})
     params = [SamplingParams(max_tokens=number) for number in (2, 3, 4, 5, 6)]
     with pytest.raises(RequestFailedError, match=r"'fail-me' failed: .*secret words \(and 1 more of 5\)") as caught:
         llm.generate([[number] for number in range(5)], params)
