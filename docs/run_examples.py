@@ -41,7 +41,7 @@ SKIPPED = (
 """(pattern, why): looked for in the example."""
 
 SERVED = re.compile(r"127\.0\.0\.1:8000|--port 8000|OpenAI\(|^headway (kv|bench serve)")
-SERVES = re.compile(r"^headway serve\b")
+SERVES = re.compile(r"^(\w+=\S+ )?(headway serve\b.*)", re.DOTALL)
 ENDLESS = re.compile(r"--watch")
 STDIN = {"headway chat": "Name a river.\n"}
 FILES = {
@@ -142,9 +142,12 @@ class Server:
 
 def serve(command: str, folder: Path, environment: dict[str, str], port: int) -> subprocess.Popen[bytes]:
     """Start a server and wait until it is healthy."""
+    found = SERVES.match(command)
+    if found is not None:
+        command = f"{found[1] or ''}exec {found[2]}"
     log = (folder / "server.log").open("ab")
     process = subprocess.Popen(
-        ["bash", "-c", f"exec {command}"], cwd=folder, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        ["bash", "-c", command], cwd=folder, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
     )
     for _ in range(240):
         if process.poll() is not None:
