@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.bench.kernel_kinds import KINDS, kind_of, short_name
-from headway.bench.trace_file import Trace, TraceEvent, read_trace
 from headway.errors import HeadwayError
+from headway.lab.bench.kernel_kinds import KINDS, kind_of, short_name
+from headway.lab.bench.trace_file import Trace, TraceEvent, read_trace
 
 WIDTH, MARGIN, LABEL_WIDTH = 1200, 16, 64
 ROW_HEIGHT, ROW_GAP, LANE_GAP = 26, 4, 18

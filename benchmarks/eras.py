@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from headway.bench.rounds import run_round
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.engine.loaded_model import LoadedModel
+from headway.lab.bench.rounds import run_round
+from headway.lab.workload.requests import BenchRequest, highest_token_id
 from headway.loader.dummy import BUILTIN_SHAPES
 from headway.outputs import RequestOutput
-from headway.workload.requests import BenchRequest, highest_token_id
 
 PROMPT_TOKENS, MEAN_OUTPUT, MAX_OUTPUT = 512, 128, 1536
 MODES: dict[str, dict[str, Any]] = {

@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 
-from headway.bench.ceilings import measure_ceilings
-from headway.bench.floors import planned_costs, work_floor
-from headway.bench.rounds import run_round
-from headway.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS
-from headway.bench.start_up import measure_start_up
 from headway.config import KV_CACHE_DTYPES, EngineConfig
 from headway.engine.llm_engine import LLMEngine
+from headway.lab.bench.ceilings import measure_ceilings
+from headway.lab.bench.floors import planned_costs, work_floor
+from headway.lab.bench.rounds import run_round
+from headway.lab.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS
+from headway.lab.bench.start_up import measure_start_up
 
 NO_WARM_UP = ("nano",)
 

@@ -14,12 +14,12 @@ import argparse
 import random
 from collections.abc import Sequence
 
-from headway.bench.online import Replay, replay
-from headway.bench.times import percentile
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.engine.loaded_model import LoadedModel
-from headway.workload.requests import HIGHEST_TOKEN_ID, BenchRequest
+from headway.lab.bench.online import Replay, replay
+from headway.lab.bench.times import percentile
+from headway.lab.workload.requests import HIGHEST_TOKEN_ID, BenchRequest
 
 SETTINGS = {
     "strict order": {"short_prompt_share": 0.0, "long_prompt_step_ms": 0.0},

@@ -31,8 +31,8 @@ from headway.engine.engine_core import EngineCore
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.base import FinishedStep
 from headway.models.config import DecoderConfig
-from headway.runner.memory_plan import MemoryPlan
 from headway.sampling_params import SamplingParams
+from headway.worker.memory_plan import MemoryPlan
 
 BLOCK_SIZE = 16
 TOKEN = SampledTokens((7,))

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import torch
 
 from headway import native
-from headway.attention.base import AttentionBatch, LayerKVCache
+from headway.attention.base import AttentionBatch
 from headway.attention.cpu import CpuAttention
+from headway.kv.layer_cache import LayerKVCache
 from headway.layers.native_ops import NativeOps
 from headway.quantization.packed_linear import Float32Linear, Int8Linear
 

@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.bench.online import replay
-from headway.bench.times import RequestTimeline, percentile
 from headway.config import CacheConfig, EngineConfig
-from headway.sim import Calibration, simulate
-from headway.workload.requests import BenchRequest
+from headway.lab.bench.online import replay
+from headway.lab.bench.times import RequestTimeline, percentile
+from headway.lab.sim import Calibration, simulate
+from headway.lab.workload.requests import BenchRequest
 
 TTFT_S, TPOT_S = 0.5, 0.05
 HEAVY = 10

@@ -13,11 +13,11 @@ import json
 
 import torch
 
-from headway.bench.online import OnlineMetrics, replay
-from headway.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.engine.loaded_model import LoadedModel
+from headway.lab.bench.online import OnlineMetrics, replay
+from headway.lab.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS
 
 SCENARIO = SCENARIOS["online"]
 NUM_WARM_UP = 100

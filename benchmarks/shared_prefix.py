@@ -15,11 +15,11 @@ import random
 
 import torch
 
-from headway.bench.rounds import run_round
-from headway.bench.scenarios import SCENARIO_TEMPERATURE
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
-from headway.workload.requests import BenchRequest, highest_token_id
+from headway.lab.bench.rounds import run_round
+from headway.lab.bench.scenarios import SCENARIO_TEMPERATURE
+from headway.lab.workload.requests import BenchRequest, highest_token_id
 
 
 def draw(options: argparse.Namespace, seed: int, vocab_size: int) -> list[BenchRequest]:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
-from headway.attention import LayerKVCache
 from headway.attention.context_parts import NO_REQUEST
 from headway.core.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
+from headway.kv.layer_cache import LayerKVCache
 from headway.layers import HeadNorms, Heads
 from headway.layers.skinny_gemm import one_row, scaled_linear, swiglu
 from headway.layers.torch_ops import TorchOps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.models.config import DecoderConfig
-from headway.runner.memory_plan import MemoryPlan
+from headway.worker.memory_plan import MemoryPlan
 
 
 def nominal_config(*, vocab_size: int, max_model_len: int) -> DecoderConfig:

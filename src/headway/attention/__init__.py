@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from headway.attention.base import AttentionBackend, AttentionBatch, DividesWork, LayerKVCache
-from headway.attention.kv_format import FORMATS, KVFormat
+from headway.attention.base import AttentionBackend, AttentionBatch, DividesWork
 from headway.errors import ConfigError
+from headway.kv.format import FORMATS, KVFormat
+from headway.kv.layer_cache import LayerKVCache
 
 __all__ = [
     "BACKEND_NAMES",
@@ -18,7 +19,6 @@ __all__ = [
     "AttentionBatch",
     "DividesWork",
     "KVFormat",
-    "LayerKVCache",
     "create_backend",
 ]
 

@@ -1,146 +1,20 @@
-"""What an attention backend is: the paged KV cache it reads, the step it is given, the two calls it answers.
-
-One layer's cache is a pair of tensors cut into fixed-size blocks:
-
-    k [num_blocks, num_kv_heads, head_dim, block_size]
-    v [num_blocks, num_kv_heads, block_size, head_dim]
-
-That is how they are indexed, everywhere. The keys are stored in one of two ways. On the CPU as written: the scores of
-one query against a block's tokens are read contiguously over tokens. On CUDA token by token (`token_major`), like the
-values, as a transposed view: a token's key is contiguous, which a matrix unit reads and a thread block writes in whole
-lines. Code that goes by indices or strides need not know.
-
-A quantised cache (`kv_format`) holds codes in k and v, where v may have two dimensions in one element, and beside them
-
-    scales [num_blocks, num_kv_heads, block_size, 2]    of the key and of the value, float16
-
-A token lives in slot = block_id * block_size + offset. The i-th token of request r is in block
-block_table[r, i // block_size] at offset i % block_size. `Ops.rope_write_kv` fills the cache; backends only read it.
-"""
+"""What an attention backend is: the step it is given and the two calls it answers. The cache it reads is that of
+`headway/kv/layer_cache.py`; `Ops.rope_write_kv` fills it, backends only read it."""
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headway.attention.kv_format import SCALE_DTYPE, KVFormat
+from headway.kv.layer_cache import LayerKVCache
 
 if TYPE_CHECKING:
     from headway.layers.heads import HeadNorms, Heads
-
-_PAGE_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class LayerKVCache:
-    """Keys and values of one layer, for all requests (layout above)."""
-
-    k: Tensor
-    v: Tensor
-    scales: Tensor | None = None
-    """The scale of a token's key and that of its value lie side by side, so that one load brings both."""
-
-    @staticmethod
-    def zeros(
-        num_blocks: int,
-        num_kv_heads: int,
-        head_dim: int,
-        block_size: int,
-        *,
-        dtype: torch.dtype | KVFormat,
-        device: torch.device | str = "cpu",
-        token_major: bool | None = None,
-    ) -> LayerKVCache:
-        """An empty cache of `num_blocks` blocks. `token_major`: see above; `None` is what the device reads best."""
-        format = dtype if isinstance(dtype, KVFormat) else KVFormat.of(dtype)
-        zeros = _untouched_zeros if torch.device(device).type == "cpu" else torch.zeros
-        if token_major is None:
-            token_major = torch.device(device).type == "cuda"
-        tokens = (num_blocks, num_kv_heads, block_size)
-        transposed = (num_blocks, num_kv_heads, head_dim, block_size)
-        k = zeros((*tokens, head_dim) if token_major else transposed, dtype=format.keys.dtype, device=device)
-        return LayerKVCache(
-            k=k.transpose(2, 3) if token_major else k,
-            v=zeros((*tokens, format.values.width(head_dim)), dtype=format.values.dtype, device=device),
-            scales=zeros((*tokens, 2), dtype=SCALE_DTYPE, device=device) if format.is_scaled else None,
-        )
-
-    @functools.cached_property
-    def format(self) -> KVFormat:
-        """In which numbers keys and values are stored."""
-        return KVFormat.of_tensors(self.k, self.v)
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """All that belongs to a block: its number is the first index of each."""
-        return [self.k, self.v] if self.scales is None else [self.k, self.v, self.scales]
-
-    @property
-    def k_scale(self) -> Tensor | None:
-        """[num_blocks, num_kv_heads, block_size]"""
-        return None if self.scales is None else self.scales[..., 0]
-
-    @property
-    def v_scale(self) -> Tensor | None:
-        """[num_blocks, num_kv_heads, block_size]"""
-        return None if self.scales is None else self.scales[..., 1]
-
-    @property
-    def num_blocks(self) -> int:
-        return self.k.shape[0]
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.k.shape[1]
-
-    @property
-    def head_dim(self) -> int:
-        return self.k.shape[2]
-
-    @property
-    def block_size(self) -> int:
-        return self.k.shape[3]
-
-    def write(self, blocks: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store keys and values [tokens, num_kv_heads, head_dim], token i in slot offsets[i] of block blocks[i]."""
-        k_stored, k_scale = self.format.keys.encode(k)
-        v_stored, v_scale = self.format.values.encode(v)
-        self.k[blocks, :, :, offsets] = k_stored
-        self.v[blocks, :, offsets] = v_stored
-        if self.scales is not None and k_scale is not None and v_scale is not None:
-            self.scales[blocks, :, offsets] = torch.stack((k_scale, v_scale), -1)
-
-    def read_tokens(self, blocks: Tensor, offsets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values of these slots as numbers, each [tokens, num_kv_heads, head_dim]."""
-        scales = (None, None) if self.scales is None else self.scales[blocks, :, offsets].unbind(-1)
-        return (
-            self.format.keys.decode(self.k[blocks, :, :, offsets], scales[0], dtype),
-            self.format.values.decode(self.v[blocks, :, offsets], scales[1], dtype),
-        )
-
-    def read_blocks(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values of whole blocks as numbers, each [*blocks.shape, num_kv_heads, block_size, head_dim]."""
-        scales = (None, None) if self.scales is None else self.scales[blocks].unbind(-1)
-        return (
-            self.format.keys.decode(self.k[blocks].transpose(-1, -2), scales[0], dtype),
-            self.format.values.decode(self.v[blocks], scales[1], dtype),
-        )
-
-
-def _untouched_zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Zeros on the CPU that take memory only where they are written: the operating system's own zero pages."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(num_bytes + _PAGE_BYTES, dtype=np.uint8)  # torch.zeros would write every page
-    start = -memory.ctypes.data % _PAGE_BYTES
-    return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(shape).to(device)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headway.attention.base import AttentionBatch, LayerKVCache, SeparateRotation
+from headway.attention.base import AttentionBatch, SeparateRotation
 from headway.errors import ConfigError
+from headway.kv.layer_cache import LayerKVCache
 from headway.native.kv_cache import KEY_NUMBERS, NativeKVCache
 from headway.native.lib import NativeLibrary, check, load
 

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.attention.base import AttentionBatch, LayerKVCache, SeparateRotation
+from headway.attention.base import AttentionBatch, SeparateRotation
+from headway.kv.layer_cache import LayerKVCache
 
 
 @dataclass(frozen=True)

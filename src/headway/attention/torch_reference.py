@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headway.attention.base import AttentionBatch, LayerKVCache, SeparateRotation
+from headway.attention.base import AttentionBatch, SeparateRotation
+from headway.kv.layer_cache import LayerKVCache
 
 
 class TorchReferenceAttention(SeparateRotation):

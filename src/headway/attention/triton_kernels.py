@@ -27,8 +27,8 @@ import triton
 import triton.language as tl
 
 from headway.attention.context_parts import NUM_COLUMNS
-from headway.attention.kv_numbers import add_row, add_values, key_numbers, load_scales, no_parts, whole
-from headway.layers.kv_codes import codes, paired_codes, row_scales
+from headway.kv.codes import codes, paired_codes, row_scales
+from headway.kv.numbers import add_row, add_values, key_numbers, load_scales, no_parts, whole
 from headway.layers.triton_kernels import load_pairs, normed_and_rotated
 
 PART_COLUMNS = tl.constexpr(NUM_COLUMNS)

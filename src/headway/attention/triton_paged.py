@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from headway.attention.base import AttentionBatch, LayerKVCache
+from headway.attention.base import AttentionBatch
 from headway.attention.context_parts import ContextParts
 from headway.attention.triton_kernels import decode_kernel, prefill_kernel
 from headway.errors import ConfigError
+from headway.kv.layer_cache import LayerKVCache
 from headway.layers.heads import HeadNorms, Heads
 from headway.layers.shared_memory import stages_that_fit
 

@@ -9,25 +9,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headway.bench.measures import Measure, ratios_json, values_json
-from headway.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS, Scenario
-from headway.bench.times import RoundTimes
 from headway.cli.bench_files import check_writable, write_json
 from headway.cli.flags import add_flags, chosen, engine_flags, shape_defaults
 from headway.cli.profile import add_profile_flags, profile_steps
 from headway.cli.progress import progress_bar
 from headway.config import EngineConfig
 from headway.errors import ConfigError
-from headway.workload.requests import HIGHEST_TOKEN_ID, BenchRequest, Work, describe, highest_token_id
+from headway.lab.bench.measures import Measure, ratios_json, values_json
+from headway.lab.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS, Scenario
+from headway.lab.bench.times import RoundTimes
+from headway.lab.workload.requests import HIGHEST_TOKEN_ID, BenchRequest, Work, describe, highest_token_id
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from headway.bench.ceilings import Ceilings
-    from headway.bench.online import OnlineMetrics
-    from headway.bench.report import Setting
-    from headway.bench.rounds import Round
     from headway.engine.llm_engine import LLMEngine
+    from headway.lab.bench.ceilings import Ceilings
+    from headway.lab.bench.online import OnlineMetrics
+    from headway.lab.bench.report import Setting
+    from headway.lab.bench.rounds import Round
 
 PLAIN_TEMPERATURE = 1.0
 """Of runs without a scenario, as vLLM's."""
@@ -87,7 +87,7 @@ def run_job(arguments: argparse.Namespace, job: Job) -> int:
     check_writable(arguments.output_json, arguments.profile)
     config = _engine_config(arguments, job.scenario)
 
-    from headway.bench.rounds import check_room
+    from headway.lab.bench.rounds import check_room
 
     # Of a vocabulary of any size, since bad work is to be known before a model is loaded.
     work = job.draw(config.model.seed, HIGHEST_TOKEN_ID + 1)
@@ -96,11 +96,11 @@ def run_job(arguments: argparse.Namespace, job: Job) -> int:
 
     from rich.console import Console
 
-    from headway.bench.ceilings import measure_ceilings
-    from headway.bench.report import describe_setting, print_setting
-    from headway.bench.start_up import measure_start_up
     from headway.cli.demo import title
     from headway.cli.loading import load_engine, stderr_console
+    from headway.lab.bench.ceilings import measure_ceilings
+    from headway.lab.bench.report import describe_setting, print_setting
+    from headway.lab.bench.start_up import measure_start_up
 
     engine = load_engine(config, stderr_console(), quiet=True)
     start_up = measure_start_up(engine)
@@ -142,9 +142,9 @@ class _Run:
 
     def batch(self) -> int:
         """Rounds in which everything is there at once."""
-        from headway.bench.floors import planned_costs, work_floor
-        from headway.bench.report import print_rounds
-        from headway.bench.rounds import run_round
+        from headway.lab.bench.floors import planned_costs, work_floor
+        from headway.lab.bench.report import print_rounds
+        from headway.lab.bench.rounds import run_round
 
         run_one = functools.partial(run_round, self.engine, self.work, temperature=self.job.temperature)
         measured: list[Round] = self._rounds(run_one)
@@ -169,9 +169,9 @@ class _Run:
 
     def online(self) -> int:
         """Rounds in which requests arrive as in a trace."""
-        from headway.bench.floors import planned_costs, timeline_alone
-        from headway.bench.online import OnlineMetrics, replay
-        from headway.bench.report import print_online
+        from headway.lab.bench.floors import planned_costs, timeline_alone
+        from headway.lab.bench.online import OnlineMetrics, replay
+        from headway.lab.bench.report import print_online
 
         run_one = functools.partial(replay, self.engine, self.work, temperature=self.job.temperature)
         # To be warm the engine must have seen the batch sizes of the trace, which its beginning has too.
@@ -209,7 +209,7 @@ class _Run:
         if self.arguments.output_json is not None:
             write_json(self.arguments.output_json, result | {"setting": self.setting.as_json()})
         if self.arguments.profile is not None:
-            from headway.bench.step_profiler import first_step_of
+            from headway.lab.bench.step_profiler import first_step_of
 
             profile_steps(
                 self.engine.step,

@@ -6,15 +6,15 @@ import argparse
 import math
 import time
 
-from headway.bench.capacity import Capacity, Limits, Probe, find_capacity
-from headway.bench.objectives import SARATHI, Objective, parse_objective
-from headway.bench.online_metrics import OnlineMetrics
-from headway.bench.targets import Target
 from headway.cli.bench_files import check_writable, write_json, write_page
 from headway.cli.bench_probes import Probing, add_probe_flags
 from headway.cli.bench_target_flags import targets_of
 from headway.cli.bench_work import judging_of, rate_flag
 from headway.cli.counts import count
+from headway.lab.bench.capacity import Capacity, Limits, Probe, find_capacity
+from headway.lab.bench.objectives import SARATHI, Objective, parse_objective
+from headway.lab.bench.online_metrics import OnlineMetrics
+from headway.lab.bench.targets import Target
 
 _PROBE_SECONDS, _MIN_REQUESTS, _MAX_SECONDS = 10.0, 30, 100.0
 
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output_json is not None:
         write_json(arguments.output_json, {"seed": probing.seed, **capacity_json(target.name, found, objectives)})
     if arguments.html is not None:
-        from headway.bench.capacity_page import capacity_page
+        from headway.lab.bench.capacity_page import capacity_page
 
         page = capacity_page(f"Capacity of {target.name}", found, objectives)
         write_page(arguments, page, seed=probing.seed, machine=target.machine)

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from headway.bench.compare import Comparison, Result, compare, few_requests_note, joined, read_result, unique_names
 from headway.cli.bench_files import check_writable, print_table, write_page
 from headway.errors import ConfigError
+from headway.lab.bench.compare import Comparison, Result, compare, few_requests_note, joined, read_result, unique_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     notes = [marking_note(results), *filter(None, [few_requests_note(names, results)])]
     print("\n".join(notes))
     if arguments.html is not None:
-        from headway.bench.compare_page import compare_page
+        from headway.lab.bench.compare_page import compare_page
 
         page = compare_page(names, rows, (titles, cells), notes=notes)
         write_page(arguments, page, seed="of each result", machine="of each result")

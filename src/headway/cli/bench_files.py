@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.charts import Page
+    from headway.lab.charts import Page
 
 
 def write_json(path: str | Path, result: object) -> None:
@@ -26,7 +26,7 @@ def write_json(path: str | Path, result: object) -> None:
 def write_page(arguments: argparse.Namespace, page: Page, *, seed: int | str, machine: str) -> None:
     """The same for a report, to --html, with what made it at its foot."""
     from headway import __version__
-    from headway.charts import Origin, command_text
+    from headway.lab.charts import Origin, command_text
 
     path = arguments.html
     page.made_by(Origin(command_text(arguments.command_line), __version__, str(seed), machine))

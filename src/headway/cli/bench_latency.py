@@ -7,12 +7,12 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from headway.bench.measures import LATENCY_MEASURES, best_of, values_json
-from headway.bench.scenarios import LATENCY_SCENARIOS
-from headway.bench.times import RoundTimes, percentile
 from headway.cli.bench import Job, add_common_flags, chosen_scenario, either, run_job
 from headway.cli.counts import count
-from headway.workload.requests import BenchRequest, LengthRange, draw_work
+from headway.lab.bench.measures import LATENCY_MEASURES, best_of, values_json
+from headway.lab.bench.scenarios import LATENCY_SCENARIOS
+from headway.lab.bench.times import RoundTimes, percentile
+from headway.lab.workload.requests import BenchRequest, LengthRange, draw_work
 
 _FIXED_BY_SCENARIO = ("input_len", "output_len", "batch_size", "n")
 _PERCENTILES = (10, 25, 50, 75, 90, 99)

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.bench.datasets import Dataset, Draw, at_once
-from headway.bench.targets import Outcome, Target
 from headway.cli.bench_target_flags import add_server_flags, add_warmup_flag, names_a_server
 from headway.cli.bench_work import (
     add_judging_flags,
@@ -25,6 +23,8 @@ from headway.cli.counts import count
 from headway.cli.flags import add_flags, engine_flags
 from headway.cli.progress import progress_bar
 from headway.errors import ConfigError
+from headway.lab.bench.datasets import Dataset, Draw, at_once
+from headway.lab.bench.targets import Outcome, Target
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer

@@ -12,13 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from headway.bench.datasets import Draw
-from headway.bench.online_metrics import SHOWN_PERCENTILES
-from headway.bench.served import ServedRequest, ServedTimeline, shared_share
-from headway.bench.server_target import ServerTarget
-from headway.bench.serving_block import TITLES, serving_block
-from headway.bench.slo import targets_by_class
-from headway.bench.targets import Outcome
 from headway.cli.bench_files import check_writable, write_json, write_page
 from headway.cli.bench_target_flags import add_server_flags, add_warmup_flag, backend_of, server_options
 from headway.cli.bench_work import (
@@ -34,6 +27,13 @@ from headway.cli.bench_work import (
 from headway.cli.counts import count
 from headway.cli.progress import progress_bar
 from headway.errors import ConfigError
+from headway.lab.bench.datasets import Draw
+from headway.lab.bench.online_metrics import SHOWN_PERCENTILES
+from headway.lab.bench.served import ServedRequest, ServedTimeline, shared_share
+from headway.lab.bench.server_target import ServerTarget
+from headway.lab.bench.serving_block import TITLES, serving_block
+from headway.lab.bench.slo import targets_by_class
+from headway.lab.bench.targets import Outcome
 
 MAX_SHOWN_ERRORS = 5
 MAX_LATE_S = 0.05
@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
         write_json(path, results[0] if len(results) == 1 else together(results))
         print(f"Wrote {path}", file=sys.stderr)
     if arguments.html is not None:
-        from headway.bench.online_page import online_page
+        from headway.lab.bench.online_page import online_page
 
         page = online_page(
             f"Load on {target.name}",

@@ -11,13 +11,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from headway.bench.engine_target import EngineTarget
-from headway.bench.server_target import ServerOptions, ServerTarget
-from headway.bench.targets import Judging, Target
 from headway.cli.counts import count
 from headway.cli.flags import chosen, engine_flags, shape_defaults
 from headway.config import EngineConfig
 from headway.errors import ConfigError
+from headway.lab.bench.engine_target import EngineTarget
+from headway.lab.bench.server_target import ServerOptions, ServerTarget
+from headway.lab.bench.targets import Judging, Target
 from headway.server.config import API_KEY_VARIABLE, ServerConfig
 
 BACKENDS: Mapping[str, tuple[Literal["completions", "chat"], str]] = {

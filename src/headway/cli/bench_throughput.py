@@ -8,13 +8,13 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from headway.bench.measures import THROUGHPUT_MEASURES, best_of
-from headway.bench.scenarios import SCENARIOS
-from headway.bench.times import RoundTimes
 from headway.cli.bench import Job, add_common_flags, chosen_scenario, either, run_job
 from headway.cli.counts import count
 from headway.errors import ConfigError
-from headway.workload.requests import BenchRequest, LengthRange, TraceLimits, draw_work
+from headway.lab.bench.measures import THROUGHPUT_MEASURES, best_of
+from headway.lab.bench.scenarios import SCENARIOS
+from headway.lab.bench.times import RoundTimes
+from headway.lab.workload.requests import BenchRequest, LengthRange, TraceLimits, draw_work
 
 DATASETS = ("random",)
 _FIXED_BY_SCENARIO = ("dataset_name", "input_len", "output_len", "num_prompts", "random_range_ratio")

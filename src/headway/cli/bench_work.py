@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.bench.datasets import CustomDataset, Dataset, Draw, RandomDataset, WorkloadDataset
-from headway.bench.online_metrics import SHOWN_PERCENTILES
-from headway.bench.slo import Targets
-from headway.bench.targets import Judging
 from headway.cli.counts import count
 from headway.errors import ConfigError
-from headway.workload.requests import LengthRange
+from headway.lab.bench.datasets import CustomDataset, Dataset, Draw, RandomDataset, WorkloadDataset
+from headway.lab.bench.online_metrics import SHOWN_PERCENTILES
+from headway.lab.bench.slo import Targets
+from headway.lab.bench.targets import Judging
+from headway.lab.workload.requests import LengthRange
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer
@@ -114,7 +114,7 @@ def dataset_of(arguments: argparse.Namespace) -> Dataset:
         dataset.draw(Draw(arguments.num_prompts, math.inf))  # a bad line is known before a model is loaded
         return dataset
 
-    from headway.workload import load_workload, parse_overrides
+    from headway.lab.workload import load_workload, parse_overrides
 
     return WorkloadDataset(load_workload(path, data_dir=arguments.data_dir, **parse_overrides(arguments.set or ())))
 

@@ -13,7 +13,7 @@ from headway.config import EngineConfig
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
-    from headway.sim.calibration import Calibration
+    from headway.lab.sim.calibration import Calibration
 
 DEFAULT_OUTPUT = "calibration.json"
 _SECONDS = 40.0
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def calibrate_with_bar(engine: LLMEngine, *, model: str, seconds: float) -> Calibration:
     """Calibrate, and show how far it is."""
-    from headway.sim.calibrate import calibrate
+    from headway.lab.sim.calibrate import calibrate
 
     with meter(1.0, "Calibrating") as shown:
         return calibrate(engine, model=model, seconds=seconds, progress=shown.at)
@@ -63,7 +63,7 @@ def calibrate_with_bar(engine: LLMEngine, *, model: str, seconds: float) -> Cali
 
 def print_calibration(calibration: Calibration) -> None:
     """What was found, for people."""
-    from headway.sim.report import calibration_facts, fit_rows
+    from headway.lab.sim.report import calibration_facts, fit_rows
 
     facts = calibration_facts(calibration)
     width = max(map(len, facts))

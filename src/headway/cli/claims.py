@@ -15,8 +15,8 @@ from headway.config import EngineConfig
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.claims.results import Results, Row
     from headway.engine.llm_engine import LLMEngine
+    from headway.lab.claims.results import Results, Row
 
 _SHAPE_MAX_MODEL_LEN = 8192
 _ON = ("auto", "engine", "simulator", "both")
@@ -50,15 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from headway.claims import find_claims
+    from headway.lab.claims import find_claims
 
     claims = find_claims(arguments.names)
     if arguments.list:
         for claim in claims:
             print(f"{claim.id:<18}{claim.title}\n{'':18}{claim.published}\n{'':18}{claim.source}")
         return 0
-    from headway.claims.results import Results
-    from headway.claims.session import Session, measure_all
+    from headway.lab.claims.results import Results
+    from headway.lab.claims.session import Session, measure_all
 
     folder = _folder(arguments.output)
     results = Results() if folder is None else Results.load(folder)
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(row: Row) -> None:
     """The table's columns below each other: a terminal is too narrow for them side by side."""
-    from headway.claims.markdown import HEADERS, claim_cells
+    from headway.lab.claims.markdown import HEADERS, claim_cells
 
     for title, cell in zip(HEADERS, claim_cells([row]), strict=True):
         print(f"{title + ':':<26}{cell}" if title != HEADERS[-1] else f"{title}:\n  {cell}")
@@ -115,9 +115,9 @@ def _sum_up(rows: list[Row], names: list[str]) -> None:
 
 def _write(folder: Path, results: Results) -> None:
     """After each claim, so that nothing is lost if a later one fails."""
-    from headway.claims.markdown import as_markdown
-    from headway.claims.page import as_page
-    from headway.claims.results import JSON_NAME
+    from headway.lab.claims.markdown import as_markdown
+    from headway.lab.claims.page import as_page
+    from headway.lab.claims.results import JSON_NAME
 
     write_json(folder / JSON_NAME, results.as_json())
     write_text(folder / "claims.md", as_markdown(results))

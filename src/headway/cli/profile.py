@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headway.bench.step_profiler import DEFAULT_NUM_STEPS
 from headway.cli.counts import count
+from headway.lab.bench.step_profiler import DEFAULT_NUM_STEPS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from headway.bench.rounds import Step
+    from headway.lab.bench.rounds import Step
 
 
 def add_profile_flags(parser: argparse.ArgumentParser, where: str) -> None:
@@ -31,10 +31,10 @@ def profile_steps(
     step: Step, run: Callable[[Step], object], *, path: str, first_step: int, num_steps: int, console: Console
 ) -> None:
     """Call `run` with a watched `step`, write the trace to `path` and print its summary."""
-    from headway.bench.report import print_summary
-    from headway.bench.step_profiler import StepProfiler
-    from headway.bench.step_summary import summarise
-    from headway.bench.trace_file import parse_trace, write_trace
+    from headway.lab.bench.report import print_summary
+    from headway.lab.bench.step_profiler import StepProfiler
+    from headway.lab.bench.step_summary import summarise
+    from headway.lab.bench.trace_file import parse_trace, write_trace
 
     profiler = StepProfiler(step, first_step=first_step, num_steps=num_steps)
     run(profiler.step)

@@ -33,11 +33,11 @@ from headway.config import SCHEDULING_POLICIES, did_you_mean
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.sim.calibration import Calibration
-    from headway.sim.comparison import Case, SimRun
-    from headway.sim.setup import Setup
-    from headway.workload.requests import BenchRequest
-    from headway.workload.workload import Workload
+    from headway.lab.sim.calibration import Calibration
+    from headway.lab.sim.comparison import Case, SimRun
+    from headway.lab.sim.setup import Setup
+    from headway.lab.workload.requests import BenchRequest
+    from headway.lab.workload.workload import Workload
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replicas", type=count(1), default=1, metavar="N", help="So many such machines. (default: %(default)s)"
     )
-    from headway.sim.router import ROUTERS
+    from headway.lab.sim.router import ROUTERS
 
     parser.add_argument(
         "--router",
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
         results = [simulator.as_json(case, one) for case in cases for one in case.runs]
         write_json(arguments.output_json, results[0] if len(results) == 1 else {"simulated": True, "runs": results})
     if arguments.csv is not None:
-        from headway.sim.comparison import csv_text
+        from headway.lab.sim.comparison import csv_text
 
         write_text(arguments.csv, csv_text(cases))
     if arguments.html is not None:
@@ -124,7 +124,7 @@ class _Simulator:
     """Work on a machine, with the options of a command."""
 
     def __init__(self, arguments: argparse.Namespace, calibration: Calibration, options: dict[str, Any]) -> None:
-        from headway.sim.setup import set_up
+        from headway.lab.sim.setup import set_up
 
         self._arguments, self._calibration, self._options = arguments, calibration, options
         self._workload: Workload = load_work(arguments)
@@ -140,9 +140,9 @@ class _Simulator:
 
     def cases(self, policies: list[str]) -> list[Case]:
         """Every policy at every rate, on the same work."""
-        from headway.sim.capacity import overload
-        from headway.sim.comparison import Case
-        from headway.sim.setup import set_up
+        from headway.lab.sim.capacity import overload
+        from headway.lab.sim.comparison import Case
+        from headway.lab.sim.setup import set_up
 
         cases = []
         for rate in self._arguments.rate:
@@ -156,7 +156,7 @@ class _Simulator:
 
     def _capacity(self, work: list[BenchRequest]) -> float:
         """Of all replicas. Drawn at another rate, the requests are the same."""
-        from headway.sim.capacity import capacity
+        from headway.lab.sim.capacity import capacity
 
         if self._most is None:
             self._most = self._arguments.replicas * capacity(work, self._calibration, self._options)
@@ -164,8 +164,8 @@ class _Simulator:
 
     def tell_one(self, case: Case) -> list[str]:
         """The block that people know, under another heading; what is to be known beside it."""
-        from headway.bench.serving_block import serving_block
-        from headway.sim.comparison import class_table, overload_notes
+        from headway.lab.bench.serving_block import serving_block
+        from headway.lab.sim.comparison import class_table, overload_notes
 
         (run,) = case.runs
         print(serving_block(run.metrics, title="Simulated Serving Result"))
@@ -178,7 +178,7 @@ class _Simulator:
 
     def tell_many(self, cases: list[Case]) -> list[str]:
         """Tables."""
-        from headway.sim.comparison import class_table, notes_on, run_table
+        from headway.lab.sim.comparison import class_table, notes_on, run_table
 
         calibration = self._calibration
         print(f"Simulated: {self._title} on {calibration.device_name}, {calibration.model}; latencies in ms\n")
@@ -193,7 +193,7 @@ class _Simulator:
 
     def as_json(self, case: Case, run: SimRun) -> dict[str, Any]:
         """One of the results."""
-        from headway.sim.report import simulation_json
+        from headway.lab.sim.report import simulation_json
 
         result = simulation_json(run.metrics.as_json(), self._calibration, run.simulation)
         beyond = {"beyond_capacity": case.overload is not None}
@@ -207,9 +207,9 @@ class _Simulator:
         return {**told, **result, "classes": by_class}
 
     def write_page(self, cases: list[Case], notes: list[str]) -> None:
-        from headway.bench.online_page import online_page
-        from headway.bench.slo import targets_by_class
-        from headway.sim.comparison import class_table, comparison_page
+        from headway.lab.bench.online_page import online_page
+        from headway.lab.bench.slo import targets_by_class
+        from headway.lab.sim.comparison import class_table, comparison_page
 
         arguments, title, run = self._arguments, f"Simulated: {self._title}", cases[0].runs[0]
         if len(cases) == 1 and len(cases[0].runs) == 1:
@@ -239,16 +239,16 @@ class _Simulator:
         return Path(self._arguments.workload).stem
 
     def _draw(self, rate: float | None, number: int) -> list[BenchRequest]:
-        from headway.sim.setup import with_oracle
+        from headway.lab.sim.setup import with_oracle
 
         arguments = argparse.Namespace(**{**vars(self._arguments), "work_seed": self._arguments.work_seed + number})
         work = draw_work(arguments, self._workload, vocab_size=self._calibration.vocab_size, rate=rate)
         return with_oracle(work) if arguments.length_predictor == "oracle" else work
 
     def _simulate(self, work: list[BenchRequest], setup: Setup, number: int) -> SimRun:
-        from headway.sim.comparison import SimRun
-        from headway.sim.setup import check_work
-        from headway.sim.simulate import simulate
+        from headway.lab.sim.comparison import SimRun
+        from headway.lab.sim.setup import check_work
+        from headway.lab.sim.simulate import simulate
 
         arguments = self._arguments
         check_work(work, setup.machine)
@@ -269,13 +269,13 @@ class _Simulator:
         return SimRun(arguments.work_seed + number, work, done, metrics, self._judging.targets)
 
     def _targets_note(self, run: SimRun) -> str:
-        from headway.bench.slo import targets_note
+        from headway.lab.bench.slo import targets_note
 
         return targets_note(run.given, run.options)
 
     def _trust(self, run: SimRun) -> list[str]:
         """What stands beside all simulated numbers."""
-        from headway.sim.report import trust_notes
+        from headway.lab.sim.report import trust_notes
 
         notes = [*trust_notes(self._calibration), *self._plain.notes]
         num_routed = run.simulation.num_routed

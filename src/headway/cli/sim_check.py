@@ -27,9 +27,9 @@ from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
-    from headway.sim.calibration import Calibration
-    from headway.sim.check import Check
-    from headway.workload.workload import Workload
+    from headway.lab.sim.calibration import Calibration
+    from headway.lab.sim.check import Check
+    from headway.lab.workload.workload import Workload
 
 _CAPACITY_REQUESTS = 200
 _TEMPERATURE = 1.0
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from headway.cli.demo import title
     from headway.cli.loading import load_engine, stderr_console
-    from headway.sim.report import checks_markdown
+    from headway.lab.sim.report import checks_markdown
 
     engine = load_engine(config, stderr_console(), quiet=True, warm=True)
     session = _Session(arguments, engine, title(config), workload, calibration)
@@ -122,9 +122,9 @@ class _Session:
 
     def check(self, *, load: float | None = None, rate: float | None = None) -> None:
         """At a fraction of the capacity, or at a rate."""
-        from headway.sim.check import at_once, capacity, check
-        from headway.sim.report import check_title, error_table, speed_note
-        from headway.sim.setup import check_work
+        from headway.lab.sim.check import at_once, capacity, check
+        from headway.lab.sim.report import check_title, error_table, speed_note
+        from headway.lab.sim.setup import check_work
 
         arguments, engine = self._arguments, self._engine
         if self._given is None:
@@ -166,7 +166,7 @@ class _Session:
 
 def _verified(checks: list[Check]) -> dict[str, Any]:
     """The errors of what is promised, by check."""
-    from headway.sim.report import check_title
+    from headway.lab.sim.report import check_title
 
     return {
         check_title(check): {row.key: row.error for row in check.rows if row.tolerance is not None} for check in checks

@@ -12,10 +12,10 @@ from headway.cli.flags import FlagSpec, chosen, engine_flags, shape_defaults
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.sim.calibration import Calibration
+    from headway.lab.sim.calibration import Calibration
+    from headway.lab.workload.requests import BenchRequest
+    from headway.lab.workload.workload import Workload
     from headway.tokenizer import Tokenizer
-    from headway.workload.requests import BenchRequest
-    from headway.workload.workload import Workload
 
 PREDICTORS = ("none", "oracle")
 
@@ -50,7 +50,7 @@ def add_rate_flag(parser: argparse.ArgumentParser) -> None:
 
 def load_work(arguments: argparse.Namespace) -> Workload:
     """The workload that the flags name."""
-    from headway.workload import load_workload, parse_overrides
+    from headway.lab.workload import load_workload, parse_overrides
 
     return load_workload(arguments.workload, data_dir=arguments.data_dir, **parse_overrides(arguments.set))
 
@@ -90,7 +90,7 @@ def simulated_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def add_calibration_flag(parser: argparse.ArgumentParser) -> None:
     """Which machine."""
-    from headway.sim.calibration import shipped_machines
+    from headway.lab.sim.calibration import shipped_machines
 
     parser.add_argument(
         "--calibration",
@@ -103,7 +103,7 @@ def add_calibration_flag(parser: argparse.ArgumentParser) -> None:
 
 def load_calibration(text: str) -> Calibration:
     """That of `--calibration`: a file, or the name of a machine that is shipped."""
-    from headway.sim.calibration import Calibration
+    from headway.lab.sim.calibration import Calibration
 
     return Calibration.find(text)
 

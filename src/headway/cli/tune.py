@@ -30,12 +30,12 @@ from headway.config import EngineConfig
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.sim.calibration import Calibration
-    from headway.tune.objective import Goal
-    from headway.tune.space import Space
-    from headway.tune.trial import Trial, Tuned
-    from headway.tune.verify import Verified
-    from headway.workload.requests import BenchRequest
+    from headway.lab.sim.calibration import Calibration
+    from headway.lab.tune.objective import Goal
+    from headway.lab.tune.space import Space
+    from headway.lab.tune.trial import Trial, Tuned
+    from headway.lab.tune.verify import Verified
+    from headway.lab.workload.requests import BenchRequest
 
 _TRIALS = 40
 _TEMPERATURE = 1.0
@@ -92,11 +92,11 @@ _NOT_TAKEN = frozenset({"traffic_log", "traffic_log_content", "length_predictor"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from headway.sim.report import trust_notes
-    from headway.sim.setup import check_work, set_up
-    from headway.tune import Goal, SearchLimits, Space, search
-    from headway.tune.report import recommendation, trial_table, tuned_json, tuned_page, verified_table
-    from headway.tune.verify import recommended
+    from headway.lab.sim.report import trust_notes
+    from headway.lab.sim.setup import check_work, set_up
+    from headway.lab.tune import Goal, SearchLimits, Space, search
+    from headway.lab.tune.report import recommendation, trial_table, tuned_json, tuned_page, verified_table
+    from headway.lab.tune.verify import recommended
 
     check_writable(arguments.output_json, arguments.html)
     Goal.parse(arguments.slo)  # refuses what cannot be promised, before anything is drawn
@@ -144,7 +144,7 @@ def _check_engine_options(arguments: argparse.Namespace) -> None:
 
 def _beyond(space: Space, work: Sequence[BenchRequest], tuned: Tuned, best: Trial) -> str:
     """If the load is more than the machine can serve: by default, and with what is recommended."""
-    from headway.sim.capacity import BEYOND, capacity, overload
+    from headway.lab.sim.capacity import BEYOND, capacity, overload
 
     trials = {"by default": tuned.default, **({"as recommended": best} if best is not tuned.default else {})}
     told = []
@@ -164,14 +164,14 @@ def _searched(space: Space, calibration: Calibration) -> str:
 
 
 def _work(arguments: argparse.Namespace, calibration: Calibration) -> list[BenchRequest]:
-    from headway.sim.setup import with_oracle
+    from headway.lab.sim.setup import with_oracle
 
     if bool(arguments.traffic) == bool(arguments.workload):
         raise ConfigError("Tuning needs requests: give --workload FILE.toml, or --traffic-log FILE.")
     if arguments.traffic:
         if arguments.rate is not None:
             raise ConfigError("--rate is for a workload; a traffic log is replayed as it was.")
-        from headway.tune.traffic import traffic_work
+        from headway.lab.tune.traffic import traffic_work
 
         work = traffic_work(
             arguments.traffic,
@@ -191,7 +191,7 @@ def _verify(
     if not arguments.verify or tuned.is_default_best:
         return []
     from headway.cli.loading import load_engine, stderr_console
-    from headway.tune.verify import candidates, verify
+    from headway.lab.tune.verify import candidates, verify
 
     options: dict[str, Any] = engine_options(arguments)
     found, trials = [], candidates(tuned, arguments.verify)

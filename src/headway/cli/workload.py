@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from headway.workload import load_workload, parse_overrides, statistics_of
-    from headway.workload.report import text_report, workload_page
+    from headway.lab.workload import load_workload, parse_overrides, statistics_of
+    from headway.lab.workload.report import text_report, workload_page
 
     check_writable(arguments.html)
     workload = load_workload(arguments.file, data_dir=arguments.data_dir, **parse_overrides(arguments.set))

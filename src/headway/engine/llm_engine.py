@@ -31,10 +31,10 @@ from headway.executor import Executor
 from headway.models.config import DecoderConfig
 from headway.outputs import RequestOutput, Streaming
 from headway.predict import AnswerLengths, PromptView
-from headway.runner.memory_plan import MemoryPlan
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
 from headway.tracing import span
+from headway.worker.memory_plan import MemoryPlan
 
 logger = logging.getLogger(__name__)
 

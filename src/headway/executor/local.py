@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING
 import torch
 
 from headway import native
-from headway.attention import FORMATS, AttentionBackend, KVFormat, LayerKVCache, create_backend
+from headway.attention import FORMATS, AttentionBackend, KVFormat, create_backend
 from headway.cache_dir import temporary_folder, why_not_writable
 from headway.config import EngineConfig
 from headway.core.scheduler_output import SchedulerOutput
 from headway.errors import ConfigError
 from headway.executor.base import FinishedStep, PendingStep
+from headway.kv.block_moves import HostBlocks
+from headway.kv.layer_cache import LayerKVCache
 from headway.layers import create_ops
 from headway.models import load_decoder
 from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder
-from headway.runner.block_moves import HostBlocks
-from headway.runner.memory_plan import MemoryPlan, plan_memory
 from headway.runner.model_runner import ModelRunner
+from headway.worker.memory_plan import MemoryPlan, plan_memory
 
 if TYPE_CHECKING:
     from headway.runner.gpu_runner import GpuModelRunner

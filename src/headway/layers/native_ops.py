@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from headway.attention.base import LayerKVCache
+from headway.kv.layer_cache import LayerKVCache
 from headway.layers.heads import HeadNorms, Heads
 from headway.layers.ops import Delta, Linear
 from headway.native.kv_cache import NativeKVCache

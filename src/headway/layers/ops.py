@@ -16,7 +16,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from headway.attention.base import LayerKVCache
+from headway.kv.layer_cache import LayerKVCache
 from headway.layers.heads import HeadNorms, Heads
 
 

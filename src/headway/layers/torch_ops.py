@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.attention.base import LayerKVCache
+from headway.kv.layer_cache import LayerKVCache
 from headway.layers.heads import HeadNorms, Heads
 from headway.layers.ops import Delta, Linear
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headway.layers.kv_codes import codes, paired_codes, row_scales
+from headway.kv.codes import codes, paired_codes, row_scales
 
 
 @triton.jit

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from headway.attention.base import LayerKVCache
+from headway.kv.layer_cache import LayerKVCache
 from headway.layers import skinny_gemm
 from headway.layers.heads import HeadNorms, Heads
 from headway.layers.ops import Delta, Linear, ScaledRows

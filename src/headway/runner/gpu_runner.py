@@ -26,8 +26,8 @@ from headway.core.scheduler_output import (
     SampledTokens,
     SchedulerOutput,
 )
+from headway.kv.block_moves import HostBlocks, apply_moves
 from headway.models.decoder import Decoder
-from headway.runner.block_moves import HostBlocks, apply_moves
 from headway.runner.cuda_graphs import (
     StepGraphs,
     StepShape,

@@ -13,8 +13,8 @@ from headway.core.scheduler_output import (
     ScheduledRequest,
     SchedulerOutput,
 )
+from headway.kv.block_moves import HostBlocks, apply_moves
 from headway.models.decoder import Decoder
-from headway.runner.block_moves import HostBlocks, apply_moves
 from headway.runner.input_batch import InputBatch, StepInputs
 from headway.runner.logprobs import prompt_logprobs
 from headway.runner.sampler import Sampler

@@ -18,8 +18,8 @@ from headway.errors import InvalidRequestError
 from headway.executor.fake import FakeExecutor, FakeStep
 from headway.loader import open_checkpoint
 from headway.loader.embedded import embedded_model_path
-from headway.runner.memory_plan import MemoryPlan
 from headway.sampling_params import SamplingParams
+from headway.worker.memory_plan import MemoryPlan
 
 TEXT = "The line never stops, and so nobody waits: a seat that gets free is taken at the very next stop. "
 DEFAULT_NUM_BLOCKS = 4096

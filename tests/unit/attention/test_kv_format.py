@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.attention import FORMATS, KVFormat, LayerKVCache
-from headway.attention.kv_format import Numbers
+from headway.attention import FORMATS, KVFormat
+from headway.kv.format import Numbers
+from headway.kv.layer_cache import LayerKVCache
 
 SCALED = [FORMATS[name] for name in ("fp8", "int8", "int4")]
 NUMBERS = {"fp8": FORMATS["fp8"].keys, "int8": FORMATS["int8"].keys, "int4": FORMATS["int4"].values}

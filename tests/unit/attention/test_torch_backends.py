@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from headway import native
-from headway.attention import BACKEND_NAMES, FORMATS, AttentionBatch, KVFormat, LayerKVCache, create_backend
+from headway.attention import BACKEND_NAMES, FORMATS, AttentionBatch, KVFormat, create_backend
 from headway.attention.torch_padded import TorchPaddedAttention
 from headway.attention.torch_reference import TorchReferenceAttention
 from headway.errors import ConfigError
+from headway.kv.layer_cache import LayerKVCache
 
 # (query_len, seq_len) of each request
 DECODES = [(1, 1), (1, 17), (1, 33), (1, 128), (1, 5)]

@@ -17,10 +17,11 @@ import torch
 
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
-from headway.attention import LayerKVCache, create_backend, triton_paged
+from headway.attention import create_backend, triton_paged
 from headway.attention.context_parts import REQUEST
 from headway.attention.triton_paged import TritonPagedAttention
 from headway.errors import ConfigError
+from headway.kv.layer_cache import LayerKVCache
 from tests.unit.attention.paged_case import Length, PagedCase, Shape, with_room
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16

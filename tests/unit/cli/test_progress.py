@@ -12,7 +12,7 @@ import pytest
 from headway.cli import progress
 from headway.cli.main import main
 from headway.cli.progress import ProgressLines, meter, progress_bar
-from tests.unit.bench.sse_server import Answer, SSEServer, steady
+from tests.unit.lab.bench.sse_server import Answer, SSEServer, steady
 
 
 class Clock:

@@ -17,8 +17,8 @@ from headway.executor.fake import FakeExecutor, FakeStep
 from headway.models.config import DecoderConfig
 from headway.outputs import RequestOutput
 from headway.runner.logprobs import TokenLogprobs
-from headway.runner.memory_plan import MemoryPlan
 from headway.sampling_params import SamplingParams
+from headway.worker.memory_plan import MemoryPlan
 
 MODEL = DecoderConfig(
     architecture="llama",

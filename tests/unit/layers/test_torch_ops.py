@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.attention import LayerKVCache
+from headway.kv.layer_cache import LayerKVCache
 from headway.layers import HeadNorms, Heads
 from headway.layers.torch_ops import TorchOps
 from headway.quantization.torch_linear import TorchLinear

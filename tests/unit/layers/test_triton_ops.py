@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
-from headway.attention import FORMATS, KVFormat, LayerKVCache
+from headway.attention import FORMATS, KVFormat
+from headway.kv.layer_cache import LayerKVCache
 from headway.layers import HeadNorms, Heads, skinny_gemm
 from headway.layers.torch_ops import TorchOps
 from headway.layers.triton_ops import TritonOps

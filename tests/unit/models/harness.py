@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headway.attention import AttentionBatch, LayerKVCache, create_backend
+from headway.attention import AttentionBatch, create_backend
+from headway.kv.layer_cache import LayerKVCache
 from headway.models.decoder import Decoder
 
 

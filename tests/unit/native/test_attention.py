@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.attention.base import AttentionBatch, LayerKVCache
+from headway.attention.base import AttentionBatch
 from headway.attention.cpu import CpuAttention
-from headway.attention.kv_format import FORMATS, KVFormat
 from headway.errors import ConfigError
+from headway.kv.format import FORMATS, KVFormat
+from headway.kv.layer_cache import LayerKVCache
 from headway.native.lib import NativeLibrary
 
 ALL = [FORMATS[name] for name in ("float32", "float16", "fp8", "int8", "int4")]

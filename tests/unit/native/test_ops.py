@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.attention.base import LayerKVCache
-from headway.attention.kv_format import FORMATS
+from headway.kv.format import FORMATS
+from headway.kv.layer_cache import LayerKVCache
 from headway.layers import HeadNorms, Heads
 from headway.layers.native_ops import NativeOps
 from headway.layers.torch_ops import TorchOps

@@ -9,10 +9,11 @@ import torch
 
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
-from headway.attention import FORMATS, LayerKVCache
+from headway.attention import FORMATS
 from headway.core.scheduler_output import BlockMoves
-from headway.runner.block_kernels import BlockLayout, gather_blocks, scatter_blocks
-from headway.runner.block_moves import HostBlocks, _as_bytes, apply_moves
+from headway.kv.block_kernels import BlockLayout, gather_blocks, scatter_blocks
+from headway.kv.block_moves import HostBlocks, _as_bytes, apply_moves
+from headway.kv.layer_cache import LayerKVCache
 
 NUM_BLOCKS, NUM_SLOTS = 12, 7
 
@@ -54,7 +55,7 @@ def test_gathered_pieces_are_the_blocks_and_scatter_puts_them_back(name: str, to
 def test_random_moves_are_those_of_plain_lists(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and slots as rows of two plain tensors: whatever is moved, the cache holds the same."""
     if device == "cuda":
-        from headway.runner import staged_copies
+        from headway.kv import staged_copies
 
         monkeypatch.setattr(staged_copies, "_STAGE_BYTES", 1)  # one block a stage: each is used again at once
     caches = random_caches(name, token_major=device == "cuda", device=device)

@@ -1,7 +1,0 @@
-"""Published claims about serving, measured again: each one is a workload, a way to measure it, and what came of it."""
-
-from headway.claims.catalogue import CLAIMS, find_claims
-from headway.claims.claim import Claim, Outcome
-from headway.claims.results import Results, Row
-
-__all__ = ["CLAIMS", "Claim", "Outcome", "Results", "Row", "find_claims"]

@@ -1,0 +1,109 @@
+"""Copies of whole KV blocks: within the device, and between the device and host memory.
+
+In host memory a block is one piece of bytes, a slot: what each tensor of each layer has of it, one behind the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from headway.core.scheduler_output import BlockMoves
+from headway.kv.host_memory import pin, unpin, zero_bytes
+from headway.kv.layer_cache import LayerKVCache
+
+if TYPE_CHECKING:
+    from headway.kv.staged_copies import StagedCopies
+
+Pairs = Sequence[tuple[int, int]]
+
+_NUM_MEASUREMENTS = 5
+_NUM_MEASURED_BLOCKS = 8
+
+
+class HostBlocks:
+    """Room for blocks in host memory. On CUDA the copies run beside the steps, on the CPU at once."""
+
+    def __init__(self, kv_caches: Sequence[LayerKVCache], num_slots: int) -> None:
+        self._blocks = [_as_bytes(tensor) for cache in kv_caches for tensor in cache.tensors]
+        self._slots = zero_bytes(num_slots, sum(tensor.shape[1] for tensor in self._blocks))
+        self._staged: StagedCopies | None = None
+        if self._blocks[0].is_cuda:
+            from headway.kv.staged_copies import StagedCopies  # it takes Triton
+
+            pin(self._slots)
+            self._staged = StagedCopies(self._blocks, self._slots)
+            weakref.finalize(self, unpin, self._slots, self._staged.wait).atexit = False
+
+    def measure_restore(self) -> float:
+        """Seconds that copying a block in takes, at best. Writes into the first blocks, which are empty still."""
+        num_blocks = min(_NUM_MEASURED_BLOCKS, len(self._slots), len(self._blocks[0]))
+        pairs = [(place, place) for place in range(num_blocks)]
+        times = []
+        for _ in range(_NUM_MEASUREMENTS):
+            started_s = time.perf_counter()
+            self.move_in(pairs)
+            if self._staged is not None:
+                self._staged.wait()
+            times.append(time.perf_counter() - started_s)
+        for tensor in self._blocks:
+            tensor[:num_blocks].zero_()
+        return min(times) / num_blocks
+
+    def move_out(self, pairs: Pairs) -> None:
+        """Copy blocks (block, slot) to the host, behind what is queued on the device."""
+        if self._staged is not None:
+            self._staged.copy_out(pairs)
+            return
+        for block, slot in pairs:
+            for tensor, part in zip(self._blocks, self._parts(slot), strict=True):
+                part.copy_(tensor[block])
+
+    def move_in(self, pairs: Pairs) -> None:
+        """Copy blocks (slot, block) to the device, before what is queued there from now on."""
+        if self._staged is not None:
+            self._staged.copy_in(pairs)
+            return
+        for slot, block in pairs:
+            for tensor, part in zip(self._blocks, self._parts(slot), strict=True):
+                tensor[block].copy_(part)
+
+    def _parts(self, slot: int) -> tuple[Tensor, ...]:
+        return self._slots[slot].split([tensor.shape[1] for tensor in self._blocks])
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """uint8 [num_blocks, bytes]: the memory of a tensor whose blocks lie one behind the other, whatever the order of
+    the other dimensions."""
+    size, stride = tensor[0].numel() * tensor.element_size(), tensor.stride(0) * tensor.element_size()
+    assert size == stride, "a block of the KV cache is not one piece"
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return tensor.permute(order).view(torch.uint8).view(len(tensor), size)
+
+
+def apply_moves(kv_caches: Sequence[LayerKVCache], host: HostBlocks | None, moves: BlockMoves) -> None:
+    """Everything that has to be copied before a step, in its order."""
+    if moves.moved_out:
+        assert host is not None
+        host.move_out(moves.moved_out)
+    if moves.copied:
+        _copy(kv_caches, moves.copied)
+    if moves.moved_in:
+        assert host is not None
+        host.move_in(moves.moved_in)
+
+
+def _copy(kv_caches: Sequence[LayerKVCache], pairs: Pairs) -> None:
+    indices = torch.tensor(pairs, dtype=torch.int64)
+    device = kv_caches[0].v.device
+    if device.type == "cuda":
+        indices = indices.pin_memory().to(device, non_blocking=True)
+    sources, targets = indices.unbind(1)
+    for tensor in itertools.chain.from_iterable(cache.tensors for cache in kv_caches):
+        tensor[targets] = tensor[sources]  # all sources are read before any target is written

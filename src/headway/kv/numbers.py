@@ -1,0 +1,206 @@
+"""Codes of a quantised KV cache as numbers again, in registers: the reading side of headway/kv/codes.py.
+
+Decoding is bound by memory only if a code costs few instructions. Keys are read along their dimensions, as the matrix
+unit wants them. Values are read across tokens, and the instruction that turns a tile over knows elements of 16 bits
+only; bytes it would have to fetch one by one. So values are taken as words of 16 bits, of which each holds the codes of
+2 or 4 neighbouring dimensions, and the result is kept in so many parts, part i with the dimensions i, i + n, i + 2 n …
+
+    word      d0 d1 | d2 d3 | d4 d5          8-bit codes: 2 parts
+    part 0    d0      d2      d4
+    part 1       d1      d3      d5
+
+What follows is written twice where it matters: in PTX for the GPU, where a few instructions convert four codes at once,
+and in plain Triton for the interpreter and for float32.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: disable-error-code="assignment"
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+_HAS_PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
+
+# An integer below 1024 becomes a float16 by putting it below the bits of 1024, 0x6400, and taking that away again.
+_KEYS_OF_INT8 = tl.constexpr("""{
+    .reg .b32 codes, high, zero;
+    xor.b32 codes, $2, 0x80808080;
+    mov.b32 high, 0x64646464;
+    mov.b32 zero, 0x64806480;
+    prmt.b32 $0, codes, high, 0x4140;
+    prmt.b32 $1, codes, high, 0x4342;
+    sub.f16x2 $0, $0, zero;
+    sub.f16x2 $1, $1, zero;
+}""")
+_PARTS_OF_INT8 = tl.constexpr("""{
+    .reg .b32 codes, high, zero;
+    xor.b32 codes, $2, 0x80808080;
+    mov.b32 high, 0x64646464;
+    mov.b32 zero, 0x64806480;
+    prmt.b32 $0, codes, high, 0x4240;
+    prmt.b32 $1, codes, high, 0x4341;
+    sub.f16x2 $0, $0, zero;
+    sub.f16x2 $1, $1, zero;
+}""")
+_PARTS_OF_FP8 = tl.constexpr("""{
+    .reg .b32 sorted;
+    .reg .b16 even, odd;
+    prmt.b32 sorted, $2, $2, 0x3120;
+    mov.b32 {even, odd}, sorted;
+    cvt.rn.f16x2.e4m3x2 $0, even;
+    cvt.rn.f16x2.e4m3x2 $1, odd;
+}""")
+_PARTS_OF_INT4 = tl.constexpr("""{
+    .reg .b32 second, third, fourth, zero;
+    shr.b32 second, $4, 4;
+    shr.b32 third, $4, 8;
+    shr.b32 fourth, $4, 12;
+    mov.b32 zero, 0x64086408;
+    lop3.b32 $0, $4, 0x000f000f, 0x64006400, 0xea;
+    lop3.b32 $1, second, 0x000f000f, 0x64006400, 0xea;
+    lop3.b32 $2, third, 0x000f000f, 0x64006400, 0xea;
+    lop3.b32 $3, fourth, 0x000f000f, 0x64006400, 0xea;
+    sub.f16x2 $0, $0, zero;
+    sub.f16x2 $1, $1, zero;
+    sub.f16x2 $2, $2, zero;
+    sub.f16x2 $3, $3, zero;
+}""")
+
+
+@triton.jit
+def key_numbers(stored, dtype: tl.constexpr):
+    """Keys as numbers of `dtype`, which holds every code."""
+    if stored.dtype == tl.int8 and dtype == tl.float16 and _HAS_PTX:
+        numbers = tl.inline_asm_elementwise(
+            _KEYS_OF_INT8, "=&r,=&r,r", [stored], dtype=tl.float16, is_pure=True, pack=4
+        )
+    else:
+        numbers = stored.to(dtype)
+    return numbers
+
+
+@triton.jit
+def _code(words, place: tl.constexpr, bits: tl.constexpr):
+    """int32: so many bits of each word."""
+    return (words.to(tl.int32) >> (place * bits)) & ((1 << bits) - 1)
+
+
+@triton.jit
+def _part(words, place: tl.constexpr, format: tl.constexpr, dtype: tl.constexpr):
+    if format == "int4":
+        numbers = (_code(words, place, 4) - 8).to(dtype)
+    elif format == "int8":
+        numbers = _code(words, place, 8).to(tl.uint8).to(tl.int8, bitcast=True).to(dtype)
+    else:
+        numbers = _code(words, place, 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+    return numbers
+
+
+@triton.jit
+def value_parts(words, format: tl.constexpr, dtype: tl.constexpr):
+    """Words [rows, columns] as a tuple of 2 (fp8, int8) or 4 (int4) parts in numbers of `dtype`."""
+    PTX: tl.constexpr = _HAS_PTX and dtype == tl.float16
+    if format == "int4":
+        if PTX:
+            parts = tl.inline_asm_elementwise(
+                _PARTS_OF_INT4,
+                "=&r,=&r,=&r,=&r,r",
+                [words],
+                dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+                is_pure=True,
+                pack=2,
+            )
+        else:
+            parts = (
+                _part(words, 0, format, dtype),
+                _part(words, 1, format, dtype),
+                _part(words, 2, format, dtype),
+                _part(words, 3, format, dtype),
+            )
+    elif PTX:
+        CODE: tl.constexpr = _PARTS_OF_INT8 if format == "int8" else _PARTS_OF_FP8
+        parts = tl.inline_asm_elementwise(
+            CODE, "=&r,=&r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
+    else:
+        parts = (_part(words, 0, format, dtype), _part(words, 1, format, dtype))
+    return parts
+
+
+@triton.jit
+def no_parts(ROWS: tl.constexpr, COLUMNS: tl.constexpr, FORMAT: tl.constexpr):
+    """Zeros [ROWS, COLUMNS] in parts: 4, 2, or, of a plain format, the whole."""
+    if FORMAT == "int4":
+        zero = tl.zeros([ROWS, COLUMNS // 4], tl.float32)
+        parts = (zero, zero, zero, zero)
+    elif FORMAT is None:
+        parts = (tl.zeros([ROWS, COLUMNS], tl.float32),)
+    else:
+        zero = tl.zeros([ROWS, COLUMNS // 2], tl.float32)
+        parts = (zero, zero)
+    return parts
+
+
+# No early returns from here on: what follows one is compiled all the same, and a plain format has but one part.
+
+
+@triton.jit
+def add_row(parts, row, COLUMNS: tl.constexpr, FORMAT: tl.constexpr):
+    """Parts of [ROWS, COLUMNS] plus one row [1, COLUMNS]."""
+    if FORMAT is None:
+        added = (parts[0] + row,)
+    else:
+        even, odd = tl.split(tl.reshape(row, (1, COLUMNS // 2, 2)))
+        if FORMAT == "int4":
+            first, third = tl.split(tl.reshape(even, (1, COLUMNS // 4, 2)))
+            second, fourth = tl.split(tl.reshape(odd, (1, COLUMNS // 4, 2)))
+            added = (parts[0] + first, parts[1] + second, parts[2] + third, parts[3] + fourth)
+        else:
+            added = (parts[0] + even, parts[1] + odd)
+    return added
+
+
+@triton.jit
+def add_values(parts, shrink, weights, values, FORMAT: tl.constexpr, PRECISION: tl.constexpr):
+    """parts * shrink + weights · values; the values of a scaled format are words, and weights in their numbers."""
+    if FORMAT is None:
+        added = (tl.dot(weights.to(values.dtype), values, parts[0] * shrink[:, None], input_precision=PRECISION),)
+    else:
+        codes = value_parts(values, FORMAT, weights.dtype)
+        first = tl.dot(weights, codes[0], parts[0] * shrink[:, None], input_precision=PRECISION)
+        second = tl.dot(weights, codes[1], parts[1] * shrink[:, None], input_precision=PRECISION)
+        if FORMAT == "int4":
+            third = tl.dot(weights, codes[2], parts[2] * shrink[:, None], input_precision=PRECISION)
+            fourth = tl.dot(weights, codes[3], parts[3] * shrink[:, None], input_precision=PRECISION)
+            added = (first, second, third, fourth)
+        else:
+            added = (first, second)
+    return added
+
+
+@triton.jit
+def whole(parts, FORMAT: tl.constexpr):
+    """[ROWS, COLUMNS], with all dimensions in their order."""
+    if FORMAT is None:
+        joined = parts[0]
+    elif FORMAT == "int4":
+        joined = tl.interleave(tl.interleave(parts[0], parts[2]), tl.interleave(parts[1], parts[3]))
+    else:
+        joined = tl.interleave(parts[0], parts[1])
+    return joined
+
+
+@triton.jit
+def load_scales(scales, at, mask):
+    """float32 scales of keys and of values in the slots `at`; `scales` points at int32, each a pair of float16."""
+    if mask is None:
+        pair = tl.load(scales + at)
+    else:
+        pair = tl.load(scales + at, mask=mask, other=0)
+    keys = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    values = (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+    return keys.to(tl.float32), values.to(tl.float32)

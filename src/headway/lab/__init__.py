@@ -1,0 +1,1 @@
+"""The lab: workloads, benchmarks, the simulator, the tuner and the claims. The engine imports none of it."""

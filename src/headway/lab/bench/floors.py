@@ -1,0 +1,158 @@
+"""The least time that a piece of work can take on a machine, from the model's shape and the machine's ceilings.
+
+Generating is bound by bytes, reading prompts by arithmetic. So
+
+    floor     = decode + prefill
+    decode    = Σ over decode steps (W + K · c) / bandwidth
+    prefill   = Σ over requests (2·P·L  +  2·q·L·(L+1)·layers  +  2·V·H) / rate
+
+with
+
+    W   bytes of all weights that a step multiplies with: every layer and the output projection, not the embedding table
+        (of which a step reads one row per token)
+    K   bytes of keys and values of one token, over all layers
+    c   tokens in the cache of all running requests at that step
+    L   prompt length;  P  weights in the layers;  q  query width (heads × head size);  V, H  vocabulary and hidden size
+
+The three terms of a prompt are its linear layers, its causal attention (query·key and weight·value, 2 flops per
+multiply-add, half of the square), and the output projection of its last token.
+
+The steps are counted out: as many requests as may run at once start together; the first token of each comes out of its
+prompt, each later one takes a step; when one has ended the next takes its place. A request with o tokens of output thus
+takes part in o - 1 steps, and at the i-th of them has L + i tokens in the cache.
+
+What the floor leaves out: prompts whose arithmetic could hide behind the bytes of a decode step, and caches too small
+for all requests. What it grants: perfect overlap of everything else.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headway.lab.bench.ceilings import Ceilings
+from headway.lab.bench.times import RequestTimeline, RoundTimes
+from headway.lab.workload.requests import BenchRequest, Work
+from headway.models.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from headway.worker.memory_plan import MemoryPlan
+
+_WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0 + 4.0 / 64}
+"""By the first word of a plan's `dtype`. int8 has a float32 scale for each group of 64."""
+
+
+@dataclass(frozen=True)
+class ModelCosts:
+    """What one model costs per step and per token: `W`, `K` and the terms of a prompt, as in the formula above."""
+
+    weight_bytes: float
+    kv_bytes_per_token: float
+    linear_flops_per_token: float
+    attention_flops_per_pair: float
+    """For one query and one key, over all layers and heads."""
+    output_flops: float
+    """The output projection of one token."""
+
+    def prompt_flops(self, length: int) -> float:
+        """The arithmetic of a whole prompt."""
+        pairs = length * (length + 1) / 2
+        return self.linear_flops_per_token * length + self.attention_flops_per_pair * pairs + self.output_flops
+
+
+def model_costs(model: DecoderConfig, *, bytes_per_weight: float, kv_bytes_per_token: float) -> ModelCosts:
+    """The costs of a model. Norms and biases, less than a thousandth of the weights, are left out."""
+    layer = model.hidden_size * (model.qkv_size + model.q_size + 3 * model.intermediate_size)
+    layers = layer * model.num_layers
+    output = model.vocab_size * model.hidden_size
+    return ModelCosts(
+        weight_bytes=(layers + output) * bytes_per_weight,
+        kv_bytes_per_token=kv_bytes_per_token,
+        linear_flops_per_token=2.0 * layers,
+        attention_flops_per_pair=4.0 * model.q_size * model.num_layers,
+        output_flops=2.0 * output,
+    )
+
+
+def planned_costs(model: DecoderConfig, plan: MemoryPlan) -> ModelCosts:
+    """The costs of a model in the number formats that an engine runs it with."""
+    return model_costs(
+        model,
+        bytes_per_weight=_WEIGHT_BYTES[plan.dtype.split()[0]],
+        kv_bytes_per_token=plan.bytes_per_block / plan.block_size,
+    )
+
+
+@dataclass(frozen=True)
+class DecodeSteps:
+    """The decode steps of some work, and the sum over them of the tokens in the cache."""
+
+    num_steps: int
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least time of a piece of work."""
+
+    decode_s: float
+    prefill_s: float
+    times: RoundTimes
+    """The same, in the form of a measured round."""
+
+
+def work_floor(work: Work, costs: ModelCosts, ceilings: Ceilings, *, max_num_seqs: int) -> Floor:
+    """The floor of work that is all there at the start."""
+    steps = count_decode_steps(work, max_num_seqs)
+    num_bytes = costs.weight_bytes * steps.num_steps + costs.kv_bytes_per_token * steps.num_cached_tokens
+    decode_s = num_bytes / ceilings.bandwidth_bytes_s
+    prefill_s = sum(_prompt_flops(request, costs) for request in work) / ceilings.flops_s
+    times = RoundTimes.of(
+        work, elapsed_s=decode_s + prefill_s, pace_s=decode_s / steps.num_steps if steps.num_steps else None
+    )
+    return Floor(decode_s, prefill_s, times)
+
+
+def count_decode_steps(work: Work, max_num_seqs: int) -> DecodeSteps:
+    """Run the work step by step, without a model; stretches in which nobody comes or goes are summed at once."""
+    waiting = [
+        (request.num_prompt_tokens, request.num_output_tokens - 1)
+        for request in reversed(work)
+        for _ in range(request.num_choices)
+        if request.num_output_tokens > 1
+    ]
+    running: list[tuple[int, int]] = []  # (step after which it ends, tokens in the cache then)
+    now = num_cached = total = 0
+    while waiting or running:
+        while waiting and len(running) < max_num_seqs:
+            prompt, num_steps = waiting.pop()
+            heapq.heappush(running, (now + num_steps, prompt + num_steps))
+            num_cached += prompt
+        num_steps = running[0][0] - now
+        total += num_steps * num_cached + len(running) * num_steps * (num_steps + 1) // 2
+        num_cached += len(running) * num_steps
+        now += num_steps
+        while running and running[0][0] == now:
+            num_cached -= heapq.heappop(running)[1]
+    return DecodeSteps(now, total)
+
+
+def timeline_alone(request: BenchRequest, costs: ModelCosts, ceilings: Ceilings) -> RequestTimeline:
+    """When the tokens of a request would come if it had the machine to itself: no load can be faster.
+
+    Its first token takes the arithmetic of the prompt or one read of the weights, whichever is longer.
+    """
+    weights_s = costs.weight_bytes / ceilings.bandwidth_bytes_s
+    kv_s = costs.kv_bytes_per_token / ceilings.bandwidth_bytes_s
+    now = request.arrival_s + max(weights_s, costs.prompt_flops(request.num_prompt_tokens) / ceilings.flops_s)
+    times = [now]
+    for num_cached in range(request.num_prompt_tokens + 1, request.num_prompt_tokens + request.num_output_tokens):
+        now += weights_s + kv_s * num_cached
+        times.append(now)
+    return RequestTimeline(request.arrival_s, request.num_prompt_tokens, request.num_output_tokens, times)
+
+
+def _prompt_flops(request: BenchRequest, costs: ModelCosts) -> float:
+    """A prompt is computed once for each of its choices."""
+    return costs.prompt_flops(request.num_prompt_tokens) * request.num_choices

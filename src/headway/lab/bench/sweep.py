@@ -1,0 +1,199 @@
+"""The same work at one rate after another, and with one setting of the engine after another."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headway.config import did_you_mean, iter_options
+from headway.errors import ConfigError
+from headway.lab.bench.online_metrics import OnlineMetrics, is_thin, thin_note
+from headway.lab.bench.online_page import target_lines
+from headway.lab.bench.slo import Targets
+from headway.lab.charts import Page, Series, line_chart
+
+AUTO_SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
+"""Rates that are chosen automatically, as parts of the rate that is served when everything is there at once."""
+
+SERVED_CAPTION = (
+    "Where served falls away from the dashed line, requests come faster than they are served. A little below it all "
+    "are: at its end a run waits for its last answers."
+)
+
+Setting = Mapping[str, Any]
+"""Options of the engine."""
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One run of a sweep."""
+
+    setting: Setting
+    rate: float
+    metrics: OnlineMetrics
+
+    @property
+    def label(self) -> str:
+        return setting_text(self.setting)
+
+    def as_json(self) -> dict[str, Any]:
+        """For the result file."""
+        rate: float | str = "inf" if math.isinf(self.rate) else self.rate
+        return {"request_rate": rate, "setting": dict(self.setting)} | self.metrics.as_json()
+
+
+def setting_text(setting: Setting) -> str:
+    """On one line; "" for the default."""
+    return ", ".join(f"{name}={value}" for name, value in setting.items())
+
+
+def parse_rates(text: str) -> list[float] | None:
+    """`None` for "auto". `ConfigError` for anything that is not rates."""
+    if text == "auto":
+        return None
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(rate > 0 for rate in rates):
+        raise ConfigError(f"--rates must be 'auto' or rates above 0 such as 1,2,4,8 (or inf), not '{text}'.")
+    return rates
+
+
+def auto_rates(served_rate: float) -> list[float]:
+    """Around the rate that is served when everything is there at once."""
+    return [float(f"{share * served_rate:.3g}") for share in AUTO_SHARES]
+
+
+def parse_knob(text: str) -> tuple[str, list[str]]:
+    """From `OPTION=VALUE,VALUE`, the values still as text. `ConfigError` names the option that was probably meant."""
+    name, _, values = text.partition("=")
+    name = name.replace("-", "_").removeprefix("__")
+    known = tuple(option.name for _, option in iter_options())
+    if name not in known:
+        raise ConfigError(f"There is no engine option '{name}'.{did_you_mean(name, known)}")
+    if not values or not all(values.split(",")):
+        raise ConfigError(f"A knob is OPTION=VALUE,VALUE, e.g. max_num_seqs=16,64, not '{text}'.")
+    return name, values.split(",")
+
+
+def settings_of(knobs: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every value of each with every value of the others; one setting that says nothing if there are none."""
+    return [dict(zip(knobs, values, strict=True)) for values in itertools.product(*knobs.values())]
+
+
+def sweep_page(
+    title: str,
+    points: Sequence[SweepPoint],
+    *,
+    notes: Sequence[str] = (),
+    targets: Mapping[str, Targets] | None = None,
+) -> Page:
+    """Curves against the rate, one line for each setting; against the settings where there is only one rate. `targets`
+    by class are drawn."""
+    page = Page(title, f"{len(points)} runs")
+    for note in notes:
+        page.text(note)
+    if served := _served(points):
+        page.chart(served, SERVED_CAPTION)
+    page.chart(_curves(points, "Throughput", "output tokens/s", "output_throughput", False))
+    for chart_title, key, name in (
+        ("Time to first token, P99", "p99_ttft_ms", "ttft"),
+        ("Between tokens, P99", "p99_itl_ms", "tpot"),
+        ("Whole answer, P99", "p99_e2el_ms", "e2e"),
+    ):
+        page.chart(_curves(points, chart_title, "milliseconds", key, True, target_lines(targets or {}, name)))
+    page.chart(_frontier(points), "Up and to the left is better.")
+    page.heading("All runs")
+    page.table(*sweep_table(points))
+    for note in sweep_notes(points):
+        page.text(note)
+    return page
+
+
+def sweep_table(points: Sequence[SweepPoint]) -> tuple[list[str], list[list[str]]]:
+    """(titles, rows) for terminal and page."""
+    has_settings = any(point.setting for point in points)
+    has_goodput = any(point.metrics.good_requests_s is not None for point in points)
+    titles = ["setting"] * has_settings + ["rate", "req/s"] + ["goodput"] * has_goodput
+    titles += ["out tok/s", "TTFT P50", "P99", "TPOT P50", "ITL P50", "P99", "E2E P99", "failed"]
+    rows = []
+    for point in points:
+        m = point.metrics
+        cells = [point.label or "default"] * has_settings + [f"{point.rate:g}", f"{m.requests_s:.2f}"]
+        cells += [f"{m.good_requests_s or 0.0:.2f}"] * has_goodput + [f"{m.output_tok_s:,.1f}"]
+        cells += [m.percentile_text("ttft", percent) for percent in (50, 99)]
+        cells += [m.percentile_text(name, 50, 2) for name in ("tpot", "itl")]
+        rows.append([*cells, m.percentile_text("itl", 99), m.percentile_text("e2el", 99), f"{m.num_lost}"])
+    return titles, rows
+
+
+def sweep_notes(points: Sequence[SweepPoint]) -> list[str]:
+    """What stands below the table."""
+    fewest = min((point.metrics.num_completed for point in points), default=0)
+    return [thin_note(fewest)] if is_thin(99, fewest) else []
+
+
+def _by_setting(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
+    groups: dict[str, list[SweepPoint]] = {}
+    for point in points:
+        groups.setdefault(point.label, []).append(point)
+    return groups
+
+
+def _served(points: Sequence[SweepPoint]) -> str:
+    """Requests a second that came against those that were answered, and the line on which both are the same."""
+    rates = sorted({point.rate for point in points if math.isfinite(point.rate)})
+    if len(rates) < 2:
+        return ""
+    series = [
+        Series(name or "served", [p.rate for p in group], [p.metrics.requests_s for p in group])
+        for name, group in _by_setting(points).items()
+    ]
+    same = Series("offered = served", rates, rates, is_reference=True)
+    return line_chart("Offered and served", x="offered (requests/s)", y="served (requests/s)", series=[*series, same])
+
+
+def _curves(
+    points: Sequence[SweepPoint],
+    title: str,
+    y: str,
+    key: str,
+    log_y: bool,
+    lines: Mapping[str, float] | None = None,
+) -> str:
+    groups = _by_setting(points)
+    if len({point.rate for point in points}) > 1:
+        series = [
+            Series(name or y, [p.rate for p in group], [_value(p, key) for p in group])
+            for name, group in groups.items()
+        ]
+        return line_chart(title, x="request rate (requests/s)", y=y, series=series, log_y=log_y, lines=lines)
+    labels = list(groups)
+    values = [_value(group[0], key) for group in groups.values()]
+    one = Series(y, [float(place) for place in range(1, len(labels) + 1)], values, labels=labels)
+    return line_chart(title, x="setting", y=y, series=[one], log_y=log_y, lines=lines)
+
+
+def _frontier(points: Sequence[SweepPoint]) -> str:
+    series = [
+        Series(
+            name or "runs",
+            [_value(point, "p99_itl_ms") for point in group],
+            [point.metrics.output_tok_s for point in group],
+            kind="points",
+            labels=[f"{point.rate:g}/s" for point in group],
+        )
+        for name, group in _by_setting(points).items()
+    ]
+    return line_chart(
+        "Throughput against P99", x="P99 between tokens (ms)", y="output tokens/s", series=series, log_x=True
+    )
+
+
+def _value(point: SweepPoint, key: str) -> float:
+    value = point.metrics.as_json()[key]
+    return math.nan if value is None else value

@@ -1,0 +1,7 @@
+"""Published claims about serving, measured again: each one is a workload, a way to measure it, and what came of it."""
+
+from headway.lab.claims.catalogue import CLAIMS, find_claims
+from headway.lab.claims.claim import Claim, Outcome
+from headway.lab.claims.results import Results, Row
+
+__all__ = ["CLAIMS", "Claim", "Outcome", "Results", "Row", "find_claims"]

@@ -1,0 +1,245 @@
+"""How long a step takes, from what is in it: a sum of simple terms, fitted to measured steps.
+
+    steps that only decode                      steps with chunks of prompts
+      constant   reading the weights              constant   the same, without a captured graph
+      rows       one token each                   tokens     what each costs in the matrix products
+                                                  sampled    rows that need logits and a token
+                                                  chunks     pieces of prompts
+    both
+      context       keys and values that single tokens read
+      chunk pairs   pairs of tokens that chunks compare
+      moved blocks  KV blocks copied to or from the host, and within the device
+
+Rows and tokens may cost more from certain numbers on, where reading the weights no longer hides them. No coefficient
+is negative, so a step with more in it is never faster than another of its kind. But for one: a single row alone has
+kernels of its own on many devices, and is in proportion to what the terms say of it.
+
+Steps with the same work do not take the same time: other processes, clocks, caches. What is fitted is the mean, and how
+far the measured steps spread around it is kept (`spread`), for a simulation to draw from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core import SchedulerOutput
+from headway.errors import ConfigError
+from headway.lab.sim.fit_error import FitError, fit_errors
+from headway.lab.sim.least_squares import non_negative_least_squares
+from headway.lab.sim.step_work import StepKind, StepWork
+
+ROW_KNEES = (0, 8, 32, 64, 128)
+TOKEN_KNEES = (0, 32, 64, 128, 256, 512, 1024, 2048)
+"""From each of these numbers on, another one may cost more."""
+
+TERMS = (
+    "decode constant",
+    *(f"rows over {knee}" for knee in ROW_KNEES),
+    "chunk constant",
+    *(f"tokens over {knee}" for knee in TOKEN_KNEES),
+    "sampled",
+    "chunks",
+    "context",
+    "chunk pairs",
+    "moved blocks",
+)
+"""What the coefficients stand for, in their order."""
+
+MeasuredStep = tuple[StepWork, float]
+"""(what was in it, how many seconds it took)"""
+
+_LEAST_STEPS = 20
+_LEAST_LONE = 8  # steps with a single row, and others that decode
+_OUTLIER = 3.0  # times slower than expected: something was compiled, or captured
+_NUM_ROUNDS = 12  # of the fit, each weighing the steps by how far the one before was off
+_SMALL_DEVIATION = 0.02
+_NUM_QUANTILES = 21
+_TABLE_SIZE = 4096
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Seconds for each term."""
+
+    coefficients: tuple[float, ...]
+    """One for each of `TERMS`."""
+    errors: tuple[FitError, ...] = ()
+    """By kind of step, on steps that were not fitted."""
+    num_steps: int = 0
+    spread: tuple[float, ...] = ()
+    """Quantiles, evenly spaced, of measured over expected time; their mean is 1. Empty: all are alike."""
+    lone_factor: float = 1.0
+    """What a step with a single row and nothing else takes, over what the terms say."""
+
+    def __post_init__(self) -> None:
+        if len(self.coefficients) != len(TERMS):
+            raise ConfigError(f"A cost model has {len(TERMS)} coefficients, not {len(self.coefficients)}.")
+
+    @classmethod
+    def of_terms(cls, **seconds: float) -> CostModel:
+        """From the terms that are not zero, e.g. `decode_constant=0.01`; spaces are underscores."""
+        known = {term.replace(" ", "_"): place for place, term in enumerate(TERMS)}
+        coefficients = [0.0] * len(TERMS)
+        for name, value in seconds.items():
+            coefficients[known[name]] = value
+        return cls(tuple(coefficients))
+
+    def step_s(self, output: SchedulerOutput) -> float:
+        """What a planned step takes."""
+        return self.seconds(StepWork.of(output))
+
+    def seconds(self, work: StepWork) -> float:
+        """What a step with so much work takes."""
+        sampled_s, chunk_s, context_s, pair_s, moved_s = self.coefficients[-5:]
+        total = context_s * work.num_context_tokens
+        if work.num_moved_blocks:
+            total += moved_s * work.num_moved_blocks
+        if not work.num_chunks:
+            total += _look_up(self._row_seconds, work.num_tokens)
+            return self.lone_factor * total if work.num_tokens == 1 else total
+        total += sampled_s * work.num_sampled + chunk_s * work.num_chunks + pair_s * work.num_chunk_pairs
+        return total + _look_up(self._token_seconds, work.num_tokens)
+
+    @cached_property
+    def _row_seconds(self) -> list[float]:
+        """By the number of rows, the constant included."""
+        return _table(self.coefficients[: 1 + len(ROW_KNEES)], ROW_KNEES)
+
+    @cached_property
+    def _token_seconds(self) -> list[float]:
+        return _table(self.coefficients[1 + len(ROW_KNEES) : -5], TOKEN_KNEES)
+
+    def scaled(self, factor: float) -> CostModel:
+        """A machine on which everything takes so many times as long."""
+        return dataclasses.replace(self, coefficients=tuple(factor * c for c in self.coefficients))
+
+    @property
+    def mean_error(self) -> float:
+        """Mean of |expected - measured| / measured over the steps that were not fitted, of all kinds."""
+        num_steps = sum(error.num_steps for error in self.errors)
+        return sum(error.num_steps * error.mean for error in self.errors) / num_steps if num_steps else 0.0
+
+    def error_of(self, kind: StepKind) -> FitError | None:
+        """Of steps of this kind, if some were measured."""
+        return next((error for error in self.errors if error.kind == kind), None)
+
+    @classmethod
+    def fit(cls, steps: Sequence[MeasuredStep], *, spread_of: Sequence[MeasuredStep] | None = None) -> CostModel:
+        """From measured steps. One in five is left out of the fit and says how good it is. `spread_of`: steps whose
+        spread is kept, where it is not that of `steps`."""
+        if len(steps) < _LEAST_STEPS:
+            raise ConfigError(
+                f"{len(steps)} measured steps are too few to fit a cost model; {_LEAST_STEPS} are the least."
+            )
+        fitted = [step for place, step in enumerate(steps) if place % 5]
+        model = _fit_with_lone_rows(fitted)
+        held_out = [step for step in steps[::5] if model._ratio(step) <= _OUTLIER]
+        spread = _spread([ratio for step in spread_of or steps if (ratio := model._ratio(step)) <= _OUTLIER])
+        errors = fit_errors(model.seconds, held_out)
+        return dataclasses.replace(model, errors=errors, num_steps=len(steps), spread=spread)
+
+    def _ratio(self, step: MeasuredStep) -> float:
+        """Measured over expected."""
+        work, duration_s = step
+        return duration_s / max(self.seconds(work), 1e-9)
+
+    def as_json(self) -> dict[str, Any]:
+        """With the names of the terms, so that a file of other terms is recognised."""
+        return {
+            "terms": dict(zip(TERMS, self.coefficients, strict=True)),
+            "num_steps": self.num_steps,
+            "errors": [error.as_json() for error in self.errors],
+            "spread": list(self.spread),
+            "lone_factor": self.lone_factor,
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> CostModel:
+        """What `as_json` made; `ValueError`, `KeyError` or `TypeError` for anything else."""
+        terms = document["terms"]
+        if tuple(terms) != TERMS:
+            raise ValueError("its cost model has other terms than this version's; calibrate again")
+        return cls(
+            tuple(_seconds(terms[name], name) for name in TERMS),
+            tuple(FitError.from_json(error) for error in document["errors"]),
+            int(document["num_steps"]),
+            tuple(_seconds(value, "spread") for value in document["spread"]),
+            _seconds(document.get("lone_factor", 1.0), "lone_factor"),
+        )
+
+
+def _terms(work: StepWork) -> list[float]:
+    rows, tokens = [0.0] * (1 + len(ROW_KNEES)), [0.0] * (1 + len(TOKEN_KNEES))
+    if work.num_chunks:
+        tokens = [1.0, *(float(max(work.num_tokens - knee, 0)) for knee in TOKEN_KNEES)]
+    else:
+        rows = [1.0, *(float(max(work.num_tokens - knee, 0)) for knee in ROW_KNEES)]
+    num_sampled = work.num_sampled if work.num_chunks else 0
+    counts = (num_sampled, work.num_chunks, work.num_context_tokens, work.num_chunk_pairs, work.num_moved_blocks)
+    return [*rows, *tokens, *(float(count) for count in counts)]
+
+
+def _fit_with_lone_rows(steps: Sequence[MeasuredStep]) -> CostModel:
+    """Without them if there are enough of them and of others; what they take is then a factor of its own."""
+    lone = [(work, seconds) for work, seconds in steps if work.num_tokens == 1]
+    others = [(work, seconds) for work, seconds in steps if work.num_tokens != 1]
+    num_decodes = sum(not work.num_chunks for work, _ in others)
+    if min(len(lone), num_decodes) < _LEAST_LONE:
+        return CostModel(_fit(steps))
+    model = CostModel(_fit(others))
+    ratios = [ratio for step in lone if (ratio := model._ratio(step)) <= _OUTLIER]
+    return dataclasses.replace(model, lone_factor=float(np.mean(ratios)) if ratios else 1.0)
+
+
+def _fit(steps: Sequence[MeasuredStep]) -> tuple[float, ...]:
+    """Relative errors count, so that short steps are met as well as long ones; and they count as they are, not their
+    squares, so that a few slow steps do not bend the model. In the end everything is scaled so that the sums of
+    expected and of measured times agree: what a simulation needs is the mean. Steps that are far too slow are left out
+    altogether."""
+    terms = np.array([_terms(work) for work, _ in steps])
+    seconds = np.array([duration_s for _, duration_s in steps])
+    expected = seconds
+    coefficients = np.zeros(terms.shape[1])
+    deviations = np.ones(len(steps))
+    usual = np.ones(len(steps), dtype=bool)
+    for _ in range(_NUM_ROUNDS):
+        weights = np.where(usual, 1.0 / (expected * np.sqrt(np.maximum(deviations, _SMALL_DEVIATION))), 0.0)
+        coefficients = non_negative_least_squares(terms * weights[:, None], seconds * weights)
+        expected = np.maximum(terms @ coefficients, 0.1 * seconds)
+        deviations = np.abs(seconds / expected - 1.0)
+        usual = seconds <= _OUTLIER * expected
+    scale = float(np.sum(seconds[usual] / expected[usual]) / max(usual.sum(), 1))
+    return tuple(scale * float(c) for c in coefficients)
+
+
+def _spread(ratios: Sequence[float]) -> tuple[float, ...]:
+    quantiles: NDArray[np.float64] = np.quantile(ratios, np.linspace(0.0, 1.0, _NUM_QUANTILES))
+    # Values are drawn from the lines between the quantiles: their mean is that of the lines' middles.
+    mean = float(np.mean((quantiles[1:] + quantiles[:-1]) / 2))
+    return tuple(float(quantile / mean) for quantile in quantiles)
+
+
+def _table(coefficients: Sequence[float], knees: Sequence[int]) -> list[float]:
+    """(constant, one for each knee) → seconds by number."""
+    constant, *rest = coefficients
+    pairs = list(zip(knees, rest, strict=True))
+    return [constant + sum(c * (n - knee) for knee, c in pairs if n > knee) for n in range(_TABLE_SIZE)]
+
+
+def _look_up(table: list[float], place: int) -> float:
+    """Behind its end a table goes on in a straight line."""
+    last = _TABLE_SIZE - 1
+    return table[place] if place <= last else table[last] + (place - last) * (table[last] - table[last - 1])
+
+
+def _seconds(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < float("inf"):
+        raise ValueError(f"{name} is {value!r}, not a number that is not negative")
+    return float(value)

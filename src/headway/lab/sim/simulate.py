@@ -1,0 +1,173 @@
+"""Replaying work on a virtual clock: what `headway.lab.bench.online.replay` does, in seconds instead of hours.
+
+Several replicas share the time, though each has a clock of its own: the one that is furthest behind steps next, and a
+request is routed when all that are busy have come as far as its arrival. So a router never sees what is to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from headway.config import CacheConfig, SchedulerConfig
+from headway.core import Request, RequestStatus, Scheduler
+from headway.engine.engine_core import EngineStep
+from headway.errors import ConfigError
+from headway.lab.bench.agenda import Agenda
+from headway.lab.bench.batch_samples import BatchSample, SampleLog, sample_of
+from headway.lab.bench.rounds import Progress
+from headway.lab.bench.times import RequestTimeline
+from headway.lab.sim.machine import Machine
+from headway.lab.sim.replica import Replica
+from headway.lab.sim.router import create_router
+from headway.lab.sim.variation import Variation
+from headway.lab.workload.requests import BenchRequest
+
+
+@dataclass
+class Simulation:
+    """What came of it."""
+
+    timelines: list[RequestTimeline]
+    duration_s: float = 0.0
+    num_steps: int = 0
+    busy_s: float = 0.0
+    """Of all devices together."""
+    waste: list[float] = field(default_factory=list)
+    """Before each step with somebody in the batch: which part of the KV memory that is kept from others holds
+    nothing."""
+    num_running: list[int] = field(default_factory=list)
+    """At the same times, how many requests were in the batch."""
+    most_waiting: int = 0
+    """After a step was planned: how many requests found no room in it, at most, on one replica."""
+    samples: Sequence[BatchSample] = ()
+    """How the batches stood after steps, all replicas together; thinned."""
+    num_routed: list[int] = field(default_factory=list)
+    """How many requests each replica got."""
+    num_queried_tokens: int = 0
+    num_hit_tokens: int = 0
+    """Of tokens that were looked up in prefix caches, how many were found."""
+
+
+def simulate(
+    work: Sequence[BenchRequest],
+    machine: Machine,
+    scheduler_config: SchedulerConfig,
+    cache_config: CacheConfig | None = None,
+    *,
+    num_replicas: int = 1,
+    router: str = "round-robin",
+    seed: int | None = 0,
+    speed: Callable[[float], float] | None = None,
+    progress: Progress | None = None,
+) -> Simulation:
+    """Replay the work from its first arrival to the end of its last request.
+
+    `seed`: of the spread of steps around their means; `None`: every step takes what the cost model says. `speed`: how
+    many times as long steps take at a certain time.
+    """
+    cache_config = cache_config or CacheConfig()
+    seeds = [None if seed is None else f"{seed}/{place}" for place in range(num_replicas)]
+    replicas = [Replica(machine, scheduler_config, cache_config, Variation(seed, speed)) for seed in seeds]
+    return _Cluster(work, replicas, router, progress).run()
+
+
+class _Cluster:
+    """A simulation under way."""
+
+    def __init__(
+        self, work: Sequence[BenchRequest], replicas: Sequence[Replica], router: str, progress: Progress | None
+    ) -> None:
+        self._work, self._replicas, self._progress = work, replicas, progress
+        kv_cache = replicas[0].core.scheduler.kv_cache
+        self._router = create_router(router, block_size=kv_cache.block_size, num_blocks=kv_cache.num_blocks)
+        self._agenda, self._log = Agenda(work), SampleLog()
+        self.result = Simulation(
+            [RequestTimeline(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work],
+            num_routed=[0] * len(replicas),
+        )
+
+    def run(self) -> Simulation:
+        result, agenda = self.result, self._agenda
+        while True:
+            behind = self._furthest_behind()
+            due_s = agenda.next_due_s
+            if due_s < float("inf") and (behind is None or due_s <= behind.now_s):
+                for index, _ in agenda.take_due(due_s):
+                    self._route(index, due_s)
+            elif behind is not None:
+                _note_batch(result, behind.core.scheduler)
+                self._note_step(behind, behind.step())
+            else:
+                break
+        result.duration_s = max(replica.now_s for replica in self._replicas)
+        result.samples = self._log.samples
+        for replica in self._replicas:
+            result.num_steps += replica.executor.num_steps
+            result.busy_s += replica.executor.busy_s
+            cache = replica.core.scheduler.kv_cache.prefix_cache
+            if cache is not None:
+                result.num_queried_tokens += cache.stats.num_queried_tokens
+                result.num_hit_tokens += cache.stats.num_hit_tokens
+        return result
+
+    def _furthest_behind(self) -> Replica | None:
+        """Of those that are busy."""
+        behind = None
+        for replica in self._replicas:
+            if replica.is_busy and (behind is None or replica.now_s < behind.now_s):
+                behind = replica
+        return behind
+
+    def _route(self, index: int, due_s: float) -> None:
+        request = _request(str(index), self._work[index])
+        place = 0 if len(self._replicas) == 1 else self._router.choose(request, self._replicas, now_s=due_s)
+        self.result.num_routed[place] += 1
+        self.result.timelines[index].arrival_s = due_s
+        self._replicas[place].add(request, at_s=due_s)
+
+    def _note_step(self, replica: Replica, step: EngineStep) -> None:
+        now_s, timelines = replica.now_s, self.result.timelines
+        num_done = 0
+        for request_id, new_token_ids, _, finish_status, error, *_ in step.updates:
+            timeline = timelines[int(request_id)]
+            times_s, num_new = timeline.token_times_s, len(new_token_ids)
+            num_done += num_new if times_s else num_new + timeline.num_prompt_tokens
+            if num_new == 1:
+                times_s.append(now_s)
+            else:
+                times_s.extend([now_s] * num_new)
+            if finish_status is None:
+                continue
+            if finish_status is RequestStatus.FINISHED_ERROR:
+                raise RuntimeError(f"request {request_id} failed: {error}")
+            self._agenda.ended(int(request_id), now_s)
+            if self._progress is not None:
+                self._progress()
+        replica.note_done(num_done)
+        self.result.most_waiting = max(self.result.most_waiting, len(replica.core.scheduler.waiting))
+        for output in step.launched:
+            for request_id in output.preempted_request_ids:
+                timelines[int(request_id)].num_preemptions += 1
+        if self._log.is_due(is_idle=not any(one.is_busy for one in self._replicas)):
+            self._log.add(self._sample(now_s))
+
+    def _sample(self, at_s: float) -> BatchSample:
+        """All replicas together."""
+        if len(self._replicas) == 1:
+            return sample_of(self._replicas[0].core.scheduler, at_s)
+        each = [sample_of(replica.core.scheduler, at_s) for replica in self._replicas]
+        num_running, num_waiting = sum(one.num_running for one in each), sum(one.num_waiting for one in each)
+        return BatchSample(at_s, num_running, num_waiting, sum(one.kv_used for one in each) / len(each))
+
+
+def _note_batch(result: Simulation, scheduler: Scheduler) -> None:
+    if (waste := scheduler.kv_waste) is not None:
+        result.waste.append(waste)
+        result.num_running.append(len(scheduler.running) + len(scheduler.held))
+
+
+def _request(name: str, work: BenchRequest) -> Request:
+    if work.num_choices != 1:
+        raise ConfigError("The simulator has one answer for each request.")
+    return Request(name, work.prompt_token_ids, max_tokens=work.num_output_tokens, **work.options)

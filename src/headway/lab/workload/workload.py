@@ -1,0 +1,97 @@
+"""`Workload`: when requests come × how long they are × what they are made of, and the drawing of it all.
+
+A workload is a description. Drawn with a seed it becomes requests, the same ones wherever it is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headway.errors import ConfigError
+from headway.lab.workload.arrivals import Arrivals, AtOnce, check_rate
+from headway.lab.workload.content import Content
+from headway.lab.workload.drawing import Draft, Drawing, Lengths
+from headway.lab.workload.limits import Limits
+from headway.lab.workload.random_content import RandomContent
+from headway.lab.workload.request_classes import RequestClass, draw_options
+from headway.lab.workload.requests import BenchRequest
+
+if TYPE_CHECKING:
+    from headway.tokenizer import Tokenizer
+
+DEFAULT_NUM_REQUESTS = 1_000
+"""Where neither the workload nor a file says how many there are."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    lengths: Lengths
+    summary: str = ""
+    num_requests: int | None = None
+    """None: as many as the file has, or `DEFAULT_NUM_REQUESTS`."""
+    arrivals: Arrivals = field(default_factory=AtOnce)
+    content: Content = field(default_factory=RandomContent)
+    limits: Limits = field(default_factory=Limits)
+    classes: tuple[RequestClass, ...] = ()
+
+    def draw(
+        self,
+        *,
+        vocab_size: int,
+        seed: int = 0,
+        tokenizer: Tokenizer | None = None,
+        num_requests: int | None = None,
+        rate: float | None = None,
+    ) -> list[BenchRequest]:
+        """The requests, in order of arrival; the turns of a conversation stand together.
+
+        `rate` overrides the workload's own, in requests/s: gaps are drawn or stretched to it. Infinite: all at once.
+        A file that has too few requests begins again.
+        """
+        count = self._count(num_requests)
+        drawing = Drawing(seed, vocab_size, self.lengths, self.limits, tokenizer)
+        drafts = self.content.draw(drawing, count)
+        starts = [number for number, draft in enumerate(drafts) if draft.after is None]
+        times = self._times(drawing, len(starts), check_rate(rate), len(drafts) / len(starts))
+        return self._requests(drawing, drafts, times)
+
+    @property
+    def needs_tokenizer(self) -> bool:
+        """Whether drawing it takes the tokenizer of a model."""
+        return self.content.has_text
+
+    def _count(self, num_requests: int | None) -> int:
+        count = num_requests if num_requests is not None else self.num_requests
+        if count is None:
+            count = self.content.num_available(self.lengths.trace) or DEFAULT_NUM_REQUESTS
+        if count < 1:
+            raise ConfigError(f"A workload has at least one request, not {count}.")
+        return count
+
+    def _times(self, drawing: Drawing, count: int, rate: float | None, per_arrival: float) -> list[float]:
+        if rate == math.inf:
+            return [0.0] * count
+        return self.arrivals.times(count, drawing.rng("arrivals"), rate=rate, per_arrival=per_arrival)
+
+    def _requests(self, drawing: Drawing, drafts: list[Draft], times: list[float]) -> list[BenchRequest]:
+        """A conversation's turns arrive with its first one at the earliest, and are of its class."""
+        rng = drawing.rng("classes")
+        due = iter(times)
+        requests = []
+        for draft in drafts:
+            if draft.after is None:
+                arrival_s, options = next(due), draw_options(self.classes, rng)
+            requests.append(
+                BenchRequest(
+                    draft.prompt_token_ids,
+                    draft.num_output_tokens,
+                    arrival_s=arrival_s,
+                    options=options,
+                    after=draft.after,
+                    think_s=draft.think_s,
+                )
+            )
+        return requests

@@ -1,0 +1,1 @@
+"""The worker: a model on one device, from loading to running steps."""

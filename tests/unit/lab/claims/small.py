@@ -1,0 +1,29 @@
+"""A place where claims take moments: the shipped machine, with work as small as on a slow CPU."""
+
+from __future__ import annotations
+
+from headway.lab.claims.catalogue import CLAIMS
+from headway.lab.claims.chart import Chart
+from headway.lab.claims.claim import Outcome
+from headway.lab.claims.context import Context
+from headway.lab.claims.results import Row
+from headway.lab.claims.simulated_place import SimulatedPlace
+
+
+class SmallPlace(SimulatedPlace):
+    """Simulated, but lengths and numbers are those of a quick run on a CPU."""
+
+    @property
+    def is_cpu(self) -> bool:
+        return True
+
+
+def small_context() -> Context:
+    return Context(SmallPlace.open(), is_quick=True)
+
+
+def row(name: str = "eras", *, ours: str = "2×", where: str = "engine", trust: str = "") -> Row:
+    """Made up."""
+    chart = Chart("a title", "tokens/s", bars={"one": 1.0, "two": 2.0})
+    outcome = Outcome(2.0, "×", ours, "some work", "why | not", where, chart, {"one": {"tokens/s": 1.0}})  # type: ignore[arg-type]
+    return Row(CLAIMS[name], outcome, "a machine", True, 1.5, "2026-01-01", trust)

@@ -1,0 +1,117 @@
+"""Every claim on a small machine: finite numbers, whole texts, and the direction that physics demands."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from headway.lab.claims.catalogue import CLAIMS
+from headway.lab.claims.claim import Outcome
+from headway.lab.claims.context import Context
+from headway.lab.claims.predictions import noisy_lengths
+from headway.lab.claims.scenarios import queue_depth
+from headway.lab.claims.simulated_place import SimulatedPlace
+from headway.predict.evaluation import count_pairs
+from tests.unit.lab.claims.small import small_context
+
+
+@pytest.fixture(scope="module")
+def shared() -> Context:
+    """What several claims measure is measured once."""
+    return small_context()
+
+
+@pytest.fixture(autouse=True)
+def short_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_depth, "_DEPTHS", (100, 1_000))
+
+
+class Few(Context):
+    """Requests of the published lengths, but not many."""
+
+    def sized(self, *, tiny: int, short: int, full: int, gpu: int | None = None) -> int:
+        return 200
+
+
+def few() -> Context:
+    return Few(SimulatedPlace.open(), is_quick=True)
+
+
+def measured(name: str, context: Context) -> Outcome:
+    return CLAIMS[name].measure(context)
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_claim_gives_numbers_texts_and_a_chart(name: str, shared: Context) -> None:
+    outcome = measured(name, shared)
+    assert math.isfinite(outcome.value)
+    for text in (outcome.unit, outcome.ours, outcome.workload, outcome.differs):
+        assert text.strip() and "nan" not in text and "inf" not in text.split()
+    assert all(math.isfinite(number) for numbers in outcome.numbers.values() for number in numbers.values())
+    svg = outcome.chart.svg()
+    assert svg.startswith("<svg") and "no data" not in svg
+    assert outcome.where == ("scheduler" if name == "queue-depth" else "simulator")
+
+
+def test_continuous_batching_and_paging_each_gain(shared: Context) -> None:
+    numbers = measured("eras", shared).numbers
+    static, reserved, paged, _ = (row["tokens/s"] for row in numbers.values())
+    assert static < reserved < paged
+    assert measured("paging", shared).value == pytest.approx(paged / reserved)
+
+
+def test_paging_wastes_less_than_reserving(shared: Context) -> None:
+    waste = [row["wasted, %"] for row in measured("kv-waste", shared).numbers.values()]
+    assert waste[0] > 50 > 15 > waste[-1]
+
+
+def test_small_blocks_waste_less() -> None:
+    numbers = measured("kv-waste", few()).numbers
+    assert numbers["paged, chunked, blocks of 16"]["wasted, %"] < 2 < numbers["continuous, paged"]["wasted, %"]
+
+
+def test_a_larger_batch_and_a_shared_prefix_gain(shared: Context) -> None:
+    rates = [row["output tokens/s"] for row in measured("batch-size", shared).numbers.values()]
+    assert rates == sorted(rates) and rates[-1] > 2 * rates[0]
+    assert measured("prefix-sharing", shared).value > 1
+
+
+def test_chunks_shorten_the_gaps_that_whole_prompts_make(shared: Context) -> None:
+    numbers = measured("chunked-prefill", shared).numbers
+    assert numbers["decode-first"]["TTFT P95, ms"] > numbers["chunked"]["TTFT P95, ms"]
+    long = measured("chunked-prefill", few()).numbers
+    assert long["prefill-first"]["between tokens P99, ms"] > 2 * long["chunked"]["between tokens P99, ms"]
+
+
+def test_eight_bits_hold_nearly_twice_the_tokens_and_are_given_back(shared: Context) -> None:
+    before = shared.place.bytes_per_token
+    numbers = measured("kv-quantisation", shared).numbers
+    assert 1.8 < numbers["fp8"]["tokens that fit"] / numbers["16 bits"]["tokens that fit"] < 2
+    assert numbers["fp8"]["output tokens/s"] > numbers["16 bits"]["output tokens/s"]
+    assert shared.place.bytes_per_token == before
+
+
+def test_what_a_step_costs_does_not_follow_the_queue(shared: Context) -> None:
+    assert measured("queue-depth", shared).value < 5
+
+
+def test_only_scarce_memory_preempts() -> None:
+    numbers = measured("preemption-tail", few()).numbers
+    assert numbers["ample memory"]["preemptions"] == 0 < numbers["scarce memory"]["preemptions"]
+    assert numbers["scarce memory"]["TTFT P99, ms"] > numbers["ample memory"]["TTFT P99, ms"]
+
+
+def test_claims_about_the_same_runs_share_them() -> None:
+    said: list[str] = []
+    context = small_context()
+    context.say = said.append
+    for name in ("eras", "kv-waste", "paging"):
+        measured(name, context)
+    assert len(said) == len(set(said)) <= 5
+
+
+@pytest.mark.parametrize("tau", [0.2, 0.46, 0.8])
+def test_made_up_predictions_have_the_wanted_rank_correlation(tau: float) -> None:
+    lengths = [10 + 7 * place % 400 for place in range(500)]
+    assert count_pairs(noisy_lengths(lengths, tau=tau), lengths).kendall_tau == pytest.approx(tau, abs=0.02)

@@ -1,0 +1,65 @@
+"""Options over a calibration: what they change, and which are refused because nobody knows what they would."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.errors import ConfigError
+from headway.lab.sim.setup import check_work, set_up, with_oracle
+from headway.lab.workload.requests import BenchRequest
+from tests.unit.lab.sim.machines import calibration
+
+
+def test_what_is_left_open_is_as_calibrated() -> None:
+    setup = set_up(calibration(), {})
+    assert (setup.scheduler.max_num_seqs, setup.scheduler.max_num_batched_tokens) == (8, 64)
+    assert (setup.machine.num_blocks, setup.machine.block_size, setup.cache.prefix_caching) == (200, 4, "off")
+    assert not setup.notes
+
+
+def test_options_of_scheduler_and_cache() -> None:
+    setup = set_up(calibration(), {"scheduling_policy": "sjf", "prefix_caching": "on", "num_kv_blocks": 50})
+    assert (setup.scheduler.scheduling_policy, setup.cache.prefix_caching) == ("sjf", "on")
+    assert setup.machine.num_blocks == 50
+    assert set_up(calibration(), {"kv_cache_memory": 10 * 1024}).machine.num_blocks == 10
+
+
+def test_the_same_memory_in_other_blocks() -> None:
+    setup = set_up(calibration(), {"block_size": 8})
+    assert (setup.machine.num_blocks, setup.machine.block_size) == (100, 8)
+    assert "not known" in setup.notes[0]
+
+
+def test_a_limit_that_was_given_goes_before_a_calibrated_one() -> None:
+    limits = set_up(calibration(), {"max_num_seqs": 100}).scheduler.limits
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (100, 100)
+    limits = set_up(calibration(), {"max_num_batched_tokens": 4}).scheduler.limits
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (4, 4)
+    with pytest.raises(ConfigError, match="must be at least max_num_seqs"):
+        set_up(calibration(), {"max_num_seqs": 100, "max_num_batched_tokens": 50})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype cannot be simulated"),
+        ({"gpu_memory_utilization": 0.5}, "--num-kv-blocks"),
+        ({"kv_cache_memory": 10}, "no room"),
+        ({"host_cache_memory": 10_000_000, "prefix_caching": "on"}, "was not measured"),
+    ],
+)
+def test_what_cannot_be_known_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        set_up(calibration(), options)
+
+
+def test_work_that_the_engine_would_refuse() -> None:
+    machine = calibration().machine()
+    check_work([BenchRequest([1] * 200, 56)], machine)
+    with pytest.raises(ConfigError, match="257 tokens"):
+        check_work([BenchRequest([1] * 200, 57)], machine)
+
+
+def test_an_oracle_knows_lengths_unless_somebody_has_said_them() -> None:
+    work = with_oracle([BenchRequest([1], 7), BenchRequest([1], 7, options={"predicted_tokens": 3.0})])
+    assert [request.options["predicted_tokens"] for request in work] == [7.0, 3.0]
