@@ -30,7 +30,7 @@ from headway.core import KVCacheManager, ModelRunnerOutput, Request, SampledToke
 from headway.engine.engine_core import EngineCore
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.base import FinishedStep
-from headway.models.config import DecoderConfig
+from headway.models.decoder_config import DecoderConfig
 from headway.sampling_params import SamplingParams
 from headway.worker.memory_plan import MemoryPlan
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headway import LLM, SamplingParams
-from headway.server.engine_client import EngineClient
-from headway.server.messages import AddRequest, Delta
+from headway.rpc.engine_client import EngineClient
+from headway.rpc.messages import AddRequest, Delta
 
 OPTIONS = {"dtype": "float32", "quantization": "none", "num_kv_blocks": 256, "max_model_len": 1024}
 PROMPTS = ["The capital of France is", "Once upon a time", "def add(a, b):", "Water boils at"]

@@ -31,13 +31,13 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from headway.server.openapi import document
+from headway.server.api.openapi import document
 from tests.integration.server_process import ServerProcess, running_server
 
 NUM_EXAMPLES = int(os.environ.get("HEADWAY_FUZZ_EXAMPLES", "0"))
 PHASES = ["coverage", "fuzzing"] if NUM_EXAMPLES else ["fuzzing"]
 """Coverage goes through the limits of every field one by one, which takes more than a thousand requests."""
-FACTORY = () if os.environ.get("HEADWAY_FUZZ_MODEL") else ("--engine-factory", "headway.server.modelless:create_engine")
+FACTORY = () if os.environ.get("HEADWAY_FUZZ_MODEL") else ("--engine-factory", "headway.rpc.modelless:create_engine")
 PATIENCE_S = 30.0
 CHECKS = [
     not_a_server_error,

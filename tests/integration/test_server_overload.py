@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from headway.server.service_classes import EXAMPLE
+from headway.server.admission.service_classes import EXAMPLE
 from tests.integration.server_process import ServerProcess, running_server
 
-FACTORY = "headway.server.modelless:create_engine"
+FACTORY = "headway.rpc.modelless:create_engine"
 
 
 @pytest.fixture(scope="module")

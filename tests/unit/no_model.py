@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.models.config import DecoderConfig
+from headway.models.decoder_config import DecoderConfig
 from headway.worker.memory_plan import MemoryPlan
 
 

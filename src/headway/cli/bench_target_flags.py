@@ -18,7 +18,7 @@ from headway.errors import ConfigError
 from headway.lab.bench.engine_target import EngineTarget
 from headway.lab.bench.server_target import ServerOptions, ServerTarget
 from headway.lab.bench.targets import Judging, Target
-from headway.server.config import API_KEY_VARIABLE, ServerConfig
+from headway.server.server_config import API_KEY_VARIABLE, ServerConfig
 
 BACKENDS: Mapping[str, tuple[Literal["completions", "chat"], str]] = {
     "openai": ("completions", "/v1/completions"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headway.cli.bench_files import check_writable
 from headway.errors import ConfigError
-from headway.server.config import API_KEY_VARIABLE, ServerConfig
+from headway.server.server_config import API_KEY_VARIABLE, ServerConfig
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -19,8 +19,8 @@ from typing import Any
 from headway.cli.flags import FlagSpec, add_flags, chosen, engine_flags
 from headway.config import EngineConfig, parse_bytes
 from headway.errors import ConfigError
-from headway.server.config import API_KEY_VARIABLE, ServerConfig
-from headway.server.service_classes import EXAMPLE
+from headway.server.admission.service_classes import EXAMPLE
+from headway.server.server_config import API_KEY_VARIABLE, ServerConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

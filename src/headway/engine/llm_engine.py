@@ -28,7 +28,7 @@ from headway.engine.request_options import RequestOptions
 from headway.engine.step_report import StepReport
 from headway.errors import ConfigError, InvalidRequestError
 from headway.executor import Executor
-from headway.models.config import DecoderConfig
+from headway.models.decoder_config import DecoderConfig
 from headway.outputs import RequestOutput, Streaming
 from headway.predict import AnswerLengths, PromptView
 from headway.sampling_params import SamplingParams

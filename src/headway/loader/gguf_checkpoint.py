@@ -16,7 +16,7 @@ from headway.loader.gguf_config import config_from_gguf
 from headway.loader.gguf_dequantize import Bytes, dequantize
 from headway.loader.gguf_file import GGUFFile
 from headway.models.checkpoint import Checkpoint, TensorInfo
-from headway.models.config import DecoderConfig, FrequencyFactors
+from headway.models.decoder_config import DecoderConfig, FrequencyFactors
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer

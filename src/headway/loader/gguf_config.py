@@ -8,7 +8,7 @@ from typing import Any
 
 from headway.errors import MissingTensorError, UnsupportedModelError
 from headway.loader.gguf_file import GGUFFile
-from headway.models.config import DecoderConfig
+from headway.models.decoder_config import DecoderConfig
 from headway.models.raw_config import RawConfig
 from headway.models.registry import cap_to_window, config_from_hf
 from headway.models.rope_config import yarn_attention_factor

@@ -1,13 +1,13 @@
 """Decoder models: their description (`config`), their definition (`decoder`), and how weights become one (`assembly`).
 
-Names that need tensors are resolved on first use, so that `headway.models.config` stays importable without torch.
+Names that need tensors are resolved on first use, so that `headway.models.decoder_config` needs no torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headway.models.config import DecoderConfig, RopeConfig
+from headway.models.decoder_config import DecoderConfig, RopeConfig
 
 if TYPE_CHECKING:
     from headway.models.assembly import load_decoder

@@ -22,8 +22,8 @@ from headway.layers.heads import HeadNorms
 from headway.layers.native_ops import NativeOps
 from headway.layers.ops import Linear, Ops
 from headway.models.checkpoint import Checkpoint
-from headway.models.config import DecoderConfig
 from headway.models.decoder import Decoder, DecoderLayer
+from headway.models.decoder_config import DecoderConfig
 from headway.models.rotary_table import build_cos_sin
 from headway.quantization import LinearFactory, linear_factory
 

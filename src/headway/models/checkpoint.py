@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headway.models.config import DecoderConfig
+from headway.models.decoder_config import DecoderConfig
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer

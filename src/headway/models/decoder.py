@@ -20,7 +20,7 @@ from torch import Tensor
 from headway.attention.base import AttentionBackend
 from headway.layers.heads import HeadNorms, Heads
 from headway.layers.ops import Delta, Linear, Ops
-from headway.models.config import DecoderConfig
+from headway.models.decoder_config import DecoderConfig
 
 
 @dataclass(frozen=True)

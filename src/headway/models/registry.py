@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from headway.errors import CorruptModelError, UnsupportedModelError
-from headway.models.config import DecoderConfig
+from headway.models.decoder_config import DecoderConfig
 from headway.models.raw_config import RawConfig
 from headway.models.rope_config import extended_context, rope_from_hf
 

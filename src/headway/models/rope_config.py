@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from headway.errors import UnsupportedModelError
-from headway.models.config import LinearScaling, Llama3Scaling, RopeConfig, RopeScaling, YarnScaling
+from headway.models.decoder_config import LinearScaling, Llama3Scaling, RopeConfig, RopeScaling, YarnScaling
 from headway.models.raw_config import RawConfig
 
 SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")

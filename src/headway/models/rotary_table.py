@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headway.errors import CorruptModelError
 from headway.layers.rotary import cos_sin_table, inverse_frequencies, llama3_frequencies, yarn_frequencies
-from headway.models.config import FrequencyFactors, LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+from headway.models.decoder_config import FrequencyFactors, LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 
 
 def scaled_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

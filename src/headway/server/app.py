@@ -9,10 +9,10 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp
 
-from headway.server import openapi
-from headway.server.gate import Gate
-from headway.server.routes_generate import ChatCompletions, Completions
-from headway.server.routes_info import Detokenize, InfoRoutes, Tokenize
+from headway.server.api import openapi
+from headway.server.api.routes_generate import ChatCompletions, Completions
+from headway.server.api.routes_info import Detokenize, InfoRoutes, Tokenize
+from headway.server.http.gate import Gate
 from headway.server.services import Services
 
 PAGE_CSP = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"

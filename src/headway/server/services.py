@@ -7,19 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headway.server.access_log import AccessRecord
-from headway.server.auth import ApiKeys
-from headway.server.bodies import BodyReader
-from headway.server.config import ServerConfig
-from headway.server.engine_client import Health, RequestStream, SnapshotStream
-from headway.server.errors import ApiError, unavailable
-from headway.server.length_desk import LengthDesk
-from headway.server.limits import QueueLimits, Reservation
-from headway.server.messages import AddRequest, EngineReady, EngineStats
-from headway.server.metrics import ServerMetrics
-from headway.server.prompts import PromptMaker
-from headway.server.scheduling import Scheduling
-from headway.server.service_classes import ONE_CLASS, ServiceClass, ServiceClasses
+from headway.rpc.engine_client import Health, RequestStream, SnapshotStream
+from headway.rpc.messages import AddRequest, EngineReady, EngineStats
+from headway.server.admission.length_desk import LengthDesk
+from headway.server.admission.limits import QueueLimits, Reservation
+from headway.server.admission.scheduling import Scheduling
+from headway.server.admission.service_classes import ONE_CLASS, ServiceClass, ServiceClasses
+from headway.server.api.api_errors import ApiError, unavailable
+from headway.server.api.prompts import PromptMaker
+from headway.server.http.auth import ApiKeys
+from headway.server.http.bodies import BodyReader
+from headway.server.metrics.access_log import AccessRecord
+from headway.server.metrics.prometheus import ServerMetrics
+from headway.server.server_config import ServerConfig
 from headway.tokenizer import Tokenizer
 
 

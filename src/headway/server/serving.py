@@ -15,18 +15,18 @@ from typing import Any
 from headway.config import EngineConfig, PredictionConfig
 from headway.errors import ConfigError
 from headway.predict import AnswerLengths
-from headway.server.access_log import AccessLog, AccessRecord
+from headway.rpc.engine_client import EngineClient
+from headway.rpc.tokenizer_source import load_front_end_tokenizer
+from headway.rpc.watchdog import Patience
+from headway.server.admission.length_desk import LengthDesk
+from headway.server.admission.service_classes import ServiceClasses, read_service_classes
 from headway.server.app import create_app
-from headway.server.config import ServerConfig
-from headway.server.engine_client import EngineClient
-from headway.server.http_server import bind, create_server, raise_file_limit
-from headway.server.length_desk import LengthDesk
-from headway.server.live import live_routes
-from headway.server.live_hub import LiveHub
-from headway.server.service_classes import ServiceClasses, read_service_classes
+from headway.server.http.http_server import bind, create_server, raise_file_limit
+from headway.server.live.live_hub import LiveHub
+from headway.server.live.live_page import live_routes
+from headway.server.metrics.access_log import AccessLog, AccessRecord
+from headway.server.server_config import ServerConfig
 from headway.server.services import Services
-from headway.server.tokenizer_source import load_front_end_tokenizer
-from headway.server.watchdog import Patience
 
 
 def run_server(
@@ -58,7 +58,7 @@ def _request_listeners(
         listeners.append(log.write)
     if config.otlp_traces_endpoint is not None:
         try:
-            from headway.server.request_spans import RequestSpans
+            from headway.server.metrics.request_spans import RequestSpans
         except ImportError as error:
             raise ConfigError(
                 f"otlp_traces_endpoint needs OpenTelemetry ('{error.name}' is missing): install headway[otel], or "

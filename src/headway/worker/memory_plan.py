@@ -11,7 +11,7 @@ import torch
 from headway.attention import KVFormat
 from headway.config import EngineConfig
 from headway.errors import ConfigError, OutOfMemoryError
-from headway.models.config import DecoderConfig
+from headway.models.decoder_config import DecoderConfig
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from headway.engine import output_processor
 from headway.engine.input_processor import InputProcessor
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor, FakeStep
-from headway.models.config import DecoderConfig
+from headway.models.decoder_config import DecoderConfig
 from headway.outputs import RequestOutput
 from headway.runner.logprobs import TokenLogprobs
 from headway.sampling_params import SamplingParams

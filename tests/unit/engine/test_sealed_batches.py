@@ -11,8 +11,8 @@ import pytest
 
 from headway.engine.llm_engine import LLMEngine
 from headway.outputs import CompletionOutput, Streaming
+from headway.rpc.messages import AddRequest
 from headway.sampling_params import SamplingParams
-from headway.server.messages import AddRequest
 from tests.unit.engine.scripted_logprobs import VOCAB_SIZE, make_engine, run_to_end
 from tests.unit.server.scripted_channel import run
 from tests.unit.server.small_engine import small_tokenizer

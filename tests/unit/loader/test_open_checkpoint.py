@@ -16,7 +16,7 @@ from headway.loader import open_checkpoint
 from headway.loader.dummy import BUILTIN_SHAPES, DummyCheckpoint
 from headway.loader.hub import looks_like_hub_id
 from headway.models import load_decoder
-from headway.models.config import Llama3Scaling
+from headway.models.decoder_config import Llama3Scaling
 from tests.unit.models.harness import Harness
 from tests.unit.models.tiny import hf_model, random_prompt, save_folder
 

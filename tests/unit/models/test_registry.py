@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headway.errors import CorruptModelError, UnsupportedModelError
-from headway.models.config import DecoderConfig, Llama3Scaling, RopeConfig
+from headway.models.decoder_config import DecoderConfig, Llama3Scaling, RopeConfig
 from headway.models.registry import SUPPORTED_ARCHITECTURES, config_from_hf
 
 LLAMA = {

@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from headway.errors import CorruptModelError
-from headway.models.config import FrequencyFactors, RopeConfig, YarnScaling
+from headway.models.decoder_config import FrequencyFactors, RopeConfig, YarnScaling
 from headway.models.registry import config_from_hf
 from headway.models.rotary_table import build_cos_sin, scaled_frequencies
 

@@ -10,7 +10,7 @@ from headway.attention import FORMATS
 from headway.config import EngineConfig
 from headway.errors import OutOfMemoryError
 from headway.kv.layer_cache import LayerKVCache
-from headway.models.config import DecoderConfig
+from headway.models.decoder_config import DecoderConfig
 from headway.worker.memory_plan import DEFAULT_CPU_KV_BYTES, MemoryPlan, plan_memory
 
 # 2 (k and v) x 2 layers x 2 heads x 32 numbers x 2 bytes = 512 bytes a token, 8 KiB a block of 16

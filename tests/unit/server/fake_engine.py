@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 import httpx
 from starlette.types import ASGIApp, Message, Scope
 
+from headway.rpc.engine_client import EngineUnavailable, Health
+from headway.rpc.messages import AddRequest, Delta, EngineReady, EngineStats, Progress, RequestTimings, TokenLogprob
+from headway.rpc.streams import RequestStream, SnapshotStream
 from headway.sampling_params import SamplingParams
+from headway.server.admission.length_desk import LengthDesk
+from headway.server.admission.service_classes import ONE_CLASS, ServiceClasses
 from headway.server.app import create_app
-from headway.server.config import ServerConfig
-from headway.server.engine_client import EngineUnavailable, Health
-from headway.server.length_desk import LengthDesk
-from headway.server.messages import AddRequest, Delta, EngineReady, EngineStats, Progress, RequestTimings, TokenLogprob
-from headway.server.service_classes import ONE_CLASS, ServiceClasses
+from headway.server.server_config import ServerConfig
 from headway.server.services import Services
-from headway.server.streams import RequestStream, SnapshotStream
 from headway.tokenizer import Tokenizer, tokenizer_from_gguf
 from tests.unit.tokenizer.small import byte_level_metadata
 

@@ -22,9 +22,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headway.server.engine_client import Health
-from headway.server.live import live_routes
-from headway.server.messages import (
+from headway.rpc.engine_client import Health
+from headway.rpc.messages import (
     CACHED,
     SHARED,
     BlockMap,
@@ -36,7 +35,8 @@ from headway.server.messages import (
     StepSnapshot,
     WaitingRow,
 )
-from headway.server.streams import SnapshotStream
+from headway.rpc.streams import SnapshotStream
+from headway.server.live.live_page import live_routes
 
 COMMON_BLOCKS = 4
 SENTENCE = "a batch that never stops leaves no gap: every request makes headway. "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.server.backoff import Backoff
+from headway.rpc.backoff import Backoff
 
 
 def test_delays_double_up_to_half_a_minute() -> None:

@@ -9,7 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.server.requests import ChatCompletionRequest, ChatMessage, CompletionRequest, ContentPart, StreamOptions
+from headway.server.api.requests import (
+    ChatCompletionRequest,
+    ChatMessage,
+    CompletionRequest,
+    ContentPart,
+    StreamOptions,
+)
 from headway.tokenizer import spell_bad_words, tokenizer_from_gguf
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, engine_ready, events
 from tests.unit.tokenizer.small import byte_level_metadata

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway.server.messages import Delta
+from headway.rpc.messages import Delta
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, events, run, until
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from headway.errors import InvalidRequestError
-from headway.server.backoff import Backoff
-from headway.server.engine_client import EngineClient, EngineStartError, EngineUnavailable, RequestStream
-from headway.server.messages import AddRequest, BlockSnapshot, Delta, EngineStats, StepSnapshot
-from headway.server.streams import SnapshotStream
-from headway.server.watchdog import Patience
+from headway.rpc.backoff import Backoff
+from headway.rpc.engine_client import EngineClient, EngineStartError, EngineUnavailable, RequestStream
+from headway.rpc.messages import AddRequest, BlockSnapshot, Delta, EngineStats, StepSnapshot
+from headway.rpc.streams import SnapshotStream
+from headway.rpc.watchdog import Patience
 
 ROOT = Path(__file__).parents[3]
 FACTORY = "tests.unit.server.small_engine:create_engine"

@@ -15,11 +15,10 @@ import pytest
 from headway.core import ModelRunnerOutput, SampledTokens, SchedulerOutput
 from headway.engine.input_processor import PreparedRequest
 from headway.executor import FinishedStep, PendingStep
-from headway.sampling_params import SamplingParams
-from headway.server.engine_channel import ChannelClosedError, EngineChannel
-from headway.server.engine_loop import BrokenEngineError, EngineLoop
-from headway.server.frames import FrameReader, pack
-from headway.server.messages import (
+from headway.rpc.engine_channel import ChannelClosedError, EngineChannel
+from headway.rpc.engine_loop import BrokenEngineError, EngineLoop
+from headway.rpc.frames import FrameReader, pack
+from headway.rpc.messages import (
     CACHED,
     SHARED,
     AbortRequests,
@@ -33,7 +32,8 @@ from headway.server.messages import (
     StepSnapshot,
     Watch,
 )
-from headway.server.step_snapshots import block_map
+from headway.rpc.step_snapshots import block_map
+from headway.sampling_params import SamplingParams
 from tests.unit.server.scripted_channel import ScriptedChannel, add, run
 from tests.unit.server.small_engine import create_engine
 
@@ -497,7 +497,7 @@ def test_a_front_end_that_is_gone_is_noticed(pair: tuple[socket.socket, EngineCh
 )
 def test_without_a_proper_first_message_there_is_no_engine(sent: bytes, status: int) -> None:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "headway.server.engine_process", "--fd", str(theirs.fileno())]
+    command = [sys.executable, "-m", "headway.rpc.engine_process", "--fd", str(theirs.fileno())]
     with subprocess.Popen(command, pass_fds=(theirs.fileno(),), stderr=subprocess.DEVNULL) as process:
         theirs.close()
         ours.sendall(sent)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from headway.server import json_body
-from headway.server.engine_client import Health
-from headway.server.json_body import decode_json
-from headway.server.messages import Delta
-from headway.server.requests import CompletionRequest
+from headway.rpc.engine_client import Health
+from headway.rpc.messages import Delta
+from headway.server.api.requests import CompletionRequest
+from headway.server.http import json_body
+from headway.server.http.json_body import decode_json
 from tests.unit.server.fake_engine import JSON, FakeEngine, FakeServer, RawClient, run, until
 
 CHAT = "/v1/chat/completions"

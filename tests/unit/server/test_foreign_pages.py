@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from headway.server.app import create_app
-from headway.server.live import live_routes
+from headway.server.live.live_page import live_routes
 from tests.unit.server.browser import chromium
 from tests.unit.server.fake_engine import FakeServer
 from tests.unit.server.http_thread import serving

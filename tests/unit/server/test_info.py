@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway import __version__
-from headway.server import openapi
-from headway.server.histograms import Histogram, RecentQuantiles, RecentShare
-from headway.server.messages import EngineStats
+from headway.rpc.messages import EngineStats
+from headway.server.api import openapi
+from headway.server.metrics.histograms import Histogram, RecentQuantiles, RecentShare
 from tests.unit.server.fake_engine import FakeServer
 
 VLLM_NAMES = [

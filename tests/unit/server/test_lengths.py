@@ -14,9 +14,10 @@ import pytest
 
 from headway.engine.llm_engine import LLMEngine
 from headway.predict import AnswerLengths, PromptView, TrafficLog
-from headway.server import engine_process, length_desk
-from headway.server.length_desk import Ended, LengthDesk
-from headway.server.messages import AddRequest, Delta
+from headway.rpc import engine_process
+from headway.rpc.messages import AddRequest, Delta
+from headway.server.admission import length_desk
+from headway.server.admission.length_desk import Ended, LengthDesk
 from tests.unit.predict.predictors import BrokenPredictor, Predictor
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, events, run, until
 from tests.unit.server.scripted_channel import run as run_loop
@@ -236,7 +237,7 @@ def test_the_backlog_of_ended_answers_has_a_bound(
         predictor.may_go.release()
         await asked
 
-    with caplog.at_level(logging.WARNING, "headway.server.length_desk"):
+    with caplog.at_level(logging.WARNING, "headway.server.admission.length_desk"):
         run(hold())
     assert len(setup.rows()) == 3 and len(caplog.records) == 1
 

@@ -12,13 +12,13 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from headway.server import messages
-from headway.server.live import live_routes
-from headway.server.live_advice import GROWTH_WINDOW_S, Trend, Vitals, advise
-from headway.server.live_frame import CACHED, FREE, MAX_CELLS, MAX_COLUMNS, SHARED, Frame, FrameBuilder
-from headway.server.live_hub import MAX_QUEUED_EVENTS, LiveHub
-from headway.server.live_latency import RecentTimes, TokenTimes, percentile
-from headway.server.messages import BlockMap, BlockRun, EngineStats, SnapshotRow, StepSnapshot, WaitingRow
+from headway.rpc import messages
+from headway.rpc.messages import BlockMap, BlockRun, EngineStats, SnapshotRow, StepSnapshot, WaitingRow
+from headway.server.live.live_advice import GROWTH_WINDOW_S, Trend, Vitals, advise
+from headway.server.live.live_frame import CACHED, FREE, MAX_CELLS, MAX_COLUMNS, SHARED, Frame, FrameBuilder
+from headway.server.live.live_hub import MAX_QUEUED_EVENTS, LiveHub
+from headway.server.live.live_latency import RecentTimes, TokenTimes, percentile
+from headway.server.live.live_page import live_routes
 from tests.unit.server.scripted_engine import ScriptedEngine
 
 

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from headway.server.engine_client import Health
-from headway.server.live import live_routes
+from headway.rpc.engine_client import Health
+from headway.server.live.live_page import live_routes
 from tests.unit.server.browser import DRAWN_TEXT, PHONE, WIDE, ask, number, picture, pixels, wait_for_text
 from tests.unit.server.http_thread import serving
 from tests.unit.server.scripted_engine import ScriptedEngine, create_app

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.server import live
+from headway.server.live import live_page as live
 from tests.unit.server.browser import ask, picture, wait_for_text
 from tests.unit.server.http_thread import serving
 from tests.unit.server.scripted_engine import ScriptedEngine, create_app

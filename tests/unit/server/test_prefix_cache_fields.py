@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError
-from headway.server.config import ServerConfig
-from headway.server.messages import AddRequest
+from headway.rpc.messages import AddRequest
+from headway.server.server_config import ServerConfig
 from tests.unit.server.fake_engine import JSON, FakeEngine, FakeServer, engine_ready
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from headway.server.errors import ApiError
-from headway.server.prompts import ITEM_CHARS, LONG_CHARS, SHORT_CHARS, PromptMaker
-from headway.server.requests import ChatMessage
+from headway.server.api.api_errors import ApiError
+from headway.server.api.prompts import ITEM_CHARS, LONG_CHARS, SHORT_CHARS, PromptMaker
+from headway.server.api.requests import ChatMessage
 from tests.unit.server.fake_engine import engine_ready, run, small_tokenizer
 
 INFO = engine_ready(max_model_len=100_000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.core import NewRequest, ScheduledRequest, SchedulerOutput
-from headway.server.recomputed import RecomputedTokens
+from headway.rpc.recomputed import RecomputedTokens
 
 LIVE = frozenset({"a", "b"})
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError
-from headway.server.config import ServerConfig
+from headway.server.server_config import ServerConfig
 from headway.server.serving import run_server
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run
 
@@ -20,7 +20,7 @@ class Traced:
         pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra 'otel' is not installed")
         from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-        from headway.server.request_spans import RequestSpans
+        from headway.server.metrics.request_spans import RequestSpans
 
         self.server = FakeServer(engine)
         self._exporter = InMemorySpanExporter()
@@ -112,7 +112,7 @@ def test_what_the_server_is_to_blame_for_is_an_error() -> None:
 
 
 def test_missing_packages_are_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "headway.server.request_spans", raising=False)
+    monkeypatch.delitem(sys.modules, "headway.server.metrics.request_spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     config = ServerConfig(port=0, otlp_traces_endpoint="http://127.0.0.1:1/v1/traces")
     with pytest.raises(ConfigError, match="install headway\\[otel\\]"):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from headway.server.messages import AddRequest
-from headway.server.service_classes import EXAMPLE, ServiceClass, ServiceClasses, parse_service_classes
+from headway.rpc.messages import AddRequest
+from headway.server.admission.service_classes import EXAMPLE, ServiceClass, ServiceClasses, parse_service_classes
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, engine_ready
 from tests.unit.server.scripted_channel import add, run
 from tests.unit.server.small_engine import create_engine

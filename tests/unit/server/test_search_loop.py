@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from headway.engine.llm_engine import LLMEngine
+from headway.rpc.engine_channel import ChannelClosedError
+from headway.rpc.engine_loop import EngineLoop
+from headway.rpc.messages import AbortRequests, AddRequest, Delta, Shutdown, StepSnapshot, Watch
 from headway.sampling_params import SamplingParams
-from headway.server.engine_channel import ChannelClosedError
-from headway.server.engine_loop import EngineLoop
-from headway.server.live_frame import FrameBuilder
-from headway.server.live_latency import RecentTimes, TokenTimes
-from headway.server.messages import AbortRequests, AddRequest, Delta, Shutdown, StepSnapshot, Watch
+from headway.server.live.live_frame import FrameBuilder
+from headway.server.live.live_latency import RecentTimes, TokenTimes
 from tests.unit.engine.scripted_logprobs import VOCAB_SIZE, make_engine, run_to_end
 from tests.unit.server.scripted_channel import ScriptedChannel, run
 

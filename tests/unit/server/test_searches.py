@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.server.messages import Delta, Progress
+from headway.rpc.messages import Delta, Progress
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, engine_ready, run, until
 
 COMPLETIONS = "/v1/completions"

@@ -13,7 +13,7 @@ from headway.cli import serve
 from headway.cli.flags import CommandParser
 from headway.cli.main import main
 from headway.errors import ConfigError
-from headway.server.service_classes import EXAMPLE, ServiceClass, parse_service_classes, read_service_classes
+from headway.server.admission.service_classes import EXAMPLE, ServiceClass, parse_service_classes, read_service_classes
 
 ROOT = Path(__file__).parents[3]
 

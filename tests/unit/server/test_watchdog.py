@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.server.watchdog import FIRST_STEP_GRACE_S, Patience, Watchdog
+from headway.rpc.watchdog import FIRST_STEP_GRACE_S, Patience, Watchdog
 
 
 def serving(**patience: float) -> Watchdog:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 from headway.lab.bench.ceilings import Ceilings
 from headway.lab.bench.times import RequestTimeline, RoundTimes
 from headway.lab.workload.requests import BenchRequest, Work
-from headway.models.config import DecoderConfig
+from headway.models.decoder_config import DecoderConfig
 
 if TYPE_CHECKING:
     from headway.worker.memory_plan import MemoryPlan

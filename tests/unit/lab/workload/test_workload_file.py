@@ -12,8 +12,8 @@ import pytest
 from headway.errors import ConfigError
 from headway.lab.workload import load_workload, parse_overrides, statistics_of, workload_from_options
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "workloads").glob("*.toml"))
-DOCUMENTATION = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text(encoding="utf-8")
+EXAMPLES = sorted((Path(__file__).parents[4] / "workloads").glob("*.toml"))
+DOCUMENTATION = (Path(__file__).parents[4] / "docs" / "workloads.md").read_text(encoding="utf-8")
 NEEDS_DATA = {"azure", "mooncake", "sarathi"}
 GOOD: dict[str, Any] = {"input": 5, "output": 5}
 

@@ -1,0 +1,359 @@
+"""The loop of the engine process: messages, a step, messages, a step; and sleep when there is nothing to do.
+
+    receive ──► aborts at once, requests into a line ──► prepare those in front, for a limited time ──► step
+
+What belongs to a request fails with that request alone. If step after step fails as a whole, the line waits until a
+plain request of the loop's own has shown whether the fault was in the requests or is in the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from headway.engine.llm_engine import LLMEngine
+from headway.engine.step_report import StepReport
+from headway.errors import HeadwayError, InvalidRequestError
+from headway.outputs import LogprobsOfOnePosition, RequestMetrics, RequestOutput
+from headway.rpc.messages import (
+    AbortRequests,
+    AddRequest,
+    Delta,
+    EngineStats,
+    FromEngine,
+    PositionLogprobs,
+    Progress,
+    RequestTimings,
+    Shutdown,
+    StepBatch,
+    ToEngine,
+    TokenLogprob,
+    Watch,
+)
+from headway.rpc.step_meter import StepMeter
+from headway.rpc.step_snapshots import SnapshotMaker
+from headway.sampling_params import SamplingParams
+from headway.tracing import record_into
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 1.0
+"""An idle loop looks around this often, unless a message comes."""
+INTAKE_S = 0.05
+"""How long requests are prepared between two steps. The rest of a burst waits for the next turn; requests that run do
+not wait for it."""
+MAX_FAILED_STEPS = 3
+"""So many failures without a success between them raise the question whether the fault is in the requests. A device
+does not recover from some errors, a new process does."""
+PROBE = "#probe"
+
+REQUEST_FAILED = "the engine failed to process this request"
+SHUTTING_DOWN = "the server is shutting down"
+NOTHING_FOUND = "stop_token_ids and min_tokens leave no token that a search could go on with"
+
+_GivenParams = tuple[dict[str, Any], list[list[int]] | None]
+
+
+class BrokenEngineError(HeadwayError):
+    """Every step fails, whatever the request; only a new process can help."""
+
+
+class Channel(Protocol):
+    """What the loop needs of `EngineChannel`."""
+
+    def receive(self, *, timeout_s: float) -> list[ToEngine]: ...
+
+    def send(self, message: FromEngine) -> None: ...
+
+
+class EngineLoop:
+    """Drives one engine for one front end."""
+
+    def __init__(
+        self,
+        engine: LLMEngine,
+        channel: Channel,
+        *,
+        counted: EngineStats | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._now = now
+        self._meter = StepMeter(engine.core.scheduler, engine.beams, counted=counted)
+        self._snapshots = SnapshotMaker(engine.core.scheduler, engine.beams, now=now)
+        self._line: deque[tuple[AddRequest, _GivenParams]] = deque()  # requests that have come and are not prepared
+        self._given: _GivenParams = ({}, None)  # of the request that came last
+        self._checked: tuple[_GivenParams, SamplingParams] | None = None  # of the one that was prepared last
+        self._refused: list[Delta] = []
+        self._live: set[str] = set()
+        self._silent: set[str] = set()  # those of them that tell nothing but progress before their end
+        self._is_watched = False
+        self._stats_are_stale = False
+        self._has_checked = True  # whether blocks and requests were found to agree since the last step
+        self._num_failed_steps = 0
+        self._drain_until_s: float | None = None
+        self._turn_started_s: float | None = None
+
+    @property
+    def turn_s(self) -> float:
+        """For how long it has been in its present turn; 0 while it waits for messages. May be asked by any thread."""
+        started_s = self._turn_started_s
+        return 0.0 if started_s is None else self._now() - started_s
+
+    def run(self) -> None:
+        """Until a shutdown has been asked for and done. Raises `ChannelClosedError` if the front end goes away, and
+        whatever the engine cannot recover from."""
+        record_into(self._meter.planning)
+        try:
+            while True:
+                self._take_messages()
+                if self._is_drained():
+                    self._refuse_rest()
+                    return
+                if self._engine.has_unfinished_requests():
+                    self._step()
+                elif self._is_in_doubt:
+                    self._probe()
+        finally:
+            record_into(None)
+
+    def drain(self, drain_s: float) -> None:
+        """Refuse new requests and end within that time. May be called again, also from a signal handler."""
+        self._drain_until_s = self._now() + drain_s
+
+    # ---- messages -------------------------------------------------------------------------------------------------
+
+    def _take_messages(self) -> None:
+        """All that have come, before each step; an idle engine sleeps here."""
+        is_idle = not self._line and not self._engine.has_unfinished_requests()
+        if is_idle and self._stats_are_stale:
+            self._send_step([])
+        if is_idle and self._is_watched and self._snapshots.is_map_stale:
+            self._channel.send(self._snapshots.blocks())
+        may_sleep = is_idle and not self._is_in_doubt and self._drain_until_s is None
+        self._turn_started_s = None
+        messages = self._channel.receive(timeout_s=IDLE_S if may_sleep else 0.0)
+        self._turn_started_s = self._now()
+        if may_sleep and not messages:
+            self._check_itself()
+        for message in messages:
+            self._take(message)
+        if not self._is_in_doubt:
+            self._admit_line()
+        if self._refused:
+            self._send_step(self._refused)
+            self._refused = []
+
+    def _take(self, message: ToEngine) -> None:
+        if isinstance(message, AddRequest):
+            if message.params is not None:
+                self._given = (message.params, message.bad_word_token_ids)
+            if self._drain_until_s is None:
+                self._line.append((message, self._given))
+            else:
+                self._refused.append(_failure(message.request_id, SHUTTING_DOWN, status=503))
+        elif isinstance(message, AbortRequests):
+            self._abort(message.request_ids)
+        elif isinstance(message, Watch):
+            self._is_watched = message.on
+            if message.on:
+                self._channel.send(self._snapshots.blocks())
+        elif isinstance(message, Shutdown):
+            self.drain(message.drain_s)
+
+    def _admit_line(self) -> None:
+        """Prepare requests in order of arrival, at least one and no more than there is time for."""
+        until_s = self._now() + INTAKE_S
+        while self._line:
+            self._add(*self._line.popleft())
+            if self._now() >= until_s:
+                return
+
+    def _add(self, request: AddRequest, given: _GivenParams) -> None:
+        """Queue a request, or say why not. Nothing that is wrong with one request may hurt another."""
+        try:
+            params = self._check_params(given)
+            self._engine.add_request(
+                request.request_id,
+                request.prompt_token_ids,
+                params,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                cache_ttl_s=request.cache_ttl_s,
+                tenant=request.tenant,
+                ttft_target_s=request.ttft_target_s,
+                tpot_target_s=request.tpot_target_s,
+                predicted_tokens=request.predicted_tokens,
+                stream="delta" if params.can_stream else False,
+            )
+        except InvalidRequestError as error:
+            refusal = _failure(request.request_id, str(error), status=error.http_status, param=error.param)
+            self._refused.append(refusal)
+        except Exception:
+            logger.exception("request %s could not be queued", request.request_id)
+            self._refused.append(_failure(request.request_id, REQUEST_FAILED, status=500))
+        else:
+            self._live.add(request.request_id)
+            if not params.can_stream:
+                self._silent.add(request.request_id)
+
+    def _check_params(self, given: _GivenParams) -> SamplingParams:
+        """Once for all prompts of an HTTP request, which come one after the other."""
+        if self._checked is None or self._checked[0] is not given:
+            values, bad_word_token_ids = given
+            params = SamplingParams.from_dict(values)
+            if bad_word_token_ids is not None:
+                params = params.with_bad_word_token_ids(bad_word_token_ids)
+            self._checked = (given, params)
+        return self._checked[1]
+
+    def _abort(self, request_ids: list[str]) -> None:
+        """Who is still in line leaves it without having been prepared."""
+        if self._line:
+            aborted = frozenset(request_ids)
+            self._line = deque(entry for entry in self._line if entry[0].request_id not in aborted)
+        for request_id in request_ids:
+            self._engine.abort(request_id)
+            self._forget(request_id)
+        self._stats_are_stale = True
+        self._snapshots.is_map_stale = True
+
+    def _forget(self, request_id: str) -> None:
+        self._engine.errors.pop(request_id, None)
+        self._live.discard(request_id)
+        self._silent.discard(request_id)
+
+    def _check_itself(self) -> None:
+        """There has been nothing to do for a while."""
+        if not self._has_checked:
+            self._has_checked = True
+            try:
+                self._engine.check_invariants()
+            except AssertionError as error:
+                logger.error("requests and blocks disagree: %s", error)
+
+    # ---- a step ---------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        outputs = self._engine.step()
+        report = self._engine.last_step
+        assert report is not None
+        deltas, num_new_tokens = self._progress()
+        for output in outputs:
+            if output.request_id not in self._silent:
+                num_new_tokens += sum([len(new.token_ids) for new in output.outputs])
+            self._add_deltas(deltas, output, tells_why=report.error is None)
+        self._meter.take(report, num_new_tokens=num_new_tokens)
+        self._has_checked = False
+        self._send_step(deltas, begun=self._engine.begun)
+        if self._is_watched:
+            self._channel.send(self._snapshots.snapshot(report))
+        self._note_outcome(report)
+
+    def _send_step(self, deltas: list[Delta], *, begun: Sequence[str] = ()) -> None:
+        self._stats_are_stale = False
+        self._channel.send(StepBatch(deltas, self._meter.stats(), list(begun)))
+
+    def _progress(self) -> tuple[list[Delta], int]:
+        """How those go on that tell nothing else, and how many tokens they got."""
+        made = self._engine.progress
+        deltas = [Delta(each.request_id, progress=Progress(each.num_started, each.num_tokens)) for each in made]
+        return deltas, sum([each.num_tokens for each in made])
+
+    def _add_deltas(self, deltas: list[Delta], output: RequestOutput, *, tells_why: bool) -> None:
+        """A delta for each completion that has news; the last of a request that has ended says so. Why a request failed
+        may be told if that is its own affair; what is wrong with a whole step is for the log."""
+        request_id = output.request_id
+        if not output.outputs:
+            deltas.append(_failure(request_id, NOTHING_FOUND, status=400, param="stop_token_ids"))
+            self._forget(request_id)
+            return
+        for new in output.outputs:
+            delta = Delta(request_id, new.index, new.text, new.token_ids)
+            if new.logprobs is not None:
+                delta.logprobs = list(map(_position, new.logprobs))
+            if new.finish_reason is not None:
+                delta.finish_reason, delta.stop_reason = new.finish_reason, new.stop_reason
+                if new.finish_reason == "error":
+                    why = self._engine.errors.get(request_id) if tells_why else None
+                    delta.error = REQUEST_FAILED if why is None else f"{REQUEST_FAILED}: {why}"
+            deltas.append(delta)
+        if output.prompt_logprobs is not None:
+            positions = [None if found is None else _position(found) for found in output.prompt_logprobs]
+            deltas[-len(output.outputs)].prompt_logprobs = positions
+        if output.finished:
+            deltas[-1].is_last = True
+            deltas[-1].timings = _timings(output.metrics, output.num_cached_tokens)
+            self._forget(request_id)
+
+    def _note_outcome(self, report: StepReport) -> None:
+        """Only a step that failed as a whole counts, and one that computed nothing says nothing."""
+        if report.error is not None:
+            self._num_failed_steps += 1
+        elif not report.snapshot.output.is_empty:
+            self._num_failed_steps = 0
+
+    @property
+    def _is_in_doubt(self) -> bool:
+        """Whether the next request to enter is the probe. The line waits for it: a request that makes its step fail
+        must not take the probe along."""
+        return self._num_failed_steps >= MAX_FAILED_STEPS
+
+    def _probe(self) -> None:
+        """Ask for one token, in the plainest way: if that works, the fault was in the requests."""
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
+        self._engine.add_request(PROBE, [0], params, stream=False)
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+        if self._engine.errors.pop(PROBE, None) is not None:
+            raise BrokenEngineError(f"{self._num_failed_steps} steps in a row have failed, and so has a plain request")
+        logger.warning("%d steps in a row have failed, a plain request has not", self._num_failed_steps)
+        self._num_failed_steps = 0
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def _is_drained(self) -> bool:
+        if self._drain_until_s is None:
+            return False
+        is_idle = not self._line and not self._engine.has_unfinished_requests()
+        return is_idle or self._now() >= self._drain_until_s
+
+    def _refuse_rest(self) -> None:
+        """End what was not done in time."""
+        unfinished = sorted({*self._live, *(request.request_id for request, _ in self._line)})
+        self._abort(unfinished)
+        self._send_step([_failure(request_id, SHUTTING_DOWN, status=503) for request_id in unfinished])
+
+
+def _failure(request_id: str, message: str, *, status: int, param: str | None = None) -> Delta:
+    return Delta(
+        request_id,
+        finish_reason="error",
+        error=message,
+        is_last=True,
+        timings=RequestTimings(),
+        error_status=status,
+        error_param=param,
+    )
+
+
+def _position(found: LogprobsOfOnePosition) -> PositionLogprobs:
+    return [TokenLogprob(token_id, each.logprob, each.rank, each.decoded_token) for token_id, each in found.items()]
+
+
+def _timings(metrics: RequestMetrics | None, num_cached_tokens: int) -> RequestTimings:
+    """A request that failed early has not been through all of it; what it did not reach took no time."""
+    assert metrics is not None and metrics.finished_s is not None
+    scheduled_s = metrics.finished_s if metrics.first_scheduled_s is None else metrics.first_scheduled_s
+    first_token_s = metrics.finished_s if metrics.first_token_s is None else metrics.first_token_s
+    return RequestTimings(
+        queue_s=scheduled_s - metrics.arrival_time_s,
+        prefill_s=first_token_s - scheduled_s,
+        decode_s=metrics.finished_s - first_token_s,
+        num_preemptions=metrics.num_preemptions,
+        num_cached_tokens=num_cached_tokens,
+    )

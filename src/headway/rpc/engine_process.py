@@ -1,0 +1,218 @@
+"""The engine's own process: `python -m headway.rpc.engine_process --fd N`, started by the front end.
+
+It inherits one end of a socket pair. The first message says which engine to build; then `EngineLoop` runs it until it
+is told to stop, or the front end is gone. Exit status: 0 as asked, 1 the engine failed, 2 the front end sent something
+that is no message.
+
+`--factory module:function` brings another engine: the function is called with the options and returns an `LLMEngine`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headway.engine.collector import spare_the_collector
+from headway.errors import HeadwayError
+from headway.rpc.engine_channel import ChannelClosedError, EngineChannel
+from headway.rpc.frames import BrokenFrameError
+from headway.rpc.messages import EngineReady, Heartbeat, Start, StartUpFailed
+
+if TYPE_CHECKING:
+    from headway.engine.llm_engine import LLMEngine
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_FACTORY = "headway.rpc.engine_process:create_engine"
+FLUSH_S = 5.0
+START_MESSAGE_S = 60.0
+SIGTERM_DRAIN_S = 15.0
+"""When the signal comes from outside; the front end sends a message with its own limit."""
+ORPHAN_S = 10.0
+"""How long a step, or the loading of a model, may go on when the front end is gone."""
+
+EXIT_FAILED = 1
+EXIT_BROKEN_FRAME = 2
+
+
+class Pulse:
+    """A thread that tells the front end that this process lives, and for how long its loop has been in one turn.
+
+    A process that hangs as a whole (stopped, swapped out, in the kernel) sends nothing; one with a long step says so.
+    """
+
+    def __init__(self, channel: EngineChannel, *, interval_s: float) -> None:
+        self.turn_s: Callable[[], float] = lambda: 0.0
+        """Asked at every beat. Before there is a loop, its turn has taken no time."""
+        self._channel = channel
+        self._interval_s = interval_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send nothing more. To be called before the channel is closed."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(FLUSH_S)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.wait(self._interval_s):
+                self._channel.send(Heartbeat(self.turn_s()))
+        except ChannelClosedError:  # the loop learns it too, after its turn; but that may never end
+            if not self._stopped.wait(ORPHAN_S):
+                logger.error("the front end is gone and the engine does not end by itself; it is ended")
+                os._exit(EXIT_FAILED)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Build the engine and serve. Returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the front end too, which knows what is to be done
+    arguments = _parser().parse_args(argv)
+    os.set_inheritable(arguments.fd, False)  # no child of this process may keep the connection open
+    wakeup, signalled = socket.socketpair()
+    signalled.setblocking(False)
+    signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
+    channel = EngineChannel(socket.socket(fileno=arguments.fd), wakeup=wakeup)
+    try:
+        return _serve(channel, arguments.factory)
+    except ChannelClosedError:
+        return 0
+    except (BrokenFrameError, msgspec.DecodeError) as error:
+        logger.error("the front end sent something that is no message: %s", error)
+        return EXIT_BROKEN_FRAME
+    finally:
+        signal.set_wakeup_fd(-1)
+        channel.close()
+
+
+def create_engine(options: dict[str, Any]) -> LLMEngine:
+    """The default factory: the engine that the options describe. Lengths of answers are predicted in the front end."""
+    from headway.config import EngineConfig
+
+    config = EngineConfig.from_options(**options)
+    begun_s = time.monotonic()
+    from headway.engine.llm_engine import LLMEngine
+    from headway.executor.local import LocalExecutor  # noqa: F401  (brings torch, so that its time is told apart)
+
+    imported_s = time.monotonic()
+    logger.info("libraries imported in %.1f s", imported_s - begun_s)
+    engine = LLMEngine.from_config(config, predicts=False)
+    logger.info("weights loaded and memory laid out in %.1f s", time.monotonic() - imported_s)
+    return engine
+
+
+def _serve(channel: EngineChannel, factory: str) -> int:
+    start = _receive_start(channel)
+    logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    pulse = Pulse(channel, interval_s=start.heartbeat_s)
+    pulse.start()
+    try:
+        return _build_and_run(channel, factory, start, pulse)
+    finally:
+        pulse.stop()
+
+
+def _build_and_run(channel: EngineChannel, factory: str, start: Start, pulse: Pulse) -> int:
+    try:
+        engine = _load_factory(factory)(start.options)
+        _warm_up(engine)
+        spare_the_collector()
+    except HeadwayError as error:
+        return _fail_to_start(channel, str(error))
+    except Exception as error:
+        logger.exception("the engine could not be built")
+        return _fail_to_start(channel, f"{type(error).__name__}: {error}")
+    try:
+        return _run(engine, channel, start, pulse)
+    finally:
+        engine.shutdown()
+
+
+def _warm_up(engine: LLMEngine) -> None:
+    started_s = time.monotonic()
+    if num_kinds := engine.warm_up():
+        logger.info("captured %d CUDA graphs in %.1f s", num_kinds, time.monotonic() - started_s)
+
+
+def _fail_to_start(channel: EngineChannel, message: str) -> int:
+    channel.send(StartUpFailed(message))
+    channel.flush(timeout_s=FLUSH_S)
+    return EXIT_FAILED
+
+
+def _receive_start(channel: EngineChannel) -> Start:
+    messages = channel.receive(timeout_s=START_MESSAGE_S)
+    if len(messages) != 1 or not isinstance(messages[0], Start):
+        raise BrokenFrameError("the first message must say which engine to build")
+    return messages[0]
+
+
+def _run(engine: LLMEngine, channel: EngineChannel, start: Start, pulse: Pulse) -> int:
+    from headway.rpc.engine_loop import EngineLoop  # brings torch, which a wrong option need not wait for
+
+    loop = EngineLoop(engine, channel, counted=start.counted)
+    pulse.turn_s = lambda: loop.turn_s
+    signal.signal(signal.SIGTERM, lambda *_: loop.drain(SIGTERM_DRAIN_S))
+    channel.send(_ready(engine))
+    try:
+        loop.run()
+    except (ChannelClosedError, BrokenFrameError, msgspec.DecodeError):
+        raise
+    except Exception:
+        logger.exception("the engine cannot go on")
+        return EXIT_FAILED
+    channel.flush(timeout_s=FLUSH_S)
+    return 0
+
+
+def _ready(engine: LLMEngine) -> EngineReady:
+    from headway.loader.embedded import MODEL_NAME
+
+    plan, limits, kv_cache = engine.plan, engine.core.scheduler.limits, engine.core.scheduler.kv_cache
+    return EngineReady(
+        model=engine.config.model.model or MODEL_NAME,
+        max_model_len=plan.max_model_len,
+        vocab_size=engine.model_config.vocab_size,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        device=plan.device,
+        dtype=plan.dtype,
+        scheduling_policy=engine.config.scheduler.scheduling_policy,
+        prefix_caching=kv_cache.prefix_cache is not None,
+        num_host_slots=0 if kv_cache.host_tier is None else kv_cache.host_tier.num_slots,
+    )
+
+
+def _load_factory(path: str) -> Callable[[dict[str, Any]], LLMEngine]:
+    module, _, name = path.partition(":")
+    factory: Callable[[dict[str, Any]], LLMEngine] = getattr(importlib.import_module(module), name)
+    return factory
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="headway engine process", description="Started by the server, not by hand.")
+    parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
+    parser.add_argument("--factory", default=DEFAULT_FACTORY, metavar="MODULE:FUNCTION", help="builds the engine")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

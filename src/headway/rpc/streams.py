@@ -1,0 +1,167 @@
+"""What comes from the engine, on its way to whoever awaits it: everything that arrived since the last look, at once.
+
+A slow reader therefore gets fewer, longer lists; nothing is lost, and the engine never waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from headway.rpc.messages import Delta, Snapshot
+
+MAX_SNAPSHOTS = 512
+"""Steps that a viewer may lag behind before it misses some."""
+
+
+class _Waiter:
+    """Lets one task sleep until there is news."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[None] | None = None
+
+    async def wait(self) -> None:
+        """Until the next `wake`."""
+        self._future = future = asyncio.get_running_loop().create_future()
+        try:
+            await future
+        finally:
+            self._future = None
+
+    def wake(self) -> None:
+        """There is news."""
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+class RequestStream:
+    """The deltas of one request, for one reader. It ends after the one with `is_last`.
+
+    Closing it earlier aborts the request; use it as a context manager, so that a cancelled task does that as well.
+    """
+
+    __slots__ = ("_abort", "_deltas", "_ended", "_waiter", "has_begun", "request_id")
+
+    def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
+        self.request_id = request_id
+        self.has_begun = False
+        """Whether the engine has computed anything for it, as far as is known here."""
+        self._abort = abort
+        self._deltas: list[Delta] = []
+        self._ended = False
+        self._waiter = _Waiter()
+
+    def push(self, delta: Delta) -> None:
+        """Called by the client for each delta."""
+        self.has_begun = True
+        self._deltas.append(delta)
+        if delta.is_last:
+            self._ended = True
+        self._waiter.wake()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        while not self._deltas:
+            if self._ended:
+                raise StopAsyncIteration
+            await self._waiter.wait()
+        return self._take()
+
+    def _take(self) -> list[Delta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def end(self, last: Delta) -> None:
+        """Abort the request, unless it has ended; its reader gets this delta as the last one."""
+        if not self._ended:
+            self._abort(self.request_id)
+            self.push(last)
+
+    def close(self) -> None:
+        """Abort the request, unless it has ended; what was not read is dropped. Does nothing the second time."""
+        self._deltas = []
+        if not self._ended:
+            self._ended = True
+            self._abort(self.request_id)
+            self._waiter.wake()
+
+    async def aclose(self) -> None:
+        """`close`, as async iterators call it."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, list[Delta]]]:
+    """The deltas of several streams as they come, each with the number of its stream. From now on nobody else may read
+    these streams."""
+    waiter = _Waiter()
+    for stream in streams:
+        stream._waiter = waiter
+    unread = dict(enumerate(streams))
+    while unread:
+        for number, stream in list(unread.items()):
+            if stream._deltas:
+                yield number, stream._take()
+            elif stream._ended:
+                del unread[number]
+        if unread and not any(stream._deltas or stream._ended for stream in unread.values()):
+            await waiter.wait()
+
+
+class SnapshotStream:
+    """Snapshots for one viewer, one by one. It never ends by itself, not even when the engine is restarted."""
+
+    def __init__(self, on_close: Callable[[SnapshotStream], None]) -> None:
+        self._on_close = on_close
+        self._snapshots: deque[Snapshot] = deque(maxlen=MAX_SNAPSHOTS)
+        self._closed = False
+        self._waiter = _Waiter()
+
+    def push(self, snapshot: Snapshot) -> None:
+        """Called by the client for each snapshot."""
+        self._snapshots.append(snapshot)
+        self._waiter.wake()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Snapshot:
+        while not self._snapshots:
+            if self._closed:
+                raise StopAsyncIteration
+            await self._waiter.wait()
+        return self._snapshots.popleft()
+
+    def close(self) -> None:
+        """Stop watching. Does nothing the second time."""
+        if not self._closed:
+            self._closed = True
+            self._snapshots.clear()
+            self._on_close(self)
+            self._waiter.wake()
+
+    async def aclose(self) -> None:
+        """`close`, as async iterators call it."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""What may enter the engine's queue, and in which class."""

@@ -1,0 +1,245 @@
+"""How much may wait: a queue bounded by requests and by prompt tokens, with a line in it for each service class.
+
+A request waits from the moment its body is here until its first token has come. How many tokens it has is first guessed
+from the size of its body, so that a full queue costs nobody the work of tokenising; the guess is replaced by the truth
+as soon as that is known. An empty queue takes any one request, so nothing is refused forever.
+
+    newcomer ──► is its class's line full? ──► would it be late? ──► is the queue full? ──► it waits
+                          429                        429                  │
+                                         drop one that is shed earlier (503), or else 429
+
+Dropped is who came last, of the class with the largest `shed` number, if that is larger than the newcomer's own and the
+engine has not begun with it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Protocol, Self
+
+from headway.server.admission.first_token_rate import FirstTokenRate
+from headway.server.admission.service_classes import ONE_CLASS, ServiceClass, ServiceClasses
+from headway.server.api.api_errors import RETRY_AFTER_S, ApiError, overloaded, unavailable
+
+BYTES_PER_TOKEN = 4
+"""What a token of text is long on average, JSON included; a guess that is soon replaced."""
+REFUSAL_REASONS = ("queue_full", "class_queue_full", "late")
+
+
+class QueueLimits:
+    """Counts what waits and refuses what does not fit."""
+
+    def __init__(
+        self,
+        *,
+        max_requests: int,
+        max_tokens: int,
+        classes: ServiceClasses = ONE_CLASS,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.max_requests = max_requests
+        self.max_tokens = max_tokens
+        self.num_requests = 0
+        self.num_tokens = 0
+        self.lines = {each.name: ClassLine(each, now) for each in classes}
+        self._shed_order = sorted(self.lines.values(), key=lambda line: -line.service_class.shed)
+
+    def reserve(
+        self, *, body_bytes: int, service_class: ServiceClass | None = None, in_time_s: float | None = None
+    ) -> Reservation:
+        """A place for a request of which only the size is known; 429 if there is none, or if its first token cannot be
+        expected within `in_time_s`. What is of no class waits in no line, and nobody is dropped for it."""
+        line = None if service_class is None else self.lines[service_class.name]
+        guess = body_bytes // BYTES_PER_TOKEN
+        if line is not None and in_time_s is not None:
+            line.check_in_time(in_time_s)
+        reservation = Reservation(self, line)
+        reservation.take(1, guess)
+        return reservation
+
+    def make_room(self, num_requests: int, num_tokens: int, line: ClassLine | None) -> None:
+        """Raise 429 if so much does not fit, not even if others are dropped for it; else drop them."""
+        if line is not None:
+            line.check_room(num_requests)
+        dropped: list[Reservation] = []
+        num_requests_left, num_tokens_left = self.num_requests, self.num_tokens
+        candidates = self._candidates(line)
+        while num_requests_left and (
+            num_requests_left + num_requests > self.max_requests or num_tokens_left + num_tokens > self.max_tokens
+        ):
+            victim = next(candidates, None)
+            if victim is None:
+                raise self._full(num_requests, line)
+            dropped.append(victim)
+            num_requests_left -= victim.num_requests
+            num_tokens_left -= victim.num_tokens
+        for victim in dropped:
+            victim.drop()
+
+    def _candidates(self, newcomer: ClassLine | None) -> Iterator[Reservation]:
+        """Who could be dropped for a newcomer, the first to go first."""
+        for line in self._shed_order:
+            if newcomer is None or line.service_class.shed <= newcomer.service_class.shed:
+                return
+            yield from line.not_begun()
+
+    def _full(self, num_requests: int, line: ClassLine | None) -> ApiError:
+        too_many = self.num_requests + num_requests > self.max_requests
+        what = f"{self.num_requests} requests" if too_many else f"{self.num_tokens} prompt tokens"
+        error = overloaded(f"The queue is full: {what} are waiting. Please retry later.", code="queue_full")
+        return error if line is None else line.refused(error)
+
+
+class Waiting(Protocol):
+    """What the queue has to know of work that waits in it."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the engine has computed anything of it."""
+        ...
+
+    def drop(self) -> None:
+        """It is not wanted any more; its reservation knows why."""
+        ...
+
+
+class ClassLine:
+    """Those of one class that wait, and what became of all that came: numbers of HTTP requests."""
+
+    def __init__(self, service_class: ServiceClass, now: Callable[[], float]) -> None:
+        self.service_class = service_class
+        self.num_waiting = 0
+        """Completions, as all limits count them."""
+        self.num_admitted = 0
+        self.num_shed = 0
+        self.num_refused = dict.fromkeys(REFUSAL_REASONS, 0)
+        self.rate = FirstTokenRate(now)
+        self.droppable: dict[Reservation, None] = {}  # those of which nothing has a token, in order of arrival
+
+    def check_room(self, num_requests: int) -> None:
+        """429 if the class has a limit and this exceeds it."""
+        most = self.service_class.max_waiting
+        if most is not None and self.num_waiting + num_requests > most:
+            raise self.refused(
+                overloaded(
+                    f"The queue of class '{self.service_class.name}' is full: {self.num_waiting} requests are waiting, "
+                    f"of at most {most}. Please retry later.",
+                    code="class_queue_full",
+                )
+            )
+
+    def check_in_time(self, target_s: float) -> None:
+        """429 if a newcomer has to expect that it misses its target."""
+        per_second = self.rate.per_second()
+        wait_s = self.num_waiting / per_second
+        if wait_s > target_s:
+            raise self.refused(
+                overloaded(
+                    f"The first token would be late: {self.num_waiting} requests of class '{self.service_class.name}' "
+                    f"are waiting and {per_second:.3g} per second get their first token, which makes about "
+                    f"{1e3 * wait_s:.0f} ms, and the target is {1e3 * target_s:.0f} ms. Please retry later.",
+                    code="late",
+                    retry_after_s=max(RETRY_AFTER_S, math.ceil(wait_s - target_s)),
+                )
+            )
+
+    def refused(self, error: ApiError) -> ApiError:
+        """Count a refusal by its reason."""
+        self.num_refused[str(error.code)] += 1
+        return error
+
+    def not_begun(self) -> Iterator[Reservation]:
+        """Who could still be dropped, those who came last first."""
+        return (each for each in reversed(self.droppable) if not each.has_begun)
+
+    def add_waiting(self, number: int) -> None:
+        """So many more wait, or fewer."""
+        self.num_waiting += number
+        self.rate.note_waiting(self.num_waiting)
+
+
+class Reservation:
+    """One HTTP request's part of the queue; a context manager that gives back what is left of it."""
+
+    def __init__(self, limits: QueueLimits, line: ClassLine | None) -> None:
+        self.num_requests = 0
+        self.num_tokens = 0
+        self.shed_error: ApiError | None = None
+        """Why it was dropped, if it was."""
+        self._limits = limits
+        self._line = line
+        self._waiting: Waiting | None = None
+
+    def take(self, num_requests: int, num_tokens: int) -> None:
+        """Wait with so much; 429 if it does not fit."""
+        self._limits.make_room(num_requests, num_tokens, self._line)
+        self._add(num_requests, num_tokens)
+        if self._line is not None:
+            self._line.droppable[self] = None  # a second time it keeps its place
+
+    def settle(self, *, num_requests: int, num_tokens: int) -> None:
+        """Replace the guess by what the request really is; 429 if that does not fit."""
+        self.check()
+        self._add(-self.num_requests, -self.num_tokens)
+        self.take(num_requests, num_tokens)
+        if self._line is not None:
+            self._line.num_admitted += 1
+
+    def follow(self, waiting: Waiting) -> None:
+        """From now on this is what waits; until then, somebody who is dropped learns it from `check`."""
+        self.check()
+        self._waiting = waiting
+
+    def check(self) -> None:
+        """503 if it was dropped."""
+        if self.shed_error is not None:
+            raise self.shed_error
+
+    def note_started(self, num_requests: int, num_tokens: int) -> None:
+        """These have got their first token, and wait no longer."""
+        if self._line is not None:
+            self._line.rate.note_first_tokens(num_requests)
+            self._line.droppable.pop(self, None)
+        self._add(-num_requests, -num_tokens)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the engine has computed anything of it."""
+        return self._waiting is not None and self._waiting.has_begun
+
+    def drop(self) -> None:
+        """Give its place to somebody else."""
+        assert self._line is not None
+        self._line.num_shed += 1
+        self.shed_error = unavailable(
+            f"The queue is full, and what waits of class '{self._line.service_class.name}' is dropped first. "
+            "Please retry later.",
+            code="shed",
+        )
+        self._leave()
+        if self._waiting is not None:
+            self._waiting.drop()
+
+    def _leave(self) -> None:
+        self._add(-self.num_requests, -self.num_tokens)
+        if self._line is not None:
+            self._line.droppable.pop(self, None)
+
+    def _add(self, num_requests: int, num_tokens: int) -> None:
+        self.num_requests += num_requests
+        self.num_tokens += num_tokens
+        self._limits.num_requests += num_requests
+        self._limits.num_tokens += num_tokens
+        if self._line is not None:
+            self._line.add_waiting(num_requests)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()

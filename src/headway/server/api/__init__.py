@@ -1,0 +1,1 @@
+"""The OpenAI API: requests in, answers and streams out."""

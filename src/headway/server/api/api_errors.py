@@ -1,0 +1,143 @@
+"""What goes wrong between a client and the server, as the error objects that OpenAI's clients understand.
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+
+Only text that was written for clients travels: an `ApiError`, or an `InvalidRequestError` of the engine's own checks.
+Any other exception becomes a plain 500; its text goes to the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+
+from headway.config import did_you_mean
+from headway.errors import HeadwayError, InvalidRequestError, RequestTooLargeError
+from headway.rpc.engine_client import EngineUnavailable
+from headway.rpc.messages import Delta
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+_SHOWN_PATH_CHARS = 200
+
+
+class ErrorBody(msgspec.Struct):
+    """What is wrong, in words and in names that programs compare."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(msgspec.Struct):
+    """The body of every answer that is not 2xx, and the last event of a stream that failed."""
+
+    error: ErrorBody
+
+
+class ApiError(Exception):
+    """An answer that is not 2xx. Its message is meant for the client."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> bytes:
+        """The error object as JSON."""
+        return msgspec.json.encode(
+            ErrorResponse(ErrorBody(str(self), error_type(self.status), param=self.param, code=self.code))
+        )
+
+
+def error_type(status: int) -> str:
+    """The `type` of an error object, from the status it comes with."""
+    named = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+    }
+    return named.get(status, "invalid_request_error" if status < 500 else "server_error")
+
+
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    """The request itself is wrong; sending it again will not help."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def overloaded(message: str, *, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
+    """There is no room in the queue now."""
+    return ApiError(429, message, code=code, headers={"retry-after": str(retry_after_s)})
+
+
+def unavailable(message: str, *, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
+    """The server cannot serve this now, through no fault of the request."""
+    return ApiError(503, message, code=code, headers={"retry-after": str(retry_after_s)})
+
+
+def from_status(status: int, headers: Mapping[str, str] | None = None) -> ApiError:
+    """For statuses that say all there is to say."""
+    return ApiError(status, f"{HTTPStatus(status).phrase}.", code=HTTPStatus(status).name.lower(), headers=headers)
+
+
+def no_such_path(path: str, known: tuple[str, ...]) -> ApiError:
+    """404, with what there is."""
+    shown = path[:_SHOWN_PATH_CHARS]
+    return ApiError(
+        404,
+        f"There is no '{shown}' here.{did_you_mean(shown, known)} There are: {', '.join(known)}.",
+        code=HTTPStatus.NOT_FOUND.name.lower(),
+    )
+
+
+def wrong_method(method: str, path: str, allowed: str) -> ApiError:
+    """405, with what would be right."""
+    return ApiError(
+        405,
+        f"'{path[:_SHOWN_PATH_CHARS]}' takes {allowed}, not {method[:_SHOWN_PATH_CHARS]}.",
+        code=HTTPStatus.METHOD_NOT_ALLOWED.name.lower(),
+        headers={"allow": allowed},
+    )
+
+
+def from_delta(delta: Delta) -> ApiError:
+    """What the engine said about a request that it refused or could not finish."""
+    code = "engine_error" if delta.error_status >= 500 else None
+    return ApiError(
+        delta.error_status, delta.error or "The engine ended the request.", param=delta.error_param, code=code
+    )
+
+
+def from_exception(error: BaseException) -> ApiError:
+    """Any exception as an answer. What was not written for clients is logged here and not shown to them."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestTooLargeError):
+        return bad_request(str(error), param=error.param, code="context_length_exceeded")
+    if isinstance(error, InvalidRequestError):
+        return bad_request(str(error), param=error.param)
+    if isinstance(error, EngineUnavailable):
+        return unavailable(f"No request can be taken now: {error}.", code="engine_unavailable")
+    status = error.http_status if isinstance(error, HeadwayError) else 500
+    logger.error("request failed", exc_info=error)
+    if status == 503:
+        return unavailable("The engine is not available; please retry.", code="engine_unavailable")
+    return ApiError(500, "The server failed on this request; the reason is in its log.", code="internal_error")

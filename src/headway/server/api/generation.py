@@ -1,0 +1,233 @@
+"""One HTTP request's way through the engine: submitted, followed, counted, and ended whatever happens.
+
+A `Generation` is entered, iterated, and left. Leaving it early, for any reason, aborts what still runs. Each of the `n`
+completions of each prompt is a choice of the answer; deltas come out with `index` set to the choice they belong to.
+
+With beams, and where the best of several are returned, there are more sequences than choices, and the engine tells of
+them only how many have started and how many tokens they got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
+
+from headway.rpc.messages import AddRequest, Delta, Progress
+from headway.rpc.streams import RequestStream, merged
+from headway.server.admission.forecast import Forecast
+from headway.server.admission.limits import Reservation
+from headway.server.api.answers import PromptTokensDetails, Usage
+from headway.server.api.api_errors import ApiError, from_delta, unavailable
+from headway.server.api.jobs import Job
+from headway.server.api.prompts import Prompt
+from headway.server.metrics.access_log import AccessRecord
+from headway.server.services import Services
+
+
+class Generation:
+    """For one reader. Raises `ApiError` for whatever ends it before all choices are complete."""
+
+    def __init__(
+        self,
+        job: Job,
+        services: Services,
+        reservation: Reservation,
+        record: AccessRecord,
+        *,
+        id_prefix: str,
+        forecast: Forecast | None = None,
+    ) -> None:
+        self.id = f"{id_prefix}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
+        self.job = job
+        self._services = services
+        self._metrics = services.metrics
+        self._reservation = reservation
+        self._record = record
+        self._forecast = forecast
+        self._streams: list[RequestStream] = []
+        self._num_tokens = [0] * job.num_choices
+        self._first_s: list[float | None] = [None] * job.num_choices
+        self._last_s = [0.0] * job.num_choices
+        self._num_output_tokens = 0
+        self._has_first = False
+        self._has_started = [False] * len(job.prompts)
+        self._num_unfinished = job.num_choices
+        self._num_cached_tokens = 0
+        self._clock = asyncio.timeout(None)
+        record.user = job.user
+        record.stream = job.stream
+        record.num_prompt_tokens = job.num_prompt_tokens
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far, those of sequences that are not returned included."""
+        prompt, output = self.job.num_prompt_tokens, 0 if self.job.hide_output else self._num_output_tokens
+        return Usage(prompt, output, prompt + output, PromptTokensDetails(self._num_cached_tokens))
+
+    async def __aenter__(self) -> Self:
+        await self._clock.__aenter__()
+        self._set_clock(self._services.config.queue_ttl_s)
+        try:
+            self._reservation.follow(self)
+            for number, prompt in enumerate(self.job.prompts):
+                request_id = self.id if len(self.job.prompts) == 1 else f"{self.id}-{number}"
+                self._streams.append(self._services.engine.submit(self._message(request_id, number, prompt)))
+                self._metrics.prompt_length.observe(len(prompt.token_ids))
+        except BaseException:
+            self._close()
+            self._clock.reschedule(None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+        self._record.num_output_tokens = self._num_output_tokens
+        try:
+            await self._clock.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise self._out_of_time() from None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the engine has computed anything for it."""
+        return any(stream.has_begun for stream in self._streams)
+
+    def drop(self) -> None:
+        """End it from another task, whose request needs its place; the reader raises what the reservation says."""
+        for stream in self._streams:
+            stream.end(Delta(stream.request_id, finish_reason="abort", is_last=True))
+
+    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        if len(self._streams) == 1:
+            async for deltas in self._streams[0]:
+                self._account(deltas)
+                yield deltas
+        else:
+            async for number, deltas in merged(self._streams):
+                for delta in deltas:
+                    delta.index += number * self.job.n
+                self._account(deltas)
+                yield deltas
+
+    def _message(self, request_id: str, number: int, prompt: Prompt) -> AddRequest:
+        job = self.job
+        return AddRequest(
+            request_id,
+            prompt.token_ids,
+            job.params,
+            priority=job.scheduling.priority,
+            cache_salt=self._services.cache_salt(job.cache_salt, key=self._record.key),
+            cache_ttl_s=job.cache_ttl_s,
+            tenant=job.scheduling.tenant,
+            ttft_target_s=job.scheduling.ttft_target_s,
+            tpot_target_s=job.scheduling.tpot_target_s,
+            predicted_tokens=None if self._forecast is None else self._forecast.predicted[number],
+            bad_word_token_ids=job.bad_word_token_ids,
+        )
+
+    def _account(self, deltas: list[Delta]) -> None:
+        """Count tokens and time; runs for every token of every stream."""
+        now_s = time.perf_counter()
+        for delta in deltas:
+            num_tokens = len(delta.token_ids)
+            if delta.progress is not None:
+                self._note_progress(delta.index, delta.progress, now_s)
+            elif num_tokens:
+                index = delta.index
+                self._num_tokens[index] += num_tokens
+                if not self.job.is_silent:
+                    self._num_output_tokens += num_tokens
+                    self._note_tokens(index, num_tokens, now_s)
+            if delta.finish_reason is not None:
+                self._note_end(delta, now_s)
+            if self.job.hide_output:
+                _hide(delta)
+
+    def _note_tokens(self, index: int, num_tokens: int, now_s: float) -> None:
+        if self._first_s[index] is None:
+            self._first_s[index] = now_s
+            self._note_started(index, 1, now_s)
+        else:
+            self._metrics.observe_tokens(now_s - self._last_s[index], num_tokens)
+        self._last_s[index] = now_s
+
+    def _note_progress(self, index: int, progress: Progress, now_s: float) -> None:
+        """Tokens that nobody sees yet, if ever, are counted; the time between them is nobody's."""
+        self._num_output_tokens += progress.num_tokens
+        if progress.num_started:
+            self._note_started(index, progress.num_started, now_s)
+
+    def _note_started(self, index: int, num_started: int, now_s: float) -> None:
+        """Sequences of the prompt to which a choice belongs have got their first token, and wait no longer."""
+        for _ in range(num_started):
+            self._metrics.observe_first_token(now_s - self._record.started_s)
+        number = index // self.job.n
+        is_first_of_prompt, self._has_started[number] = not self._has_started[number], True
+        num_tokens = len(self.job.prompts[number].token_ids) if is_first_of_prompt else 0
+        self._reservation.note_started(num_started, num_tokens)
+        if not self._has_first:
+            self._has_first = True
+            self._record.first_token_s = now_s
+            self._set_clock(self._services.config.request_timeout_s)
+
+    def _note_end(self, delta: Delta, now_s: float) -> None:
+        index, reason = delta.index, str(delta.finish_reason)
+        self._num_unfinished -= 1
+        self._metrics.finished[reason] += 1
+        self._record.finish_reasons.append(reason)
+        if self._forecast is not None:
+            self._forecast.note_end(index, self._num_tokens[index], reason)
+        if delta.timings is not None:
+            self._num_cached_tokens += delta.timings.num_cached_tokens
+            self._metrics.observe_timings(delta.timings)
+            self._record.note_timings(delta.timings)
+        if reason == "error":
+            raise from_delta(delta)
+        if reason == "abort":
+            self._reservation.check()
+            raise unavailable("The server ended the request before it was complete.", code="aborted")
+        self._metrics.e2e_latency.observe(now_s - self._record.started_s)
+        self._metrics.generation_length.observe(self._num_tokens[index])
+        first_s = self._first_s[index]
+        if first_s is not None and self._num_tokens[index] > 1:
+            self._metrics.time_per_output_token.observe((now_s - first_s) / (self._num_tokens[index] - 1))
+
+    def _set_clock(self, limit_s: float) -> None:
+        """Let time run out `limit_s` after the request came, or when it may take no longer as a whole."""
+        total_s = self._services.config.request_timeout_s
+        limits = [limit for limit in (limit_s, total_s) if limit > 0]
+        spent_s = time.perf_counter() - self._record.started_s
+        now_s = asyncio.get_running_loop().time()
+        self._clock.reschedule(now_s + max(0.0, min(limits) - spent_s) if limits else None)
+
+    def _out_of_time(self) -> ApiError:
+        config = self._services.config
+        spent_s = time.perf_counter() - self._record.started_s
+        if not self._has_first and not 0 < config.request_timeout_s <= spent_s:
+            return unavailable(
+                f"The request waited for {config.queue_ttl_s:g} s without a token.", code="queue_timeout"
+            )
+        return ApiError(504, f"The request took longer than {config.request_timeout_s:g} s.", code="request_timeout")
+
+    def _close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+        self._metrics.finished["abort"] += self._num_unfinished
+        self._record.finish_reasons += ["abort"] * self._num_unfinished
+        self._num_unfinished = 0
+        if self._forecast is not None:
+            self._forecast.close(self._num_tokens)
+
+
+def _hide(delta: Delta) -> None:
+    """Nobody asked for this token."""
+    delta.text, delta.token_ids, delta.logprobs, delta.stop_reason = "", [], None, None
+    if delta.finish_reason is not None:
+        delta.finish_reason = "length"

@@ -1,0 +1,299 @@
+"""A request that is known to be good: prompts as token ids, and sampling parameters that the engine will accept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from headway.rpc.messages import EngineReady
+from headway.sampling_params import SamplingParams
+from headway.server.admission.scheduling import Scheduling
+from headway.server.admission.service_classes import MAX_PRIORITY
+from headway.server.api.api_errors import bad_request
+from headway.server.api.prompts import Prompt, PromptMaker
+from headway.server.api.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from headway.server.services import Services
+
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 1024
+MAX_ALL_CHARS = 8192
+"""Of all stop strings of a request together, and of all bad words."""
+MAX_LIST_ITEMS = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 2**18
+"""Log-probabilities of prompts in one answer: more would take the engine's loop longer than others should wait."""
+MAX_SALT_CHARS = 256
+MAX_CACHE_TTL_S = 86_400.0
+MAX_BEAMS = 64
+"""Also of `stop_token_ids` with a search. To rank the continuations of so many beams takes 5 ms, in which all wait."""
+_SAMPLING_NAMES = tuple(
+    field.name
+    for field in msgspec.structs.fields(GenerationRequest)
+    if field.name in SamplingParams.__dataclass_fields__
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One HTTP request's work: `n` completions of each of its prompts, perhaps the best of more."""
+
+    prompts: list[Prompt]
+    params: dict[str, Any]
+    """Fields of `SamplingParams`."""
+    n: int
+    width: int
+    """Sequences that are made of each prompt, or beams of its search: `n`, or more of which `n` are returned."""
+    is_silent: bool
+    """Nothing but progress is told before the end, because which tokens are returned is not known."""
+    scheduling: Scheduling
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    user: str | None
+    cache_salt: str | None = None
+    cache_ttl_s: float = 0.0
+    bad_word_token_ids: list[list[int]] | None = None
+    """How the `bad_words` of the parameters are spelt."""
+    num_logprobs: int | None = None
+    """How many alternatives per token to report; None: no log-probabilities."""
+    wants_prompt_logprobs: bool = False
+    """In vLLM's form, as a field of their own."""
+    echo: bool = False
+    hide_output: bool = False
+    """`max_tokens` was 0: only the prompt is wanted. The engine makes one token all the same, and nobody sees it."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    @property
+    def num_choices(self) -> int:
+        return self.n * len(self.prompts)
+
+    @property
+    def num_sequences(self) -> int:
+        """What the engine has to do for it."""
+        return self.width * len(self.prompts)
+
+
+async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, services: Services) -> Job:
+    """Check a chat request and turn its messages into tokens."""
+    _check(request, services)
+    if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
+        raise bad_request("'max_tokens' and 'max_completion_tokens' differ; send one of them.", param="max_tokens")
+    num_logprobs = _chat_logprobs(request)
+    params = _params(
+        request,
+        max_tokens=request.max_completion_tokens if request.max_tokens is None else request.max_tokens,
+        logprobs=num_logprobs,
+    )
+    checked = _check_params(params, services, scheduling, num_prompts=1, stream=bool(request.stream))
+    prompt = await services.prompts.from_messages(
+        request.messages,
+        services.info,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        template_options=request.chat_template_kwargs,
+    )
+    return await _job(request, [prompt], params, checked, services, scheduling=scheduling, num_logprobs=num_logprobs)
+
+
+async def completion_job(request: CompletionRequest, scheduling: Scheduling, services: Services) -> Job:
+    """Check a completion request and tokenise its prompts."""
+    _check(request, services)
+    _check_top("logprobs", request.logprobs)
+    echo, hide_output = bool(request.echo), request.max_tokens == 0
+    if hide_output and not echo:
+        raise bad_request("'max_tokens' must be at least 1, unless 'echo' is true.", param="max_tokens")
+    if echo and request.logprobs is not None and request.stream:
+        raise bad_request("Log-probabilities of an echoed prompt cannot be streamed.", param="echo")
+    params = _params(request, max_tokens=16 if request.max_tokens is None else request.max_tokens or 1)
+    if request.logprobs is not None:
+        params["logprobs"] = request.logprobs
+        if echo:
+            params["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+    checked = _check_params(
+        params, services, scheduling, num_prompts=_num_prompts(request), stream=bool(request.stream)
+    )
+    prompts = await _prompts(
+        request, services.prompts, services.info, add_special=request.add_special_tokens is not False
+    )
+    return await _job(
+        request,
+        prompts,
+        params,
+        checked,
+        services,
+        scheduling=scheduling,
+        num_logprobs=request.logprobs,
+        echo=echo,
+        hide_output=hide_output,
+    )
+
+
+async def _job(
+    request: GenerationRequest,
+    prompts: list[Prompt],
+    params: dict[str, Any],
+    checked: SamplingParams,
+    services: Services,
+    **more: Any,
+) -> Job:
+    _check_prompt_logprobs(checked, prompts)
+    spelt = await services.prompts.bad_words(checked.bad_words) if checked.bad_words else None
+    return Job(
+        prompts=prompts,
+        params=params,
+        n=checked.n,
+        width=checked.num_choices,
+        is_silent=not checked.can_stream,
+        stream=bool(request.stream),
+        include_usage=request.include_usage,
+        continuous_usage=request.continuous_usage,
+        user=request.user,
+        cache_salt=request.cache_salt,
+        cache_ttl_s=request.cache_ttl_s or 0.0,
+        wants_prompt_logprobs=request.prompt_logprobs is not None,
+        bad_word_token_ids=spelt,
+        **more,
+    )
+
+
+def _check_prompt_logprobs(params: SamplingParams, prompts: list[Prompt]) -> None:
+    if params.prompt_logprobs is None:
+        return
+    number = (1 + params.prompt_logprobs) * sum(len(prompt.token_ids) for prompt in prompts)
+    if number > MAX_PROMPT_LOGPROBS:
+        raise bad_request(
+            f"The request asks for {number} log-probabilities of its prompts' tokens; there may be "
+            f"{MAX_PROMPT_LOGPROBS}. Ask for fewer alternatives, or send fewer prompts at once.",
+            param="prompt_logprobs",
+        )
+
+
+def _check(request: GenerationRequest, services: Services) -> None:
+    """What can be said without looking at the prompt; first whatever bounds the work of the checks that follow."""
+    services.check_model(request.model)
+    _check_texts("stop", [request.stop] if isinstance(request.stop, str) else request.stop, most=MAX_STOP_STRINGS)
+    _check_texts("bad_words", request.bad_words, most=MAX_LIST_ITEMS)
+    for name in ("stop_token_ids", "logit_bias"):
+        if len(getattr(request, name) or ()) > MAX_LIST_ITEMS:
+            raise bad_request(f"'{name}' may have at most {MAX_LIST_ITEMS} entries.", param=name)
+    request.check_supported()
+    if not -MAX_PRIORITY < (request.priority or 0) < MAX_PRIORITY:
+        raise bad_request(f"'priority' must be between -{MAX_PRIORITY} and {MAX_PRIORITY}.", param="priority")
+    if request.priority and services.info.scheduling_policy != "priority":
+        raise bad_request(
+            "'priority' needs a server that was started with --scheduling-policy priority.",
+            param="priority",
+            code="unsupported_field",
+        )
+    _check_cache(request, services.info)
+    if request.prompt_logprobs is not None and request.stream:
+        raise bad_request("'prompt_logprobs' cannot be streamed.", param="prompt_logprobs")
+    _check_top("prompt_logprobs", request.prompt_logprobs)
+
+
+def _check_texts(name: str, texts: list[str] | None, *, most: int) -> None:
+    lengths = [len(text) for text in (texts or ())[: most + 1]]
+    if len(lengths) > most or max(lengths, default=0) > MAX_STOP_CHARS or sum(lengths) > MAX_ALL_CHARS:
+        raise bad_request(
+            f"'{name}' may have {most} strings of at most {MAX_STOP_CHARS} characters, and {MAX_ALL_CHARS} together.",
+            param=name,
+        )
+
+
+def _check_cache(request: GenerationRequest, info: EngineReady) -> None:
+    if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= MAX_SALT_CHARS:
+        raise bad_request(f"'cache_salt' must have 1 to {MAX_SALT_CHARS} characters.", param="cache_salt")
+    if request.cache_ttl_s is not None and not 0 <= request.cache_ttl_s <= MAX_CACHE_TTL_S:
+        raise bad_request(f"'cache_ttl_s' must be from 0 to {MAX_CACHE_TTL_S:g} seconds.", param="cache_ttl_s")
+    for name in ("cache_salt", "cache_ttl_s"):
+        if getattr(request, name) and not info.prefix_caching:
+            raise bad_request(
+                f"'{name}' needs a prefix cache, and this server was started with --prefix-caching off.",
+                param=name,
+                code="unsupported_field",
+            )
+
+
+def _chat_logprobs(request: ChatCompletionRequest) -> int | None:
+    _check_top("top_logprobs", request.top_logprobs)
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs:
+        raise bad_request("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+    return None
+
+
+def _check_top(name: str, value: int | None) -> None:
+    if value is not None and not 0 <= value <= MAX_TOP_LOGPROBS:
+        raise bad_request(f"'{name}' must be from 0 to {MAX_TOP_LOGPROBS}.", param=name)
+
+
+def _params(request: GenerationRequest, **own: Any) -> dict[str, Any]:
+    """What was given, under the names of `SamplingParams`; `max_tokens` always, since its default is another there."""
+    values = {name: getattr(request, name) for name in _SAMPLING_NAMES} | own
+    return {name: value for name, value in values.items() if value is not None or name == "max_tokens"}
+
+
+def _check_params(
+    params: dict[str, Any], services: Services, scheduling: Scheduling, *, num_prompts: int, stream: bool
+) -> SamplingParams:
+    """Raise what the engine would raise, while it can still be answered with a status of its own; and what would never
+    fit into the queue, before it is tokenised."""
+    checked = SamplingParams(**params)
+    checked.validate_for_vocabulary(services.info.vocab_size)
+    if stream:
+        checked.check_can_stream()
+    if checked.use_beam_search:
+        _check_search(checked, services.info)
+    num_sequences, most = checked.num_choices * num_prompts, services.max_waiting(scheduling.service_class)
+    if num_sequences > most:
+        kind = "beams" if checked.use_beam_search else "completions"
+        raise bad_request(
+            f"The request asks for {num_sequences} {kind}; at most {most} can wait here.",
+            param=_width_name(checked) if checked.num_choices > 1 else "prompt",
+        )
+    return checked
+
+
+def _check_search(params: SamplingParams, info: EngineReady) -> None:
+    most = min(MAX_BEAMS, info.vocab_size)
+    if params.num_choices > most:
+        name = _width_name(params)
+        raise bad_request(f"'{name}' may be at most {most} with 'use_beam_search'.", param=name)
+    if len(params.extra_stop_token_ids) > MAX_BEAMS:
+        raise bad_request(
+            f"'stop_token_ids' may have at most {MAX_BEAMS} entries with 'use_beam_search'.", param="stop_token_ids"
+        )
+
+
+def _width_name(params: SamplingParams) -> str:
+    """The field that says how many sequences are made."""
+    return "n" if params.best_of is None else "best_of"
+
+
+def _num_prompts(request: CompletionRequest) -> int:
+    given = request.prompt
+    return 1 if isinstance(given, str) or (given and isinstance(given[0], int)) else len(given)
+
+
+async def _prompts(
+    request: CompletionRequest, maker: PromptMaker, info: EngineReady, *, add_special: bool
+) -> list[Prompt]:
+    """A string, strings, token ids, or lists of token ids: nothing in between."""
+    given = request.prompt
+    if isinstance(given, str):
+        return await maker.from_texts([given], info, add_special_tokens=add_special)
+    kinds = set(map(type, given))
+    if not given:
+        raise bad_request("'prompt' is empty.", param="prompt")
+    if kinds == {int}:
+        return await maker.from_ids([given], info)  # type: ignore[list-item]
+    if kinds == {list}:
+        return await maker.from_ids(given, info)  # type: ignore[arg-type]
+    if kinds == {str}:
+        return await maker.from_texts(given, info, add_special_tokens=add_special)  # type: ignore[arg-type]
+    raise bad_request("'prompt' must be a string, strings, token ids, or lists of token ids.", param="prompt")

@@ -1,0 +1,185 @@
+"""The API's own description: an OpenAPI document made from the records, and a page of it that loads nothing else."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from headway import __version__
+from headway.server.api.answers import (
+    ChatCompletion,
+    Completion,
+    DetokenizeResponse,
+    HealthResponse,
+    ModelCard,
+    ModelList,
+    TokenizeResponse,
+    VersionResponse,
+)
+from headway.server.api.api_errors import ErrorResponse
+from headway.server.api.requests import (
+    ChatCompletionRequest,
+    ChatMessage,
+    CompletionRequest,
+    ContentPart,
+    DetokenizeRequest,
+    StreamOptions,
+    TokenizeRequest,
+)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One endpoint as it is described."""
+
+    method: str
+    path: str
+    summary: str
+    answer: type[msgspec.Struct] | None
+    """None: plain text."""
+    request: type[msgspec.Struct] | None = None
+    statuses: tuple[int, ...] = ()
+    """Besides 200, 401, 403 and 500: what else may be answered."""
+    streams: bool = False
+
+
+_GENERATION = (400, 404, 408, 413, 415, 429, 503, 504)
+_BODY = (400, 404, 408, 413, 415, 429, 503)
+OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "Answer a conversation.",
+        ChatCompletion,
+        ChatCompletionRequest,
+        _GENERATION,
+        streams=True,
+    ),
+    Operation("post", "/v1/completions", "Continue prompts.", Completion, CompletionRequest, _GENERATION, streams=True),
+    Operation("get", "/v1/models", "List the models served.", ModelList),
+    Operation("get", "/v1/models/{name}", "One of them.", ModelCard, statuses=(404,)),
+    Operation("post", "/tokenize", "Turn text or messages into tokens.", TokenizeResponse, TokenizeRequest, _BODY),
+    Operation("post", "/detokenize", "Turn tokens into text.", DetokenizeResponse, DetokenizeRequest, _BODY),
+    Operation("get", "/health", "Whether requests are being served.", HealthResponse, statuses=(503,)),
+    Operation("get", "/ready", "The same, under the name that orchestrators ask for.", HealthResponse, statuses=(503,)),
+    Operation("get", "/metrics", "Prometheus metrics.", None),
+    Operation("get", "/version", "The version of the server.", VersionResponse),
+)
+_WITH_NEUTRAL = (ChatCompletionRequest, CompletionRequest, ChatMessage, ContentPart, StreamOptions)
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI 3.1 document."""
+    records = {record for operation in OPERATIONS for record in (operation.answer, operation.request) if record}
+    ordered = sorted(records | {ErrorResponse}, key=lambda record: record.__name__)
+    _, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
+    for record in _WITH_NEUTRAL:
+        for name, neutral in record.NEUTRAL.items():
+            schemas[record.__name__]["properties"][name] = {
+                "enum": list(neutral),
+                "description": "Not supported; only values that ask for nothing are accepted.",
+            }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Headway", "version": __version__, "description": "An OpenAI-compatible LLM server."},
+        "paths": _paths(),
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}],
+    }
+
+
+def _paths() -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _describe(operation)
+    return paths
+
+
+def _describe(operation: Operation) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "operationId": f"{operation.method}_{operation.path.strip('/').replace('/', '_').strip('{}')}",
+        "responses": _answers(operation),
+    }
+    if operation.request is not None:
+        described["requestBody"] = {"required": True, "content": {"application/json": _schema(operation.request)}}
+    if "{name}" in operation.path:
+        described["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return described
+
+
+def _answers(operation: Operation) -> dict[str, Any]:
+    content: dict[str, Any] = {"text/plain": {}} if operation.answer is None else {}
+    if operation.answer is not None:
+        content["application/json"] = _schema(operation.answer)
+    description = "Success."
+    if operation.streams:
+        content["text/event-stream"] = {}
+        description += " With 'stream': true, events whose data are chunks of it in JSON, and [DONE] at the end."
+    answers: dict[str, Any] = {"200": {"description": description, "content": content}}
+    is_open = operation.answer is HealthResponse
+    for status in (*operation.statuses, *((403,) if is_open else (401, 403, 500))):
+        error = HealthResponse if status == 503 and is_open else ErrorResponse
+        answers[str(status)] = {"description": "See the body.", "content": {"application/json": _schema(error)}}
+    return answers
+
+
+def _schema(record: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"schema": {"$ref": f"#/components/schemas/{record.__name__}"}}
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+_STYLE = """
+:root { color-scheme: light dark }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+code, td:first-child { font-family: ui-monospace, monospace; font-size: .9em }
+summary { cursor: pointer; padding: .4rem 0 } table { border-collapse: collapse; margin: .5rem 0 1rem 1rem }
+td { padding: .15rem 1.5rem .15rem 0; vertical-align: top } .method { font-weight: 700 }
+"""
+
+
+def page() -> str:
+    """The document for people."""
+    schemas = document()["components"]["schemas"]
+    parts = [_operation_html(operation, schemas) for operation in OPERATIONS]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Headway API</title><style>{_STYLE}</style></head><body><h1>Headway API</h1>"
+        f'<p>Version {__version__}. The same for programs: <a href="openapi.json">openapi.json</a>.</p>'
+        f"{''.join(parts)}</body></html>"
+    )
+
+
+def _operation_html(operation: Operation, schemas: dict[str, Any]) -> str:
+    rows = "" if operation.request is None else _fields_html(schemas[operation.request.__name__])
+    return (
+        f'<details><summary><span class="method">{operation.method.upper()}</span> <code>{operation.path}</code> '
+        f"{html.escape(operation.summary)}</summary>{rows}</details>"
+    )
+
+
+def _fields_html(schema: dict[str, Any]) -> str:
+    required = set(schema.get("required", ()))
+    rows = [
+        f"<tr><td>{name}</td><td>{html.escape(_type_text(field))}{' (required)' if name in required else ''}</td></tr>"
+        for name, field in schema["properties"].items()
+        if "enum" not in field
+    ]
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _type_text(field: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(_type_text(part) for part in field["anyOf"] if part.get("type") != "null")
+    if "$ref" in field:
+        return str(field["$ref"]).rpartition("/")[2]
+    if "enum" in field:
+        return " or ".join(f'"{value}"' for value in field["enum"])
+    if field.get("type") == "array":
+        return f"list of {_type_text(field.get('items', {}))}"
+    return str(field.get("type", "any"))

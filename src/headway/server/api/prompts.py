@@ -1,0 +1,236 @@
+"""From text and messages to token ids, in threads: a long prompt takes a second, and the loop goes on meanwhile.
+
+    up to 256 characters     on the spot: some tenths of a millisecond, less than it takes to change threads twice
+    up to 16,384 characters  `num_threads` threads
+    more                     one thread, so that ordinary prompts never wait behind a long text
+
+Size is looked at before anything else is done with a text: what cannot be a prompt of this model is refused, whatever
+the endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from headway.errors import HeadwayError
+from headway.rpc.messages import EngineReady
+from headway.server.api.api_errors import ApiError, bad_request
+from headway.server.api.requests import ChatMessage
+from headway.tokenizer import Tokenizer, spell_bad_words
+
+_T = TypeVar("_T")
+SHORT_CHARS = 256
+"""Up to this size, text is tokenised on the spot. That takes 0.2 ms, and 0.6 ms where every character is a token."""
+LONG_CHARS = 16_384
+"""Beyond this size, text is tokenised by a thread that does nothing else."""
+MAX_CHARS_PER_TOKEN = 32
+"""No text is longer than so many characters for each token of the context, nor a list of token ids. Text has 3 to 5
+characters per token; what has more than 32 is made of long runs of one character."""
+IDS_PER_CHAR = 16
+"""To look at so many token ids takes as long as to tokenise a character."""
+ITEM_CHARS = 64
+"""What a message, or one of several texts, counts for by itself: a template loops over messages."""
+_TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "self"})
+"""Names that `chat_template_kwargs` may not carry: they have fields of their own, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as the engine takes it."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+
+class PromptMaker:
+    """Tokenises, templates and decodes off the event loop, with bounds on what it takes."""
+
+    def __init__(self, tokenizer: Tokenizer | None, *, num_threads: int) -> None:
+        self._tokenizer = tokenizer
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
+        self._thread_for_long = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-long")
+        longest_token = max(map(len, tokenizer.backend.get_vocab()), default=1) if tokenizer else 1
+        self._chars_per_token = min(longest_token, MAX_CHARS_PER_TOKEN)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; 400 if it has none."""
+        if self._tokenizer is None:
+            raise bad_request("This model has no tokenizer; send the prompt as token ids to /v1/completions.")
+        return self._tokenizer
+
+    async def from_messages(
+        self,
+        messages: Sequence[ChatMessage],
+        info: EngineReady,
+        *,
+        add_generation_prompt: bool = True,
+        template_options: dict[str, Any] | None = None,
+    ) -> Prompt:
+        """A conversation in the words of the model's chat template."""
+        own = sorted(_TEMPLATE_OWN & set(template_options or ()))
+        if own:
+            raise bad_request(f"'chat_template_kwargs' must not have '{own[0]}'.", param="chat_template_kwargs")
+        if not messages:
+            raise bad_request("'messages' must not be empty.", param="messages")
+        options = template_options or {}
+        encode = partial(self._encode_messages, messages, info, add_generation_prompt, options)
+        num_chars = sum(message.num_chars for message in messages)
+        if options:  # what a template makes of them is not known here, but it need not be given more than a prompt
+            num_chars += SHORT_CHARS + len(msgspec.json.encode(options))
+        self._check_chars(num_chars, info, param="messages")
+        return await self._run(encode, size=num_chars + ITEM_CHARS * len(messages))
+
+    async def from_texts(
+        self, texts: Sequence[str], info: EngineReady, *, add_special_tokens: bool = True
+    ) -> list[Prompt]:
+        """Plain texts, all of them in one go."""
+        for text in texts:
+            self._check_chars(len(text), info, param="prompt")
+
+        def encode() -> list[Prompt]:
+            return [self._encode(text, info, param="prompt", add_special_tokens=add_special_tokens) for text in texts]
+
+        return await self._run(encode, size=sum(map(len, texts)) + ITEM_CHARS * (len(texts) - 1))
+
+    async def bad_words(self, words: Sequence[str]) -> list[list[int]]:
+        """The token sequences that spell words that a request must not contain."""
+        spell = partial(spell_bad_words, words, self.tokenizer)
+        return await self._run(spell, size=sum(map(len, words)) + ITEM_CHARS * (len(words) - 1))
+
+    async def from_ids(self, prompts: Sequence[list[int]], info: EngineReady) -> list[Prompt]:
+        """Token ids as they are, once they are known to be tokens."""
+        for token_ids in prompts:
+            _check_length(len(token_ids), info, param="prompt")
+
+        def check() -> list[Prompt]:
+            for token_ids in prompts:
+                _check_ids(token_ids, info, param="prompt")
+            return [Prompt(token_ids) for token_ids in prompts]
+
+        return await self._run(check, size=sum(map(len, prompts)) // IDS_PER_CHAR)
+
+    async def decode(self, token_ids: list[int], info: EngineReady) -> str:
+        """The text of token ids that a client sent, special tokens included."""
+        most = info.max_model_len * MAX_CHARS_PER_TOKEN
+        if len(token_ids) > most:
+            raise bad_request(f"'tokens' may have at most {most} ids; there are {len(token_ids)}.", param="tokens")
+
+        def decode() -> str:
+            _check_ids(token_ids, info, param="tokens")
+            return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+        return await self._run(decode, size=len(token_ids))
+
+    async def text_of(self, token_ids: list[int]) -> str:
+        """The text of token ids that are known to be good."""
+        decode = partial(self.tokenizer.decode, token_ids, skip_special_tokens=False)
+        return await self._run(decode, size=len(token_ids))
+
+    async def tokenize(self, text: str, info: EngineReady, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; they may be more than fit the context."""
+        self._check_chars(len(text), info, param="prompt")
+        encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return await self._run(encode, size=len(text))
+
+    async def warm_up(self) -> None:
+        """Compile the chat template and start a thread, so that the first request need not wait for that."""
+        if self._tokenizer is not None and self._tokenizer.chat_template is not None:
+            with contextlib.suppress(HeadwayError):  # a template that refuses this, or cannot be used: said when asked
+                await self._run(partial(self._template, [ChatMessage(role="user", content="Hi")]), size=LONG_CHARS)
+
+    def token_text(self, token_id: int) -> str:
+        """One token's text, for log-probabilities; "" without a tokenizer."""
+        return "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
+
+    def token_bytes(self, token_id: int) -> list[int] | None:
+        """One token's bytes, where tokens have bytes of their own."""
+        if self._tokenizer is None or not self._tokenizer.has_token_bytes:
+            return None
+        return list(self._tokenizer.token_bytes(token_id))
+
+    def close(self) -> None:
+        """Take no more work."""
+        for threads in (self._threads, self._thread_for_long):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _template(
+        self,
+        messages: Sequence[ChatMessage],
+        add_generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        return self.tokenizer.apply_chat_template(
+            [message.for_template() for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            **(options or {}),
+        )
+
+    def _encode_messages(
+        self,
+        messages: Sequence[ChatMessage],
+        info: EngineReady,
+        add_generation_prompt: bool,
+        options: Mapping[str, Any],
+    ) -> Prompt:
+        """From template to tokens in one go: each change of threads costs time to first token."""
+        text = self._template(messages, add_generation_prompt, options)
+        return self._encode(text, info, param="messages", add_special_tokens=False)
+
+    def _encode(self, text: str, info: EngineReady, *, param: str, add_special_tokens: bool) -> Prompt:
+        self._check_chars(len(text), info, param=param)
+        token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if not token_ids:
+            raise bad_request(f"'{param}' is empty.", param=param)
+        _check_length(len(token_ids), info, param=param)
+        return Prompt(token_ids, text)
+
+    def _check_chars(self, num_chars: int, info: EngineReady, *, param: str) -> None:
+        most = info.max_model_len * self._chars_per_token
+        if num_chars > most:
+            raise bad_request(
+                f"'{param}' may have at most {most} characters, {self._chars_per_token} for each of the "
+                f"{info.max_model_len} tokens of this model's context. This one has {num_chars}.",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    async def _run(self, work: Callable[[], _T], *, size: int) -> _T:
+        """Where that holds up others least; `size` is in characters."""
+        if size <= SHORT_CHARS:
+            return work()
+        threads = self._threads if size <= LONG_CHARS else self._thread_for_long
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+def _check_ids(token_ids: list[int], info: EngineReady, *, param: str) -> None:
+    if not token_ids:
+        raise bad_request(f"'{param}' is empty.", param=param)
+    low, high = min(token_ids), max(token_ids)
+    if low < 0 or high >= info.vocab_size:
+        raise bad_request(
+            f"'{param}' has token id {low if low < 0 else high}; the vocabulary has ids 0 to {info.vocab_size - 1}.",
+            param=param,
+        )
+
+
+def _check_length(num_tokens: int, info: EngineReady, *, param: str) -> None:
+    if num_tokens >= info.max_model_len:
+        raise _too_long(f"{num_tokens} tokens", info, param)
+
+
+def _too_long(length: str, info: EngineReady, param: str) -> ApiError:
+    return bad_request(
+        f"This model's context has {info.max_model_len} tokens; with at least one of output, a prompt may have "
+        f"{info.max_model_len - 1}. This one has {length}.",
+        param=param,
+        code="context_length_exceeded",
+    )

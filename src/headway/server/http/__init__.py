@@ -1,0 +1,1 @@
+"""HTTP itself: connections, bodies, who may come in."""

@@ -1,0 +1,1 @@
+"""The page at `/`: the batch as it runs."""

@@ -1,0 +1,96 @@
+"""The page at `/`: a chat with the served model and, beside it, the batch as it runs.
+
+    /             the page itself
+    /web/{file}   its scripts and styles
+    /live         what the engine does, as server-sent events (see `live_hub`)
+
+The page has no build step and asks nobody else for anything. Its files are read once; browsers keep them and ask
+whether they are still the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from headway.server.api.api_errors import overloaded
+from headway.server.live.live_hub import LiveHub, WatchedEngine
+
+PAGE = "index.html"
+MEDIA_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+SAFETY_HEADERS = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+def live_routes(engine: WatchedEngine, *, hub: LiveHub | None = None) -> list[Route]:
+    """The page's routes. Who drains before it stops makes the hub itself, and closes it."""
+    live_hub = hub or LiveHub(engine)
+
+    async def page(request: Request) -> Response:
+        return _answer(request, PAGE)
+
+    async def web_file(request: Request) -> Response:
+        return _answer(request, request.path_params["file"])
+
+    async def live(request: Request) -> Response:
+        if live_hub.is_full:
+            raise overloaded(
+                f"{live_hub.num_viewers} are watching already. Please retry later.", code="too_many_viewers"
+            )
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no", "x-content-type-options": "nosniff"}
+        return StreamingResponse(live_hub.events(), media_type="text/event-stream", headers=headers)
+
+    return [
+        Route("/", page, name="page"),
+        Route("/web/{file}", web_file, name="web_file"),
+        Route("/live", live, methods=["GET"], name="live"),
+    ]
+
+
+@dataclass(frozen=True)
+class _WebFile:
+    content: bytes
+    media_type: str
+    etag: str
+
+
+@cache
+def _web_files() -> dict[str, _WebFile]:
+    """By name. A name that is not here cannot be asked for, whatever it is made of."""
+    files = {}
+    for entry in resources.files("headway.server").joinpath("web").iterdir():
+        media_type = MEDIA_TYPES.get(entry.name.rpartition(".")[2])
+        if media_type is not None and entry.is_file():
+            content = entry.read_bytes()
+            files[entry.name] = _WebFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:20]}"')
+    return files
+
+
+def _answer(request: Request, name: str) -> Response:
+    file = _web_files().get(name)
+    if file is None:
+        raise HTTPException(404)
+    headers = {"etag": file.etag, "cache-control": "no-cache", **SAFETY_HEADERS}
+    if file.etag in _known_etags(request):
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)
+
+
+def _known_etags(request: Request) -> set[str]:
+    known = request.headers.get("if-none-match", "")
+    return {etag.strip().removeprefix("W/") for etag in known.split(",")}

@@ -1,0 +1,1 @@
+"""Counters, access log and spans."""

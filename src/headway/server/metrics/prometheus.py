@@ -1,0 +1,294 @@
+"""What the server counts, in Prometheus' format and under the names that vLLM's dashboards look for.
+
+Latencies are measured here, in the front end, as clients see them; the engine's own numbers come with every step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from headway.rpc.messages import EngineReady, EngineStats, RequestTimings
+from headway.server.admission.limits import QueueLimits
+from headway.server.live.live_latency import RecentTimes
+from headway.server.metrics.histograms import (
+    LATENCY_BUCKETS_S,
+    STEP_BUCKETS_S,
+    TOKEN_BUCKETS,
+    Histogram,
+    RecentQuantiles,
+    RecentShare,
+)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "headway:"
+_STEP_KINDS = ("decode", "prefill", "mixed")
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+
+class EngineNumbers(Protocol):
+    """The part of the engine client that is read when somebody asks for metrics."""
+
+    info: EngineReady | None
+    stats: EngineStats | None
+    num_restarts: int
+
+
+class ServerMetrics:
+    """Counters and histograms; `observe_*` and `count_*` are called as things happen."""
+
+    def __init__(self, model: str, now: Callable[[], float] = time.monotonic) -> None:
+        self.model = model
+        self.time_to_first_token = Histogram(LATENCY_BUCKETS_S)
+        self.inter_token_latency = Histogram(LATENCY_BUCKETS_S)
+        self.time_per_output_token = Histogram(LATENCY_BUCKETS_S)
+        self.e2e_latency = Histogram(LATENCY_BUCKETS_S)
+        self.queue_time = Histogram(LATENCY_BUCKETS_S)
+        self.prefill_time = Histogram(LATENCY_BUCKETS_S)
+        self.decode_time = Histogram(LATENCY_BUCKETS_S)
+        self.inference_time = Histogram(LATENCY_BUCKETS_S)
+        self.prompt_length = Histogram(TOKEN_BUCKETS)
+        self.generation_length = Histogram(TOKEN_BUCKETS)
+        self.step_time = {kind: Histogram(STEP_BUCKETS_S) for kind in _STEP_KINDS}
+        self.schedule_time = Histogram(STEP_BUCKETS_S)
+        self.recent_itl = RecentQuantiles(now)
+        self.recent_first_tokens = RecentTimes(now=now)
+        """For the page, which shows those of the last seconds."""
+        self.recent_hits = RecentShare(now)
+        """Tokens found in the prefix cache, of those looked up. The page shows it too."""
+        self.prediction_time = Histogram(STEP_BUCKETS_S)
+        self.prediction_error = 0.0
+        self.num_checked_predictions = 0
+        self.num_missing_predictions = 0
+        self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.responses: dict[tuple[str, int], int] = {}
+        self._num_steps = -1
+
+    def observe_step(self, stats: EngineStats) -> None:
+        """A step's numbers; those of a step that is known already are passed over."""
+        self.recent_hits.observe(stats.num_hit_tokens, stats.num_queried_tokens)
+        if stats.num_steps != self._num_steps:
+            self._num_steps = stats.num_steps
+            self.step_time[stats.kind].observe(stats.step_s)
+            self.schedule_time.observe(stats.schedule_s)
+
+    def observe_first_token(self, after_s: float) -> None:
+        """The first token of a sequence, so long after its request came."""
+        self.time_to_first_token.observe(after_s)
+        self.recent_first_tokens.add(after_s)
+
+    def observe_tokens(self, gap_s: float, num_tokens: int) -> None:
+        """Tokens that came together, `gap_s` seconds after those before: each counts with its share."""
+        each_s = gap_s / num_tokens
+        self.inter_token_latency.observe(each_s, num_tokens)
+        self.recent_itl.observe(each_s, num_tokens)
+
+    def observe_timings(self, timings: RequestTimings) -> None:
+        """What the engine says about a request that has ended."""
+        self.queue_time.observe(timings.queue_s)
+        self.prefill_time.observe(timings.prefill_s)
+        self.decode_time.observe(timings.decode_s)
+        self.inference_time.observe(timings.prefill_s + timings.decode_s)
+
+    def observe_prediction(self, waited_s: float, *, num_missing: int) -> None:
+        """A request has its predicted lengths, or has gone on without some of them."""
+        self.prediction_time.observe(waited_s)
+        self.num_missing_predictions += num_missing
+
+    def observe_prediction_error(self, log_error: float) -> None:
+        """A completion that was predicted has ended; the error is the absolute difference of the logarithms."""
+        self.prediction_error += log_error
+        self.num_checked_predictions += 1
+
+    def count_response(self, route: str, status: int) -> None:
+        """An HTTP answer has gone out."""
+        self.responses[route, status] = self.responses.get((route, status), 0) + 1
+
+    def render(self, engine: EngineNumbers, queue: QueueLimits) -> bytes:
+        """Everything, as text."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Snapshot(self, engine, queue))
+        return generate_latest(registry)
+
+
+class _Snapshot(Collector):
+    """All metrics at one moment."""
+
+    def __init__(self, metrics: ServerMetrics, engine: EngineNumbers, queue: QueueLimits) -> None:
+        self._metrics = metrics
+        self._engine = engine
+        self._queue = queue
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by prometheus_client."""
+        stats = self._engine.stats or EngineStats()
+        yield from self._engine_metrics(stats)
+        yield from self._prefix_cache_metrics(stats)
+        yield from self._latencies()
+        yield from self._server_metrics()
+
+    def _engine_metrics(self, stats: EngineStats) -> Iterator[Metric]:
+        info = self._engine.info
+        num_blocks, block_size = (info.num_blocks, info.block_size) if info else (0, 0)
+        used_slots = stats.num_used_blocks * block_size
+        yield self._gauge("num_requests_running", "Sequences in the batch.", stats.num_running)
+        yield self._gauge("num_requests_waiting", "Sequences in the engine's queue.", stats.num_waiting)
+        yield self._gauge(
+            "kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", _share(stats.num_used_blocks, num_blocks)
+        )
+        yield self._gauge("kv_blocks_live", "KV blocks held by requests.", stats.num_used_blocks)
+        yield self._gauge(
+            "kv_blocks_cached", "KV blocks held by nobody, kept by the prefix cache.", stats.num_cached_blocks
+        )
+        yield self._gauge(
+            "kv_blocks_free",
+            "KV blocks without contents.",
+            stats.num_free_blocks if self._engine.stats is not None else num_blocks,
+        )
+        yield self._gauge("kv_blocks_host", "KV blocks kept in host memory.", stats.num_host_blocks)
+        waste = 1.0 - _share(stats.num_used_slots, used_slots) if used_slots else 0.0
+        yield self._gauge("kv_waste_perc", "Share of slots in used KV blocks that hold no token.", waste)
+        sharing = stats.num_table_entries / stats.num_used_blocks if stats.num_used_blocks else 1.0
+        yield self._gauge("kv_sharing_factor", "How many requests hold a live KV block, on average.", sharing)
+        yield self._counter("num_preemptions", "Times a request lost its blocks to another.", stats.num_preemptions)
+        yield self._counter("recomputed_tokens", "Tokens computed again after that.", stats.num_recomputed_tokens)
+        yield self._counter("prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens)
+        yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
+        yield self._counter("engine_steps", "Steps of the engine.", stats.num_steps)
+        yield self._counter("engine_restarts", "Times the engine process had to be started again.", self._restarts)
+
+    def _prefix_cache_metrics(self, stats: EngineStats) -> Iterator[Metric]:
+        for name, help_text, value in (
+            ("prefix_cache_queries", "Tokens looked up, of requests that enter the batch.", stats.num_queried_tokens),
+            ("prefix_cache_hits", "Of these, found in the prefix cache.", stats.num_hit_tokens),
+            ("prefix_cache_saved_tokens", "Prompt tokens that nobody had to compute.", stats.num_saved_tokens),
+            ("prefix_cache_inserted_blocks", "KV blocks taken into the prefix cache.", stats.num_inserted_blocks),
+            ("prefix_cache_evicted_blocks", "KV blocks given up for room.", stats.num_evicted_blocks),
+            ("kv_blocks_moved_out", "KV blocks copied to host memory.", stats.num_moved_out_blocks),
+            ("kv_blocks_moved_in", "KV blocks copied back from there.", stats.num_moved_in_blocks),
+        ):
+            yield self._counter(name, help_text, value)
+        hit_rate = self._metrics.recent_hits.share()
+        yield self._gauge(
+            "prefix_cache_hit_rate",
+            "Share of the tokens looked up in the last minute that were found.",
+            math.nan if hit_rate is None else hit_rate,
+        )
+
+    @property
+    def _restarts(self) -> int:
+        return self._engine.num_restarts
+
+    def _latencies(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        for name, help_text, histogram in (
+            ("time_to_first_token_seconds", "From request to first token.", metrics.time_to_first_token),
+            ("inter_token_latency_seconds", "Between two tokens of a sequence.", metrics.inter_token_latency),
+            (
+                "request_time_per_output_token_seconds",
+                "Mean time of a sequence's tokens after the first.",
+                metrics.time_per_output_token,
+            ),
+            ("e2e_request_latency_seconds", "From request to last token.", metrics.e2e_latency),
+            ("request_queue_time_seconds", "Waiting in the engine.", metrics.queue_time),
+            ("request_prefill_time_seconds", "From first step to first token.", metrics.prefill_time),
+            ("request_decode_time_seconds", "From first to last token.", metrics.decode_time),
+            ("request_inference_time_seconds", "In the batch.", metrics.inference_time),
+            ("request_prompt_tokens", "Prompt tokens of a request.", metrics.prompt_length),
+            ("request_generation_tokens", "Tokens generated for a sequence.", metrics.generation_length),
+            ("scheduler_time_seconds", "Planning, per step.", metrics.schedule_time),
+            ("length_prediction_time_seconds", "Waiting for a predicted length.", metrics.prediction_time),
+        ):
+            yield self._histograms(name, help_text, {(): histogram}, labels=())
+        by_kind: dict[tuple[str, ...], Histogram] = {
+            (kind,): histogram for kind, histogram in metrics.step_time.items()
+        }
+        yield self._histograms("step_time_seconds", "A step of the engine.", by_kind, labels=("kind",))
+        recent = GaugeMetricFamily(
+            PREFIX + "recent_inter_token_latency_seconds",
+            "Between two tokens of a sequence, over the last minute.",
+            labels=("model_name", "quantile"),
+        )
+        for quantile, value in zip(("0.5", "0.99"), metrics.recent_itl.quantiles((0.5, 0.99)), strict=True):
+            recent.add_metric((metrics.model, quantile), value)
+        yield recent
+
+    def _server_metrics(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        finished = CounterMetricFamily(
+            PREFIX + "request_success", "Sequences that ended.", labels=("model_name", "finished_reason")
+        )
+        for reason, count in metrics.finished.items():
+            finished.add_metric((metrics.model, reason), count)
+        yield finished
+        responses = CounterMetricFamily(PREFIX + "http_responses", "HTTP answers.", labels=("route", "status"))
+        for (route, status), count in metrics.responses.items():
+            responses.add_metric((route, str(status)), count)
+        yield responses
+        yield self._gauge(
+            "queue_requests", "Requests that wait for a first token, or for the tokenizer.", self._queue.num_requests
+        )
+        yield self._gauge("queue_tokens", "Prompt tokens of these.", self._queue.num_tokens)
+        yield from self._prediction_metrics()
+        yield from self._class_metrics()
+
+    def _prediction_metrics(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        error = SummaryMetricFamily(
+            PREFIX + "length_prediction_log_error",
+            "Absolute difference of the logarithms of predicted and true output tokens.",
+            labels=("model_name",),
+        )
+        error.add_metric(
+            (metrics.model,), count_value=metrics.num_checked_predictions, sum_value=metrics.prediction_error
+        )
+        yield error
+        yield self._counter(
+            "length_predictions_missing", "Prompts for which there was none.", metrics.num_missing_predictions
+        )
+
+    def _class_metrics(self) -> Iterator[Metric]:
+        labels = ("model_name", "service_class")
+        waiting = GaugeMetricFamily(PREFIX + "class_queue_requests", "Completions that wait.", labels=labels)
+        admitted = CounterMetricFamily(PREFIX + "class_admitted", "Requests taken into the queue.", labels=labels)
+        shed = CounterMetricFamily(PREFIX + "class_shed", "Requests dropped from it for others.", labels=labels)
+        refused = CounterMetricFamily(
+            PREFIX + "class_refused", "Requests not taken into the queue.", labels=(*labels, "reason")
+        )
+        for name, line in self._queue.lines.items():
+            values = (self._metrics.model, name)
+            waiting.add_metric(values, line.num_waiting)
+            admitted.add_metric(values, line.num_admitted)
+            shed.add_metric(values, line.num_shed)
+            for reason, count in line.num_refused.items():
+                refused.add_metric((*values, reason), count)
+        yield from (waiting, admitted, refused, shed)
+
+    def _gauge(self, name: str, help_text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, help_text, labels=("model_name",))
+        family.add_metric((self._metrics.model,), value)
+        return family
+
+    def _counter(self, name: str, help_text: str, value: float) -> Metric:
+        family = CounterMetricFamily(PREFIX + name, help_text, labels=("model_name",))
+        family.add_metric((self._metrics.model,), value)
+        return family
+
+    def _histograms(
+        self, name: str, help_text: str, histograms: dict[tuple[str, ...], Histogram], *, labels: tuple[str, ...]
+    ) -> Metric:
+        family = HistogramMetricFamily(PREFIX + name, help_text, labels=("model_name", *labels))
+        for values, histogram in histograms.items():
+            family.add_metric((self._metrics.model, *values), histogram.cumulative(), histogram.total)
+        return family
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
