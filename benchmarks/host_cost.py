@@ -27,6 +27,7 @@ from collections.abc import Callable
 
 from headway.config import EngineConfig, SchedulerConfig
 from headway.core import KVCacheManager, ModelRunnerOutput, Request, SampledTokens, Scheduler, SchedulerOutput
+from headway.core.request_options import RequestOptions
 from headway.engine.engine_core import EngineCore
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.base import FinishedStep
@@ -69,7 +70,10 @@ class Lengths:
 
     def request(self) -> Request:
         return Request(
-            f"r{next(self._ids)}", range(self._draw()), max_tokens=self._draw(), priority=self._rng.randint(0, 9)
+            f"r{next(self._ids)}",
+            range(self._draw()),
+            max_tokens=self._draw(),
+            options=RequestOptions(priority=self._rng.randint(0, 9)),
         )
 
     def submit_to(self, engine: LLMEngine, *, stream: bool) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 from headway.core import Request
+from headway.core.request_options import RequestOptions
 
 NUM_TENANTS = 1_000
 NUM_BEGINNINGS = 64
@@ -38,11 +39,13 @@ class RandomRequests:
             f"r{next(self._ids)}",
             self._prompt(),
             max_tokens=self.length(),
-            priority=rng.randint(0, 9),
-            tenant=f"tenant {rng.randrange(NUM_TENANTS)}",
-            predicted_tokens=rng.uniform(16, 256),
-            ttft_target_s=rng.uniform(0.2, 5.0) if has_targets else None,
-            tpot_target_s=rng.uniform(0.02, 0.2) if has_targets else None,
+            options=RequestOptions(
+                priority=rng.randint(0, 9),
+                tenant=f"tenant {rng.randrange(NUM_TENANTS)}",
+                predicted_tokens=rng.uniform(16, 256),
+                ttft_target_s=rng.uniform(0.2, 5.0) if has_targets else None,
+                tpot_target_s=rng.uniform(0.02, 0.2) if has_targets else None,
+            ),
         )
 
     def length(self) -> int:

@@ -26,6 +26,7 @@ from headway.core import (
     prefix_cache,
 )
 from headway.core.block_hash import extend_digests, root_digest, tail_digest
+from headway.core.request_options import RequestOptions
 from headway.errors import RequestTooLargeError
 from tests.property.brute_force import BruteForceScheduler
 from tests.property.brute_force_cache import BruteForceCache, Prefix
@@ -109,14 +110,16 @@ class SideBySide:
             tuple(prompt),
             max_tokens=max_tokens,
             stop_token_ids=frozenset([STOP_TOKEN]),
-            priority=priority,
-            cache_salt=salt or None,
-            cache_ttl_s=ttl,
             reads_cache=reads,
-            tenant=tenant,
-            predicted_tokens=predicted,
-            ttft_target_s=ttft,
-            tpot_target_s=tpot,
+            options=RequestOptions(
+                priority=priority,
+                cache_salt=salt or None,
+                cache_ttl_s=ttl,
+                tenant=tenant,
+                predicted_tokens=predicted,
+                ttft_target_s=ttft,
+                tpot_target_s=tpot,
+            ),
         )
         fits = self.model.could_fit(len(prompt) + max_tokens)
         try:
@@ -312,4 +315,4 @@ class SideBySide:
 
 
 def _stand_in(prefix: Prefix) -> Request:
-    return Request("", prefix[1], max_tokens=1, cache_salt=prefix[0] or None)
+    return Request("", prefix[1], max_tokens=1, options=RequestOptions(cache_salt=prefix[0] or None))

@@ -11,6 +11,7 @@ import random
 import pytest
 
 from headway.core import POLICIES, Request, check_invariants
+from headway.core.request_options import RequestOptions
 from tests.unit.core.driver import finish, make_scheduler
 
 GUARDED = [name for name, policy in POLICIES.items() if policy.can_starve]
@@ -23,9 +24,11 @@ def draw(rng: random.Random, name: str) -> Request:
         name,
         range(rng.randint(1, 12)),
         max_tokens=max_tokens,
-        predicted_tokens=rng.choice([None, max_tokens]),
-        ttft_target_s=rng.choice([None, rng.uniform(0.05, 2.0)]),
-        tpot_target_s=rng.choice([None, 0.01]),
+        options=RequestOptions(
+            predicted_tokens=rng.choice([None, max_tokens]),
+            ttft_target_s=rng.choice([None, rng.uniform(0.05, 2.0)]),
+            tpot_target_s=rng.choice([None, 0.01]),
+        ),
     )
 
 

@@ -121,7 +121,7 @@ def _length_class(request: Request) -> int:
     """By the tokens of prompt and answer together, as far as they are known or predicted."""
     if request.goes_on:
         return _FOLLOWERS
-    num_tokens = request.num_prompt_tokens + (request.predicted_tokens or 0.0)
+    num_tokens = request.num_prompt_tokens + (request.options.predicted_tokens or 0.0)
     return int(num_tokens).bit_length()
 
 

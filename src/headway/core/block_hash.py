@@ -40,7 +40,7 @@ def extend_digests(request: Request, block_size: int, num_blocks: int) -> list[b
         return digests
     tokens = request.known_tokens(len(digests) * block_size, num_blocks * block_size)
     packed = struct.pack(f"{len(tokens)}i", *tokens)
-    digest = digests[-1] if digests else root_digest(request.cache_salt)
+    digest = digests[-1] if digests else root_digest(request.options.cache_salt)
     size = 4 * block_size
     for start in range(0, len(packed), size):
         # Always as many bytes of the digest before, so that they cannot be taken for tokens.

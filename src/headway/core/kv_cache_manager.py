@@ -226,7 +226,7 @@ class KVCacheManager:
         for block in found:
             self.pool.share(block.block_id)
         cache.use(found)
-        if request.cache_ttl_s:
+        if request.options.cache_ttl_s:
             self._pin(request, found, cache)
         holding.num_cached = len(found)
         holding.table = [block.block_id for block in found]
@@ -278,7 +278,7 @@ class KVCacheManager:
 
     def _digest_before(self, request: Request, num_blocks: int) -> bytes:
         """What the block after the first `num_blocks` ones comes after."""
-        return request.block_digests[num_blocks - 1] if num_blocks else root_digest(request.cache_salt)
+        return request.block_digests[num_blocks - 1] if num_blocks else root_digest(request.options.cache_salt)
 
     def _find(self, request: Request) -> list[CachedBlock]:
         if self.prefix_cache is None or not request.reads_cache:
@@ -341,7 +341,7 @@ class KVCacheManager:
         else:
             if num_before < holding.announced:
                 cache.withdraw(digests[num_before:num_full], request.request_id)
-        if request.cache_ttl_s:
+        if request.options.cache_ttl_s:
             self._pin(request, self.cached_blocks(request.request_id)[num_before:], cache)
 
     def _last_cached(self, holding: _Holding) -> CachedBlock | None:
@@ -352,7 +352,7 @@ class KVCacheManager:
         """Keep blocks for as long as the request asks, whether computed or found, as far as they are of its prompt."""
         for block in blocks:
             if block.depth < request.num_prompt_tokens // self.block_size:
-                cache.pin(block, request.cache_ttl_s)
+                cache.pin(block, request.options.cache_ttl_s)
 
     def keep_tail(self, request: Request, num_tokens: int) -> None:
         """Let others start from a copy of the request's last block, of which so many tokens in all are computed."""

@@ -25,6 +25,8 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
+from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
+
 
 class RequestStatus(enum.Enum):
     """Where a request stands. The `FINISHED_*` states are final."""
@@ -69,8 +71,6 @@ class Request:
         "arrival_index",
         "arrival_s",
         "block_digests",
-        "cache_salt",
-        "cache_ttl_s",
         "entry_key",
         "lift_at_s",
         "max_kv_tokens",
@@ -85,9 +85,8 @@ class Request:
         "num_prompt_tokens",
         "num_skips",
         "num_tokens",
+        "options",
         "output_token_ids",
-        "predicted_tokens",
-        "priority",
         "prompt_token_ids",
         "queue_place",
         "reads_cache",
@@ -95,9 +94,6 @@ class Request:
         "sampling_params",
         "status",
         "stop_token_ids",
-        "tenant",
-        "tpot_target_s",
-        "ttft_target_s",
     )
 
     def __init__(
@@ -108,15 +104,9 @@ class Request:
         max_tokens: int,
         min_tokens: int = 0,
         stop_token_ids: frozenset[int] = frozenset(),
-        priority: int = 0,
         sampling_params: object = None,
-        cache_salt: str | None = None,
-        cache_ttl_s: float = 0.0,
         reads_cache: bool = True,
-        tenant: str = "",
-        predicted_tokens: float | None = None,
-        ttft_target_s: float | None = None,
-        tpot_target_s: float | None = None,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> None:
         if not prompt_token_ids:
             raise ValueError(f"request {request_id}: the prompt is empty")
@@ -130,15 +120,9 @@ class Request:
         self.max_kv_tokens = self.max_total_tokens - 1  # the last token of a finished request is never fed back
         self.min_tokens = min_tokens
         self.stop_token_ids = stop_token_ids
-        self.priority = priority
+        self.options = options
         self.sampling_params = sampling_params  # carried to the runner, never read here
-        self.cache_salt = cache_salt  # only requests with the same salt share cached blocks
-        self.cache_ttl_s = cache_ttl_s  # so long its prompt's blocks are kept in the cache if at all possible
         self.reads_cache = reads_cache  # False: every prompt token must be computed, because something is asked of each
-        self.tenant = tenant  # whose it is, where tenants share fairly
-        self.predicted_tokens = predicted_tokens  # how many it is going to generate, as far as anybody knows
-        self.ttft_target_s = ttft_target_s  # so long after its arrival it should have its first token
-        self.tpot_target_s = tpot_target_s  # and each later one so long after the one before
         self.block_digests: list[bytes] = []  # of its full blocks, as far as they were needed
         self.status = RequestStatus.WAITING
         self.arrival_index = -1  # given by the scheduler: a total order over all requests it has seen

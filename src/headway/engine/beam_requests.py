@@ -191,6 +191,8 @@ class _LiveSearch:
         self.error: str | None = None
         self._request = request
         self._template = request.children[0]
+        # The prompt's blocks are pinned once, by the first beam.
+        self._later_options = dataclasses.replace(self._template.options, cache_ttl_s=0.0)
         self._search = BeamSearch(_rules(request.params, self._template))
         num_top = min(self._search.rules.num_top, vocab_size)
         self._beam_params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=num_top, detokenize=False)
@@ -283,14 +285,8 @@ class _LiveSearch:
             template.prompt_token_ids,
             search=self,
             place=0,
-            priority=template.priority,
+            options=template.options,
             sampling_params=self._beam_params,
-            cache_salt=template.cache_salt,
-            cache_ttl_s=template.cache_ttl_s,
-            tenant=template.tenant,
-            predicted_tokens=template.predicted_tokens,
-            ttft_target_s=template.ttft_target_s,
-            tpot_target_s=template.tpot_target_s,
         )
 
     def _fork(self, parent: BeamRequest, token_id: int, place: int) -> BeamRequest:
@@ -300,13 +296,8 @@ class _LiveSearch:
             (*parent.prompt_token_ids, token_id),
             search=self,
             place=place,
-            priority=parent.priority,
+            options=self._later_options,
             sampling_params=self._beam_params,
-            cache_salt=parent.cache_salt,
-            tenant=parent.tenant,
-            predicted_tokens=parent.predicted_tokens,
-            ttft_target_s=parent.ttft_target_s,
-            tpot_target_s=parent.tpot_target_s,
         )
         child.block_digests = parent.block_digests.copy()
         child.queue_place = parent.queue_place  # the search goes on where it stands, not behind who came meanwhile

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Unpack, cast
 
 from headway.core import Request
-from headway.engine.request_options import RequestOptions, check_options
+from headway.core.request_options import RequestOptions
+from headway.engine.request_options import RequestOptions as OptionsDict
 from headway.errors import InvalidRequestError, RequestTooLargeError
 from headway.sampling_params import MAX_LOGPROBS, SamplingParams
 from headway.tokenizer import Tokenizer, spell_bad_words
@@ -111,7 +112,7 @@ class InputProcessor:
         request_id: str,
         prompt: Prompt,
         params: SamplingParams,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[OptionsDict],
     ) -> PreparedRequest:
         """Check everything about a request; `InvalidRequestError` says what is wrong with it."""
         if not isinstance(request_id, str) or not request_id:
@@ -123,7 +124,7 @@ class InputProcessor:
         parts = PromptParts.of(prompt)
         if parts.cache_salt is not None:
             options["cache_salt"] = parts.cache_salt
-        check_options(options)
+        wishes = RequestOptions(**options)
         prompt_token_ids = self._tokenize(parts)
         params = self._resolve(params, num_prompt_tokens=len(prompt_token_ids))
         num_children = 1 if params.use_beam_search else params.num_choices
@@ -137,7 +138,7 @@ class InputProcessor:
                     core_id(request_id, None if num_children == 1 else index),
                     prompt_token_ids,
                     params.for_choice(index),
-                    **options,
+                    wishes,
                 )
                 for index in range(num_children)
             ),
@@ -196,7 +197,7 @@ class InputProcessor:
             )
 
     def _child(
-        self, request_id: str, prompt_token_ids: tuple[int, ...], params: SamplingParams, **more: Any
+        self, request_id: str, prompt_token_ids: tuple[int, ...], params: SamplingParams, options: RequestOptions
     ) -> Request:
         assert params.max_tokens is not None
         return Request(
@@ -207,7 +208,7 @@ class InputProcessor:
             stop_token_ids=self._stop_token_ids(params),
             sampling_params=params,
             reads_cache=params.prompt_logprobs is None,
-            **more,
+            options=options,
         )
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:

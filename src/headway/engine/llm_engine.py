@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -160,11 +161,11 @@ class LLMEngine:
         unknown = [
             request
             for request in requests
-            if request.children[0].predicted_tokens is None and not request.params.use_beam_search
+            if request.children[0].options.predicted_tokens is None and not request.params.use_beam_search
         ]
         for request, predicted in zip(unknown, lengths.predict([_view(request) for request in unknown]), strict=True):
             for child in request.children:
-                child.predicted_tokens = predicted
+                child.options = dataclasses.replace(child.options, predicted_tokens=predicted)
 
     def _check_new(self, request: PreparedRequest, stream: Streaming) -> None:
         if self.is_live(request.request_id):
@@ -290,7 +291,7 @@ def _view(request: PreparedRequest) -> PromptView:
         max_tokens=request.params.max_tokens,
         temperature=request.params.temperature,
         text=request.prompt,
-        user=request.children[0].tenant or None,
+        user=request.children[0].options.tenant or None,
         request_id=request.request_id,
     )
 

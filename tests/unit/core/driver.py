@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
 from headway.config import SchedulerConfig
 from headway.core import (
     KVCacheManager,
@@ -14,6 +18,7 @@ from headway.core import (
     SchedulerOutput,
     check_invariants,
 )
+from headway.core.request_options import RequestOptions
 
 
 def make_scheduler(
@@ -33,7 +38,16 @@ def make_scheduler(
 
 
 def request(name: str, num_prompt_tokens: int, max_tokens: int = 8, **options: object) -> Request:
-    return Request(name, range(num_prompt_tokens), max_tokens=max_tokens, **options)
+    return make_request(name, range(num_prompt_tokens), max_tokens=max_tokens, **options)
+
+
+OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(RequestOptions))
+
+
+def make_request(name: str, prompt_token_ids: Sequence[int], *, max_tokens: int, **given: Any) -> Request:
+    """A request whose options, and whatever else it is made with, are given flat."""
+    options = {key: given.pop(key) for key in list(given) if key in OPTION_NAMES}
+    return Request(name, prompt_token_ids, max_tokens=max_tokens, options=RequestOptions(**options), **given)
 
 
 def finish(

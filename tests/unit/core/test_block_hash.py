@@ -6,10 +6,11 @@ import itertools
 
 from headway.core import Request
 from headway.core.block_hash import DIGEST_BYTES, extend_digests, root_digest, tail_digest
+from headway.core.request_options import RequestOptions
 
 
 def digests(tokens: list[int], block_size: int = 2, salt: str | None = None) -> list[bytes]:
-    request = Request("r", tokens, max_tokens=1, cache_salt=salt)
+    request = Request("r", tokens, max_tokens=1, options=RequestOptions(cache_salt=salt))
     return list(extend_digests(request, block_size, len(tokens) // block_size))
 
 

@@ -8,6 +8,7 @@ from headway.core import Request, RequestStatus, check_invariants
 from headway.core.policy.fair import MAX_AWAY, FairPolicy
 from headway.core.queue import GuardedQueue, KeyedQueue, SharedQueue
 from headway.core.queue.line import Line, insert
+from headway.core.request_options import RequestOptions
 from tests.unit.core.driver import make_scheduler, request, step
 
 
@@ -96,7 +97,7 @@ def test_who_comes_back_is_in_the_line_once() -> None:
 
 
 def test_an_old_entry_does_not_speak_for_who_came_back() -> None:
-    queue = KeyedQueue(lambda one: one.priority, front_size=1)
+    queue = KeyedQueue(lambda one: one.options.priority, front_size=1)
     others = [arrival(index, priority=2) for index in range(3)]
     back = arrival(3, priority=1)
     for one in (*others, back):
@@ -105,7 +106,7 @@ def test_an_old_entry_does_not_speak_for_who_came_back() -> None:
     queue.push(first)
     assert queue.peek(0) is first
     queue.remove(back)
-    back.priority = 3
+    back.options = RequestOptions(priority=3)
     queue.push(back)
     queue.remove(first)
     queue.check_invariants()

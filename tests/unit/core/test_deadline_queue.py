@@ -18,7 +18,7 @@ class NaiveLine:
         self.waiting: list[Request] = []
 
     def due_s(self, one: Request) -> float | None:
-        return None if one.ttft_target_s is None else one.arrival_s + one.ttft_target_s
+        return None if one.options.ttft_target_s is None else one.arrival_s + one.options.ttft_target_s
 
     def lead_s(self, num_tokens: int) -> float:
         return (1 + num_tokens / 100) * self.step_s

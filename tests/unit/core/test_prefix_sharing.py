@@ -17,7 +17,7 @@ from headway.core import (
     SchedulerOutput,
     check_invariants,
 )
-from tests.unit.core.driver import finish, make_scheduler, step
+from tests.unit.core.driver import finish, make_request, make_scheduler, step
 
 BLOCK = 4
 
@@ -32,7 +32,7 @@ def cache_of(scheduler: Scheduler) -> PrefixCache:
 
 
 def add(scheduler: Scheduler, name: str, tokens: range | list[int], max_tokens: int = 1, **options: object) -> Request:
-    request = Request(name, tokens, max_tokens=max_tokens, **options)  # type: ignore[arg-type]
+    request = make_request(name, tokens, max_tokens=max_tokens, **options)
     scheduler.add_request(request)
     return request
 

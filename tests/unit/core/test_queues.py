@@ -102,15 +102,15 @@ def test_groups_whose_ranks_change_with_time(seed: int) -> None:
 
     def rank(waiting: Request) -> float:
         """The longer it waits the smaller, but not for all at the same speed."""
-        assert waiting.predicted_tokens is not None
-        return -(line.now_s - waiting.arrival_s) / waiting.predicted_tokens
+        assert waiting.options.predicted_tokens is not None
+        return -(line.now_s - waiting.arrival_s) / waiting.options.predicted_tokens
 
-    line = Line(GroupedQueue(lambda r: r.predicted_tokens, rank), random.Random(seed), by(rank))
+    line = Line(GroupedQueue(lambda r: r.options.predicted_tokens, rank), random.Random(seed), by(rank))
     line.play(500)
 
 
 def test_how_many_are_alike() -> None:
-    queue = GroupedQueue(lambda r: r.priority, lambda r: r.arrival_index)
+    queue = GroupedQueue(lambda r: r.options.priority, lambda r: r.arrival_index)
     waiting = [request(f"r{index}", 1, priority=index % 3) for index in range(7)]
     for index, one in enumerate(waiting):
         one.arrival_index = index
@@ -125,8 +125,13 @@ def test_tenants_share_a_line(seed: int) -> None:
 
     def order(waiting: list[Request]) -> list[Request]:
         """The first one of each tenant, then the second ones, and so on."""
-        lines = [sorted((r for r in waiting if r.tenant == tenant), key=lambda r: r.arrival_index) for tenant in "abc"]
-        lines = sorted((own for own in lines if own), key=lambda own: (served[own[0].tenant], own[0].arrival_index))
+        lines = [
+            sorted((r for r in waiting if r.options.tenant == tenant), key=lambda r: r.arrival_index)
+            for tenant in "abc"
+        ]
+        lines = sorted(
+            (own for own in lines if own), key=lambda own: (served[own[0].options.tenant], own[0].arrival_index)
+        )
         return [one for row in zip_longest(*lines) for one in row if one is not None]
 
     queue = SharedQueue(lambda tenant: served[tenant])
@@ -136,7 +141,7 @@ def test_tenants_share_a_line(seed: int) -> None:
         for tenant in "abc":
             served[tenant] += rng.choice([0, 1, 5])
         first = order(line.waiting)[:1]
-        assert queue.first_tenant() == (first[0].tenant if first else None), "also between two steps"
+        assert queue.first_tenant() == (first[0].options.tenant if first else None), "also between two steps"
         line.advance()
 
 
@@ -176,7 +181,7 @@ def test_the_guard_lifts_who_has_waited_too_long(seed: int) -> None:
     lifted: list[Request] = []
 
     def order(waiting: list[Request]) -> list[Request]:
-        return lifted + [r for r in by(lambda r: r.priority)(waiting) if r not in lifted]
+        return lifted + [r for r in by(lambda r: r.options.priority)(waiting) if r not in lifted]
 
     class GuardedLine(Line):
         def arrive(self) -> None:
@@ -192,7 +197,7 @@ def test_the_guard_lifts_who_has_waited_too_long(seed: int) -> None:
                 if not entered.num_preemptions:
                     first = in_order.pop(0)
                     if first.status is RequestStatus.WAITING:
-                        allowed_s = max(3.0 * (self.now_s - first.arrival_s), 0.5 * first.priority)
+                        allowed_s = max(3.0 * (self.now_s - first.arrival_s), 0.5 * first.options.priority)
                         clocks[first] = first.arrival_s + allowed_s + 1.0
 
         def end(self) -> None:
@@ -220,15 +225,15 @@ def test_the_guard_lifts_who_has_waited_too_long(seed: int) -> None:
             if gone in lifted:
                 lifted.remove(gone)
 
-    inner = KeyedQueue(lambda r: r.priority, front_size=NUM_PLACES)
-    queue = GuardedQueue(inner, grace_s=1.0, stretch=3.0, promise_s=lambda r: 0.5 * r.priority)
+    inner = KeyedQueue(lambda r: r.options.priority, front_size=NUM_PLACES)
+    queue = GuardedQueue(inner, grace_s=1.0, stretch=3.0, promise_s=lambda r: 0.5 * r.options.priority)
     GuardedLine(queue, rng, order).play(1600)
     assert queue.num_lifted >= 10
 
 
 def test_a_lifted_request_that_comes_back_stands_in_the_line_once() -> None:
     """It was taken out of the middle of the line when it was lifted, and put back when it was preempted."""
-    inner = KeyedQueue(lambda r: r.priority, front_size=1)
+    inner = KeyedQueue(lambda r: r.options.priority, front_size=1)
     queue = GuardedQueue(inner, grace_s=1.0, stretch=0.0, promise_s=lambda r: 0.0)
     low, high, other = request("low", 1, priority=9), request("high", 1), request("other", 1)
     for index, one in enumerate((low, high, other)):

@@ -11,21 +11,21 @@ from tests.unit.core.driver import request
 @pytest.mark.parametrize("seed", range(20))
 def test_the_queue_is_a_sorted_list_only_faster(seed: int) -> None:
     rng = random.Random(seed)
-    queue, model = KeyedQueue(lambda r: r.priority, front_size=4), []
+    queue, model = KeyedQueue(lambda r: r.options.priority, front_size=4), []
     for index in range(400):
         if rng.random() < 0.55 or not model:
             new = request(f"r{index}", 1, priority=rng.randint(0, 5))
             new.arrival_index = index
             queue.push(new)
             model.append(new)
-            model.sort(key=lambda r: (r.priority, r.arrival_index))
+            model.sort(key=lambda r: (r.options.priority, r.arrival_index))
         elif rng.random() < 0.5:
             gone = model.pop(rng.randrange(min(4, len(model))))
             queue.remove(gone)
             if rng.random() < 0.5:  # back from preemption, to the same place
                 queue.push(gone)
                 model.append(gone)
-                model.sort(key=lambda r: (r.priority, r.arrival_index))
+                model.sort(key=lambda r: (r.options.priority, r.arrival_index))
         else:
             queue.remove(model.pop(rng.randrange(len(model))))
         queue.check_invariants()

@@ -70,7 +70,7 @@ def test_a_request_that_brings_a_prediction_is_not_asked_about() -> None:
     predictor = Predictor()
     engine = make_engine(predictor)
     engine.add_request("a", [30, 1], params(), predicted_tokens=2.5)
-    assert engine.core.scheduler.requests["a"].predicted_tokens == 2.5
+    assert engine.core.scheduler.requests["a"].options.predicted_tokens == 2.5
     assert predictor.asked == []
 
 
@@ -84,7 +84,7 @@ def test_many_requests_are_predicted_with_one_call_and_completions_share_it() ->
     ]
     engine.submit_all(prepared, stream=False)
     assert [[view.request_id for view in call] for call in predictor.asked] == [["a", "c"]]
-    found = {name: request.predicted_tokens for name, request in engine.core.scheduler.requests.items()}
+    found = {name: request.options.predicted_tokens for name, request in engine.core.scheduler.requests.items()}
     assert found == {"a#0": 30.0, "a#1": 30.0, "b": 4.0, "c": 32.0}
 
 
@@ -161,7 +161,7 @@ def test_a_broken_predictor_costs_nobody_anything(tmp_path: Path, caplog: pytest
 def test_a_guess_that_is_none_is_passed_over(guess: float) -> None:
     engine = make_engine(OraclePredictor(lambda prompt: guess))
     engine.add_request("a", [3, 1], params())
-    assert engine.core.scheduler.requests["a"].predicted_tokens is None
+    assert engine.core.scheduler.requests["a"].options.predicted_tokens is None
 
 
 def test_one_prompt_that_cannot_be_predicted_does_not_spoil_the_others() -> None:

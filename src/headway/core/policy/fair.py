@@ -57,7 +57,7 @@ class FairPolicy(SchedulingPolicy):
 
     def key(self, request: Request) -> float:
         """What its tenant has had. Changes while a request waits, which the queue knows."""
-        return self.served_to(request.tenant)
+        return self.served_to(request.options.tenant)
 
     def create_queue(self, front_size: int) -> WaitingQueue:
         """A line for each tenant."""
@@ -81,7 +81,7 @@ class FairPolicy(SchedulingPolicy):
             return math.inf  # most engines: nobody else is there, or so many that no step is too long
         prompt_tokens = Counter[str]()
         for request in prompts:
-            prompt_tokens[request.tenant] += request.num_remaining_tokens
+            prompt_tokens[request.options.tenant] += request.num_remaining_tokens
         alone_s = [
             pace.planned_s(
                 num_decodes=num_requests,
@@ -94,13 +94,13 @@ class FairPolicy(SchedulingPolicy):
 
     def entered(self, request: Request) -> None:
         """One more of its tenant's."""
-        _add_one(self._num_live, request.tenant)
-        _add_one(self._num_present, request.tenant)
+        _add_one(self._num_live, request.options.tenant)
+        _add_one(self._num_present, request.options.tenant)
 
     def left(self, request: Request) -> None:
         """One less."""
-        _take_one(self._num_live, request.tenant)
-        _take_one(self._num_present, request.tenant)
+        _take_one(self._num_live, request.options.tenant)
+        _take_one(self._num_present, request.options.tenant)
 
     def served(self, shares: Mapping[Request, ScheduledRequest]) -> None:
         """Charge the tenants."""
@@ -110,7 +110,7 @@ class FairPolicy(SchedulingPolicy):
             num_prompt_tokens = request.num_prompt_tokens - num_computed_tokens
             if num_prompt_tokens > 0:
                 cost -= (GENERATED_WEIGHT - 1.0) * min(num_prompt_tokens, num_tokens)
-            served[request.tenant] += cost
+            served[request.options.tenant] += cost
 
     def served_to(self, tenant: str) -> float:
         """What a tenant has had."""
@@ -123,7 +123,7 @@ class FairPolicy(SchedulingPolicy):
 
     def begins_to_wait(self, request: Request) -> None:
         """Before it is in the line. If its tenant was away, it starts with what the next one has had."""
-        tenant = request.tenant
+        tenant = request.options.tenant
         if request.status is RequestStatus.WAITING and tenant not in self._num_present:
             first = self._queue.first_tenant()
             least = 0.0 if first is None else self.served_to(first)
@@ -134,7 +134,7 @@ class FairPolicy(SchedulingPolicy):
 
     def waits_no_more(self, request: Request) -> None:
         """It has ended, or enters."""
-        _take_one(self._num_present, request.tenant)
+        _take_one(self._num_present, request.options.tenant)
 
     def _forget_some(self, least: float) -> None:
         """Of the tenants that are away, those that have had least. What they begin with when they come back is not

@@ -18,4 +18,4 @@ class PriorityPolicy(SchedulingPolicy):
 
     def key(self, request: Request) -> int:
         """The request's own number."""
-        return request.priority
+        return request.options.priority

@@ -50,11 +50,11 @@ class SloPolicy(SchedulingPolicy):
 
     def promise_s(self, request: Request) -> float:
         """With a target: the target. Without one: nothing beyond what everybody gets."""
-        return request.ttft_target_s or 0.0
+        return request.options.ttft_target_s or 0.0
 
     def choose_victim(self, running: Sequence[Request]) -> Request:
         """Without targets before with them, the latest first."""
-        without = [one for one in running if one.ttft_target_s is None and one.tpot_target_s is None]
+        without = [one for one in running if one.options.ttft_target_s is None and one.options.tpot_target_s is None]
         return max(without or running, key=attrgetter("arrival_index"))
 
     def choose_displaced(self, request: Request, running: Sequence[Request]) -> Request | None:
@@ -74,8 +74,8 @@ class SloPolicy(SchedulingPolicy):
 
     def entered(self, request: Request) -> None:
         """Its pace counts from now on."""
-        if request.tpot_target_s is not None:
-            self._paces[request.arrival_index] = request.tpot_target_s
+        if request.options.tpot_target_s is not None:
+            self._paces[request.arrival_index] = request.options.tpot_target_s
             self._tightest_s = None
 
     def left(self, request: Request) -> None:
@@ -88,17 +88,17 @@ class SloPolicy(SchedulingPolicy):
         return (1.0 + num_tokens / TOKENS_PER_STEP) * self.view.step_s
 
     def _is_urgent(self, request: Request) -> bool:
-        if request.ttft_target_s is None:
+        if request.options.ttft_target_s is None:
             return False
-        half_time_s = request.arrival_s + URGENT * request.ttft_target_s
-        due_s = request.arrival_s + request.ttft_target_s
+        half_time_s = request.arrival_s + URGENT * request.options.ttft_target_s
+        due_s = request.arrival_s + request.options.ttft_target_s
         return half_time_s <= self.view.now_s <= due_s - self._lead_s(request.num_tokens)
 
 
 def _due_s(request: Request) -> float | None:
     """When it should have its first token."""
-    return None if request.ttft_target_s is None else request.arrival_s + request.ttft_target_s
+    return None if request.options.ttft_target_s is None else request.arrival_s + request.options.ttft_target_s
 
 
 def _has_targets(request: Request) -> bool:
-    return request.ttft_target_s is not None or request.tpot_target_s is not None
+    return request.options.ttft_target_s is not None or request.options.tpot_target_s is not None

@@ -46,15 +46,15 @@ class PolicyView:
 
 def predicted_tokens(request: Request) -> float:
     """How many tokens a request is going to generate in all; if nobody has an idea, as many as it may."""
-    if request.predicted_tokens is None:
+    if request.options.predicted_tokens is None:
         return float(request.max_total_tokens - request.num_prompt_tokens)
-    return request.predicted_tokens
+    return request.options.predicted_tokens
 
 
 def predicted_rest(request: Request) -> float:
     """How many are left; at least one, however wrong the prediction was. Tokens on their way count as generated, so
     that nothing changes when they come while a request waits. Asked of every running request, so it must be quick."""
-    predicted = request.predicted_tokens
+    predicted = request.options.predicted_tokens
     num_prompt_tokens = request.num_prompt_tokens
     if predicted is None:
         predicted = float(request.max_total_tokens - num_prompt_tokens)

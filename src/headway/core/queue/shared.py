@@ -47,15 +47,16 @@ class SharedQueue(WaitingQueue):
     def first_tenant(self) -> str | None:
         """Whoever is first, also between two steps, when some have been served since anybody looked."""
         self._look(1)
-        return self._front[0].tenant if self._front else None
+        return self._front[0].options.tenant if self._front else None
 
     def push(self, request: Request) -> None:
-        line = self._lines.setdefault(request.tenant, Line())
+        tenant = request.options.tenant
+        line = self._lines.setdefault(tenant, Line())
         insert(line, request)
         if first_index(line) == request.arrival_index:
-            self._enter(request.tenant)
+            self._enter(tenant)
         self._num_requests += 1
-        self._num_tokens_of[request.tenant] = self._num_tokens_of.get(request.tenant, 0) + request.num_tokens
+        self._num_tokens_of[tenant] = self._num_tokens_of.get(tenant, 0) + request.num_tokens
         self.num_tokens += request.num_tokens
         self._front.clear()
 
@@ -65,15 +66,16 @@ class SharedQueue(WaitingQueue):
         return self._front[index] if index < len(self._front) else None
 
     def remove(self, request: Request) -> None:
-        line = self._lines[request.tenant]
+        tenant = request.options.tenant
+        line = self._lines[tenant]
         was_first = first_index(line) == request.arrival_index
         del line[request.arrival_index]
         if not line:
-            del self._lines[request.tenant], self._in_heap[request.tenant], self._num_tokens_of[request.tenant]
+            del self._lines[tenant], self._in_heap[tenant], self._num_tokens_of[tenant]
         else:
-            self._num_tokens_of[request.tenant] -= request.num_tokens
+            self._num_tokens_of[tenant] -= request.num_tokens
             if was_first:
-                self._enter(request.tenant)
+                self._enter(tenant)
         self._clean_up()
         self._num_requests -= 1
         self.num_tokens -= request.num_tokens
@@ -128,6 +130,6 @@ class SharedQueue(WaitingQueue):
         for tenant, line in self._lines.items():
             assert list(line) == sorted(line), f"the line of {tenant} is out of order"
             assert first_index(line) == living[tenant][1], f"another request of {tenant} is first"
-            assert all(request.tenant == tenant for request in line.values()), "a request is in another's line"
+            assert all(request.options.tenant == tenant for request in line.values()), "a request is in another's line"
         assert self._num_requests == sum(map(len, self._lines.values())), "the number of requests is wrong"
         assert self.num_tokens == sum(request.num_tokens for request in self), "the sum of waiting tokens is wrong"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from headway.config import CacheConfig, SchedulerConfig
 from headway.core import Request, RequestStatus, Scheduler
+from headway.core.request_options import RequestOptions
 from headway.engine.engine_core import EngineStep
 from headway.errors import ConfigError
 from headway.lab.bench.agenda import Agenda
@@ -170,4 +171,6 @@ def _note_batch(result: Simulation, scheduler: Scheduler) -> None:
 def _request(name: str, work: BenchRequest) -> Request:
     if work.num_choices != 1:
         raise ConfigError("The simulator has one answer for each request.")
-    return Request(name, work.prompt_token_ids, max_tokens=work.num_output_tokens, **work.options)
+    return Request(
+        name, work.prompt_token_ids, max_tokens=work.num_output_tokens, options=RequestOptions(**work.options)
+    )

@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headway.engine.request_options import RequestOptions, check_options
+from headway.core.request_options import RequestOptions as CheckedOptions
+from headway.engine.request_options import RequestOptions
 from headway.errors import InvalidRequestError
 from headway.lab.workload.options_table import OptionsTable
 
@@ -39,7 +40,7 @@ def _read(table: OptionsTable) -> RequestClass:
     table.only("weight", *_OPTIONS)
     options = RequestOptions(**{key: table.raw(key) for key in _OPTIONS if key in table})  # type: ignore[typeddict-item]
     try:
-        check_options(options)
+        CheckedOptions(**options)
     except InvalidRequestError as error:
         table.fail(str(error))
     return RequestClass(table.number("weight", 1.0), options)
