@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.demo_prompts import REQUESTS
+from headway.cli.demo import REQUESTS
 
 
 def headway(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

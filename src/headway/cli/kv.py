@@ -54,8 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from headway.cli.kv_state import states
-    from headway.cli.live_events import live_events
+    from headway.cli.kv_state import live_events, states
 
     console = Console(highlight=False)
     with closing(live_events(arguments.url, arguments.api_key)) as events:
@@ -72,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _first_whole(found: Iterator[KVState]) -> KVState:
     """The first state with a map; without one if it takes too long."""
-    from headway.cli.live_events import ServerUnreachableError
+    from headway.cli.kv_state import ServerUnreachableError
 
     give_up_s = time.monotonic() + MAP_PATIENCE_S
     state = None

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from headway.cli import demo
 from headway.cli.batch_watch import BatchWatch, Cell, State, WatchedRequest
-from headway.cli.demo_prompts import REQUESTS
+from headway.cli.demo import REQUESTS
 from headway.cli.live_view import BatchPicture, LiveView, PlainView, summary_table
 from headway.config import EngineConfig
 from tests.unit.cli.fake_engine import FakeEngine

@@ -16,8 +16,7 @@ from rich.console import Console
 from headway.cli import kv, live_events, main
 from headway.cli.kv_html import page
 from headway.cli.kv_picture import KVPicture
-from headway.cli.kv_state import BlockCells, Holder, KVState, Run, states
-from headway.cli.live_events import LiveEvent
+from headway.cli.kv_state import BlockCells, Holder, KVState, LiveEvent, Run, states
 from tests.unit.server.http_thread import serving
 from tests.unit.server.scripted_engine import ScriptedEngine, create_app
 
