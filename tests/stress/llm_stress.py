@@ -291,7 +291,7 @@ def rss_bytes() -> int:
 
 def run(*, seconds: float, seed: int = 0, model: str = "scripted", phase_s: float = PHASE_S) -> Counts:
     """Phase after phase, each in the next mode."""
-    counts, rng = Counts(), random.Random(seed)
+    counts, rng, num_threads_before = Counts(), random.Random(seed), threading.active_count()
     until_s, phase, first_bytes = time.monotonic() + seconds, 0, 0
     llms = {
         mode: LLM(max_model_len=256, num_kv_blocks=24, batching=mode, **SMALL) for mode in MODES if model == "embedded"
@@ -312,7 +312,7 @@ def run(*, seconds: float, seed: int = 0, model: str = "scripted", phase_s: floa
             first_bytes = now_bytes
         print(f"{mode:10} {now_bytes / 2**20:6.0f} MiB  {counts}", file=sys.stderr, flush=True)
         assert not first_bytes or now_bytes < first_bytes + MOST_GROWTH_BYTES, "memory grows"
-    assert threading.active_count() <= 1 + len(llms)
+    assert threading.active_count() <= num_threads_before + len(llms)
     counts.events["phases"] = phase
     counts.events["first MiB"], counts.events["last MiB"] = first_bytes >> 20, rss_bytes() >> 20
     return counts

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headway.cli import kv, live_events, main
+from headway.cli import kv, kv_state, main
 from headway.cli.kv_html import page
 from headway.cli.kv_picture import KVPicture
 from headway.cli.kv_state import BlockCells, Holder, KVState, LiveEvent, Run, states
@@ -197,7 +197,7 @@ def test_watching_goes_on_until_interrupted(
         yield frame(num_running=99)  # too soon after the one before
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(live_events, "live_events", events)
+    monkeypatch.setattr(kv_state, "live_events", events)
     assert run("--watch", "5") == 0
     out = capsys.readouterr().out
     assert out.count("requests per live block") == 1 and "99 running" not in out
@@ -250,7 +250,7 @@ def test_something_else_that_answers_is_no_headway_server(capsys: pytest.Capture
 def test_a_server_that_says_nothing_is_not_waited_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_events, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(kv_state, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         assert run("--url", f"http://127.0.0.1:{listener.getsockname()[1]}") == 1
     assert "has said nothing for 0.2 s" in capsys.readouterr().err
@@ -262,5 +262,5 @@ def test_a_page_that_cannot_be_written(url: str, capsys: pytest.CaptureFixture[s
 
 
 def test_a_stream_that_ends_before_it_began() -> None:
-    with pytest.raises(live_events.ServerUnreachableError, match="may be stopping"):
+    with pytest.raises(kv_state.ServerUnreachableError, match="may be stopping"):
         kv._first_whole(iter(()))
