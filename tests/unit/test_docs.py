@@ -28,6 +28,13 @@ def load_script(path: Path) -> ModuleType:
 
 
 run_examples = load_script(ROOT / "docs" / "run_examples.py")
+layers = load_script(ROOT / "docs" / "layers.py")
+PAGES = sorted(
+    path
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
+    if "results" not in path.relative_to(ROOT).parts
+)
+MAX_WORDS, MAX_README_WORDS = 20_000, 1_000
 SHOWN = [
     one
     for one in run_examples.examples()
@@ -69,7 +76,7 @@ NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 def test_every_number_of_the_readmes_tables_is_in_a_row_of_the_results() -> None:
     """Rounded as the README rounds it; memory in GB is a row's MB or MiB."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme[readme.index("## Results") : readme.index("## Layout")]
+    section = readme[readme.index("## Results") :].split("\n## ")[0]
     results = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
     known = {_value(number) for number in NUMBER.findall(results)}
     sizes = {
@@ -84,6 +91,62 @@ def test_every_number_of_the_readmes_tables_is_in_a_row_of_the_results() -> None
             assert any(round(value, digits) == _value(number) for value in among), f"{number} of '{cell.strip()}'"
             checked += 1
     assert checked > 40
+
+
+def test_the_layers_are_those_of_the_import_contract() -> None:
+    page = layers.PAGE.read_text(encoding="utf-8")
+    assert page == layers.rewritten(page), "run 'make docs'"
+
+
+def test_a_layer_that_moves_makes_the_page_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = layers.PAGE.read_text(encoding="utf-8")
+    order = layers.layers()
+    monkeypatch.setattr(layers, "layers", lambda: order[::-1])
+    assert page != layers.rewritten(page)
+    monkeypatch.setattr(layers, "layers", lambda: [["unheard_of"]])
+    with pytest.raises(ValueError, match="what 'unheard_of' is for"):
+        layers.rewritten(page)
+
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in LINK.findall(path.read_text(encoding="utf-8")):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        page = path.parent / name if name else path
+        assert page.exists(), target
+        if anchor:
+            assert anchor in _anchors(page), target
+
+
+def _anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+CODE_PATH = re.compile(r"`((?:src/headway|tests|benchmarks|docs)?/?[a-z_]+(?:/[a-z_0-9]+)*\.py)`")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+def test_files_that_are_named_exist(path: Path) -> None:
+    """A name without a folder may be any file's of the benchmarks or tests."""
+    if path.name == "CHANGELOG.md":
+        return
+    for name in CODE_PATH.findall(path.read_text(encoding="utf-8")):
+        found = [ROOT / name, ROOT / "src" / "headway" / name, ROOT / "benchmarks" / name]
+        is_there = any(one.exists() for one in found) or ("/" not in name and any((ROOT / "tests").rglob(name)))
+        assert is_there or name.endswith("/spf.py"), name
+
+
+def test_the_documentation_stays_short() -> None:
+    words = {path: len(path.read_text(encoding="utf-8").split()) for path in PAGES}
+    assert words[ROOT / "README.md"] <= MAX_README_WORDS
+    assert sum(words.values()) <= MAX_WORDS
 
 
 def _value(number: str) -> float:

@@ -1,0 +1,91 @@
+"""Write the list of layers in docs/architecture.md from the import contract in pyproject.toml.
+
+    .venv/bin/python docs/layers.py            # rewrite the page (`make docs` does it, too)
+    .venv/bin/python docs/layers.py --check    # exit with 1 if the page is stale
+
+The order is the contract's. What a layer is for stands in `PURPOSES`: a new one needs a line there.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN = "<!-- layers: written by docs/layers.py from pyproject.toml -->"
+END = "<!-- end of layers -->"
+PURPOSES = {
+    "__main__": "python -m headway",
+    "cli": "one module per command",
+    "lab": "workloads, benchmarks, simulator, tuner, claims",
+    "server": "HTTP front end and page",
+    "rpc": "the engine as a process",
+    "llm": "the Python API",
+    "engine": "the loop; text ↔ tokens",
+    "executor": "who runs a step",
+    "worker": "load, plan memory, run",
+    "runner": "plan → tensors → tokens",
+    "loader": "safetensors, GGUF, hub, random weights",
+    "models": "one decoder for all families",
+    "quantization": "weights of linear layers",
+    "attention": "over the paged cache",
+    "layers": "operations of a decoder",
+    "kv": "the cache as tensors",
+    "native": "CPU kernels in C",
+    "tokenizer": "text, chat templates",
+    "predict": "lengths of answers",
+    "core": "decisions: no tensors, clock or I/O",
+    "config": "every option",
+    "sampling_params": "what a request asks for",
+    "outputs": "what it gets",
+    "errors": "what can go wrong",
+    "cache_dir": "files kept between runs",
+    "tracing": "spans for profiles",
+}
+
+
+def layers() -> list[list[str]]:
+    """Modules of each layer, from top to bottom."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    [contract] = [one for one in contracts if one["type"] == "layers"]
+    return [[name.strip("() ") for name in layer.replace("|", ":").split(":")] for layer in contract["layers"]]
+
+
+def listing() -> str:
+    """A line for each module; "·" marks one that shares the layer of the line above."""
+    lines = []
+    for modules in layers():
+        for place, name in enumerate(modules):
+            if name not in PURPOSES:
+                raise ValueError(f"docs/layers.py: say in PURPOSES what '{name}' is for")
+            same_layer = "·" if place else " "
+            lines.append(f"   {same_layer} {name:<17}{PURPOSES[name]}")
+    known = {name for modules in layers() for name in modules}
+    if unknown := sorted(set(PURPOSES) - known):
+        raise ValueError(f"docs/layers.py: no layer is called {', '.join(unknown)}")
+    return "\n".join(lines)
+
+
+def rewritten(page: str) -> str:
+    """The page with the list as it has to be."""
+    before, found_begin, rest = page.partition(BEGIN)
+    _, found_end, after = rest.partition(END)
+    if not found_begin or not found_end:
+        raise ValueError(f"{PAGE.name} lacks '{BEGIN}' or '{END}'")
+    return f"{before}{BEGIN}\n\n```\n{listing()}\n```\n\n{END}{after}"
+
+
+def main() -> int:
+    page = PAGE.read_text(encoding="utf-8")
+    current = rewritten(page)
+    if "--check" in sys.argv[1:]:
+        return int(current != page)
+    PAGE.write_text(current, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
