@@ -5,7 +5,7 @@
     coordinate search     from the best so far: every option a step up or down, as long as that helps
     simplification        options of the best that do not matter go back to their defaults
 
-Everything is drawn with a seed, so a search can be repeated. No library is needed; docs/tuning.md compares.
+Everything is drawn with a seed, so a search can be repeated. No library is needed; docs/results/tune_search.md compares.
 """
 
 from __future__ import annotations
