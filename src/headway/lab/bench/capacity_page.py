@@ -9,7 +9,7 @@ from headway.lab.bench.capacity import Capacity
 from headway.lab.bench.objectives import Objective
 from headway.lab.bench.online_metrics import THIN_MARK, OnlineMetrics, is_thin, thin_note
 from headway.lab.charts import Page, Series, line_chart
-from headway.lab.charts.number_text import number_text
+from headway.lab.charts.scale import number_text
 
 
 def capacity_page(title: str, found: Capacity, objectives: Sequence[Objective]) -> Page:

@@ -6,9 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from headway.lab.charts.binning import bin_edges, counts_between
-from headway.lab.charts.number_text import number_text
-from headway.lab.charts.scale import Scale, Tick, domain_of
+from headway.lab.charts.scale import Scale, Tick, bin_edges, counts_between, domain_of, number_text
 
 _BLANK_BRAILLE = 0x2800
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))

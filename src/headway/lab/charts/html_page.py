@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.lab.charts.number_text import number_text
+from headway.lab.charts.scale import number_text
 
 Cell = str | float | int | None
 
