@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.bench_files import check_writable, write_json
 from headway.cli.flags import add_flags, chosen, engine_flags, shape_defaults
+from headway.cli.output_files import check_writable, write_json
 from headway.cli.profile import add_profile_flags, profile_steps
 from headway.cli.progress import progress_bar
 from headway.config import EngineConfig

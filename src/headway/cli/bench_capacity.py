@@ -6,15 +6,16 @@ import argparse
 import math
 import time
 
-from headway.cli.bench_files import check_writable, write_json, write_page
 from headway.cli.bench_probes import Probing, add_probe_flags
 from headway.cli.bench_target_flags import targets_of
-from headway.cli.bench_work import judging_of, rate_flag
-from headway.cli.counts import count
+from headway.cli.bench_work import judging_of
+from headway.cli.flags import count, positive
+from headway.cli.output_files import check_writable, write_json
 from headway.lab.bench.capacity import Capacity, Limits, Probe, find_capacity
 from headway.lab.bench.objectives import SARATHI, Objective, parse_objective
 from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.bench.targets import Target
+from headway.lab.charts.html_page import write_page
 
 _PROBE_SECONDS, _MIN_REQUESTS, _MAX_SECONDS = 10.0, 30, 100.0
 
@@ -30,20 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--start-rate",
-        type=rate_flag,
+        type=positive,
         metavar="X",
         help="First to try. (default: what is served when --min-requests are there at once)",
     )
     parser.add_argument(
         "--max-rate",
-        type=rate_flag,
+        type=positive,
         default=default.highest,
         metavar="X",
         help="Highest to try. (default: %(default)g)",
     )
     parser.add_argument(
         "--precision",
-        type=rate_flag,
+        type=positive,
         default=default.precision,
         metavar="P",
         help="Stop when the answer is known up to this part. (default: %(default)g)",
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-seconds",
-        type=rate_flag,
+        type=positive,
         default=_MAX_SECONDS,
         metavar="S",
         help="Time for all of it, once a model is loaded: no rate is tried that would take longer. inf: no limit. "

@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from headway.cli.bench_files import check_writable, print_table, write_page
+from headway.cli.output_files import check_writable, print_table
 from headway.errors import ConfigError
 from headway.lab.bench.compare import Comparison, Result, compare, few_requests_note, joined, read_result, unique_names
+from headway.lab.charts.html_page import write_page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

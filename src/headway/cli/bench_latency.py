@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.cli.bench import Job, add_common_flags, chosen_scenario, either, run_job
-from headway.cli.counts import count
+from headway.cli.flags import count
 from headway.lab.bench.measures import LATENCY_MEASURES, best_of, values_json
 from headway.lab.bench.scenarios import LATENCY_SCENARIOS
 from headway.lab.bench.times import RoundTimes, percentile

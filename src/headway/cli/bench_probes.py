@@ -16,11 +16,9 @@ from headway.cli.bench_work import (
     burstiness_of,
     dataset_of,
     new_seed,
-    rate_flag,
     tokenizer_of,
 )
-from headway.cli.counts import count
-from headway.cli.flags import add_flags, engine_flags
+from headway.cli.flags import add_flags, count, engine_flags, positive
 from headway.cli.progress import progress_bar
 from headway.errors import ConfigError
 from headway.lab.bench.datasets import Dataset, Draw, at_once
@@ -34,7 +32,7 @@ def add_probe_flags(parser: argparse.ArgumentParser, *, probe_seconds: float, mi
     """Everything about a run but its rate."""
     parser.add_argument(
         "--probe-seconds",
-        type=rate_flag,
+        type=positive,
         metavar="S",
         help="At a rate, as many requests are sent as come in this time, unless --num-prompts says how many. "
         f"(default: {probe_seconds:g})",

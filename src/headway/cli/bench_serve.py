@@ -12,7 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from headway.cli.bench_files import check_writable, write_json, write_page
 from headway.cli.bench_target_flags import add_server_flags, add_warmup_flag, backend_of, server_options
 from headway.cli.bench_work import (
     add_judging_flags,
@@ -21,10 +20,10 @@ from headway.cli.bench_work import (
     dataset_of,
     judging_of,
     new_seed,
-    rate_flag,
     tokenizer_of,
 )
-from headway.cli.counts import count
+from headway.cli.flags import count, positive
+from headway.cli.output_files import check_writable, write_json
 from headway.cli.progress import progress_bar
 from headway.errors import ConfigError
 from headway.lab.bench.datasets import Draw
@@ -34,6 +33,7 @@ from headway.lab.bench.server_target import ServerTarget
 from headway.lab.bench.serving_block import TITLES, serving_block
 from headway.lab.bench.slo import targets_by_class
 from headway.lab.bench.targets import Outcome
+from headway.lab.charts.html_page import write_page
 
 MAX_SHOWN_ERRORS = 5
 MAX_LATE_S = 0.05
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="(default: 0, greedy)")
     parser.add_argument(
         "--request-rate",
-        type=rate_flag,
+        type=positive,
         default=math.inf,
         metavar="X",
         help="Requests a second. inf: all at once, or at the workload's own times. (default: inf)",

@@ -6,11 +6,11 @@ import argparse
 import sys
 from typing import Any
 
-from headway.cli.bench_files import check_writable, print_table, write_json, write_page
 from headway.cli.bench_probes import Probing, add_probe_flags
 from headway.cli.bench_target_flags import targets_of
 from headway.cli.bench_work import judging_of
 from headway.cli.flags import engine_flags
+from headway.cli.output_files import check_writable, print_table, write_json
 from headway.errors import ConfigError
 from headway.lab.bench.sweep import (
     SweepPoint,
@@ -23,6 +23,7 @@ from headway.lab.bench.sweep import (
     sweep_page,
     sweep_table,
 )
+from headway.lab.charts.html_page import write_page
 
 _PROBE_SECONDS, _MIN_REQUESTS = 30.0, 50
 

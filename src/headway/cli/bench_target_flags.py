@@ -11,8 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from headway.cli.counts import count
-from headway.cli.flags import chosen, engine_flags, shape_defaults
+from headway.cli.flags import chosen, count, engine_flags, shape_defaults
 from headway.config import EngineConfig
 from headway.errors import ConfigError
 from headway.lab.bench.engine_target import EngineTarget

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.cli.bench import Job, add_common_flags, chosen_scenario, either, run_job
-from headway.cli.counts import count
+from headway.cli.flags import count
 from headway.errors import ConfigError
 from headway.lab.bench.measures import THROUGHPUT_MEASURES, best_of
 from headway.lab.bench.scenarios import SCENARIOS

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.counts import count
+from headway.cli.flags import count, positive
 from headway.errors import ConfigError
 from headway.lab.bench.datasets import CustomDataset, Dataset, Draw, RandomDataset, WorkloadDataset
 from headway.lab.bench.online_metrics import SHOWN_PERCENTILES
@@ -77,7 +77,7 @@ def add_work_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--burstiness",
-        type=_positive,
+        type=positive,
         metavar="X",
         help="Shape of the gamma distribution of the gaps between requests: 1 is a Poisson process, less comes in "
         f"bursts, more is evener. A workload has its own. (default: {_BURSTINESS:g})",
@@ -165,18 +165,6 @@ def parse_goodput(texts: Sequence[str]) -> Targets | None:
             raise ConfigError(f"--goodput takes NAME:MILLISECONDS with one of {names}, not '{text}'.")
         found[name] = value / 1000
     return Targets(found.get("ttft"), found.get("tpot"), found.get("e2el"))
-
-
-def rate_flag(text: str) -> float:
-    """A flag's type: requests a second, or inf."""
-    return _positive(text)
-
-
-def _positive(text: str) -> float:
-    value = _number(text)
-    if value is None or not value > 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
-    return value
 
 
 def _number(text: str) -> float | None:

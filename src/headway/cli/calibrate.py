@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from headway.cli.bench_files import check_writable, print_table
-from headway.cli.flags import add_flags, engine_flags
+from headway.cli.flags import add_flags, engine_flags, positive
+from headway.cli.output_files import check_writable, print_table
 from headway.cli.progress import meter
-from headway.cli.sim_work import engine_options, positive
+from headway.cli.sim_work import engine_options
 from headway.config import EngineConfig
 
 if TYPE_CHECKING:

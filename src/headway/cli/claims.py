@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.bench_files import write_json
 from headway.cli.flags import add_flags, engine_flags
+from headway.cli.output_files import write_json, write_text
 from headway.cli.progress import progress_bar
-from headway.cli.sim_work import engine_options, load_calibration, write_text
+from headway.cli.sim_work import engine_options, load_calibration
 from headway.config import EngineConfig
 from headway.errors import ConfigError
 

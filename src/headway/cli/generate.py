@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.bench_files import check_writable
 from headway.cli.chat import encode_chat
 from headway.cli.flags import SEED_CLASH, add_flags, chosen, engine_flags, sampling_flags
+from headway.cli.output_files import check_writable
 from headway.cli.profile import add_profile_flags, profile_steps
 from headway.config import EngineConfig
 from headway.errors import InvalidRequestError

@@ -54,7 +54,9 @@ COMMANDS: Mapping[str, Command | CommandGroup] = {
             "compare": Command("headway.cli.bench_compare", "Results beside each other."),
         },
     ),
-    "workload": Command("headway.cli.workload", "Show what a workload file describes, as numbers and as plots."),
+    "workload": Command(
+        "headway.lab.workload.workload_command", "Show what a workload file describes, as numbers and as plots."
+    ),
     "calibrate": Command("headway.cli.calibrate", "Measure what steps cost on this machine, for sim and tune."),
     "sim": Command("headway.cli.sim", "Simulate a workload on a calibrated machine, or on several, in seconds."),
     "sim-check": Command("headway.cli.sim_check", "Run a workload in the engine and in the simulator, and compare."),

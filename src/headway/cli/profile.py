@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headway.cli.counts import count
+from headway.cli.flags import count
 from headway.lab.bench.step_profiler import DEFAULT_NUM_STEPS
 
 if TYPE_CHECKING:

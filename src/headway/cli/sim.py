@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.bench_files import check_writable, print_table, write_json, write_page
 from headway.cli.bench_work import add_judging_flags, judging_of
-from headway.cli.counts import count
-from headway.cli.flags import add_flags
+from headway.cli.flags import add_flags, count, positive
+from headway.cli.output_files import check_writable, print_table, write_json, write_text
 from headway.cli.progress import progress_bar
 from headway.cli.sim_work import (
     PREDICTORS,
@@ -24,13 +23,12 @@ from headway.cli.sim_work import (
     draw_work,
     load_calibration,
     load_work,
-    positive,
     simulated_flags,
     simulated_options,
-    write_text,
 )
 from headway.config import SCHEDULING_POLICIES, did_you_mean
 from headway.errors import ConfigError
+from headway.lab.charts.html_page import write_page
 
 if TYPE_CHECKING:
     from headway.lab.sim.calibration import Calibration

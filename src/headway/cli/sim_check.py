@@ -8,20 +8,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.bench_files import check_writable, print_table, write_json
 from headway.cli.calibrate import add_calibration_flags, calibrate_with_bar
-from headway.cli.flags import add_flags, engine_flags
+from headway.cli.flags import add_flags, engine_flags, positive
+from headway.cli.output_files import check_writable, print_table, write_json, write_text
 from headway.cli.progress import progress_bar
-from headway.cli.sim_work import (
-    add_rate_flag,
-    add_work_flags,
-    draw_work,
-    engine_options,
-    load_calibration,
-    load_work,
-    positive,
-    write_text,
-)
+from headway.cli.sim_work import add_rate_flag, add_work_flags, draw_work, engine_options, load_calibration, load_work
 from headway.config import EngineConfig
 from headway.errors import ConfigError
 

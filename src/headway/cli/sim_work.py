@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.counts import count
-from headway.cli.flags import FlagSpec, chosen, engine_flags, shape_defaults
+from headway.cli.flags import FlagSpec, chosen, count, engine_flags, positive, shape_defaults
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,6 +13,7 @@ if TYPE_CHECKING:
     from headway.lab.workload.requests import BenchRequest
     from headway.lab.workload.workload import Workload
     from headway.tokenizer import Tokenizer
+
 
 PREDICTORS = ("none", "oracle")
 
@@ -112,25 +110,6 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Options of the real engine that were given, and what a shape without weights needs beside them."""
     given = chosen(arguments, engine_flags())
     return {**shape_defaults(given.get("model")), **given}
-
-
-def positive(text: str) -> float:
-    """A flag's type."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
-    return value
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """`ConfigError` if it cannot be written."""
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"Cannot write '{path}': {error.strerror}.") from error
 
 
 def _embedded_tokenizer() -> Tokenizer:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.bench_files import check_writable
+from headway.cli.output_files import check_writable
 from headway.cli.progress import meter
 from headway.errors import ConfigError
 

@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.bench_files import check_writable, print_table, write_json, write_page
-from headway.cli.counts import count
-from headway.cli.flags import add_flags, engine_flags
+from headway.cli.flags import add_flags, count, engine_flags
+from headway.cli.output_files import check_writable, print_table, write_json
 from headway.cli.progress import meter
 from headway.cli.sim_work import (
     PREDICTORS,
@@ -28,6 +27,7 @@ from headway.cli.sim_work import (
 )
 from headway.config import EngineConfig
 from headway.errors import ConfigError
+from headway.lab.charts.html_page import write_page
 
 if TYPE_CHECKING:
     from headway.lab.sim.calibration import Calibration

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import html
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway import __version__
+from headway.errors import ConfigError
 from headway.lab.charts.scale import number_text
 
 Cell = str | float | int | None
@@ -129,6 +133,17 @@ class Page:
     def save(self, path: str | Path) -> None:
         """Write it; `OSError` where that cannot be done."""
         Path(path).write_text(self.render(), encoding="utf-8")
+
+
+def write_page(arguments: argparse.Namespace, page: Page, *, seed: int | str, machine: str) -> None:
+    """Write a page to --html, with the command that made it at its foot. `ConfigError` if it cannot be written."""
+    path = arguments.html
+    page.made_by(Origin(command_text(arguments.command_line), __version__, str(seed), machine))
+    try:
+        page.save(path)
+    except OSError as error:
+        raise ConfigError(f"Cannot write the report '{path}': {error.strerror}.") from error
+    print(f"Wrote {path}", file=sys.stderr)
 
 
 def _footer(origin: Origin | None) -> str:

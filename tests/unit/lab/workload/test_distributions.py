@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError
-from headway.lab.workload.distributions import Distribution, draw_length, read_distribution
+from headway.lab.workload.lengths import Distribution, draw_length, read_distribution
 
 NUM_DRAWS = 20_000
 

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from headway.lab.workload import BenchRequest, statistics_of
-from headway.lab.workload.statistics import LengthStatistics, reusable_share
+from headway.lab.workload.workload_report import LengthStatistics, reusable_share
 
 
 def test_lengths() -> None:

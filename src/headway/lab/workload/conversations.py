@@ -1,11 +1,15 @@
-"""Conversations: each turn's prompt is the one before, the answer to it, and what the user says next.
+"""Conversations: each turn's prompt is the one before, the answer to it, and the user's next message.
 
     turn 1   system + message 1
     turn 2   system + message 1 + answer 1 + message 2          sent think_s after the end of turn 1
     turn 3   ...
 
 The answer in a prompt stands for the one that is going to be generated: it has its length, not its tokens. A
-conversation ends before the turn that would be longer than the limits allow.
+conversation ends before the turn that would be longer than the limits allow. A file of conversations is JSON Lines:
+
+    history    [{"user": …, "bot": …}, …]                                  MT-Bench-101
+    turns      ["…", "…"]            messages of users, without answers    MT-Bench, Spec-Bench
+    messages   [{"role": "user", "content": …}, {"role": "assistant", …}]  as chat APIs have them
 """
 
 from __future__ import annotations
@@ -14,18 +18,71 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from headway.errors import ConfigError
-from headway.lab.workload.content import rows_in
-from headway.lab.workload.conversation_file import ConversationFile
-from headway.lab.workload.data_file import DataFile
-from headway.lab.workload.distributions import Distribution, Lognormal, draw_length, read_distribution
-from headway.lab.workload.drawing import Draft, Drawing
-from headway.lab.workload.options_table import OptionsTable
-from headway.lab.workload.trace_rows import Trace
+from headway.lab.workload.arrivals import Trace
+from headway.lab.workload.content import Draft, Drawing, rows_in
+from headway.lab.workload.input_files import DataFile, OptionsTable, Row
+from headway.lab.workload.lengths import Distribution, Lognormal, draw_length, read_distribution
 
 DEFAULT_THINK_S = Lognormal(15.0, 1.0, 600.0)
+
+
+@dataclass(frozen=True)
+class Turn:
+    message: str
+    answer: str | None
+
+
+@dataclass(frozen=True)
+class ConversationFile:
+    file: DataFile
+    is_shuffled: bool = False
+
+    def read(self) -> list[list[Turn]]:
+        """Every conversation that has a turn."""
+        talks = [_until_silence(self._talk(row, line)) for line, row in self.file.rows()]
+        talks = [talk for talk in talks if talk]
+        if not talks:
+            raise ConfigError(f"The data file '{self.file.name}' has no conversations.")
+        return talks
+
+    def _talk(self, row: Row, line: int) -> list[Turn]:
+        try:
+            if "history" in row:
+                return [Turn(_text(turn["user"]), _text(turn["bot"])) for turn in row["history"]]
+            if "turns" in row:
+                return [Turn(_text(turn), None) for turn in row["turns"]]
+            return _from_messages(row["messages"])
+        except (KeyError, TypeError, ValueError):
+            raise self.file.fail(
+                line, "it has no 'history' of {user, bot}, 'turns' of texts or 'messages' of {role, content}"
+            ) from None
+
+
+def _until_silence(talk: list[Turn]) -> list[Turn]:
+    """A turn in which the user says nothing ends a conversation."""
+    return list(itertools.takewhile(lambda turn: turn.message, talk))
+
+
+def _from_messages(messages: list[dict[str, Any]]) -> list[Turn]:
+    """A message of the user, or of the system before it, waits for the answer of the assistant."""
+    turns: list[Turn] = []
+    said: list[str] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            turns.append(Turn("\n".join(said), _text(message["content"])))
+            said = []
+        else:
+            said.append(_text(message["content"]))
+    return turns
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,16 @@
-"""What commands share at their end: tables that are printed, and files that are written."""
+"""Tables that commands print, and files that they write."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.lab.charts import Page
+    pass
 
 
 def write_json(path: str | Path, result: object) -> None:
@@ -23,18 +21,12 @@ def write_json(path: str | Path, result: object) -> None:
         raise ConfigError(f"Cannot write the result '{path}': {error.strerror}.") from error
 
 
-def write_page(arguments: argparse.Namespace, page: Page, *, seed: int | str, machine: str) -> None:
-    """The same for a report, to --html, with what made it at its foot."""
-    from headway import __version__
-    from headway.lab.charts import Origin, command_text
-
-    path = arguments.html
-    page.made_by(Origin(command_text(arguments.command_line), __version__, str(seed), machine))
+def write_text(path: str | Path, text: str) -> None:
+    """`ConfigError` if it cannot be written."""
     try:
-        page.save(path)
+        Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"Cannot write the report '{path}': {error.strerror}.") from error
-    print(f"Wrote {path}", file=sys.stderr)
+        raise ConfigError(f"Cannot write '{path}': {error.strerror}.") from error
 
 
 def check_writable(*paths: str | Path | None) -> None:

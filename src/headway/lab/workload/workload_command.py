@@ -8,10 +8,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.bench_files import check_writable, write_page
+from headway.cli.output_files import check_writable
+from headway.lab.charts.html_page import write_page
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer
+
 
 DEFAULT_VOCAB_SIZE = 32_000
 """For random ids, where there is no tokenizer that has a say in it."""
@@ -51,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from headway.lab.workload import load_workload, parse_overrides, statistics_of
-    from headway.lab.workload.report import text_report, workload_page
+    from headway.lab.workload.workload_report import text_report, workload_page
 
     check_writable(arguments.html)
     workload = load_workload(arguments.file, data_dir=arguments.data_dir, **parse_overrides(arguments.set))
