@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import CacheConfig, EngineConfig
-from headway.lab.bench.online import replay
-from headway.lab.bench.times import RequestTimeline, percentile
+from headway.lab.bench.replay import replay
+from headway.lab.bench.timelines import RequestTimeline, percentile
 from headway.lab.sim import Calibration, simulate
 from headway.lab.workload.requests import BenchRequest
 

@@ -46,12 +46,20 @@ COMMANDS: Mapping[str, Command | CommandGroup] = {
     "bench": CommandGroup(
         "Measure speed, beside the least time that the machine allows.",
         {
-            "latency": Command("headway.cli.bench_latency", "One batch of equal requests, again and again."),
-            "throughput": Command("headway.cli.bench_throughput", "Many requests, all at once or as in a trace."),
-            "serve": Command("headway.cli.bench_serve", "Put a load on any server with OpenAI's API."),
-            "sweep": Command("headway.cli.bench_sweep", "The same work at several rates, or with several settings."),
-            "capacity": Command("headway.cli.bench_capacity", "The highest rate that meets objectives for latency."),
-            "compare": Command("headway.cli.bench_compare", "Results beside each other."),
+            "latency": Command(
+                "headway.lab.bench.bench_latency_command", "One batch of equal requests, again and again."
+            ),
+            "throughput": Command(
+                "headway.lab.bench.bench_throughput_command", "Many requests, all at once or as in a trace."
+            ),
+            "serve": Command("headway.lab.bench.bench_serve_command", "Put a load on any server with OpenAI's API."),
+            "sweep": Command(
+                "headway.lab.bench.bench_sweep_command", "The same work at several rates, or with several settings."
+            ),
+            "capacity": Command(
+                "headway.lab.bench.bench_capacity_command", "The highest rate that meets objectives for latency."
+            ),
+            "compare": Command("headway.lab.bench.bench_compare_command", "Results beside each other."),
         },
     ),
     "workload": Command(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from headway.lab.bench.rounds import Progress
+    from headway.lab.bench.replay import Progress
 
 LINE_EVERY_S = 5.0
 _LEAST_SHARE = 0.05

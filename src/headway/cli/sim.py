@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.bench_work import add_judging_flags, judging_of
 from headway.cli.flags import add_flags, count, positive
 from headway.cli.output_files import check_writable, print_table, write_json, write_text
 from headway.cli.progress import progress_bar
@@ -28,6 +27,7 @@ from headway.cli.sim_work import (
 )
 from headway.config import SCHEDULING_POLICIES, did_you_mean
 from headway.errors import ConfigError
+from headway.lab.bench.load_flags import add_judging_flags, judging_of
 from headway.lab.charts.html_page import write_page
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class _Simulator:
 
     def tell_one(self, case: Case) -> list[str]:
         """The block that people know, under another heading; what is to be known beside it."""
-        from headway.lab.bench.serving_block import serving_block
+        from headway.lab.bench.serving_report import serving_block
         from headway.lab.sim.comparison import class_table, overload_notes
 
         (run,) = case.runs
@@ -205,7 +205,7 @@ class _Simulator:
         return {**told, **result, "classes": by_class}
 
     def write_page(self, cases: list[Case], notes: list[str]) -> None:
-        from headway.lab.bench.online_page import online_page
+        from headway.lab.bench.serving_report import online_page
         from headway.lab.bench.slo import targets_by_class
         from headway.lab.sim.comparison import class_table, comparison_page
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headway.lab.bench.rounds import Progress
+from headway.lab.bench.replay import Progress
 from headway.lab.claims.place import Place, Run
 from headway.lab.claims.where import Where
 from headway.lab.workload.requests import Work

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headway.engine.loaded_model import LoadedModel
-from headway.lab.bench.online import replay
-from headway.lab.bench.rounds import Progress, check_room
+from headway.lab.bench.replay import Progress, check_room, replay
 from headway.lab.claims.place import Run
 from headway.lab.claims.where import Where
 from headway.lab.workload.requests import BenchRequest, Work, highest_token_id
@@ -135,6 +134,6 @@ def _warm_up(work: Work) -> list[BenchRequest]:
 
 
 def _device_name(device: str) -> str:
-    from headway.lab.bench.surroundings import device_name
+    from headway.lab.bench.environment import device_name
 
     return device_name(device)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from headway.lab.bench.capacity import Capacity, Limits, find_capacity
-from headway.lab.bench.objectives import Objective
-from headway.lab.bench.online_metrics import OnlineMetrics
+from headway.lab.bench.capacity_search import Capacity, Limits, find_capacity
+from headway.lab.bench.online_metrics import Objective, OnlineMetrics
 from headway.lab.claims.context import Context
 from headway.lab.claims.place import Run
 from headway.lab.claims.works import Drawn

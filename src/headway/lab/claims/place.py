@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from headway.lab.bench.online_metrics import OnlineMetrics
-from headway.lab.bench.rounds import Progress
-from headway.lab.bench.times import RequestTimeline
+from headway.lab.bench.replay import Progress
+from headway.lab.bench.timelines import RequestTimeline
 from headway.lab.claims.where import Where
 from headway.lab.workload.requests import Work
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headway.errors import ConfigError
-from headway.lab.bench.surroundings import versions
+from headway.lab.bench.environment import versions
 from headway.lab.claims.claim import Claim
 from headway.lab.claims.context import Bar, Context, no_bar
 from headway.lab.claims.engine_place import EnginePlace, Load

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.lab.bench.rounds import Progress
+from headway.lab.bench.replay import Progress
 from headway.lab.claims.place import Run
 from headway.lab.claims.where import Where
 from headway.lab.sim import Calibration, CostModel, simulate

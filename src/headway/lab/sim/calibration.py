@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import CacheConfig, SchedulerConfig, did_you_mean
 from headway.errors import ConfigError
-from headway.lab.bench.surroundings import device_name, versions
+from headway.lab.bench.environment import device_name, versions
 from headway.lab.sim.cost_model import CostModel
 from headway.lab.sim.host_time import HostTime
 from headway.lab.sim.machine import Machine

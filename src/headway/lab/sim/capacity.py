@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.lab.bench.online_metrics import OnlineMetrics
-from headway.lab.bench.times import percentile
+from headway.lab.bench.timelines import percentile
 from headway.lab.sim.calibration import Calibration
 from headway.lab.sim.setup import set_up
 from headway.lab.sim.simulate import simulate

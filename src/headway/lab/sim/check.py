@@ -18,9 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headway.lab.bench.online import replay
 from headway.lab.bench.online_metrics import OnlineMetrics
-from headway.lab.bench.rounds import Progress
+from headway.lab.bench.replay import Progress, replay
 from headway.lab.sim.calibration import Calibration
 from headway.lab.sim.errors import ErrorRow, error_rows
 from headway.lab.sim.fit_error import FitError, fit_errors

@@ -12,10 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from headway.lab.bench.online_metrics import THIN_MARK, OnlineMetrics, is_thin, thin_note
-from headway.lab.bench.online_page import target_lines
+from headway.lab.bench.serving_report import SERVED_CAPTION, target_lines
 from headway.lab.bench.slo import Targets, attainment, class_names, own_targets, targets_by_class
-from headway.lab.bench.sweep import SERVED_CAPTION
-from headway.lab.bench.times import RequestTimeline
+from headway.lab.bench.timelines import RequestTimeline
 from headway.lab.charts import Page, Series, cdf_chart, line_chart
 from headway.lab.sim.capacity import BEYOND, Overload
 from headway.lab.sim.simulate import Simulation

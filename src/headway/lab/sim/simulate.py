@@ -1,4 +1,4 @@
-"""Replaying work on a virtual clock: what `headway.lab.bench.online.replay` does, in seconds instead of hours.
+"""Replaying work on a virtual clock: what `headway.lab.bench.replay.replay` does, in seconds instead of hours.
 
 Several replicas share the time, though each has a clock of its own: the one that is furthest behind steps next, and a
 request is routed when all that are busy have come as far as its arrival. So a router never sees what is to come.
@@ -14,10 +14,8 @@ from headway.core import Request, RequestStatus, Scheduler
 from headway.core.request_options import RequestOptions
 from headway.engine.engine_core import EngineStep
 from headway.errors import ConfigError
-from headway.lab.bench.agenda import Agenda
-from headway.lab.bench.batch_samples import BatchSample, SampleLog, sample_of
-from headway.lab.bench.rounds import Progress
-from headway.lab.bench.times import RequestTimeline
+from headway.lab.bench.replay import Agenda, Progress
+from headway.lab.bench.timelines import BatchSample, RequestTimeline, SampleLog, sample_of
 from headway.lab.sim.machine import Machine
 from headway.lab.sim.replica import Replica
 from headway.lab.sim.router import create_router

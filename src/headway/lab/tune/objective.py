@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.errors import ConfigError
-from headway.lab.bench.objectives import Objective, parse_objective
-from headway.lab.bench.online_metrics import OnlineMetrics
+from headway.lab.bench.online_metrics import Objective, OnlineMetrics, parse_objective
 from headway.lab.bench.slo import Targets, attainment, own_targets, targets_note
-from headway.lab.bench.times import RequestTimeline, percentile
+from headway.lab.bench.timelines import RequestTimeline, percentile
 from headway.lab.workload.requests import BenchRequest
 
 SAME_GOODPUT = 0.005

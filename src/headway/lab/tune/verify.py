@@ -9,8 +9,8 @@ from typing import Any
 
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
-from headway.lab.bench.online import replay
 from headway.lab.bench.online_metrics import OnlineMetrics
+from headway.lab.bench.replay import replay
 from headway.lab.sim.check import apart, at_once
 from headway.lab.tune.objective import Goal, Score
 from headway.lab.tune.trial import Trial, Tuned

@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError
-from headway.lab.bench.agenda import Agenda
-from headway.lab.bench.arrivals import draw_arrivals
-from headway.lab.bench.batch_samples import BatchSample, SampleLog
-from headway.lab.bench.online import replay
-from headway.lab.bench.over_time import bucket_for, in_flight, token_rate
-from headway.lab.bench.times import RequestTimeline
+from headway.lab.bench.datasets import draw_arrivals
+from headway.lab.bench.replay import Agenda, replay
+from headway.lab.bench.timelines import BatchSample, RequestTimeline, SampleLog, bucket_for, in_flight, token_rate
 from headway.lab.workload.requests import BenchRequest
 from tests.unit.lab.bench.scripted_engine import ScriptedEngine
 

@@ -6,13 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from headway.cli.bench_capacity import capacity_json, probe_line, verdict
 from headway.errors import ConfigError
-from headway.lab.bench.capacity import Capacity, Limits, find_capacity
-from headway.lab.bench.capacity_page import capacity_page
-from headway.lab.bench.objectives import SARATHI, Objective, missed, parse_objective, result_keys
-from headway.lab.bench.online_metrics import OnlineMetrics
-from headway.lab.bench.times import RequestTimeline
+from headway.lab.bench.bench_capacity_command import capacity_json, capacity_page, probe_line, verdict
+from headway.lab.bench.capacity_search import Capacity, Limits, find_capacity
+from headway.lab.bench.online_metrics import SARATHI, Objective, OnlineMetrics, missed, parse_objective, result_keys
+from headway.lab.bench.timelines import RequestTimeline
 
 BOUND = [Objective("p99_itl_ms", 100.0)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.lab.bench.http1 import BadResponseError, EventParser, ResponseParser
+from headway.lab.bench.http_client import BadResponseError, EventParser, ResponseParser
 
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -13,10 +13,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from headway.cli import bench_target_flags, loading
+from headway.cli import loading
 from headway.cli.main import main
 from headway.errors import ConfigError
-from headway.lab.bench import server_facts
+from headway.lab.bench import load_flags as bench_target_flags
+from headway.lab.bench import server_target as server_facts
 from headway.lab.bench.server_target import ServerOptions
 from tests.unit.cli.test_bench import SHAPE
 from tests.unit.lab.bench.sse_server import DONE, METRICS, Answer, SSEServer, event, steady, text_event

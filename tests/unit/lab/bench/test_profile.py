@@ -13,10 +13,16 @@ from benchmarks import draw_trace
 
 from headway import tracing
 from headway.errors import ConfigError, HeadwayError
-from headway.lab.bench.kernel_kinds import kind_of, short_name
 from headway.lab.bench.step_profiler import StepProfiler
-from headway.lab.bench.step_summary import summarise
-from headway.lab.bench.trace_file import move_spans, parse_trace, read_trace, write_trace
+from headway.lab.bench.step_trace import (
+    kind_of,
+    move_spans,
+    parse_trace,
+    read_trace,
+    short_name,
+    summarise,
+    write_trace,
+)
 from headway.tracing import HostSpan, Recorder, record_into, span
 from tests.unit.lab.bench.synthetic_trace import synthetic_trace
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError, HeadwayError
-from headway.lab.bench.measures import LATENCY_MEASURES, best_of, ratios_json, values_json
-from headway.lab.bench.online import OnlineMetrics, replay
-from headway.lab.bench.rounds import check_room, run_round
-from headway.lab.bench.times import RoundTimes, percentile
+from headway.lab.bench.offline_bench import LATENCY_MEASURES, best_of, ratios_json, values_json
+from headway.lab.bench.online_metrics import OnlineMetrics
+from headway.lab.bench.replay import check_room, replay, run_round
+from headway.lab.bench.timelines import RoundTimes, percentile
 from headway.lab.workload.requests import BenchRequest
 from tests.unit.lab.bench.scripted_engine import ScriptedEngine
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from headway.lab.bench import start_up
+from headway.lab.bench import environment as start_up
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_time_is_counted_from_the_start_of_the_process() -> None:
-    code = "import time; time.sleep(0.3); from headway.lab.bench.start_up import *; print(seconds_since_start())"
+    code = "import time; time.sleep(0.3); from headway.lab.bench.environment import *; print(seconds_since_start())"
     started_s = time.perf_counter()
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert 0.3 <= float(printed) <= time.perf_counter() - started_s + 0.02  # the kernel counts in ticks of 10 ms

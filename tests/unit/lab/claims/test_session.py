@@ -14,7 +14,7 @@ from headway.cli.main import main
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import ConfigError
-from headway.lab.bench.times import RequestTimeline
+from headway.lab.bench.timelines import RequestTimeline
 from headway.lab.claims.catalogue import CLAIMS
 from headway.lab.claims.context import Context
 from headway.lab.claims.engine_place import EnginePlace

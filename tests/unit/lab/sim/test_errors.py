@@ -7,7 +7,7 @@ import math
 import pytest
 
 from headway.lab.bench.online_metrics import OnlineMetrics
-from headway.lab.bench.times import RequestTimeline
+from headway.lab.bench.timelines import RequestTimeline
 from headway.lab.sim.errors import ErrorRow, error_rows, percent_text
 from headway.lab.sim.speed import WINDOW_S, SpeedProfile
 from headway.lab.sim.step_meter import StepSample

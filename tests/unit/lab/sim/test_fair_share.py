@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from headway.config import CacheConfig, SchedulerConfig
-from headway.lab.bench.times import RequestTimeline
+from headway.lab.bench.timelines import RequestTimeline
 from headway.lab.sim import CostModel, Machine, simulate
 from headway.lab.workload.requests import BenchRequest
 

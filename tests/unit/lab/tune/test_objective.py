@@ -6,7 +6,7 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.lab.bench.online_metrics import OnlineMetrics
-from headway.lab.bench.times import RequestTimeline
+from headway.lab.bench.timelines import RequestTimeline
 from headway.lab.tune.objective import Goal, Score
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.lab.bench.times import percentile
+from headway.lab.bench.timelines import percentile
 from headway.lab.claims.chart import Chart
 from headway.lab.claims.claim import Claim, Outcome
 from headway.lab.claims.context import Context

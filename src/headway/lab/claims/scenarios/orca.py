@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from headway.lab.bench.capacity import Capacity
-from headway.lab.bench.objectives import Objective
+from headway.lab.bench.capacity_search import Capacity
+from headway.lab.bench.online_metrics import Objective
 from headway.lab.claims.chart import Chart, Line
 from headway.lab.claims.claim import Claim, Outcome
 from headway.lab.claims.context import Context

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.lab.bench.slo import Targets, attainment
-from headway.lab.bench.times import RequestTimeline, percentile
+from headway.lab.bench.timelines import RequestTimeline, percentile
 from headway.lab.claims.chart import Chart
 from headway.lab.claims.claim import Claim, Outcome
 from headway.lab.claims.context import Context

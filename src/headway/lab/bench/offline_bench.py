@@ -1,38 +1,175 @@
-"""What `headway bench latency` and `headway bench throughput` share: flags, the engine, rounds, profile, results."""
+"""`headway bench latency` and `throughput`: fixed scenarios, the numbers of a round, flags, rounds and results.
+
+Common to all scenarios: temperature 0.6, end-of-sequence ignored, nothing detokenised, prompts of random ids from seed
+0, all requests there at once (`online` apart), the engine warm. A ratio is always of times, measured over floor,
+whether the number is a time or a rate: 1 is the floor, 2 takes twice as long.
+"""
 
 from __future__ import annotations
 
 import argparse
 import functools
+import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.flags import add_flags, chosen, engine_flags, shape_defaults
 from headway.cli.output_files import check_writable, write_json
-from headway.cli.profile import add_profile_flags, profile_steps
 from headway.cli.progress import progress_bar
 from headway.config import EngineConfig
 from headway.errors import ConfigError
-from headway.lab.bench.measures import Measure, ratios_json, values_json
-from headway.lab.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS, Scenario
-from headway.lab.bench.times import RoundTimes
-from headway.lab.workload.requests import HIGHEST_TOKEN_ID, BenchRequest, Work, describe, highest_token_id
+from headway.lab.bench.step_profiler import add_profile_flags, profile_steps
+from headway.lab.bench.timelines import RoundTimes
+from headway.lab.workload.requests import (
+    HIGHEST_TOKEN_ID,
+    BenchRequest,
+    LengthRange,
+    TraceLimits,
+    Work,
+    describe,
+    draw_work,
+    highest_token_id,
+    trace_work,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from headway.engine.llm_engine import LLMEngine
-    from headway.lab.bench.ceilings import Ceilings
-    from headway.lab.bench.online import OnlineMetrics
-    from headway.lab.bench.report import Setting
-    from headway.lab.bench.rounds import Round
+    from headway.lab.bench.floors import Ceilings
+    from headway.lab.bench.offline_report import Setting
+    from headway.lab.bench.online_metrics import OnlineMetrics
+    from headway.lab.bench.replay import Round
+
+
+SCENARIO_TEMPERATURE = 0.6
 
 PLAIN_TEMPERATURE = 1.0
 """Of runs without a scenario, as vLLM's."""
 
 ResultOf = Callable[[Sequence[RoundTimes]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number of a round."""
+
+    key: str
+    title: str
+    of: Callable[[RoundTimes], float | None]
+    """Applied to the floor's times it gives the floor of the number."""
+    is_rate: bool
+    """More is better."""
+    num_decimals: int
+
+    def ratio(self, times: RoundTimes, floor: RoundTimes) -> float | None:
+        """How many times as long as the floor."""
+        value, least = self.of(times), self.of(floor)
+        if not value or not least:
+            return None
+        return least / value if self.is_rate else value / least
+
+    def text(self, times: RoundTimes) -> str:
+        """The number as people read it."""
+        value = self.of(times)
+        return "–" if value is None else f"{value:,.{self.num_decimals}f}"
+
+
+def _pace_ms(times: RoundTimes) -> float | None:
+    return None if times.pace_s is None else 1000 * times.pace_s
+
+
+OUTPUT_RATE = Measure("output_tok_s", "output tok/s", lambda times: times.output_tok_s, True, 1)
+
+LATENCY_MEASURES: Sequence[Measure] = (
+    Measure("latency_s", "latency s", lambda times: times.elapsed_s, False, 4),
+    Measure("ms_per_token", "ms/token", _pace_ms, False, 3),
+    OUTPUT_RATE,
+)
+"""`ms/token` is the pace of decoding: from the first to the last token, over the tokens after the first."""
+
+THROUGHPUT_MEASURES: Sequence[Measure] = (
+    Measure("elapsed_s", "elapsed s", lambda times: times.elapsed_s, False, 3),
+    OUTPUT_RATE,
+    Measure("input_tok_s", "input tok/s", lambda times: times.input_tok_s, True, 1),
+    Measure("requests_s", "requests/s", lambda times: times.requests_s, True, 2),
+)
+
+
+def best_of(rounds: Sequence[RoundTimes]) -> RoundTimes:
+    """The fastest round."""
+    return min(rounds, key=lambda times: times.elapsed_s)
+
+
+def values_json(measures: Sequence[Measure], times: RoundTimes) -> dict[str, float | None]:
+    """The numbers of one round, or of the floor, by key."""
+    return {measure.key: measure.of(times) for measure in measures}
+
+
+def ratios_json(measures: Sequence[Measure], times: RoundTimes, floor: RoundTimes) -> dict[str, float | None]:
+    """The ratios of one round, by key."""
+    return {measure.key: measure.ratio(times, floor) for measure in measures}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A fixed piece of work."""
+
+    name: str
+    num_requests: int
+    input_len: LengthRange
+    output_len: LengthRange
+    max_model_len: int = 4096
+    is_online: bool = False
+    """Requests arrive as in a recorded trace; the lengths above are the limits that the trace's own are clamped to."""
+    num_rounds: int = 3
+    num_warmup_rounds: int = 1
+
+    @property
+    def summary(self) -> str:
+        """What it is, in a line."""
+        plural = "s" if self.num_requests != 1 else ""
+        arrivals = ", arriving as in a trace" if self.is_online else ""
+        return f"{self.num_requests:,} request{plural}, {self.input_len} in, {self.output_len} out{arrivals}"
+
+    def draw(
+        self, seed: int, vocab_size: int, *, trace: str | None = None, speedup: float = TraceLimits.speedup
+    ) -> list[BenchRequest]:
+        """The requests. An online scenario needs the file of its trace."""
+        rng = random.Random(seed)
+        if self.is_online:
+            if trace is None:
+                raise ConfigError(f"The scenario '{self.name}' replays a trace: name the file with --trace.")
+            limits = TraceLimits(self.num_requests, speedup, self.input_len, self.output_len)
+            return trace_work(trace, rng, vocab_size=vocab_size, limits=limits)
+        return draw_work(
+            rng, self.num_requests, input_len=self.input_len, output_len=self.output_len, vocab_size=vocab_size
+        )
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("b1", 1, LengthRange.exactly(128), LengthRange.exactly(256)),
+        Scenario("b64", 64, LengthRange.exactly(128), LengthRange.exactly(256)),
+        Scenario("nano", 256, LengthRange(100, 1024), LengthRange(100, 1024)),
+        Scenario("prefill", 128, LengthRange.exactly(2048), LengthRange.exactly(1)),
+        Scenario(
+            "online",
+            TraceLimits.num_requests,
+            TraceLimits.input_len,
+            TraceLimits.output_len,
+            max_model_len=8192,
+            is_online=True,
+            num_rounds=1,
+        ),
+    )
+}
+
+LATENCY_SCENARIOS = ("b1", "b64")
+"""Those that make one batch of equal requests."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +224,7 @@ def run_job(arguments: argparse.Namespace, job: Job) -> int:
     check_writable(arguments.output_json, arguments.profile)
     config = _engine_config(arguments, job.scenario)
 
-    from headway.lab.bench.rounds import check_room
+    from headway.lab.bench.replay import check_room
 
     # Of a vocabulary of any size, since bad work is to be known before a model is loaded.
     work = job.draw(config.model.seed, HIGHEST_TOKEN_ID + 1)
@@ -98,9 +235,9 @@ def run_job(arguments: argparse.Namespace, job: Job) -> int:
 
     from headway.cli.demo import title
     from headway.cli.loading import load_engine, stderr_console
-    from headway.lab.bench.ceilings import measure_ceilings
-    from headway.lab.bench.report import describe_setting, print_setting
-    from headway.lab.bench.start_up import measure_start_up
+    from headway.lab.bench.environment import measure_start_up
+    from headway.lab.bench.floors import measure_ceilings
+    from headway.lab.bench.offline_report import describe_setting, print_setting
 
     engine = load_engine(config, stderr_console(), quiet=True)
     start_up = measure_start_up(engine)
@@ -143,8 +280,8 @@ class _Run:
     def batch(self) -> int:
         """Rounds in which everything is there at once."""
         from headway.lab.bench.floors import planned_costs, work_floor
-        from headway.lab.bench.report import print_rounds
-        from headway.lab.bench.rounds import run_round
+        from headway.lab.bench.offline_report import print_rounds
+        from headway.lab.bench.replay import run_round
 
         run_one = functools.partial(run_round, self.engine, self.work, temperature=self.job.temperature)
         measured: list[Round] = self._rounds(run_one)
@@ -170,8 +307,9 @@ class _Run:
     def online(self) -> int:
         """Rounds in which requests arrive as in a trace."""
         from headway.lab.bench.floors import planned_costs, timeline_alone
-        from headway.lab.bench.online import OnlineMetrics, replay
-        from headway.lab.bench.report import print_online
+        from headway.lab.bench.offline_report import print_online
+        from headway.lab.bench.online_metrics import OnlineMetrics
+        from headway.lab.bench.replay import replay
 
         run_one = functools.partial(replay, self.engine, self.work, temperature=self.job.temperature)
         # To be warm the engine must have seen the batch sizes of the trace, which its beginning has too.

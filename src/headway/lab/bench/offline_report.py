@@ -1,8 +1,7 @@
-"""The printed result: who ran, on what, each round, the best one, the floor and the ratio to it."""
+"""The printed result of rounds: model, machine, each round, the best one, the floor and the ratio to it; profiles."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from headway import __version__
-from headway.lab.bench.ceilings import Ceilings
-from headway.lab.bench.measures import Measure, best_of
-from headway.lab.bench.online import SHOWN_PERCENTILES, OnlineMetrics
-from headway.lab.bench.start_up import StartUp
-from headway.lab.bench.step_summary import MAX_KERNELS, StepSummary, TimeShare
-from headway.lab.bench.times import RoundTimes
+from headway.lab.bench.environment import StartUp, device_name
+from headway.lab.bench.floors import Ceilings
+from headway.lab.bench.offline_bench import Measure, best_of
+from headway.lab.bench.online_metrics import SHOWN_PERCENTILES, OnlineMetrics
+from headway.lab.bench.step_trace import MAX_KERNELS, StepSummary, TimeShare
+from headway.lab.bench.timelines import RoundTimes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +52,7 @@ def describe_setting(
     plan, limits = engine.plan, engine.config.scheduler.limits
     return Setting(
         model=model,
-        device=_device_name(plan.device),
+        device=device_name(plan.device),
         dtype=plan.dtype,
         engine={
             "max_num_seqs": limits.max_num_seqs,
@@ -190,26 +189,3 @@ def _pairs(rows: Iterable[tuple[str, str | Text]]) -> Table:
 
 def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _device_name(device: str) -> str:
-    if device.startswith("cuda"):
-        import torch
-
-        return torch.cuda.get_device_name(device)
-    return f"{_cpu_name()}, {_num_cores()} cores"
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    import platform
-
-    return names[0] if names else f"{platform.machine()} CPU"

@@ -5,19 +5,79 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Sequence
 
-from headway.cli.bench_probes import Probing, add_probe_flags
-from headway.cli.bench_target_flags import targets_of
-from headway.cli.bench_work import judging_of
 from headway.cli.flags import count, positive
 from headway.cli.output_files import check_writable, write_json
-from headway.lab.bench.capacity import Capacity, Limits, Probe, find_capacity
-from headway.lab.bench.objectives import SARATHI, Objective, parse_objective
-from headway.lab.bench.online_metrics import OnlineMetrics
-from headway.lab.bench.targets import Target
+from headway.lab.bench.capacity_search import Capacity, Limits, Probe, find_capacity
+from headway.lab.bench.load_flags import Probing, add_probe_flags, judging_of, targets_of
+from headway.lab.bench.load_target import Target
+from headway.lab.bench.online_metrics import (
+    SARATHI,
+    THIN_MARK,
+    Objective,
+    OnlineMetrics,
+    is_thin,
+    parse_objective,
+    thin_note,
+)
+from headway.lab.charts import Page, Series, line_chart
 from headway.lab.charts.html_page import write_page
+from headway.lab.charts.scale import number_text
 
 _PROBE_SECONDS, _MIN_REQUESTS, _MAX_SECONDS = 10.0, 30, 100.0
+
+
+def capacity_page(title: str, found: Capacity, objectives: Sequence[Objective]) -> Page:
+    """One chart for each objective, with its bound and the answer in it."""
+    answer = "none found" if found.rate is None else f"{found.rate:.3g} requests/s"
+    page = Page(title, " and ".join(map(str, objectives)))
+    page.facts({"capacity": answer, "probes": f"{len(found.probes)}"})
+    probes = sorted(found.probes, key=lambda probe: probe.rate)
+    results = [probe.metrics.as_json() for probe in probes]
+    for objective in objectives:
+        values = [result[objective.key] for result in results]
+        series = Series(
+            objective.key, [p.rate for p in probes], [math.nan if value is None else value for value in values]
+        )
+        page.chart(
+            line_chart(
+                objective.key,
+                x="request rate (requests/s)",
+                y="milliseconds" if objective.key.endswith("_ms") else objective.key,
+                series=[series],
+                log_x=True,
+                log_y=objective.key.endswith("_ms"),
+                lines={"bound": objective.bound},
+                x_lines={} if found.rate is None else {"capacity": found.rate},
+            )
+        )
+    page.heading("Probes")
+    page.table(
+        ["requests/s", "met", *(objective.key for objective in objectives), "requests", "failed"],
+        [
+            [
+                f"{probe.rate:.3g}",
+                "yes" if probe.is_met else "no",
+                *(_marked(objective, result[objective.key], probe.metrics) for objective in objectives),
+                probe.metrics.num_completed,
+                probe.metrics.num_lost,
+            ]
+            for probe, result in zip(probes, results, strict=True)
+        ],
+    )
+    fewest = min((probe.metrics.num_completed for probe in probes), default=0)
+    if is_thin(99, fewest) and any(objective.key.startswith("p99_") for objective in objectives):
+        page.text(thin_note(fewest))
+    return page
+
+
+def _marked(objective: Objective, value: float | None, metrics: OnlineMetrics) -> str | None:
+    """A P99 of too few requests has a mark."""
+    if value is None:
+        return None
+    thin = objective.key.startswith("p99_") and is_thin(99, metrics.num_completed)
+    return number_text(value) + (THIN_MARK if thin else "")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,8 +158,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output_json is not None:
         write_json(arguments.output_json, {"seed": probing.seed, **capacity_json(target.name, found, objectives)})
     if arguments.html is not None:
-        from headway.lab.bench.capacity_page import capacity_page
-
         page = capacity_page(f"Capacity of {target.name}", found, objectives)
         write_page(arguments, page, seed=probing.seed, machine=target.machine)
     return 0 if found.rate is not None else 1

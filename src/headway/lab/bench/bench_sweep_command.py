@@ -1,30 +1,33 @@
-"""The same work at one rate after another, and with one setting of the engine after another."""
+"""`headway bench sweep`: the same work at several rates, and with several settings of the engine."""
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headway.cli.flags import engine_flags
+from headway.cli.output_files import check_writable, print_table, write_json
 from headway.config import did_you_mean, iter_options
 from headway.errors import ConfigError
+from headway.lab.bench.load_flags import Probing, add_probe_flags, judging_of, targets_of
 from headway.lab.bench.online_metrics import OnlineMetrics, is_thin, thin_note
-from headway.lab.bench.online_page import target_lines
+from headway.lab.bench.serving_report import SERVED_CAPTION, target_lines
 from headway.lab.bench.slo import Targets
 from headway.lab.charts import Page, Series, line_chart
+from headway.lab.charts.html_page import write_page
 
 AUTO_SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
 """Rates that are chosen automatically, as parts of the rate that is served when everything is there at once."""
 
-SERVED_CAPTION = (
-    "Where served falls away from the dashed line, requests come faster than they are served. A little below it all "
-    "are: at its end a run waits for its last answers."
-)
-
 Setting = Mapping[str, Any]
 """Options of the engine."""
+
+_PROBE_SECONDS, _MIN_REQUESTS = 30.0, 50
 
 
 @dataclass(frozen=True)
@@ -197,3 +200,67 @@ def _frontier(points: Sequence[SweepPoint]) -> str:
 def _value(point: SweepPoint, key: str) -> float:
     value = point.metrics.as_json()[key]
     return math.nan if value is None else value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--rates",
+        default="auto",
+        metavar="LIST",
+        help="Requests a second: 1,2,4,8, or inf for all at once, or auto: from a quarter of what is served when all "
+        "are there at once to a tenth above it. (default: auto)",
+    )
+    parser.add_argument(
+        "--knob",
+        action="append",
+        default=[],
+        metavar="OPTION=LIST",
+        help="Values of an option of the engine in this process, e.g. max_num_seqs=16,64,256. May be given several "
+        "times: every value is tried with every other.",
+    )
+    add_probe_flags(parser, probe_seconds=_PROBE_SECONDS, min_requests=_MIN_REQUESTS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    rates = parse_rates(arguments.rates)
+    settings = settings_of(_knobs(arguments.knob))
+    check_writable(arguments.output_json, arguments.html)
+    makers = targets_of(arguments, judging_of(arguments), settings)
+    probing = Probing.of(arguments, rates or (1.0,))
+    points: list[SweepPoint] = []
+    name = machine = ""
+    for setting, make in zip(settings, makers, strict=True):
+        target = make()
+        name, machine = target.name, target.machine
+        if rates is None:  # of the first setting, so that all are compared at the same rates
+            rates = auto_rates(probing.served_rate(target))
+        for place, rate in enumerate(rates, start=1):
+            title = " ".join(filter(None, [setting_text(setting), f"{rate:g}/s"]))
+            metrics = probing.run(target, rate, f"{title} ({place} of {len(rates)})").metrics
+            print(f"{title}: {metrics.requests_s:.2f} requests/s, {metrics.output_tok_s:,.1f} tok/s", file=sys.stderr)
+            points.append(SweepPoint(setting, rate, metrics))
+        target.close()
+    print(f"{name}, seed {probing.seed}")
+    print_table(*sweep_table(points))
+    print("\n".join(["latencies in ms", *sweep_notes(points)]))
+    if arguments.output_json is not None:
+        found = {"target": name, "seed": probing.seed, "points": [point.as_json() for point in points]}
+        write_json(arguments.output_json, found)
+    if arguments.html is not None:
+        targets = judging_of(arguments).targets
+        page = sweep_page(f"Sweep of {name}", points, targets={"": targets} if targets is not None else {})
+        write_page(arguments, page, seed=probing.seed, machine=machine)
+    return 1 if any(point.metrics.num_lost for point in points) else 0
+
+
+def _knobs(texts: list[str]) -> dict[str, list[Any]]:
+    """Values as the engine's own flags read them."""
+    flags = {flag.name: flag for flag in engine_flags()}
+    knobs: dict[str, list[Any]] = {}
+    for text in texts:
+        name, values = parse_knob(text)
+        try:
+            knobs[name] = [flags[name].convert(value) for value in values]
+        except argparse.ArgumentTypeError as error:
+            raise ConfigError(f"--knob {name}: {error}.") from None
+    return knobs

@@ -1,4 +1,4 @@
-"""Flags that say what a load is put on: a server, or the engine in this process.
+"""Flags of every benchmark under load: what it is put on, how the outcome is judged, and runs at rates.
 
 A flag that names a server chooses it. A flag that has no effect on what was chosen is refused.
 """
@@ -7,17 +7,36 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from headway.cli.flags import chosen, count, engine_flags, shape_defaults
+from headway.cli.flags import add_flags, chosen, count, engine_flags, positive, shape_defaults
+from headway.cli.progress import progress_bar
 from headway.config import EngineConfig
 from headway.errors import ConfigError
-from headway.lab.bench.engine_target import EngineTarget
+from headway.lab.bench.datasets import (
+    Dataset,
+    Draw,
+    add_dataset_flags,
+    at_once,
+    burstiness_of,
+    dataset_of,
+    new_seed,
+    tokenizer_of,
+)
+from headway.lab.bench.load_target import EngineTarget, Judging, Outcome, Target
+from headway.lab.bench.online_metrics import SHOWN_PERCENTILES
 from headway.lab.bench.server_target import ServerOptions, ServerTarget
-from headway.lab.bench.targets import Judging, Target
+from headway.lab.bench.slo import Targets
 from headway.server.server_config import API_KEY_VARIABLE, ServerConfig
+
+if TYPE_CHECKING:
+    from headway.tokenizer import Tokenizer
+
 
 BACKENDS: Mapping[str, tuple[Literal["completions", "chat"], str]] = {
     "openai": ("completions", "/v1/completions"),
@@ -31,6 +50,7 @@ _NAMES_A_SERVER = ("base_url", "host", "port", "api_key", "backend", "endpoint",
 _NEEDS_A_SERVER = ("max_concurrency", "ignore_eos", "plain_requests", "vocab_size", "request_timeout")
 _SERVER_TOO = ("model", "seed", "tokenizer")
 """Options of the engine that mean something for a server: its model's name, and what prompts are made with."""
+_TARGETS = ("ttft", "tpot", "e2el")
 
 
 def add_server_flags(parser: argparse.ArgumentParser, *, has_samples: bool = False) -> None:
@@ -217,3 +237,129 @@ def _json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"'{text}' is not a JSON object")
     return value
+
+
+def add_probe_flags(parser: argparse.ArgumentParser, *, probe_seconds: float, min_requests: int) -> None:
+    """Everything about a run but its rate."""
+    parser.add_argument(
+        "--probe-seconds",
+        type=positive,
+        metavar="S",
+        help="At a rate, as many requests are sent as come in this time, unless --num-prompts says how many. "
+        f"(default: {probe_seconds:g})",
+    )
+    parser.add_argument(
+        "--min-requests", type=count(1), metavar="N", help=f"But at least so many. (default: {min_requests})"
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="(default: 0, greedy)")
+    add_warmup_flag(parser)
+    parser.add_argument("--output-json", metavar="FILE", help="Write the result here.")
+    parser.add_argument("--html", metavar="FILE", help="Write a report with plots.")
+    parser.add_argument("--disable-tqdm", action="store_true", help="Do not show how far it is.")
+    add_judging_flags(parser)
+    add_dataset_flags(parser)
+    add_server_flags(parser)
+    add_flags(parser, engine_flags())
+    parser.set_defaults(default_probe_seconds=probe_seconds, default_min_requests=min_requests)
+
+
+@dataclass(frozen=True)
+class Probing:
+    """The work of runs at rates, and how much of it each has."""
+
+    dataset: Dataset
+    tokenizer: Tokenizer | None
+    """For a server; an engine brings its own."""
+    seed: int
+    burstiness: float
+    num_requests: int | None
+    min_requests: int
+    seconds: float
+    is_server: bool
+    is_shown: bool
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, rates: Sequence[float] = (1.0,)) -> Probing:
+        """From the flags, with everything read and checked. The seed of a load on a server is another one each time,
+        unless it is given."""
+        is_server = names_a_server(arguments)
+        dataset = dataset_of(arguments)
+        if arguments.num_prompts is not None and (arguments.probe_seconds or arguments.min_requests):
+            raise ConfigError(
+                "--num-prompts says how many requests a run has; --probe-seconds and --min-requests do too."
+            )
+        return cls(
+            dataset=dataset,
+            tokenizer=tokenizer_of(arguments, dataset) if is_server else None,
+            seed=getattr(arguments, "seed", new_seed() if is_server else 0),
+            burstiness=burstiness_of(arguments, rates),
+            num_requests=arguments.num_prompts,
+            min_requests=arguments.min_requests or arguments.default_min_requests,
+            seconds=arguments.probe_seconds or arguments.default_probe_seconds,
+            is_server=is_server,
+            is_shown=not arguments.disable_tqdm,
+        )
+
+    def num_requests_at(self, rate: float) -> int:
+        """As many as were asked for, or as fill the time."""
+        if self.num_requests is not None:
+            return self.num_requests
+        return self.min_requests if math.isinf(rate) else max(self.min_requests, math.ceil(rate * self.seconds))
+
+    def run(self, target: Target, rate: float, title: str) -> Outcome:
+        """Run the work at a rate. Requests to a server have other contents at each rate, for the sake of its prefix
+        cache; an engine in this process is told to keep the runs apart, and gets the same ones."""
+        seed = random.Random(f"{self.seed} {rate:g}").getrandbits(32) if self.is_server else self.seed
+        wanted = Draw(self.num_requests_at(rate), rate, self.burstiness, seed, tokenizer=self.tokenizer)
+        work = target.draw(self.dataset, wanted)
+        with progress_bar(len(work), title, is_shown=self.is_shown) as progress:
+            return target.run(work, progress)
+
+    def served_rate(self, target: Target) -> float:
+        """Requests a second, if all are there at once."""
+        wanted = Draw(self.num_requests_at(math.inf), math.inf, 1.0, self.seed, tokenizer=self.tokenizer)
+        work = at_once(target.draw(self.dataset, wanted))
+        with progress_bar(len(work), "all at once", is_shown=self.is_shown) as progress:
+            rate = target.run(work, progress).metrics.requests_s
+        if not rate:
+            raise ConfigError("No request was answered, so there is no rate to start from; give one.")
+        return rate
+
+
+def add_judging_flags(parser: argparse.ArgumentParser) -> None:
+    """What counts as good."""
+    parser.add_argument(
+        "--goodput",
+        nargs="+",
+        default=(),
+        metavar="NAME:MS",
+        help="What a request is promised: ttft:500 tpot:50 e2el:10000. The goodput is the rate of requests that got "
+        "all of it. (default: what the workload's classes promise)",
+    )
+
+
+def judging_of(arguments: argparse.Namespace, percents: Sequence[float] = SHOWN_PERCENTILES) -> Judging:
+    """From --goodput."""
+    return Judging(parse_goodput(arguments.goodput), percents)
+
+
+def parse_goodput(texts: Sequence[str]) -> Targets | None:
+    """`None` if nothing is promised."""
+    if not texts:
+        return None
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.partition(":")
+        value = _number(number)
+        if name not in _TARGETS or value is None or not 0 < value < math.inf:
+            names = ", ".join(_TARGETS)
+            raise ConfigError(f"--goodput takes NAME:MILLISECONDS with one of {names}, not '{text}'.")
+        found[name] = value / 1000
+    return Targets(found.get("ttft"), found.get("tpot"), found.get("e2el"))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

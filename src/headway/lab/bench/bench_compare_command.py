@@ -1,4 +1,4 @@
-"""Results beside each other: for every number that has a better and a worse, which is better and by how much.
+"""`headway bench compare`: results of any of the benchmarks beside each other.
 
 A result may be several runs. Only they tell how far two runs of the same are apart by chance, so a difference is called
 one only beyond that: by Student's t-test of the means at 99%, with the spread that the runs of both sides have. A
@@ -7,6 +7,7 @@ comparison has some forty numbers, and at 95% two of them would differ between e
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
@@ -16,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.cli.output_files import check_writable, print_table
 from headway.errors import ConfigError
-from headway.lab.bench.objectives import HIGHER_IS_BETTER, NEITHER_IS_BETTER, result_keys
-from headway.lab.bench.online_metrics import is_thin
+from headway.lab.bench.online_metrics import HIGHER_IS_BETTER, NEITHER_IS_BETTER, is_thin, result_keys
+from headway.lab.charts import Page, bar_chart
+from headway.lab.charts.html_page import write_page
 
 ALIKE = 0.01
 """Numbers that differ by less than this part are called equal."""
@@ -28,6 +31,16 @@ _OFFLINE_HIGHER = frozenset({"requests_per_second", "tokens_per_second", "output
 _OFFLINE_LOWER = frozenset({"elapsed_time", "avg_latency", "latency_s", "ms_per_token", "ms_per_token_with_prompt"})
 _REPEATED = tuple(f"p50_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el"))
 """The same as the medians."""
+
+CHARTED = (
+    "request_throughput",
+    "output_throughput",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "median_tpot_ms",
+    "p99_itl_ms",
+    "p99_e2el_ms",
+)
 
 
 @dataclass(frozen=True)
@@ -160,3 +173,117 @@ def _direction(key: str) -> bool | None:
         return True
     is_lower = key.endswith(("_ms", "_over_p50")) or key in ("failed", "num_preemptions") or key in _OFFLINE_LOWER
     return False if is_lower and key not in (*NEITHER_IS_BETTER, "p99_late_ms") else None
+
+
+def compare_page(
+    names: Sequence[str],
+    rows: Sequence[Comparison],
+    table: tuple[Sequence[str], Sequence[Sequence[str]]],
+    *,
+    notes: Sequence[str] = (),
+) -> Page:
+    """`table` is what the terminal shows, `notes` what stands below it there."""
+    page = Page(" against ".join(names))
+    bars, said = _ratios(names, rows)
+    if bars:
+        page.chart(
+            bar_chart(f"As multiples of {names[0]}", y="ratio", bars=bars, notes=said, log_y=True, base=1.0),
+            f"Bars to the right are more than with {names[0]}, bars to the left less; which of the two is better is "
+            "said behind them.",
+        )
+    titles, cells = table
+    page.table([title or "key" for title in titles], cells)
+    for note in notes:
+        page.text(note)
+    return page
+
+
+def _ratios(names: Sequence[str], rows: Sequence[Comparison]) -> tuple[dict[str, float], dict[str, str]]:
+    by_key = {row.key: row for row in rows}
+    bars: dict[str, float] = {}
+    said: dict[str, str] = {}
+    for row in (by_key[key] for key in CHARTED if key in by_key):
+        for name, ratio in zip(names[1:], row.ratios, strict=True):
+            if ratio:
+                bar = row.key if len(names) == 2 else f"{row.key}, {name}"
+                bars[bar] = ratio
+                is_better = (ratio > 1) == row.higher_is_better
+                said[bar] = "same" if abs(ratio - 1) < ALIKE else "better" if is_better else "worse"
+    return bars, said
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "results",
+        nargs="+",
+        type=Path,
+        metavar="RESULT.json",
+        help="Results, each held against the first. With --against, repeated runs of the same.",
+    )
+    parser.add_argument(
+        "--against", nargs="+", type=Path, metavar="RESULT.json", help="Repeated runs of what they are held against."
+    )
+    parser.add_argument("--html", metavar="FILE", help="Write a report with plots.")
+    parser.epilog = (
+        "'*' marks the better one, if it is better by more than 1% and by more than the spread of repeated runs "
+        "explains. Of single runs nothing is marked."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    paths: Sequence[Path] = arguments.results
+    check_writable(arguments.html)
+    results = [read_result(path) for path in paths]
+    if arguments.against is not None:
+        results = [joined([read_result(path) for path in arguments.against]), joined(results)]
+        paths = [arguments.against[0], paths[0]]
+    if len(results) < 2:
+        raise ConfigError("There is nothing to compare with: give two results or more, or --against.")
+    names = unique_names(results, paths)
+    rows = compare(results)
+    if not rows:
+        raise ConfigError("The results have no number in common.")
+    titles, cells = comparison_table(names, rows)
+    print_table(titles, cells)
+    notes = [marking_note(results), *filter(None, [few_requests_note(names, results)])]
+    print("\n".join(notes))
+    if arguments.html is not None:
+        page = compare_page(names, rows, (titles, cells), notes=notes)
+        write_page(arguments, page, seed="of each result", machine="of each result")
+    return 0
+
+
+def comparison_table(names: Sequence[str], rows: Sequence[Comparison]) -> tuple[list[str], list[list[str]]]:
+    """Values, then each one's ratio to the first."""
+    titles = ["", *names, *(f"{name} / {names[0]}" for name in names[1:])]
+    cells = []
+    for row in rows:
+        values = [
+            _value(value, spread, is_best=place == row.best)
+            for place, (value, spread) in enumerate(zip(row.values, row.spreads, strict=True))
+        ]
+        ratios = ["–" if ratio is None else f"{ratio:.3f}" for ratio in row.ratios]
+        cells.append([row.key, *values, *ratios])
+    return titles, cells
+
+
+def marking_note(results: Sequence[Result]) -> str:
+    """What the stars mean."""
+    numbers = [len(result.runs) for result in results]
+    if max(numbers) == 1:
+        return (
+            "Single runs: how far two runs of the same are apart is not known, so nothing is marked. 'bench serve "
+            "--repeats 3', or several files and --against, tell."
+        )
+    return (
+        "* the better one, by more than 1% and by more than the spread of the runs (±: one standard deviation of "
+        f"{', '.join(map(str, numbers))} runs) explains"
+    )
+
+
+def _value(value: float | None, spread: float | None, *, is_best: bool) -> str:
+    if value is None:
+        return "–"
+    text = f"{value:,.0f}" if value == int(value) else f"{value:,.2f}" if abs(value) >= 1 else f"{value:.4g}"
+    around = "" if spread is None else f" ± {spread:,.0f}" if spread >= 10 else f" ± {spread:.2g}"
+    return f"{text}{around} *" if is_best else f"{text}{around}  "

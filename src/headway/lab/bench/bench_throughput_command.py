@@ -8,12 +8,19 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from headway.cli.bench import Job, add_common_flags, chosen_scenario, either, run_job
 from headway.cli.flags import count
 from headway.errors import ConfigError
-from headway.lab.bench.measures import THROUGHPUT_MEASURES, best_of
-from headway.lab.bench.scenarios import SCENARIOS
-from headway.lab.bench.times import RoundTimes
+from headway.lab.bench.offline_bench import (
+    SCENARIOS,
+    THROUGHPUT_MEASURES,
+    Job,
+    add_common_flags,
+    best_of,
+    chosen_scenario,
+    either,
+    run_job,
+)
+from headway.lab.bench.timelines import RoundTimes
 from headway.lab.workload.requests import BenchRequest, LengthRange, TraceLimits, draw_work
 
 DATASETS = ("random",)

@@ -1,10 +1,8 @@
 """The highest rate of requests that still meets its objectives.
 
 A rate that meets them is doubled until one does not (or the first is halved until one does), and the gap between the
-two is then halved, in ratio, until it is small. This supposes that what a rate meets, every lower one meets too; where
-chance has a say that is true only nearly, so every probe is kept for people to look at.
-
-Who measures is none of this module's business: a probe is any function from a rate to metrics.
+two is then halved, in ratio, until it is small. This supposes that what a rate meets, every lower one meets too; with
+random arrivals that holds only nearly, so every probe is kept. A probe is any function from a rate to metrics.
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headway.lab.bench.objectives import Objective, missed
-from headway.lab.bench.online_metrics import OnlineMetrics
+from headway.lab.bench.online_metrics import Objective, OnlineMetrics, missed
 
 Measure = Callable[[float], OnlineMetrics]
 """Requests a second → what came of them."""

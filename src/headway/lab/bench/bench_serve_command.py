@@ -12,27 +12,25 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from headway.cli.bench_target_flags import add_server_flags, add_warmup_flag, backend_of, server_options
-from headway.cli.bench_work import (
-    add_judging_flags,
-    add_work_flags,
-    burstiness_of,
-    dataset_of,
-    judging_of,
-    new_seed,
-    tokenizer_of,
-)
 from headway.cli.flags import count, positive
 from headway.cli.output_files import check_writable, write_json
 from headway.cli.progress import progress_bar
 from headway.errors import ConfigError
-from headway.lab.bench.datasets import Draw
+from headway.lab.bench.datasets import Draw, add_dataset_flags, burstiness_of, dataset_of, new_seed, tokenizer_of
+from headway.lab.bench.load_flags import (
+    add_judging_flags,
+    add_server_flags,
+    add_warmup_flag,
+    backend_of,
+    judging_of,
+    server_options,
+)
+from headway.lab.bench.load_target import Outcome
 from headway.lab.bench.online_metrics import SHOWN_PERCENTILES
 from headway.lab.bench.served import ServedRequest, ServedTimeline, shared_share
 from headway.lab.bench.server_target import ServerTarget
-from headway.lab.bench.serving_block import TITLES, serving_block
+from headway.lab.bench.serving_report import TITLES, serving_block
 from headway.lab.bench.slo import targets_by_class
-from headway.lab.bench.targets import Outcome
 from headway.lab.charts.html_page import write_page
 
 MAX_SHOWN_ERRORS = 5
@@ -92,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", help="Write a report with plots.")
     parser.add_argument("--disable-tqdm", action="store_true", help="Do not show how far it is.")
     add_warmup_flag(parser)
-    add_work_flags(parser)
+    add_dataset_flags(parser)
     add_server_flags(parser, has_samples=True)
 
 
@@ -143,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
         write_json(path, results[0] if len(results) == 1 else together(results))
         print(f"Wrote {path}", file=sys.stderr)
     if arguments.html is not None:
-        from headway.lab.bench.online_page import online_page
+        from headway.lab.bench.serving_report import online_page
 
         page = online_page(
             f"Load on {target.name}",

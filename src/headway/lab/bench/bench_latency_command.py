@@ -7,11 +7,19 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from headway.cli.bench import Job, add_common_flags, chosen_scenario, either, run_job
 from headway.cli.flags import count
-from headway.lab.bench.measures import LATENCY_MEASURES, best_of, values_json
-from headway.lab.bench.scenarios import LATENCY_SCENARIOS
-from headway.lab.bench.times import RoundTimes, percentile
+from headway.lab.bench.offline_bench import (
+    LATENCY_MEASURES,
+    LATENCY_SCENARIOS,
+    Job,
+    add_common_flags,
+    best_of,
+    chosen_scenario,
+    either,
+    run_job,
+    values_json,
+)
+from headway.lab.bench.timelines import RoundTimes, percentile
 from headway.lab.workload.requests import BenchRequest, LengthRange, draw_work
 
 _FIXED_BY_SCENARIO = ("input_len", "output_len", "batch_size", "n")
