@@ -65,10 +65,16 @@ COMMANDS: Mapping[str, Command | CommandGroup] = {
     "workload": Command(
         "headway.lab.workload.workload_command", "Show what a workload file describes, as numbers and as plots."
     ),
-    "calibrate": Command("headway.cli.calibrate", "Measure what steps cost on this machine, for sim and tune."),
-    "sim": Command("headway.cli.sim", "Simulate a workload on a calibrated machine, or on several, in seconds."),
-    "sim-check": Command("headway.cli.sim_check", "Run a workload in the engine and in the simulator, and compare."),
-    "tune": Command("headway.cli.tune", "Find the options that serve a workload best, by simulation."),
+    "calibrate": Command(
+        "headway.lab.sim.calibrate_command", "Measure what steps cost on this machine, for sim and tune."
+    ),
+    "sim": Command(
+        "headway.lab.sim.sim_command", "Simulate a workload on a calibrated machine, or on several, in seconds."
+    ),
+    "sim-check": Command(
+        "headway.lab.sim.sim_check_command", "Run a workload in the engine and in the simulator, and compare."
+    ),
+    "tune": Command("headway.lab.tune.tune_command", "Find the options that serve a workload best, by simulation."),
     "claims": Command("headway.cli.claims", "Measure published claims about serving again, each by its name."),
     "train-predictor": Command(
         "headway.cli.train_predictor", "Learn from a traffic log to tell long answers from short ones beforehand."

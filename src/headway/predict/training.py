@@ -68,8 +68,6 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 Floats = npt.NDArray[np.float64]
-Progress = Callable[[int, int], None]
-"""Is told how many of how many models have been trained."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +100,10 @@ def train_ranker(
     *,
     seed: int = 0,
     objectives: Sequence[str] = OBJECTIVES,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> TrainedRanker:
-    """Train on these records; `TrafficLogError` if they are too few or all alike."""
+    """Train on these records; `TrafficLogError` if they are too few or all alike. `progress`: (models trained, of how
+    many)."""
     if len(records) < LEAST_RECORDS:
         raise TrafficLogError(f"{len(records)} usable requests are too few to learn from; {LEAST_RECORDS} are needed.")
     features = [record.features for record in records]

@@ -17,11 +17,15 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headway.lab.bench.http_client import BadResponseError, HttpClient
-from headway.lab.bench.replay import Agenda, Progress
+from headway.lab.bench.replay import Agenda
 from headway.lab.bench.served import AnswerReader, Dialect, ServedRequest, ServedTimeline, error_text
 from headway.lab.bench.timelines import BatchSample, percentile
+
+if TYPE_CHECKING:
+    from headway.cli.progress import Meter
 
 _NAMES = {
     "num_requests_running": "running",
@@ -150,7 +154,7 @@ async def offer(
     max_concurrency: int | None = None,
     sampled: HttpClient | None = None,
     sample_every_s: float = 0.5,
-    progress: Progress | None = None,
+    progress: Meter | None = None,
 ) -> ServedRun:
     """Send the work at its times and wait for all answers. The server behind `sampled` is asked for its numbers
     meanwhile, if it has any."""
@@ -171,7 +175,7 @@ async def offer(
 
 class _Load:
     def __init__(
-        self, work: Sequence[ServedRequest], send: Send, max_concurrency: int | None, progress: Progress | None
+        self, work: Sequence[ServedRequest], send: Send, max_concurrency: int | None, progress: Meter | None
     ) -> None:
         self._work = work
         self._send = send
@@ -218,4 +222,4 @@ class _Load:
         self._agenda.ended(index, time.perf_counter() - started_s)
         self._has_news.set()
         if self._progress is not None:
-            self._progress()
+            self._progress.advance()

@@ -12,13 +12,14 @@ from headway.errors import ConfigError
 from headway.lab.bench.datasets import Dataset, Draw
 from headway.lab.bench.environment import device_name
 from headway.lab.bench.online_metrics import SHOWN_PERCENTILES, OnlineMetrics
-from headway.lab.bench.replay import Progress, Replay, check_room, replay
+from headway.lab.bench.replay import Replay, check_room, replay
 from headway.lab.bench.served import ServedRequest
 from headway.lab.bench.slo import Targets, own_targets
 from headway.lab.bench.timelines import BatchSample, RequestTimeline
 from headway.lab.workload.requests import BenchRequest, highest_token_id
 
 if TYPE_CHECKING:
+    from headway.cli.progress import Meter
     from headway.engine.llm_engine import LLMEngine
 
 
@@ -66,7 +67,7 @@ class Target(Protocol):
         """Requests that it can take; vocabulary and tokenizer are its own."""
         ...
 
-    def run(self, work: Sequence[ServedRequest], progress: Progress | None = None) -> Outcome:
+    def run(self, work: Sequence[ServedRequest], progress: Meter | None = None) -> Outcome:
         """Put a load on it and wait for all answers."""
         ...
 
@@ -113,7 +114,7 @@ class EngineTarget:
         vocab_size = highest_token_id(self._engine.model_config.vocab_size) + 1
         return dataset.draw(dataclasses.replace(wanted, vocab_size=vocab_size, tokenizer=self._engine.tokenizer))
 
-    def run(self, work: Sequence[ServedRequest], progress: Progress | None = None) -> Outcome:
+    def run(self, work: Sequence[ServedRequest], progress: Meter | None = None) -> Outcome:
         """Every run has a salt of its own: requests share prefixes with each other, not with those of earlier runs. The
         first one is preceded by the warm-up."""
         if not self._num_runs and self._num_warmups:
@@ -124,7 +125,7 @@ class EngineTarget:
         errors = [self._engine.errors.pop(name, "it did not get exactly its tokens") for name in lost]
         return Outcome(metrics, done.timelines, done.samples, errors)
 
-    def _replay(self, work: Sequence[ServedRequest], progress: Progress | None = None) -> Replay:
+    def _replay(self, work: Sequence[ServedRequest], progress: Meter | None = None) -> Replay:
         self._num_runs += 1
         requests = [self._bench_request(request) for request in work]
         check_room(requests, self._engine.plan.max_model_len)

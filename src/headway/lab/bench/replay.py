@@ -21,15 +21,13 @@ from headway.lab.workload.requests import BenchRequest, Work
 from headway.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from headway.cli.progress import Meter
     from headway.engine.llm_engine import LLMEngine
     from headway.outputs import RequestOutput
 
 
 Step = Callable[[], "list[RequestOutput]"]
 """One step of the engine, perhaps with somebody watching."""
-
-Progress = Callable[[], object]
-"""Called when a request has ended."""
 
 
 class Timed(Protocol):
@@ -120,7 +118,7 @@ def run_round(
     *,
     temperature: float,
     step: Step | None = None,
-    progress: Progress | None = None,
+    progress: Meter | None = None,
     now: Callable[[], float] = time.perf_counter,
 ) -> Round:
     """Run the work to its end and time it. Raises if a request does not get exactly its tokens."""
@@ -138,7 +136,7 @@ def run_round(
             if output.finished:
                 finished[output.request_id] = output
                 if progress is not None:
-                    progress()
+                    progress.advance()
     elapsed_s = now() - started_s
     check_tokens(work, finished, engine.errors)
     return Round(
@@ -194,7 +192,7 @@ def replay(
     *,
     temperature: float,
     step: Step | None = None,
-    progress: Progress | None = None,
+    progress: Meter | None = None,
     now: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Replay:
@@ -228,7 +226,7 @@ def replay(
                 timeline.num_cached_tokens = output.num_cached_tokens
                 agenda.ended(index, elapsed_s)
                 if progress is not None:
-                    progress()
+                    progress.advance()
         if log.is_due(is_idle=not engine.has_unfinished_requests()):
             log.add(sample_of(engine.core.scheduler, elapsed_s))
     return Replay(timelines, now() - started_s, num_steps, log.samples)

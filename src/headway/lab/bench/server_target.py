@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from headway.errors import ConfigError
 from headway.lab.bench.datasets import DEFAULT_VOCAB_SIZE, Dataset, Draw
@@ -21,8 +21,10 @@ from headway.lab.bench.http_client import (
 )
 from headway.lab.bench.load import Sender, ServedRun, offer
 from headway.lab.bench.load_target import Judging, Outcome, alike
-from headway.lab.bench.replay import Progress
 from headway.lab.bench.served import Dialect, ServedRequest, error_text
+
+if TYPE_CHECKING:
+    from headway.cli.progress import Meter
 
 MAX_DETOKENIZING = 16
 ASK_TIMEOUT_S = 10.0
@@ -139,7 +141,7 @@ class ServerTarget:
             work = run_async(self._as_text(work))
         return work
 
-    def run(self, work: Sequence[ServedRequest], progress: Progress | None = None) -> Outcome:
+    def run(self, work: Sequence[ServedRequest], progress: Meter | None = None) -> Outcome:
         """The first run is preceded by the warm-up."""
         run = run_async(self._run(work, progress))
         return Outcome(
@@ -178,7 +180,7 @@ class ServerTarget:
             for request in work
         ]
 
-    async def _run(self, work: Sequence[ServedRequest], progress: Progress | None) -> ServedRun:
+    async def _run(self, work: Sequence[ServedRequest], progress: Meter | None) -> ServedRun:
         options, client = self.options, self._client()
         allow_many_connections()
         dialect = Dialect(

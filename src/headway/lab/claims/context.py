@@ -6,22 +6,24 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from headway.lab.bench.replay import Progress
 from headway.lab.claims.place import Place, Run
 from headway.lab.claims.where import Where
 from headway.lab.workload.requests import Work
 
+if TYPE_CHECKING:
+    from headway.cli.progress import Meter
+
 _T = TypeVar("_T")
-Bar = Callable[[int, str], AbstractContextManager[Progress | None]]
+Bar = Callable[[int, str], AbstractContextManager[Meter | None]]
 """(how many requests, what they are) → something that shows how far they are"""
 
 _CPU_QUICK_SHARE = 8
 _CPU_SHARE = 4
 
 
-def no_bar(num_requests: int, title: str) -> AbstractContextManager[Progress | None]:
+def no_bar(num_requests: int, title: str) -> AbstractContextManager[Meter | None]:
     """Nobody watches."""
     return nullcontext()
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headway.engine.loaded_model import LoadedModel
-from headway.lab.bench.replay import Progress, check_room, replay
+from headway.lab.bench.replay import check_room, replay
 from headway.lab.claims.place import Run
 from headway.lab.claims.where import Where
 from headway.lab.workload.requests import BenchRequest, Work, highest_token_id
 
 if TYPE_CHECKING:
+    from headway.cli.progress import Meter
     from headway.engine.llm_engine import LLMEngine
     from headway.outputs import RequestOutput
 
@@ -72,7 +73,7 @@ class EnginePlace:
         *,
         kv_tokens: int | None = None,
         max_model_len: int | None = None,
-        progress: Progress | None = None,
+        progress: Meter | None = None,
         **options: Any,
     ) -> Run:
         """On a GPU some like it go before, until kernels are compiled and graphs are captured."""

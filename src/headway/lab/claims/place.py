@@ -7,13 +7,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.lab.bench.online_metrics import OnlineMetrics
-from headway.lab.bench.replay import Progress
 from headway.lab.bench.timelines import RequestTimeline
 from headway.lab.claims.where import Where
 from headway.lab.workload.requests import Work
+
+if TYPE_CHECKING:
+    from headway.cli.progress import Meter
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Place(Protocol):
         *,
         kv_tokens: int | None = None,
         max_model_len: int | None = None,
-        progress: Progress | None = None,
+        progress: Meter | None = None,
         **options: Any,
     ) -> Run:
         """Serve it with these options of scheduler and cache, everything else as by default, without a prefix cache. KV

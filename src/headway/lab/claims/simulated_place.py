@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.errors import ConfigError
-from headway.lab.bench.replay import Progress
 from headway.lab.claims.place import Run
 from headway.lab.claims.where import Where
 from headway.lab.sim import Calibration, CostModel, simulate
 from headway.lab.sim.cost_model import TERMS
 from headway.lab.sim.setup import check_work, set_up
 from headway.lab.workload.requests import Work
+
+if TYPE_CHECKING:
+    from headway.cli.progress import Meter
 
 SHIPPED = "h200-llama31-8b"
 _KV_BYTES = {"fp8": 130 / 256, "int8": 130 / 256, "int4": 98 / 256}
@@ -77,7 +79,7 @@ class SimulatedPlace:
         *,
         kv_tokens: int | None = None,
         max_model_len: int | None = None,
-        progress: Progress | None = None,
+        progress: Meter | None = None,
         **options: Any,
     ) -> Run:
         calibration = self._calibration

@@ -13,6 +13,7 @@ from headway.lab.bench.replay import check_room, replay, run_round
 from headway.lab.bench.timelines import RoundTimes, percentile
 from headway.lab.workload.requests import BenchRequest
 from tests.unit.lab.bench.scripted_engine import ScriptedEngine
+from tests.unit.lab.noted_meter import NotedMeter
 
 
 def request(num_in: int, num_out: int, arrival_s: float = 0.0, num_choices: int = 1) -> BenchRequest:
@@ -28,8 +29,8 @@ def play(engine: Any, work: list[BenchRequest]) -> Any:
 
 
 def test_a_round_is_timed_from_the_first_submission_to_the_last_token() -> None:
-    ended = []
-    done = run(ScriptedEngine(), [request(3, 4), request(5, 6, num_choices=2)], progress=lambda: ended.append(1))
+    ended: list[float] = []
+    done = run(ScriptedEngine(), [request(3, 4), request(5, 6, num_choices=2)], progress=NotedMeter(ended))
     assert done.times == RoundTimes(pytest.approx(0.06), pytest.approx(0.01), 2, 8, 16)
     assert (done.num_steps, done.num_preemptions, len(ended)) == (6, 2, 2)
     assert done.times.output_tok_s == pytest.approx(16 / 0.06)

@@ -8,10 +8,9 @@ import pytest
 
 from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.bench.timelines import RequestTimeline
-from headway.lab.sim.errors import ErrorRow, error_rows, percent_text
-from headway.lab.sim.speed import WINDOW_S, SpeedProfile
-from headway.lab.sim.step_meter import StepSample
-from headway.lab.sim.step_work import StepWork
+from headway.lab.sim.cost_model import StepWork
+from headway.lab.sim.sim_accuracy import ErrorRow, error_rows, percent_text
+from headway.lab.sim.step_timing import WINDOW_S, SpeedProfile, StepSample
 from tests.unit.lab.sim.machines import small_cost
 
 

@@ -15,9 +15,9 @@ from headway.config import EngineConfig
 from headway.core import SchedulerOutput
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.simulated import SimulatedExecutor, VirtualClock
-from headway.lab.sim.calibrate import calibrate
-from headway.lab.sim.check import capacity, check
-from headway.lab.sim.step_work import StepWork
+from headway.lab.sim.calibration_run import calibrate
+from headway.lab.sim.cost_model import StepWork
+from headway.lab.sim.sim_accuracy import check, rate_at_once
 from headway.lab.workload.requests import BenchRequest
 from tests.unit.no_model import nominal_config, nominal_plan
 
@@ -52,7 +52,7 @@ def test_a_simulation_is_as_good_as_promised(max_in_flight: int, load: float) ->
         for _ in range(200)
     ]
     work = [BenchRequest([rng.randint(0, 999) for _ in range(num_in)], num_out) for num_in, num_out in lengths]
-    rate = load * capacity(engine, found, work)
+    rate = load * rate_at_once(engine, found, work)
     arrival_s = 0.0
     for place, request in enumerate(work):
         arrival_s += rng.expovariate(rate)

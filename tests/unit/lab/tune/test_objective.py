@@ -7,7 +7,7 @@ import pytest
 from headway.errors import ConfigError
 from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.bench.timelines import RequestTimeline
-from headway.lab.tune.objective import Goal, Score
+from headway.lab.tune.tune_goal import Goal, Score
 
 
 def timeline(ttft_s: float, *gaps_s: float) -> RequestTimeline:

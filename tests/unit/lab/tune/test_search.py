@@ -8,11 +8,21 @@ import pytest
 
 from headway.lab.sim import CostModel
 from headway.lab.tune import Goal, SearchLimits, Space, Trial, Tuned, search
-from headway.lab.tune.objective import Score
-from headway.lab.tune.report import flags_text, recommendation, trial_table, tuned_json, tuned_page, verified_table
-from headway.lab.tune.search import _Search
-from headway.lab.tune.verify import Verified, candidates, recommended
+from headway.lab.tune.tune_goal import Score
+from headway.lab.tune.tune_report import (
+    Verified,
+    candidates,
+    flags_text,
+    recommendation,
+    recommended,
+    trial_table,
+    tuned_json,
+    tuned_page,
+    verified_table,
+)
+from headway.lab.tune.tune_search import _Search
 from headway.lab.workload.requests import BenchRequest
+from tests.unit.lab.noted_meter import NotedMeter
 from tests.unit.lab.sim.machines import calibration
 
 KNEE = CostModel.of_terms(
@@ -88,7 +98,7 @@ def test_the_budget_is_kept() -> None:
     work = at_once(200)
     used: list[float] = []
     one = space(KNEE, work, 64)
-    tuned = search(one, Goal(), work, limits=SearchLimits(10), progress=used.append)
+    tuned = search(one, Goal(), work, limits=SearchLimits(10), progress=NotedMeter(used))
     assert max(used) <= 10.0
     assert len(tuned.trials) <= 12 + len(one.knobs)
     assert tuned.num_simulated > len(tuned.trials), "most are tried with a part of the work"

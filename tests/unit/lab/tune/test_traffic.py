@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
-from headway.lab.tune.traffic import traffic_work
+from headway.lab.tune.tune_command import traffic_work
 from headway.predict import PromptView
 from headway.predict.traffic_log import TrafficLog
 

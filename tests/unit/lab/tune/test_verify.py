@@ -6,8 +6,8 @@ from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor
 from headway.lab.tune import Goal, Space
-from headway.lab.tune.trial import simulate_trial
-from headway.lab.tune.verify import verify
+from headway.lab.tune.tune_report import verify
+from headway.lab.tune.tune_search import simulate_trial
 from headway.lab.workload.requests import BenchRequest
 from tests.unit.lab.sim.machines import calibration
 from tests.unit.no_model import nominal_config, nominal_plan

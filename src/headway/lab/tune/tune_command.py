@@ -1,11 +1,14 @@
-"""`headway tune`: which options serve a workload best on a calibrated machine.
+"""`headway tune`: which options serve a workload, or logged traffic, best on a calibrated machine.
 
-Options of scheduler and cache that are given on the command line stay as they are; the others are searched.
+Options of scheduler and cache that are given on the command line stay as they are; the others are searched. A traffic
+log does not tell what was in the prompts (or not in a form that is read here), so its requests have random ones: what
+the prefix cache saved is not seen.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 from headway.cli.flags import add_flags, count, engine_flags
 from headway.cli.output_files import check_writable, print_table, write_json
 from headway.cli.progress import meter
-from headway.cli.sim_work import (
+from headway.config import EngineConfig
+from headway.errors import ConfigError
+from headway.lab.charts.html_page import write_page
+from headway.lab.sim.sim_flags import (
     PREDICTORS,
     add_calibration_flag,
     add_rate_flag,
@@ -25,20 +31,44 @@ from headway.cli.sim_work import (
     load_work,
     simulated_options,
 )
-from headway.config import EngineConfig
-from headway.errors import ConfigError
-from headway.lab.charts.html_page import write_page
+from headway.lab.workload.requests import BenchRequest, highest_token_id
+from headway.predict.traffic_log import read_traffic
 
 if TYPE_CHECKING:
     from headway.lab.sim.calibration import Calibration
-    from headway.lab.tune.objective import Goal
-    from headway.lab.tune.space import Space
-    from headway.lab.tune.trial import Trial, Tuned
-    from headway.lab.tune.verify import Verified
-    from headway.lab.workload.requests import BenchRequest
+    from headway.lab.tune.tune_goal import Goal
+    from headway.lab.tune.tune_report import Verified
+    from headway.lab.tune.tune_search import Space, Trial, Tuned
+
 
 _TRIALS = 40
 _TEMPERATURE = 1.0
+
+
+def traffic_work(
+    paths: Sequence[str | Path], *, vocab_size: int, num_requests: int | None = None, seed: int = 0
+) -> list[BenchRequest]:
+    """The last requests of these logs, from the first arrival on; `ConfigError` if times are missing."""
+    records = read_traffic(paths, most_records=num_requests).records
+    named = ", ".join(map(str, paths))
+    if not records:
+        raise ConfigError(f"The traffic log {named} has no request that ended by itself.")
+    times = [record.arrival_s for record in records if record.arrival_s is not None]
+    if len(times) < len(records):
+        raise ConfigError(
+            f"{len(records) - len(times)} of {len(records)} requests of the traffic log {named} have no time of "
+            "arrival (arrival_s), and without it their load cannot be replayed."
+        )
+    rng, highest, first_s = random.Random(seed), highest_token_id(vocab_size), min(times)
+    work = [
+        BenchRequest(
+            [rng.randint(0, highest) for _ in range(max(record.features.keys.num_prompt_tokens, 1))],
+            max(record.num_output_tokens, 1),
+            arrival_s=time_s - first_s,
+        )
+        for record, time_s in zip(records, times, strict=True)
+    ]
+    return sorted(work, key=lambda request: request.arrival_s)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,11 +122,17 @@ _NOT_TAKEN = frozenset({"traffic_log", "traffic_log_content", "length_predictor"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from headway.lab.sim.report import trust_notes
     from headway.lab.sim.setup import check_work, set_up
+    from headway.lab.sim.sim_report import trust_notes
     from headway.lab.tune import Goal, SearchLimits, Space, search
-    from headway.lab.tune.report import recommendation, trial_table, tuned_json, tuned_page, verified_table
-    from headway.lab.tune.verify import recommended
+    from headway.lab.tune.tune_report import (
+        recommendation,
+        recommended,
+        trial_table,
+        tuned_json,
+        tuned_page,
+        verified_table,
+    )
 
     check_writable(arguments.output_json, arguments.html)
     Goal.parse(arguments.slo)  # refuses what cannot be promised, before anything is drawn
@@ -108,9 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_work(work, set_up(calibration, fixed).machine)
     space = Space.of(calibration, work, fixed)
     with meter(arguments.trials, "Searching") as shown:
-        tuned = search(
-            space, goal, work, limits=SearchLimits(arguments.trials, arguments.search_seed), progress=shown.at
-        )
+        tuned = search(space, goal, work, limits=SearchLimits(arguments.trials, arguments.search_seed), progress=shown)
     print(f"{goal}\n")
     print_table(*trial_table(space, tuned))
     verified = _verify(arguments, work, goal, tuned, space)
@@ -144,7 +178,7 @@ def _check_engine_options(arguments: argparse.Namespace) -> None:
 
 def _beyond(space: Space, work: Sequence[BenchRequest], tuned: Tuned, best: Trial) -> str:
     """If the load is more than the machine can serve: by default, and with what is recommended."""
-    from headway.lab.sim.capacity import BEYOND, capacity, overload
+    from headway.lab.sim.sim_comparison import BEYOND, capacity, overload
 
     trials = {"by default": tuned.default, **({"as recommended": best} if best is not tuned.default else {})}
     told = []
@@ -171,7 +205,6 @@ def _work(arguments: argparse.Namespace, calibration: Calibration) -> list[Bench
     if arguments.traffic:
         if arguments.rate is not None:
             raise ConfigError("--rate is for a workload; a traffic log is replayed as it was.")
-        from headway.lab.tune.traffic import traffic_work
 
         work = traffic_work(
             arguments.traffic,
@@ -191,7 +224,7 @@ def _verify(
     if not arguments.verify or tuned.is_default_best:
         return []
     from headway.cli.loading import load_engine, stderr_console
-    from headway.lab.tune.verify import candidates, verify
+    from headway.lab.tune.tune_report import candidates, verify
 
     options: dict[str, Any] = engine_options(arguments)
     found, trials = [], candidates(tuned, arguments.verify)

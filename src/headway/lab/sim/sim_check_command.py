@@ -8,19 +8,27 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.calibrate import add_calibration_flags, calibrate_with_bar
 from headway.cli.flags import add_flags, engine_flags, positive
 from headway.cli.output_files import check_writable, print_table, write_json, write_text
 from headway.cli.progress import progress_bar
-from headway.cli.sim_work import add_rate_flag, add_work_flags, draw_work, engine_options, load_calibration, load_work
 from headway.config import EngineConfig
 from headway.errors import ConfigError
+from headway.lab.sim.calibrate_command import add_calibration_flags, calibrate_with_bar
+from headway.lab.sim.sim_flags import (
+    add_rate_flag,
+    add_work_flags,
+    draw_work,
+    engine_options,
+    load_calibration,
+    load_work,
+)
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
     from headway.lab.sim.calibration import Calibration
-    from headway.lab.sim.check import Check
+    from headway.lab.sim.sim_accuracy import Check
     from headway.lab.workload.workload import Workload
+
 
 _CAPACITY_REQUESTS = 200
 _TEMPERATURE = 1.0
@@ -67,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from headway.cli.demo import title
     from headway.cli.loading import load_engine, stderr_console
-    from headway.lab.sim.report import checks_markdown
+    from headway.lab.sim.sim_report import checks_markdown
 
     engine = load_engine(config, stderr_console(), quiet=True, warm=True)
     session = _Session(arguments, engine, title(config), workload, calibration)
@@ -113,16 +121,16 @@ class _Session:
 
     def check(self, *, load: float | None = None, rate: float | None = None) -> None:
         """At a fraction of the capacity, or at a rate."""
-        from headway.lab.sim.check import at_once, capacity, check
-        from headway.lab.sim.report import check_title, error_table, speed_note
         from headway.lab.sim.setup import check_work
+        from headway.lab.sim.sim_accuracy import at_once, check, rate_at_once
+        from headway.lab.sim.sim_report import check_title, error_table, speed_note
 
         arguments, engine = self._arguments, self._engine
         if self._given is None:
             self._last = calibrate_with_bar(engine, model=self._model, seconds=arguments.seconds)
         calibration = self.calibration
         if load is not None:
-            rate = load * capacity(engine, calibration, self._draw(None)[:_CAPACITY_REQUESTS])
+            rate = load * rate_at_once(engine, calibration, self._draw(None)[:_CAPACITY_REQUESTS])
         work = self._draw(rate)
         check_work(work, calibration.machine())
         is_at_once = rate is not None and math.isinf(rate)
@@ -157,7 +165,7 @@ class _Session:
 
 def _verified(checks: list[Check]) -> dict[str, Any]:
     """The errors of what is promised, by check."""
-    from headway.lab.sim.report import check_title
+    from headway.lab.sim.sim_report import check_title
 
     return {
         check_title(check): {row.key: row.error for row in check.rows if row.tolerance is not None} for check in checks

@@ -1,4 +1,4 @@
-"""The truth about the simulator: the same work in the real engine and in simulation, side by side.
+"""Simulated against measured: the same work in the real engine and in simulation, and how far each number is off.
 
 The load is a fraction of the capacity: the rate at which requests are served when all are there at once. It is found by
 simulation; a check with all requests at once measures it, too.
@@ -12,26 +12,115 @@ in which steps there are, and in their order. So it explains the errors; the pro
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headway.lab.bench.online_metrics import OnlineMetrics
-from headway.lab.bench.replay import Progress, replay
+from headway.lab.bench.replay import replay
 from headway.lab.sim.calibration import Calibration
-from headway.lab.sim.errors import ErrorRow, error_rows
-from headway.lab.sim.fit_error import FitError, fit_errors
+from headway.lab.sim.cost_model import FitError, fit_errors
 from headway.lab.sim.simulate import simulate
-from headway.lab.sim.speed import SpeedProfile
-from headway.lab.sim.step_meter import Now, metered
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.sim.step_timing import Now, SpeedProfile, metered
+from headway.lab.workload.requests import BenchRequest, Work
 
 if TYPE_CHECKING:
+    from headway.cli.progress import Meter
     from headway.engine.llm_engine import LLMEngine
 
-Work = Sequence[BenchRequest]
+
+TOLERANCES: Mapping[str, float] = {
+    "output_throughput": 0.05,
+    "mean_ttft_ms": 0.10,
+    "mean_tpot_ms": 0.10,
+    "p99_ttft_ms": 0.20,
+    "p99_tpot_ms": 0.20,
+    "p99_itl_ms": 0.20,
+    "p99_e2el_ms": 0.20,
+}
+"""What is promised of a simulation; other keys are shown for information."""
+
+SHOWN = (
+    "request_throughput",
+    "output_throughput",
+    *(f"{what}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for what in ("mean", "p50", "p99")),
+)
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    """One number of a result."""
+
+    key: str
+    measured: float
+    simulated: float
+    at_measured_speed: float | None = None
+    """Simulated on a machine that is as fast as the real one was from moment to moment, by its own steps."""
+
+    @property
+    def error(self) -> float:
+        """(simulated - measured) / measured; `nan` where there is nothing to compare."""
+        return _error(self.simulated, self.measured)
+
+    @property
+    def error_at_measured_speed(self) -> float | None:
+        """What is left without errors in the time of steps."""
+        return None if self.at_measured_speed is None else _error(self.at_measured_speed, self.measured)
+
+    @property
+    def tolerance(self) -> float | None:
+        """`None`: nothing is promised."""
+        return TOLERANCES.get(self.key)
+
+    @property
+    def is_within(self) -> bool | None:
+        """Whether it is as good as promised; `None` where nothing is."""
+        return None if self.tolerance is None else abs(self.error) <= self.tolerance
+
+    def as_json(self) -> dict[str, Any]:
+        """For the result file."""
+        return {
+            "measured": _or_none(self.measured),
+            "simulated": _or_none(self.simulated),
+            "error": _or_none(self.error),
+            "error_at_measured_speed": _or_none(self.error_at_measured_speed),
+            "tolerance": self.tolerance,
+        }
+
+
+def error_rows(
+    measured: OnlineMetrics,
+    simulated: OnlineMetrics,
+    at_measured_speed: OnlineMetrics | None = None,
+    keys: Sequence[str] = SHOWN,
+) -> list[ErrorRow]:
+    """One for each key that both have a number for."""
+    sides = [side.as_json() for side in (measured, simulated)]
+    third = None if at_measured_speed is None else at_measured_speed.as_json()
+    rows = []
+    for key in keys:
+        first, second = (side[key] for side in sides)
+        if first is not None and second is not None:
+            rows.append(ErrorRow(key, first, second, None if third is None else third[key]))
+    return rows
+
+
+def percent_text(error: float | None) -> str:
+    """With its sign; empty where there is none."""
+    return "" if error is None or math.isnan(error) else f"{100 * error:+.1f}%"
+
+
+def _error(simulated: float, measured: float) -> float:
+    if measured == 0.0:
+        return 0.0 if simulated == 0.0 else math.nan
+    return (simulated - measured) / measured
+
+
+def _or_none(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)
@@ -83,7 +172,7 @@ def check(
     temperature: float,
     seed: int = 0,
     num_warm_up: int = 0,
-    progress: Progress | None = None,
+    progress: Meter | None = None,
     now: Now = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Check:
@@ -121,7 +210,7 @@ def check(
     )
 
 
-def capacity(engine: LLMEngine, calibration: Calibration, work: Work, *, seed: int = 0) -> float:
+def rate_at_once(engine: LLMEngine, calibration: Calibration, work: Work, *, seed: int = 0) -> float:
     """Requests a second when all are there at once, by simulation."""
     return _simulated(engine, calibration, at_once(work), seed).requests_s
 

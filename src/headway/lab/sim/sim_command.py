@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any
 from headway.cli.flags import add_flags, count, positive
 from headway.cli.output_files import check_writable, print_table, write_json, write_text
 from headway.cli.progress import progress_bar
-from headway.cli.sim_work import (
+from headway.config import SCHEDULING_POLICIES, did_you_mean
+from headway.errors import ConfigError
+from headway.lab.bench.load_flags import add_judging_flags, judging_of
+from headway.lab.charts.html_page import write_page
+from headway.lab.sim.sim_flags import (
     PREDICTORS,
     add_calibration_flag,
     add_work_flags,
@@ -25,15 +29,11 @@ from headway.cli.sim_work import (
     simulated_flags,
     simulated_options,
 )
-from headway.config import SCHEDULING_POLICIES, did_you_mean
-from headway.errors import ConfigError
-from headway.lab.bench.load_flags import add_judging_flags, judging_of
-from headway.lab.charts.html_page import write_page
 
 if TYPE_CHECKING:
     from headway.lab.sim.calibration import Calibration
-    from headway.lab.sim.comparison import Case, SimRun
     from headway.lab.sim.setup import Setup
+    from headway.lab.sim.sim_comparison import Case, SimRun
     from headway.lab.workload.requests import BenchRequest
     from headway.lab.workload.workload import Workload
 
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         results = [simulator.as_json(case, one) for case in cases for one in case.runs]
         write_json(arguments.output_json, results[0] if len(results) == 1 else {"simulated": True, "runs": results})
     if arguments.csv is not None:
-        from headway.lab.sim.comparison import csv_text
+        from headway.lab.sim.sim_comparison import csv_text
 
         write_text(arguments.csv, csv_text(cases))
     if arguments.html is not None:
@@ -138,9 +138,8 @@ class _Simulator:
 
     def cases(self, policies: list[str]) -> list[Case]:
         """Every policy at every rate, on the same work."""
-        from headway.lab.sim.capacity import overload
-        from headway.lab.sim.comparison import Case
         from headway.lab.sim.setup import set_up
+        from headway.lab.sim.sim_comparison import Case, overload
 
         cases = []
         for rate in self._arguments.rate:
@@ -154,7 +153,7 @@ class _Simulator:
 
     def _capacity(self, work: list[BenchRequest]) -> float:
         """Of all replicas. Drawn at another rate, the requests are the same."""
-        from headway.lab.sim.capacity import capacity
+        from headway.lab.sim.sim_comparison import capacity
 
         if self._most is None:
             self._most = self._arguments.replicas * capacity(work, self._calibration, self._options)
@@ -163,7 +162,7 @@ class _Simulator:
     def tell_one(self, case: Case) -> list[str]:
         """The block that people know, under another heading; what is to be known beside it."""
         from headway.lab.bench.serving_report import serving_block
-        from headway.lab.sim.comparison import class_table, overload_notes
+        from headway.lab.sim.sim_comparison import class_table, overload_notes
 
         (run,) = case.runs
         print(serving_block(run.metrics, title="Simulated Serving Result"))
@@ -176,7 +175,7 @@ class _Simulator:
 
     def tell_many(self, cases: list[Case]) -> list[str]:
         """Tables."""
-        from headway.lab.sim.comparison import class_table, notes_on, run_table
+        from headway.lab.sim.sim_comparison import class_table, notes_on, run_table
 
         calibration = self._calibration
         print(f"Simulated: {self._title} on {calibration.device_name}, {calibration.model}; latencies in ms\n")
@@ -191,7 +190,7 @@ class _Simulator:
 
     def as_json(self, case: Case, run: SimRun) -> dict[str, Any]:
         """One of the results."""
-        from headway.lab.sim.report import simulation_json
+        from headway.lab.sim.sim_report import simulation_json
 
         result = simulation_json(run.metrics.as_json(), self._calibration, run.simulation)
         beyond = {"beyond_capacity": case.overload is not None}
@@ -207,7 +206,7 @@ class _Simulator:
     def write_page(self, cases: list[Case], notes: list[str]) -> None:
         from headway.lab.bench.serving_report import online_page
         from headway.lab.bench.slo import targets_by_class
-        from headway.lab.sim.comparison import class_table, comparison_page
+        from headway.lab.sim.sim_comparison import class_table, comparison_page
 
         arguments, title, run = self._arguments, f"Simulated: {self._title}", cases[0].runs[0]
         if len(cases) == 1 and len(cases[0].runs) == 1:
@@ -244,8 +243,8 @@ class _Simulator:
         return with_oracle(work) if arguments.length_predictor == "oracle" else work
 
     def _simulate(self, work: list[BenchRequest], setup: Setup, number: int) -> SimRun:
-        from headway.lab.sim.comparison import SimRun
         from headway.lab.sim.setup import check_work
+        from headway.lab.sim.sim_comparison import SimRun
         from headway.lab.sim.simulate import simulate
 
         arguments = self._arguments
@@ -273,7 +272,7 @@ class _Simulator:
 
     def _trust(self, run: SimRun) -> list[str]:
         """What stands beside all simulated numbers."""
-        from headway.lab.sim.report import trust_notes
+        from headway.lab.sim.sim_report import trust_notes
 
         notes = [*trust_notes(self._calibration), *self._plain.notes]
         num_routed = run.simulation.num_routed

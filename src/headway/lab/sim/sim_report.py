@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.lab.sim.calibration import Calibration
-from headway.lab.sim.check import Check
-from headway.lab.sim.errors import percent_text
+from headway.lab.sim.cost_model import StepWork
+from headway.lab.sim.sim_accuracy import Check, percent_text
 from headway.lab.sim.simulate import Simulation
-from headway.lab.sim.speed import WINDOW_S
-from headway.lab.sim.step_work import StepWork
+from headway.lab.sim.step_timing import WINDOW_S
 
 Table = tuple[list[str], list[list[str]]]
 """(titles, rows)"""

@@ -8,25 +8,31 @@ What a user sees is the period, from one return of `engine.step()` to the next:
 On a device that computes while it is launched (a CPU) launching is no host work: there the whole of `submit` is the
 device's. On a GPU the device's own clock tells how long it had a step: the host, which may be late for a result because
 it is launching the next step, would count time of one step to another.
+
+A machine with other work beside it is not equally fast all the time: from the steps of a run follows how many times as
+long they took as expected, in windows of a few seconds, for a simulation of that very time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
-from headway.lab.sim.step_work import StepWork
+from headway.lab.sim.cost_model import CostModel, StepWork
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
     from headway.executor import Executor, PendingStep
     from headway.outputs import RequestOutput
 
+
 Now = Callable[[], float]
+
+WINDOW_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +148,37 @@ def _mark() -> Any:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
+
+
+@dataclass(frozen=True)
+class SpeedProfile:
+    """Times as long as expected, in windows of `WINDOW_S` from the start of the run; after the last as in it."""
+
+    factors: Sequence[float]
+    overall: float
+    """Of all steps together."""
+
+    def at(self, now_s: float) -> float:
+        """So long after the start."""
+        if not self.factors:
+            return 1.0
+        return self.factors[min(max(int(now_s / WINDOW_S), 0), len(self.factors) - 1)]
+
+    @staticmethod
+    def of(cost: CostModel, samples: Sequence[StepSample], *, started_s: float) -> SpeedProfile:
+        """From the steps of a run. Windows without any are as the ones before them."""
+        sums: dict[int, tuple[float, float]] = {}
+        for sample in samples:
+            window = max(int((sample.at_s - started_s - 0.5 * sample.duration_s) / WINDOW_S), 0)
+            measured_s, expected_s = sums.get(window, (0.0, 0.0))
+            sums[window] = (measured_s + sample.duration_s, expected_s + cost.seconds(sample.work))
+        overall = _ratio(sum(m for m, _ in sums.values()), sum(e for _, e in sums.values()))
+        factors: list[float] = []
+        for window in range(max(sums, default=-1) + 1):
+            last = factors[-1] if factors else overall
+            factors.append(_ratio(*sums[window]) if window in sums else last)
+        return SpeedProfile(factors, overall)
+
+
+def _ratio(measured_s: float, expected_s: float) -> float:
+    return measured_s / expected_s if expected_s else 1.0

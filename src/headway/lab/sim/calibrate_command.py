@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from headway.cli.flags import add_flags, engine_flags, positive
 from headway.cli.output_files import check_writable, print_table
 from headway.cli.progress import meter
-from headway.cli.sim_work import engine_options
 from headway.config import EngineConfig
+from headway.lab.sim.sim_flags import engine_options
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
     from headway.lab.sim.calibration import Calibration
+
 
 DEFAULT_OUTPUT = "calibration.json"
 _SECONDS = 40.0
@@ -55,15 +56,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def calibrate_with_bar(engine: LLMEngine, *, model: str, seconds: float) -> Calibration:
     """Calibrate, and show how far it is."""
-    from headway.lab.sim.calibrate import calibrate
+    from headway.lab.sim.calibration_run import calibrate
 
     with meter(1.0, "Calibrating") as shown:
-        return calibrate(engine, model=model, seconds=seconds, progress=shown.at)
+        return calibrate(engine, model=model, seconds=seconds, progress=shown)
 
 
 def print_calibration(calibration: Calibration) -> None:
     """What was found, for people."""
-    from headway.lab.sim.report import calibration_facts, fit_rows
+    from headway.lab.sim.sim_report import calibration_facts, fit_rows
 
     facts = calibration_facts(calibration)
     width = max(map(len, facts))

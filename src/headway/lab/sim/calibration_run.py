@@ -1,35 +1,44 @@
 """Measuring what steps cost on this machine, so that the simulator can stand in for it.
 
-Waves of requests (see `headway.lab.sim.waves`) are run as a server runs them: they stream, and some arrive while others
-generate. Each step's work and time are noted, and a cost model is fitted to them. What has never run before (a kernel
-to compile) is slow once: the waves run unmeasured first, then again from the beginning, and steps that took several
-times what the fit expects are thrown away.
+Waves of requests are run as a server runs them: they stream, and some arrive while others generate.
 
-A machine is not always as fast: it heats up, or has other work. Between two waves the same small step is timed, and the
-times of a wave are put in proportion to it before they are compared with those of other waves.
+    crowd     many short prompts at once, then steps that only decode, with ever fewer rows
+    stream    prompts of all lengths arrive while others generate, few or many: chunks beside decodes
+    long      one or two long prompts, alone or beside a few that generate
+    deep      few or many long prompts, then steps that only decode and read much of the cache
+
+Prompts are as long as the machine can compute in a second or two, so that slow machines see many waves too. Fast ones
+generate for longer: a device has to be busy for some steps until the host runs ahead of it as it does under load.
+
+Each step's work and time are noted, and a cost model is fitted to them. What has never run before (a kernel to compile)
+is slow once: the waves run unmeasured first, then again from the beginning, and steps that took several times what the
+fit expects are thrown away. A machine is not always as fast: it heats up, or has other work. Between two waves the same
+small step is timed, and the times of a wave are put in proportion to it before they are compared with other waves.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.lab.sim.calibration import Calibration
+from headway.lab.sim.calibration import Calibration, HostTime
 from headway.lab.sim.cost_model import CostModel
-from headway.lab.sim.host_time import HostTime
-from headway.lab.sim.step_meter import Now, StepMeter, StepSample, metered
-from headway.lab.sim.waves import PlannedRequest, Wave, WaveLimits, waves
+from headway.lab.sim.step_timing import Now, StepMeter, StepSample, metered
 from headway.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from headway.cli.progress import Meter
     from headway.engine.llm_engine import LLMEngine
 
-Progress = Callable[[float], object]
-"""Which part is done, from 0 to 1."""
+
+KINDS = ("crowd", "stream", "deep", "stream", "crowd", "long", "deep")
+_PATIENT_TOKENS, _MOST_PATIENCE = 2_000, 6
+_DEEP_TOKENS = 512  # of each prompt of a deep wave, at least, where there are many
 
 DEFAULT_SECONDS = 40.0
 TEMPERATURE = 1.0
@@ -41,6 +50,102 @@ _PROBE_TOKENS, _PROBE_TOKENS_GPU = 256, 1024  # of the prompts that tell how fas
 _REFERENCE_STEPS = 3
 
 
+@dataclass(frozen=True)
+class PlannedRequest:
+    """One request of a wave; `at_step`: the step of the wave before which it arrives."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    at_step: int
+
+
+Wave = list[PlannedRequest]
+
+
+@dataclass(frozen=True)
+class WaveLimits:
+    """What a wave may ask for."""
+
+    max_num_seqs: int
+    max_model_len: int
+    num_cache_tokens: int
+    num_prompt_tokens: int
+    """So many can be computed in about a second."""
+
+    @property
+    def patience(self) -> int:
+        """How many times as many tokens are generated as where steps take long."""
+        return min(max(self.num_prompt_tokens // _PATIENT_TOKENS, 1), _MOST_PATIENCE)
+
+
+def waves(limits: WaveLimits, rng: random.Random) -> Iterator[Wave]:
+    """One of each kind after the other, forever."""
+    make = {"crowd": _crowd, "stream": _stream, "long": _long, "deep": _deep}
+    while True:
+        for kind in KINDS:
+            yield _fitting(make[kind](limits, rng), limits)
+
+
+def _crowd(limits: WaveLimits, rng: random.Random) -> Wave:
+    num_rows = _log_uniform(rng, 1, limits.max_num_seqs)
+    longest = max(limits.num_prompt_tokens // num_rows, 2)
+    return [
+        PlannedRequest(rng.randint(1, min(longest, 64)), limits.patience * rng.randint(3, 10), 0)
+        for _ in range(num_rows)
+    ]
+
+
+def _stream(limits: WaveLimits, rng: random.Random) -> Wave:
+    gap = rng.choice((0.3, 1, 2))
+    room = limits.num_prompt_tokens
+    wave: Wave = []
+    if rng.random() < 0.5:
+        num_rows = _log_uniform(rng, 1, max(limits.max_num_seqs // 2, 1))
+        wave = [PlannedRequest(rng.randint(1, 16), limits.patience * rng.randint(8, 16), 0) for _ in range(num_rows)]
+    for place in range(limits.max_num_seqs - len(wave)):
+        num_in = _log_uniform(rng, 2, max(limits.num_prompt_tokens // 2, 16))
+        wave.append(PlannedRequest(num_in, limits.patience * rng.randint(4, 16), int(place * gap)))
+        room -= num_in
+        if room <= 0:
+            break
+    return wave
+
+
+def _long(limits: WaveLimits, rng: random.Random) -> Wave:
+    longest = 2 * limits.num_prompt_tokens
+    few = [PlannedRequest(rng.randint(2, 32), 12, 0) for _ in range(rng.choice((0, 2, 6)))]
+    return [*few, PlannedRequest(rng.randint(max(longest // 3, 1), longest), 3, 2 if few else 0)]
+
+
+def _deep(limits: WaveLimits, rng: random.Random) -> Wave:
+    num_tokens = 2 * limits.num_prompt_tokens
+    most_rows = max(min(num_tokens // _DEEP_TOKENS, limits.max_num_seqs), 4)
+    num_rows = rng.choice((1, 2, 4, _log_uniform(rng, 4, most_rows), most_rows))
+    longest = max(num_tokens // num_rows, 2)
+    return [
+        PlannedRequest(rng.randint(max(longest // 3, 1), longest), limits.patience * 24, place // 4)
+        for place in range(num_rows)
+    ]
+
+
+def _fitting(wave: Wave, limits: WaveLimits) -> Wave:
+    """No request longer than the model takes, and no more of them than the batch and the cache hold."""
+    kept: Wave = []
+    room = limits.num_cache_tokens
+    for request in wave[: limits.max_num_seqs]:
+        num_out = min(request.num_output_tokens, max(limits.max_model_len // 4, 1))
+        num_in = max(min(request.num_prompt_tokens, limits.max_model_len - num_out), 1)
+        room -= num_in + num_out
+        if room < 0 and kept:
+            break
+        kept.append(PlannedRequest(num_in, num_out, request.at_step))
+    return kept
+
+
+def _log_uniform(rng: random.Random, low: int, high: int) -> int:
+    return max(low, min(high, round(math.exp(rng.uniform(math.log(low), math.log(max(high, low)))))))
+
+
 def calibrate(
     engine: LLMEngine,
     *,
@@ -48,7 +153,7 @@ def calibrate(
     seconds: float = DEFAULT_SECONDS,
     seed: int = 0,
     temperature: float = TEMPERATURE,
-    progress: Progress | None = None,
+    progress: Meter | None = None,
     now: Now = time.perf_counter,
 ) -> Calibration:
     """Run the engine for about so long by its clock. It must be idle, and warm. `model`: its name, for people."""
@@ -97,7 +202,7 @@ def measure_waves(
     seconds: float,
     seed: int,
     temperature: float,
-    progress: Progress | None = None,
+    progress: Meter | None = None,
     now: Now = time.perf_counter,
 ) -> list[MeasuredWave]:
     """Waves of all kinds, after a warm-up with the same ones."""
@@ -106,7 +211,7 @@ def measure_waves(
 
     def tell(elapsed_s: float) -> None:
         if progress is not None:
-            progress(min(elapsed_s / seconds, 1.0))
+            progress.at(min(elapsed_s / seconds, 1.0))
 
     with metered(engine, now=now) as meter:
         runner = _Waves(engine, meter, random.Random(seed), temperature, now)

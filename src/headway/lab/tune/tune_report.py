@@ -1,24 +1,90 @@
-"""What a search found, as tables, JSON and a page."""
+"""What a search found: the best candidates measured on the real engine, and all of it as tables, JSON and a page."""
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from headway.config import EngineConfig
+from headway.engine.llm_engine import LLMEngine
 from headway.lab.bench.online_metrics import OnlineMetrics
+from headway.lab.bench.replay import replay
 from headway.lab.charts import Page, Series, line_chart
-from headway.lab.sim.errors import percent_text
-from headway.lab.tune.objective import Goal, Score
-from headway.lab.tune.space import Space
-from headway.lab.tune.trial import Trial, Tuned
-from headway.lab.tune.verify import Verified
+from headway.lab.sim.sim_accuracy import apart, at_once, percent_text
+from headway.lab.tune.tune_goal import Goal, Score
+from headway.lab.tune.tune_search import Space, Trial, Tuned
+from headway.lab.workload.requests import BenchRequest
+
+_WARM_UP_REQUESTS = 32
+
+Load = Callable[[EngineConfig], LLMEngine]
 
 Table = tuple[list[str], list[list[str]]]
 
 _SHOWN = (("ttft", 50), ("ttft", 99), ("itl", 50), ("itl", 99), ("tpot", 99))
 _LATENCIES = ["P50 TTFT ms", "P99 TTFT ms", "P50 ITL ms", "P99 ITL ms", "P99 TPOT ms"]
 TITLES = ["", "goodput/s", "good", "requests/s", "tok/s", *_LATENCIES]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A trial that was measured, too."""
+
+    trial: Trial
+    metrics: OnlineMetrics
+    score: Score
+
+
+def candidates(tuned: Tuned, num_best: int) -> list[Trial]:
+    """The default, and the best few that are better than it and differ from each other in what they do."""
+    better = [trial for trial in tuned.distinct if trial.score.is_better_than(tuned.default.score)]
+    return [tuned.default, *better[:num_best]]
+
+
+def verify(
+    trial: Trial,
+    work: Sequence[BenchRequest],
+    goal: Goal,
+    *,
+    options: Mapping[str, Any],
+    load: Load,
+    temperature: float,
+) -> Verified:
+    """Measure a trial on an engine of these options with the trial's over them."""
+    engine = load(EngineConfig.from_options(**{**options, **trial.options}))
+    try:
+        # To be warm the engine must have seen steps of all sizes.
+        beginning = at_once([r for r in work if r.after is None][:_WARM_UP_REQUESTS])
+        replay(engine, apart(beginning, "warm-up"), temperature=temperature)
+        result = replay(engine, work, temperature=temperature)
+    finally:
+        engine.shutdown()
+        del engine
+        _free()
+    metrics = OnlineMetrics.of(result.timelines, result.duration_s)
+    return Verified(trial, metrics, goal.score(result.timelines, metrics))
+
+
+def recommended(verified: Sequence[Verified]) -> Trial:
+    """Of measured trials, the default first, the one that is best in truth; the default, unless one clearly is."""
+    default, *others = verified
+    best = default
+    for one in others:
+        if one.score.is_better_than(best.score):
+            best = one
+    return best.trial
+
+
+def _free() -> None:
+    """What the engine had on the device, before the next one looks how much there is."""
+    gc.collect()
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def flags_text(changes: Mapping[str, Any]) -> str:
