@@ -161,10 +161,9 @@ def conversation(row: Row) -> str:
 def predict(training: Sequence[Row], held_out: Sequence[Row]) -> list[float]:
     """What a ranker that was trained on some rows says about others."""
     from headway.predict import LearnedRanker, PromptView
-    from headway.predict.evaluation import count_pairs
     from headway.predict.features import prompt_features
     from headway.predict.traffic_log import TrafficRecord
-    from headway.predict.training import train_ranker
+    from headway.predict.training import count_pairs, train_ranker
 
     def view(row: Row) -> PromptView:
         return PromptView(row["prompt_token_ids"], row["max_tokens"], row["temperature"], row["text"])

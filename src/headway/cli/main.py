@@ -77,7 +77,7 @@ COMMANDS: Mapping[str, Command | CommandGroup] = {
     "tune": Command("headway.lab.tune.tune_command", "Find the options that serve a workload best, by simulation."),
     "claims": Command("headway.cli.claims", "Measure published claims about serving again, each by its name."),
     "train-predictor": Command(
-        "headway.cli.train_predictor", "Learn from a traffic log to tell long answers from short ones beforehand."
+        "headway.predict.train_command", "Learn from a traffic log to tell long answers from short ones beforehand."
     ),
     "options": Command("headway.cli.reference", "List every option of the engine and of sampling."),
     "version": Command("headway.cli.version", "Print the version and what this machine offers."),

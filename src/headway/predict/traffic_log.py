@@ -21,20 +21,19 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from headway.errors import ConfigError
-from headway.predict.base import PromptView
-from headway.predict.errors import TrafficLogError
+from headway.predict.base import PromptView, TrafficLogError
 from headway.predict.features import (
     FEATURES_VERSION,
     GRAM_COLUMNS,
     HEAD_LENGTHS,
     KEY_BITS,
+    NUM_TURNS,
     TAIL_LENGTHS,
     PromptFeatures,
     PromptKeys,
     prompt_features,
 )
 from headway.predict.text_cues import NUM_CUES
-from headway.predict.turns import NUM_TURNS
 
 logger = logging.getLogger(__name__)
 

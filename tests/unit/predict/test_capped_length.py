@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from headway.predict.capped_length import expected_length
+from headway.predict.predictors import expected_length
 
 
 @pytest.mark.parametrize("max_tokens", [20, 100, 512, None])

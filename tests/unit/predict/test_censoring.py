@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from headway.predict.censoring import log_lengths
+from headway.predict.training import log_lengths
 
 
 def test_whole_answers_stay_as_they_are() -> None:

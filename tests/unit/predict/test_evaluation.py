@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from headway.predict.evaluation import count_pairs, quality
+from headway.predict.training import count_pairs, quality
 
 
 def tau_b_by_definition(a: list[int], b: list[int]) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from headway.predict import PromptView
 from headway.predict.features import PromptFeatures, prompt_features
-from headway.predict.groups import group_draws
+from headway.predict.training import group_draws
 
 
 def turns(number: int, count: int, template: int) -> list[PromptFeatures]:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from headway.predict.turns import TURN_NAMES, find_turns
+from headway.predict.features import TURN_NAMES, find_turns
 
 OPEN, END, LINE = 1, 2, 198
 SYSTEM, USER, ASSISTANT = 5, 6, 7

@@ -16,7 +16,7 @@ from headway.errors import ConfigError
 from headway.lab.claims.context import Context
 from headway.lab.claims.works import FACTORS, Drawn, applications, chat
 from headway.lab.workload.requests import BenchRequest
-from headway.predict.evaluation import count_pairs
+from headway.predict.training import count_pairs
 
 PREDICTED = "predicted_lengths.jsonl"
 """Lines with prompt_token_ids, num_output_tokens and predicted_tokens, as benchmarks/policies.py writes them."""

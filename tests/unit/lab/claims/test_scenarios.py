@@ -12,7 +12,7 @@ from headway.lab.claims.context import Context
 from headway.lab.claims.predictions import noisy_lengths
 from headway.lab.claims.scenarios import queue_depth
 from headway.lab.claims.simulated_place import SimulatedPlace
-from headway.predict.evaluation import count_pairs
+from headway.predict.training import count_pairs
 from tests.unit.lab.claims.small import small_context
 
 

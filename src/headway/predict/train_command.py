@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +14,23 @@ from typing import TYPE_CHECKING
 from headway.cli.output_files import check_writable
 from headway.cli.progress import meter
 from headway.errors import ConfigError
+from headway.predict.base import PromptView
+from headway.predict.features import PromptFeatures
+from headway.predict.predictors import LearnedRanker, RunningStatistics
+from headway.predict.traffic_log import TrafficRecord
+from headway.predict.training import Quality, quality
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from headway.predict.evaluation import Quality
-    from headway.predict.traffic_log import TrafficRead, TrafficRecord
+    from headway.predict.traffic_log import TrafficRead
     from headway.predict.training import TrainedRanker
+
+
+BATCH = 64
+TIMING_REPEATS = 50
+MADE_UP_WORD = "word "
+MADE_UP_VOCABULARY = 32_000
 
 EPILOG = """\
 example:
@@ -31,6 +42,57 @@ The requests that are held out are used for the printed numbers only. Kendall's 
 answers' lengths is foreseen: 1 perfectly, 0 not at all. See docs/length_prediction.md.
 """
 LEAST_HELD_OUT = 10
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds per request, from token ids to a length: asked one at a time, and 64 at once. The median of many."""
+
+    single_s: float
+    batched_s: float
+
+
+def compare(
+    train: Sequence[TrafficRecord], held_out: Sequence[TrafficRecord], ranker: LearnedRanker
+) -> dict[str, Quality]:
+    """Of each predictor on held-out requests. Statistics see the training part once, in its order."""
+    actual = [record.num_output_tokens for record in held_out]
+    statistics = RunningStatistics()
+    for record in train:
+        statistics.observe_keys(record.features.keys, record.num_output_tokens)
+    keys = [record.features.keys for record in held_out]
+    return {
+        "prompt length": quality([each.num_prompt_tokens for each in keys], actual),
+        "running statistics": quality([statistics.predict_keys(each) for each in keys], actual),
+        "learned ranker": quality(ranker.predict_features([record.features for record in held_out]), actual),
+    }
+
+
+def measure_cost(
+    ranker: LearnedRanker, sample: Sequence[PromptFeatures], now: Callable[[], float] = time.perf_counter
+) -> Cost:
+    """On prompts as long as those of the sample, with text where these had it."""
+    prompts = [_made_up(sample[i % len(sample)], i) for i in range(BATCH)]
+
+    def timed(batch: Sequence[PromptView]) -> float:
+        started_s = now()
+        ranker.predict(batch)
+        return now() - started_s
+
+    ranker.predict(prompts)
+    singles = sorted(timed([prompts[i % BATCH]]) for i in range(TIMING_REPEATS))
+    batches = sorted(timed(prompts) for _ in range(TIMING_REPEATS // 5))
+    return Cost(singles[len(singles) // 2], batches[len(batches) // 2] / BATCH)
+
+
+def _made_up(like: PromptFeatures, number: int) -> PromptView:
+    """A prompt of the same size; logs need not hold the real tokens."""
+    length = max(like.keys.num_prompt_tokens, 1)
+    return PromptView(
+        [(7919 * (number + 1) * (place + 3)) % MADE_UP_VOCABULARY for place in range(length)],
+        max_tokens=like.keys.max_tokens,
+        text=None if like.cues is None else MADE_UP_WORD * length,
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,8 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from headway.predict.errors import TrafficLogError
-    from headway.predict.learned_ranker import import_lightgbm
+    from headway.predict.base import TrafficLogError
+    from headway.predict.predictors import import_lightgbm
     from headway.predict.training import split_records
 
     import_lightgbm()  # known to be missing before minutes of reading
@@ -113,8 +175,7 @@ def _report(
     seconds: float,
     console: Console,
 ) -> None:
-    from headway.predict.learned_ranker import LearnedRanker
-    from headway.predict.report import BATCH, compare, measure_cost
+    from headway.predict.predictors import LearnedRanker
 
     ranker = LearnedRanker(trained.model)
     taus = ", ".join(f"{name} {tau:.3f}" for name, tau in trained.tau_by_objective.items())
