@@ -75,7 +75,9 @@ COMMANDS: Mapping[str, Command | CommandGroup] = {
         "headway.lab.sim.sim_check_command", "Run a workload in the engine and in the simulator, and compare."
     ),
     "tune": Command("headway.lab.tune.tune_command", "Find the options that serve a workload best, by simulation."),
-    "claims": Command("headway.cli.claims", "Measure published claims about serving again, each by its name."),
+    "claims": Command(
+        "headway.lab.claims.claims_command", "Measure published claims about serving again, each by its name."
+    ),
     "train-predictor": Command(
         "headway.predict.train_command", "Learn from a traffic log to tell long answers from short ones beforehand."
     ),

@@ -130,7 +130,7 @@ def count_pairs(predicted: Sequence[float], actual: Sequence[float]) -> PairCoun
     num_untied = num_pairs - tied_truth - tied_prediction + tied_both
     scale = math.sqrt((num_pairs - tied_truth) * (num_pairs - tied_prediction))
     # tau-b = (concordant - discordant) / scale
-    surplus = round(scale * kendalltau(predicted, actual, method="asymptotic").statistic) if scale else 0
+    surplus = round(scale * kendalltau(predicted, actual).statistic) if scale else 0
     return PairCounts(
         concordant=(num_untied + surplus) // 2,
         discordant=(num_untied - surplus) // 2,

@@ -16,7 +16,8 @@ from headway.lab.sim.sim_flags import engine_options, load_calibration
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
-    from headway.lab.claims.results import Results, Row
+    from headway.lab.claims.claim_results import Results, Row
+
 
 _SHAPE_MAX_MODEL_LEN = 8192
 _ON = ("auto", "engine", "simulator", "both")
@@ -57,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         for claim in claims:
             print(f"{claim.id:<18}{claim.title}\n{'':18}{claim.published}\n{'':18}{claim.source}")
         return 0
-    from headway.lab.claims.results import Results
-    from headway.lab.claims.session import Session, measure_all
+    from headway.lab.claims.claim_results import Results
+    from headway.lab.claims.claim_session import Session, measure_all
 
     folder = _folder(arguments.output)
     results = Results() if folder is None else Results.load(folder)
@@ -96,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(row: Row) -> None:
     """The table's columns below each other: a terminal is too narrow for them side by side."""
-    from headway.lab.claims.markdown import HEADERS, claim_cells
+    from headway.lab.claims.claim_results import HEADERS, claim_cells
 
     for title, cell in zip(HEADERS, claim_cells([row]), strict=True):
         print(f"{title + ':':<26}{cell}" if title != HEADERS[-1] else f"{title}:\n  {cell}")
@@ -115,9 +116,7 @@ def _sum_up(rows: list[Row], names: list[str]) -> None:
 
 def _write(folder: Path, results: Results) -> None:
     """After each claim, so that nothing is lost if a later one fails."""
-    from headway.lab.claims.markdown import as_markdown
-    from headway.lab.claims.page import as_page
-    from headway.lab.claims.results import JSON_NAME
+    from headway.lab.claims.claim_results import JSON_NAME, as_markdown, as_page
 
     write_json(folder / JSON_NAME, results.as_json())
     write_text(folder / "claims.md", as_markdown(results))

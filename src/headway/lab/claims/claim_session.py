@@ -12,11 +12,9 @@ from typing import Any, Literal
 from headway.errors import ConfigError
 from headway.lab.bench.environment import versions
 from headway.lab.claims.claim import Claim
+from headway.lab.claims.claim_results import Row
 from headway.lab.claims.context import Bar, Context, no_bar
-from headway.lab.claims.engine_place import EnginePlace, Load
-from headway.lab.claims.place import Place
-from headway.lab.claims.results import Row
-from headway.lab.claims.simulated_place import SimulatedPlace
+from headway.lab.claims.testbed import EngineTestbed, Load, SimulatedTestbed, Testbed
 
 On = Literal["auto", "engine", "simulator", "both"]
 """both: where auto puts it, and in the simulator as well."""
@@ -41,17 +39,17 @@ class Session:
     def __post_init__(self) -> None:
         if self.data_dir is not None and not self.data_dir.is_dir():
             raise ConfigError(f"There is no data directory '{self.data_dir}'.")
-        self._engine: EnginePlace | None = None
-        self._simulated: SimulatedPlace | None = None
+        self._engine: EngineTestbed | None = None
+        self._simulated: SimulatedTestbed | None = None
         self._shared: dict[Any, Any] = {}
 
     def measure(self, claim: Claim) -> list[Row]:
         """One claim, where it is best measured or where it is asked for."""
-        return [self._measure(claim, place) for place in self._places(claim)]
+        return [self._measure(claim, testbed) for testbed in self._testbeds(claim)]
 
-    def _measure(self, claim: Claim, place: Place) -> Row:
+    def _measure(self, claim: Claim, testbed: Testbed) -> Row:
         context = Context(
-            place,
+            testbed,
             is_quick=self.is_quick,
             data_dir=self.data_dir,
             bar=self.bar,
@@ -60,7 +58,7 @@ class Session:
         )
         started = time.perf_counter()
         outcome = claim.measure(context)
-        on = place.description if outcome.where != "scheduler" else "the scheduler alone, on this host"
+        on = testbed.description if outcome.where != "scheduler" else "the scheduler alone, on this host"
         return Row(
             claim,
             outcome,
@@ -68,7 +66,7 @@ class Session:
             self.is_quick,
             time.perf_counter() - started,
             date.today().isoformat(),
-            trust=place.trust if outcome.where == "simulator" else "",
+            trust=testbed.trust if outcome.where == "simulator" else "",
             flags=self.flags,
             versions=versions(),
         )
@@ -79,10 +77,10 @@ class Session:
             self._engine.close()
             self._engine = None
 
-    def _places(self, claim: Claim) -> list[Place]:
+    def _testbeds(self, claim: Claim) -> list[Testbed]:
         if not self._is_on_engine(claim):
-            return [self._simulated_place()]
-        return [self._engine_place(), self._simulated_place()] if self.on == "both" else [self._engine_place()]
+            return [self._simulated_testbed()]
+        return [self._engine_testbed(), self._simulated_testbed()] if self.on == "both" else [self._engine_testbed()]
 
     def _is_on_engine(self, claim: Claim) -> bool:
         if claim.engine == "never" or self.on == "simulator":
@@ -91,15 +89,15 @@ class Session:
             return True
         return claim.engine == "gpu" and self.has_gpu and not self.is_quick
 
-    def _engine_place(self) -> EnginePlace:
+    def _engine_testbed(self) -> EngineTestbed:
         if self._engine is None:
             self.say(f"loading {self.model_name}")
-            self._engine = EnginePlace(self.load, name=self.model_name)
+            self._engine = EngineTestbed(self.load, name=self.model_name)
         return self._engine
 
-    def _simulated_place(self) -> SimulatedPlace:
+    def _simulated_testbed(self) -> SimulatedTestbed:
         if self._simulated is None:
-            self._simulated = SimulatedPlace.open(self.calibration)
+            self._simulated = SimulatedTestbed.open(self.calibration)
         return self._simulated
 
 
