@@ -93,8 +93,9 @@ def _learned_ranking_differs(predicted: Predicted, runs: dict[str, Run], gain: f
     reached = (gain - 1) / (best - 1) if best > 1 else 1.0
     return sentences(
         [
-            f"The gain is in the queue, so the overload decides it as much as the ranking: here "
-            f"{_RANKING_LOADS[-1]:g} times what can be served, for {milliseconds(runs[_FCFS].duration_s)}; the longer it lasts, the larger it is.",
+            "The gain is in the queue, so the overload decides it as much as the ranking: here "
+            f"{_RANKING_LOADS[-1]:g} times what can be served, for {milliseconds(runs[_FCFS].duration_s)}; the longer "
+            "it lasts, the larger it is.",
             f"Predictions with a Kendall tau of {predicted.tau:.2f} reach {percent(reached)} of the oracle's gain; the "
             "paper ranks with a small language model that was trained on answers of the model it serves.",
             f"Long answers pay, up to what the guard against starvation allows: TTFT P99 "
@@ -150,7 +151,8 @@ def measure_magnus(context: Context) -> Outcome:
         f"{percent(falls[_GROUPED], signed=True)}; continuous with hrrn: {percent(gains[_HRRN], signed=True)}, "
         f"{percent(falls[_HRRN], signed=True)}",
         workload=f"{len(drawn.work):,} requests, {drawn.text}; at most {_MAGNUS_MAX_NUM_SEQS} at a time; throughput "
-        f"all at once, response time at {rate:.3g}/s, {_MAGNUS_LOAD:g} times what static batches serve; {predicted.text}",
+        f"all at once, response time at {rate:.3g}/s, {_MAGNUS_LOAD:g} times what static batches serve; "
+        f"{predicted.text}",
         differs=_magnus_differs(loaded, gains, falls),
         where=context.where,
         chart=Chart(
@@ -293,8 +295,8 @@ def _slo_tail_differs(runs: dict[str, Run], ttft: float, e2e: float) -> str:
         [
             f"Interactive requests kept {percent(kept['slo'])} of their targets instead of {percent(kept['fcfs'])}.",
             f"Published are {percent(_SLO_PUBLISHED, signed=True)}. An order changes who waits, so the first token "
-            f"comes sooner ({percent(ttft, signed=True)}); the last one less so ({percent(e2e, signed=True)}), since the "
-            "longest answers spend most of their time generating.",
+            f"comes sooner ({percent(ttft, signed=True)}); the last one less so ({percent(e2e, signed=True)}), since "
+            "the longest answers spend most of their time generating.",
             f"The others pay: their P99 is {milliseconds(others['slo'])} instead of {milliseconds(others['fcfs'])}.",
         ]
     )
