@@ -37,7 +37,7 @@ class PromptView:
     """The most tokens the answer can have; None: not known."""
     temperature: float = 1.0
     text: str | None = None
-    """The prompt as text, template included, where it is at hand; nobody should decode it for this."""
+    """The prompt as text, template included, where it is at hand; it is not decoded for this."""
     user: str | None = None
     request_id: str | None = None
 

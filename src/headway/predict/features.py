@@ -81,9 +81,9 @@ class Turns:
     """Where the last message begins, and where it ends."""
     last_end: int
     questions: tuple[int, ...]
-    """Of whoever wrote the last message, which is the last of them."""
+    """Messages of the role that wrote the last one, which is the last of them."""
     answers: tuple[int, ...]
-    """Of whoever is to answer now."""
+    """Messages of the role that is to answer now."""
 
     def numbers(self) -> tuple[float, ...]:
         """One per name of `TURN_NAMES`, 0 where there is none, rounded as they are logged."""

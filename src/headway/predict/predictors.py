@@ -270,7 +270,6 @@ class AnswerLengths:
 
     @property
     def predicts(self) -> bool:
-        """Whether there is a predictor."""
         return self._predictor is not None
 
     def predict(self, prompts: Sequence[PromptView]) -> list[float | None]:
@@ -289,7 +288,7 @@ class AnswerLengths:
     def note_end(
         self, prompt: PromptView, *, num_output_tokens: int, finish_reason: str, arrival_s: float | None
     ) -> None:
-        """A completion has ended, in whichever way; `arrival_s` is in seconds since 1970."""
+        """A completion has ended, for any reason; `arrival_s` is in seconds since 1970."""
         if self._predictor is not None and finish_reason in USED_REASONS:
             try:
                 self._predictor.observe(prompt, num_output_tokens)

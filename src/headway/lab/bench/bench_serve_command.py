@@ -224,7 +224,7 @@ def _result(
         "request_rate": "inf" if math.isinf(rate) else rate,
         "max_concurrency": target.options.max_concurrency,
         **outcome.metrics.as_json(),
-        "num_preemptions": None,  # nobody tells
+        "num_preemptions": None,  # no server reports it
         "num_short": outcome.num_short,
         "p99_late_ms": 1000 * outcome.late_s,
         "notes": list(notes),

@@ -32,8 +32,6 @@ _PROBE_SECONDS, _MIN_REQUESTS = 30.0, 50
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One run of a sweep."""
-
     setting: Setting
     rate: float
     metrics: OnlineMetrics
@@ -43,7 +41,6 @@ class SweepPoint:
         return setting_text(self.setting)
 
     def as_json(self) -> dict[str, Any]:
-        """For the result file."""
         rate: float | str = "inf" if math.isinf(self.rate) else self.rate
         return {"request_rate": rate, "setting": dict(self.setting)} | self.metrics.as_json()
 
@@ -135,7 +132,7 @@ def sweep_table(points: Sequence[SweepPoint]) -> tuple[list[str], list[list[str]
 
 
 def sweep_notes(points: Sequence[SweepPoint]) -> list[str]:
-    """What stands below the table."""
+    """Notes below the table."""
     fewest = min((point.metrics.num_completed for point in points), default=0)
     return [thin_note(fewest)] if is_thin(99, fewest) else []
 

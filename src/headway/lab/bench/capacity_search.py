@@ -27,7 +27,7 @@ class Probe:
 
     @property
     def is_met(self) -> bool:
-        """Requests that were lost are a miss, whatever the latencies of the others."""
+        """A lost request is a miss, even if the latencies of the others are met."""
         return not self.missed and self.metrics.num_lost == 0
 
 

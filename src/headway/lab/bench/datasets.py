@@ -70,8 +70,6 @@ class Draw:
 
 
 class Dataset(Protocol):
-    """A source of requests."""
-
     def draw(self, wanted: Draw) -> list[ServedRequest]:
         """The same for the same seed."""
         ...
@@ -79,8 +77,6 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class RandomDataset:
-    """Prompts of random token ids."""
-
     input_len: LengthRange
     output_len: LengthRange
     default_num_requests: int = 1_000

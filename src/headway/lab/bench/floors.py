@@ -211,7 +211,7 @@ def work_floor(work: Work, costs: ModelCosts, ceilings: Ceilings, *, max_num_seq
 
 
 def count_decode_steps(work: Work, max_num_seqs: int) -> DecodeSteps:
-    """Run the work step by step, without a model; stretches in which nobody comes or goes are summed at once."""
+    """Run the work step by step, without a model; stretches in which no request begins or ends are summed at once."""
     waiting = [
         (request.num_prompt_tokens, request.num_output_tokens - 1)
         for request in reversed(work)

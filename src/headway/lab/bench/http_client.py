@@ -33,7 +33,7 @@ class BadResponseError(Exception):
 
 
 class ResponseParser:
-    """One response. `feed` it whatever arrives; it gives back what of it is body."""
+    """One response. `feed` takes bytes as they arrive and returns those of the body."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -179,8 +179,6 @@ class ServerUnreachableError(HeadwayError):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is."""
-
     host: str
     port: int
     is_tls: bool
@@ -223,7 +221,7 @@ class _Exchange:
     on_body: OnBody | None
     parser: ResponseParser = field(default_factory=ResponseParser)
     kept: list[bytes] = field(default_factory=list)
-    """The body, where nobody takes it piece by piece."""
+    """The body, where there is no `on_body`."""
 
 
 class _Connection(asyncio.Protocol):
@@ -260,7 +258,7 @@ class _Connection(asyncio.Protocol):
         at_s = time.perf_counter()
         exchange = self._exchange
         if exchange is None or exchange.done.done():
-            self.abort()  # nobody asked
+            self.abort()  # bytes without a request
             return
         try:
             body = exchange.parser.feed(data)
@@ -335,7 +333,7 @@ class HttpClient:
         return Response(parser.status, parser.headers, b"".join(exchange.kept))
 
     def close(self) -> None:
-        """Give up the connections that nobody uses."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop().abort()
 

@@ -78,8 +78,6 @@ def read_metrics(text: str, at_s: float) -> BatchSample | None:
 
 @dataclass(frozen=True)
 class ServedRun:
-    """What came of a load."""
-
     timelines: Sequence[ServedTimeline]
     duration_s: float
     samples: Sequence[BatchSample] = ()
@@ -114,7 +112,7 @@ class Sender:
         self._timeout_s = timeout_s
 
     async def send(self, index: int, arrival_s: float, started_s: float) -> ServedTimeline:
-        """One request. Whatever goes wrong is in its timeline."""
+        """Send one request. Its timeline has the error, if there is one."""
         request = self._work[index]
         timeline = ServedTimeline(arrival_s, request.num_prompt_tokens, request.num_output_tokens)
         timeline.sent_s = time.perf_counter() - started_s

@@ -126,7 +126,6 @@ def add_warmup_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def backend_of(arguments: argparse.Namespace) -> str:
-    """By its name."""
     return arguments.backend or _BACKEND
 
 
@@ -191,7 +190,6 @@ def targets_of(
 
 
 def engine_target(arguments: argparse.Namespace, judging: Judging, config: EngineConfig) -> EngineTarget:
-    """Load an engine."""
     from headway.cli.demo import title
     from headway.cli.loading import load_engine, stderr_console
 
@@ -327,7 +325,7 @@ class Probing:
 
 
 def add_judging_flags(parser: argparse.ArgumentParser) -> None:
-    """What counts as good."""
+    """Which targets decide the goodput."""
     parser.add_argument(
         "--goodput",
         nargs="+",
@@ -339,7 +337,6 @@ def add_judging_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def judging_of(arguments: argparse.Namespace, percents: Sequence[float] = SHOWN_PERCENTILES) -> Judging:
-    """From --goodput."""
     return Judging(parse_goodput(arguments.goodput), percents)
 
 

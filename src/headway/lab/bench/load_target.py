@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a load."""
-
     metrics: OnlineMetrics
     timelines: Sequence[RequestTimeline]
     samples: Sequence[BatchSample] = ()
@@ -59,9 +57,7 @@ class Target(Protocol):
     name: str
 
     @property
-    def machine(self) -> str:
-        """For people."""
-        ...
+    def machine(self) -> str: ...
 
     def draw(self, dataset: Dataset, wanted: Draw) -> list[ServedRequest]:
         """Requests that it can take; vocabulary and tokenizer are its own."""
@@ -133,11 +129,9 @@ class EngineTarget:
 
     @property
     def machine(self) -> str:
-        """What the engine runs on."""
         return device_name(self._engine.plan.device)
 
     def close(self) -> None:
-        """Ends the engine."""
         self._engine.shutdown()
 
     def _bench_request(self, request: ServedRequest) -> BenchRequest:

@@ -115,8 +115,6 @@ def ratios_json(measures: Sequence[Measure], times: RoundTimes, floor: RoundTime
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fixed piece of work."""
-
     name: str
     num_requests: int
     input_len: LengthRange

@@ -39,7 +39,6 @@ class Setting:
     ceilings: Ceilings
 
     def as_json(self) -> dict[str, Any]:
-        """For the result file."""
         return asdict(self)
 
 

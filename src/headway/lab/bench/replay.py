@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 Step = Callable[[], "list[RequestOutput]"]
-"""One step of the engine, perhaps with somebody watching."""
+"""One step of the engine, or of a profiler or meter around it."""
 
 
 class Timed(Protocol):
@@ -76,7 +76,7 @@ class Agenda:
             yield index, due_s
 
     def ended(self, index: int, at_s: float) -> None:
-        """A request has ended: whoever waits for it has a time now."""
+        """A request has ended: those that follow it have a time now."""
         for follower in self._followers.pop(index, ()):
             request = self._work[follower]
             heapq.heappush(self._due, (max(request.arrival_s, at_s + request.think_s), follower))
@@ -84,8 +84,6 @@ class Agenda:
 
 @dataclass(frozen=True)
 class Round:
-    """A measured round."""
-
     times: RoundTimes
     num_steps: int
     num_preemptions: int
@@ -172,8 +170,6 @@ def _mean_pace(outputs: Iterable[RequestOutput]) -> float | None:
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of a replay."""
-
     timelines: Sequence[RequestTimeline]
     duration_s: float
     num_steps: int
@@ -197,7 +193,7 @@ def replay(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Replay:
     """Replay the work from its first arrival until the last request has ended. A request that follows another arrives
-    when it is sent: so long after the other's end, whatever became of it."""
+    when it is sent: `think_s` after the other's end, complete or not."""
     step = step or engine.step
     params = [sampling_params(request, temperature) for request in work]
     timelines = [RequestTimeline(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work]

@@ -110,8 +110,8 @@ def online_page(
     notes: Sequence[str] = (),
     targets: Mapping[str, Targets] | None = None,
 ) -> Page:
-    """`notes` say what a reader must know, a paragraph each; `samples` may be empty where nobody tells about the
-    batch; `targets` by class are drawn."""
+    """`notes` say what a reader must know, a paragraph each; `samples` are empty where the batch is not
+    known; `targets` by class are drawn."""
     promised = targets or {}
     done = [timeline for timeline in timelines if timeline.is_complete]
     page = Page(title, _subtitle(metrics))

@@ -31,7 +31,7 @@ WARMUP_STEPS = 3
 """Steps under the profiler before the window, thrown away: its first ones cost extra."""
 DEFAULT_NUM_STEPS = 30
 LATEST_FIRST_STEP = 50
-"""Where the window begins if nobody knows how long the run will be."""
+"""Where the window begins if the length of the run is not known."""
 _QUIET_LOG_LEVEL = "99"
 
 
@@ -49,7 +49,7 @@ class StepProfiler:
         self._exported: dict[str, Any] | None = None
 
     def step(self) -> list[RequestOutput]:
-        """One step of the engine."""
+        """One step of the engine, recorded inside the window."""
         index = self._index
         self._index += 1
         if not self._start_step <= index <= self._last_step:

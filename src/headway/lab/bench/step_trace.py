@@ -76,7 +76,6 @@ class Trace:
 
     @property
     def steps(self) -> list[TraceEvent]:
-        """The steps of the engine."""
         return [event for event in self.spans if event.name == STEP_SPAN]
 
     @property

@@ -34,7 +34,6 @@ class RoundTimes:
 
     @classmethod
     def of(cls, work: Work, *, elapsed_s: float, pace_s: float | None) -> RoundTimes:
-        """The times of this work."""
         return cls(
             elapsed_s=elapsed_s,
             pace_s=pace_s,
@@ -80,7 +79,7 @@ class RequestTimeline:
 
     @property
     def num_output_tokens(self) -> int:
-        """How many it got."""
+        """Tokens that it got."""
         return len(self.token_times_s)
 
     @property
@@ -196,14 +195,14 @@ def bucket_for(duration_s: float) -> float:
 
 @dataclass(frozen=True)
 class BatchSample:
-    """One moment."""
+    """The batch at one moment."""
 
     at_s: float
     """After the start of the run."""
     num_running: int
     num_waiting: int
     kv_used: float
-    """Share of KV blocks that requests hold, from 0 to 1; `nan` where nobody tells."""
+    """Share of KV blocks that requests hold, from 0 to 1; `nan` where it is not known."""
 
     @property
     def is_idle(self) -> bool:

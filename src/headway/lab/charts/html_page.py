@@ -82,7 +82,6 @@ class Page:
         self._parts: list[str] = []
 
     def heading(self, text: str) -> None:
-        """The beginning of a section."""
         self._parts.append(f"<h2>{html.escape(text)}</h2>")
 
     def text(self, text: str) -> None:
@@ -114,11 +113,10 @@ class Page:
         self._parts.append(f"<figure>{svg}{below}</figure>")
 
     def made_by(self, origin: Origin) -> None:
-        """Stands at the foot."""
+        """Set what stands at the foot."""
         self._origin = origin
 
     def render(self) -> str:
-        """The whole file."""
         title = html.escape(self._title)
         subtitle = f'<p class="subtitle">{html.escape(self._subtitle)}</p>\n' if self._subtitle else ""
         return (

@@ -21,7 +21,7 @@ NUM_COLOURS = 7
 """After so many series the colours come again, dashed."""
 FONT_PX = 12.0
 _WIDTH_PER_CHARACTER = 0.56
-"""Of the font's size; a guess on the wide side, since nobody knows which font the reader has."""
+"""Of the font's size; a guess on the wide side: the reader's font is not known."""
 
 # Okabe and Ito's colours, told apart with every kind of colour vision; lightened for dark surroundings.
 _STYLE = """
@@ -54,7 +54,6 @@ def tag(name: str, *content: str, **attributes: str | float) -> str:
 
 
 def text(content: str, x: float, y: float, **attributes: str | float) -> str:
-    """Plain text at a place."""
     return tag("text", html.escape(content), x=x, y=y, **attributes)
 
 

@@ -84,7 +84,6 @@ class Chart:
     caption: str = ""
 
     def svg(self) -> str:
-        """The picture."""
         if not self.lines:
             return bar_chart(self.title, y=self.y, bars=self.bars, log_y=self.log_y, notes=self.notes)
         series = [Series(line.name, line.xs, line.ys) for line in self.lines]
@@ -93,12 +92,10 @@ class Chart:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """For the results' file."""
         return asdict(self)
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Chart:
-        """What `as_json` made."""
         return Chart(**{**document, "lines": tuple(Line(**line) for line in document["lines"])})
 
 

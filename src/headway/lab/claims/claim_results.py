@@ -213,7 +213,6 @@ def _line(cells: list[str] | tuple[str, ...]) -> str:
 
 
 def as_page(results: Results) -> Page:
-    """For people."""
     rows = results.rows
     page = Page("Published claims, measured again", _subtitle(rows))
     if results.note:

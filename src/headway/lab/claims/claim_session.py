@@ -22,8 +22,6 @@ On = Literal["auto", "engine", "simulator", "both"]
 
 @dataclass
 class Session:
-    """What the claims share."""
-
     load: Load
     model_name: str
     has_gpu: bool

@@ -148,7 +148,7 @@ def _load(options: dict[str, Any]) -> LLMEngine:
 
 
 def _flags(arguments: argparse.Namespace) -> str:
-    """What was given beside the claims, for whoever wants the same again; files by their names only."""
+    """The flags that were given beside the claims, to run the same again; files by their names only."""
     given = {spec.flag: getattr(arguments, spec.name) for spec in engine_flags() if hasattr(arguments, spec.name)}
     if arguments.calibration is not None:
         given["--calibration"] = Path(arguments.calibration).name

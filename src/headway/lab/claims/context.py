@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from headway.cli.progress import Meter
 from headway.lab.bench.capacity_search import Capacity, Limits, find_capacity
 from headway.lab.bench.online_metrics import Objective, OnlineMetrics
 from headway.lab.claims.claim import Where, times
@@ -20,7 +21,6 @@ from headway.lab.claims.testbed import Run, Testbed
 from headway.lab.workload.requests import Work
 
 if TYPE_CHECKING:
-    from headway.cli.progress import Meter
     from headway.lab.claims.published_workloads import Drawn
 
 
@@ -36,7 +36,7 @@ NORMALISED = "median_normalised_ms"
 
 
 def no_bar(num_requests: int, title: str) -> AbstractContextManager[Meter | None]:
-    """Nobody watches."""
+    """Show nothing."""
     return nullcontext()
 
 
@@ -78,7 +78,7 @@ class Context:
 
     @property
     def divided(self) -> str:
-        """Says so."""
+        """A remark that lengths and memory were divided; empty if they were not."""
         return f" (published lengths and memory divided by {self.divisor})" if self.divisor > 1 else ""
 
     def run(self, label: str, work: Work, **options: Any) -> Run:
@@ -150,7 +150,6 @@ class NormalisedMetrics(OnlineMetrics):
 
     @classmethod
     def of_run(cls, run: Run) -> NormalisedMetrics:
-        """Sum up a run."""
         usual = {item.name: getattr(run.metrics, item.name) for item in fields(OnlineMetrics)}
         return cls(**usual, normalised_ms=1e3 * statistics.median(run.per_token_s))
 
@@ -168,7 +167,7 @@ class Span:
     most: int
 
     def count(self, rate: float) -> int:
-        """At this rate."""
+        """The number of requests at this rate."""
         return int(min(max(rate * self.seconds, self.least), self.most))
 
 

@@ -158,7 +158,6 @@ def power_law(context: Context, count: int) -> Drawn:
 
 
 def equal(context: Context, count: int, *, num_in: int, num_out: int) -> Drawn:
-    """All alike."""
     return _draw(context, count, {"input": num_in, "output": num_out}, f"{num_in} tokens in, {num_out} out")
 
 

@@ -42,8 +42,6 @@ _KV_BYTES = {"fp8": 130 / 256, "int8": 130 / 256, "int4": 98 / 256}
 
 @dataclass(frozen=True)
 class Run:
-    """What came of some work."""
-
     timelines: Sequence[RequestTimeline]
     duration_s: float
     waste: Sequence[float] = ()
@@ -53,7 +51,6 @@ class Run:
 
     @cached_property
     def metrics(self) -> OnlineMetrics:
-        """The usual sums."""
         return OnlineMetrics.of(self.timelines, self.duration_s)
 
     @property
@@ -90,7 +87,7 @@ class Run:
 
 
 class Testbed(Protocol):
-    """Something that serves work."""
+    """What serves the work of a claim: the engine or the simulator."""
 
     where: Where
 
@@ -147,8 +144,6 @@ class Testbed(Protocol):
 
 
 class EngineTestbed:
-    """A loaded model."""
-
     where: Where = "engine"
 
     def __init__(self, load: Load, *, name: str) -> None:

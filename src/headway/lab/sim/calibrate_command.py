@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_calibration_flags(parser: argparse.ArgumentParser) -> None:
-    """How long to measure."""
     parser.add_argument(
         "--seconds",
         type=positive,
@@ -63,7 +62,6 @@ def calibrate_with_bar(engine: LLMEngine, *, model: str, seconds: float) -> Cali
 
 
 def print_calibration(calibration: Calibration) -> None:
-    """What was found, for people."""
     from headway.lab.sim.sim_report import calibration_facts, fit_rows
 
     facts = calibration_facts(calibration)

@@ -62,7 +62,6 @@ class HostTime:
         return HostTime(*_line(rows, before), *_line(rows, after))
 
     def as_json(self) -> dict[str, float]:
-        """For the calibration's file."""
         return asdict(self)
 
     @staticmethod
@@ -151,7 +150,6 @@ class Calibration:
         )
 
     def machine(self, *, num_blocks: int | None = None) -> Machine:
-        """To simulate on."""
         return Machine(
             cost=self.cost,
             num_blocks=num_blocks or self.num_blocks,
@@ -168,7 +166,7 @@ class Calibration:
         return SchedulerConfig(**{**self.scheduler, **options})
 
     def cache_config(self, **options: Any) -> CacheConfig:
-        """Likewise."""
+        """The measured engine's, but for these options."""
         return CacheConfig(**{**self.cache, "block_size": self.block_size, **options})
 
     def scaled(self, factor: float) -> Calibration:

@@ -240,8 +240,6 @@ def measure_waves(
 
 
 class _Waves:
-    """Runs waves on an engine."""
-
     def __init__(self, engine: LLMEngine, meter: StepMeter, rng: random.Random, temperature: float, now: Now) -> None:
         self._engine, self._meter, self._rng, self._temperature, self._now = engine, meter, rng, temperature, now
 

@@ -81,7 +81,6 @@ class StepWork:
 
     @staticmethod
     def of(output: SchedulerOutput) -> StepWork:
-        """Of a planned step."""
         scheduled, moves = output.scheduled, output.moves
         num_rows, num_tokens = len(scheduled), output.num_scheduled_tokens
         num_moved = len(moves.moved_out) + len(moves.copied) + len(moves.moved_in)
@@ -101,7 +100,6 @@ class StepWork:
 
     @property
     def kind(self) -> StepKind:
-        """By what is in it."""
         if not self.num_chunks:
             return "decode"
         return "mixed" if self.num_chunks < self.num_rows else "prefill"
@@ -119,12 +117,10 @@ class FitError:
     """(sum of expected - sum of measured) / sum of measured: what is left when errors of single steps cancel out."""
 
     def as_json(self) -> dict[str, Any]:
-        """For the calibration's file."""
         return asdict(self)
 
     @staticmethod
     def from_json(document: dict[str, Any]) -> FitError:
-        """What `as_json` made."""
         if document["kind"] not in STEP_KINDS:
             raise ValueError(f"{document['kind']!r} is no kind of step")
         numbers = {name: float(document[name]) for name in ("mean", "p95", "bias")}

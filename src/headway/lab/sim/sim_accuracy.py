@@ -52,7 +52,7 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """One number of a result."""
+    """One key of a result, measured and simulated."""
 
     key: str
     measured: float
@@ -81,7 +81,6 @@ class ErrorRow:
         return None if self.tolerance is None else abs(self.error) <= self.tolerance
 
     def as_json(self) -> dict[str, Any]:
-        """For the result file."""
         return {
             "measured": _or_none(self.measured),
             "simulated": _or_none(self.simulated),
@@ -143,11 +142,10 @@ class Check:
 
     @property
     def num_missed(self) -> int:
-        """Of the promises."""
+        """How many promised errors were exceeded."""
         return sum(row.is_within is False for row in self.rows)
 
     def as_json(self) -> dict[str, Any]:
-        """For the result file."""
         return {
             "name": self.name,
             "num_requests": self.num_requests,

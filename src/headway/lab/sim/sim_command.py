@@ -133,7 +133,7 @@ class _Simulator:
 
     @property
     def own_policy(self) -> str:
-        """Where none is named."""
+        """The calibrated scheduler's, where no policy is named."""
         return self._plain.scheduler.scheduling_policy
 
     def cases(self, policies: list[str]) -> list[Case]:
@@ -174,7 +174,7 @@ class _Simulator:
         return notes
 
     def tell_many(self, cases: list[Case]) -> list[str]:
-        """Tables."""
+        """Print tables of all cases; return the notes beside them."""
         from headway.lab.sim.sim_comparison import class_table, notes_on, run_table
 
         calibration = self._calibration
@@ -189,7 +189,6 @@ class _Simulator:
         return notes
 
     def as_json(self, case: Case, run: SimRun) -> dict[str, Any]:
-        """One of the results."""
         from headway.lab.sim.sim_report import simulation_json
 
         result = simulation_json(run.metrics.as_json(), self._calibration, run.simulation)
@@ -294,7 +293,7 @@ class _Simulator:
 
 
 def _rates(text: str) -> list[float | None]:
-    """A flag's type."""
+    """A flag's type: rates, separated by commas."""
     return [positive(part) for part in text.split(",")]
 
 

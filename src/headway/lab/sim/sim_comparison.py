@@ -63,7 +63,8 @@ BEYOND = "The longer a load beyond capacity lasts, the longer its requests wait:
 
 
 def overload(metrics: OnlineMetrics, capacity_of_all: Callable[[], float]) -> Overload | None:
-    """If requests came faster than they can be served. Who kept up is not asked for the capacity."""
+    """The overload, if requests came faster than they can be served. The capacity is only asked for if the run did not
+    keep up."""
     offered = metrics.offered_s
     if offered is None or metrics.requests_s >= _KEEPS_UP * offered:
         return None
@@ -126,7 +127,6 @@ class SimRun:
 
     @property
     def targets(self) -> list[Targets] | None:
-        """Of each request."""
         return [self.given] * len(self.work) if self.given is not None else own_targets(self.options)
 
 

@@ -19,7 +19,6 @@ PREDICTORS = ("none", "oracle")
 
 
 def add_work_flags(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
-    """Which requests."""
     group = parser.add_argument_group("work")
     group.add_argument(
         "--workload", metavar="FILE.toml", required=is_required, help="The requests: see docs/workloads.md."
@@ -37,7 +36,6 @@ def add_work_flags(parser: argparse.ArgumentParser, *, is_required: bool = True)
 
 
 def add_rate_flag(parser: argparse.ArgumentParser) -> None:
-    """At which rate."""
     parser.add_argument(
         "--rate",
         type=positive,
@@ -61,7 +59,6 @@ def draw_work(
     rate: float | None,
     tokenizer: Tokenizer | None = None,
 ) -> list[BenchRequest]:
-    """Requests of it."""
     if workload.needs_tokenizer and tokenizer is None:
         tokenizer = _embedded_tokenizer()
     work = workload.draw(
@@ -82,12 +79,11 @@ def simulated_flags() -> list[FlagSpec]:
 
 
 def simulated_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Those that were given."""
+    """The options of scheduler and cache that were given."""
     return chosen(arguments, simulated_flags())
 
 
 def add_calibration_flag(parser: argparse.ArgumentParser) -> None:
-    """Which machine."""
     from headway.lab.sim.calibration import shipped_machines
 
     parser.add_argument(

@@ -61,7 +61,6 @@ def fit_rows(calibration: Calibration) -> Table:
 
 
 def error_table(check: Check) -> Table:
-    """Measured, simulated, error."""
     titles = ["", "measured", "simulated", "error", "promised", "error at the measured speed"]
     rows = [
         [
@@ -78,7 +77,6 @@ def error_table(check: Check) -> Table:
 
 
 def check_title(check: Check) -> str:
-    """What was replayed."""
     rate = "all at once" if check.rate is None else f"{check.rate:.3g} requests/s"
     load = "" if check.load is None else f", {100 * check.load:.0f}% of capacity"
     return f"{check.name}: {check.num_requests:,} requests, {rate}{load}"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Variation:
-    """None, unless something is given."""
+    """How simulated steps deviate from the cost model: not at all, unless something is given."""
 
     seed: str | None = None
     """Steps spread around their mean as the measured ones did, drawn with this seed."""
@@ -82,7 +82,7 @@ class Replica:
 
     @property
     def now_s(self) -> float:
-        """How far it has come."""
+        """Its virtual time."""
         return self.clock.now_s
 
     @property
@@ -131,15 +131,13 @@ def _kv_cache(machine: Machine, config: CacheConfig) -> KVCacheManager:
 
 @dataclass
 class Simulation:
-    """What came of it."""
-
     timelines: list[RequestTimeline]
     duration_s: float = 0.0
     num_steps: int = 0
     busy_s: float = 0.0
     """Of all devices together."""
     waste: list[float] = field(default_factory=list)
-    """Before each step with somebody in the batch: which part of the KV memory that is kept from others holds
+    """Before each step with a request in the batch: which part of the KV memory that is kept from others holds
     nothing."""
     num_running: list[int] = field(default_factory=list)
     """At the same times, how many requests were in the batch."""
@@ -217,7 +215,7 @@ class _Cluster:
         return result
 
     def _furthest_behind(self) -> Replica | None:
-        """Of those that are busy."""
+        """The busy replica whose clock is behind the others'."""
         behind = None
         for replica in self._replicas:
             if replica.is_busy and (behind is None or replica.now_s < behind.now_s):

@@ -37,8 +37,6 @@ WINDOW_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """A measured step."""
-
     work: StepWork
     duration_s: float
     """The device's time for it."""
@@ -58,7 +56,7 @@ class StepMeter:
         self.samples: list[StepSample] = []
 
     def step(self) -> list[RequestOutput]:
-        """As the engine's own."""
+        """Step the engine and keep what the step took."""
         executor = self._executor
         executor.waited_s = 0.0
         outputs = self._engine.step()
@@ -159,7 +157,7 @@ class SpeedProfile:
     """Of all steps together."""
 
     def at(self, now_s: float) -> float:
-        """So long after the start."""
+        """The factor this long after the start."""
         if not self.factors:
             return 1.0
         return self.factors[min(max(int(now_s / WINDOW_S), 0), len(self.factors) - 1)]

@@ -93,8 +93,6 @@ class Goal:
 
 @dataclass(frozen=True)
 class Score:
-    """How good a run was."""
-
     goodput: float
     """Good requests each second."""
     good_share: float
@@ -105,7 +103,7 @@ class Score:
     """Promised keys whose value over all requests is above the bound."""
 
     def is_better_than(self, other: Score) -> bool:
-        """Clearly."""
+        """By more than `SAME_GOODPUT`; or about as good, with a tail shorter by more than `SHORTER_TAIL`."""
         if self.goodput > (1 + SAME_GOODPUT) * other.goodput:
             return True
         return self.goodput >= (1 - SAME_GOODPUT) * other.goodput and self.tail < (1 - SHORTER_TAIL) * other.tail

@@ -116,7 +116,6 @@ def verified_table(space: Space, verified: Sequence[Verified]) -> Table:
 
 
 def tuned_json(space: Space, goal: Goal, tuned: Tuned, verified: Sequence[Verified], best: Trial) -> dict[str, Any]:
-    """Everything, for programs."""
     return {
         "simulated": True,
         "slo": {objective.key: objective.bound for objective in goal.objectives},

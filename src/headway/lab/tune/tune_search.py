@@ -92,7 +92,7 @@ class Space:
         return True
 
     def draw(self, rng: random.Random) -> dict[str, Any]:
-        """Some valid options."""
+        """Draw valid options."""
         while True:
             drawn = {**self.default, **{name: rng.choice(values) for name, values in self.knobs.items()}}
             if self.is_valid(drawn):
@@ -144,8 +144,6 @@ def _with(values: Sequence[Any], default: Any) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class Trial:
-    """Options and their score."""
-
     options: Mapping[str, Any]
     metrics: OnlineMetrics
     score: Score
@@ -155,8 +153,6 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search found."""
-
     default: Trial
     chosen: Trial
     """The best, with as many options as by default as that allows."""

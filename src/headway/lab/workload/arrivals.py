@@ -110,8 +110,6 @@ def _length(value: float | None) -> int | None:
 
 
 class Arrivals(Protocol):
-    """A kind of traffic."""
-
     def times(self, count: int, rng: random.Random, *, rate: float | None, per_arrival: float) -> list[float]:
         """So many times from 0 on, in order. `rate` overrides the workload's own; each arrival brings `per_arrival`
         requests."""

@@ -74,7 +74,6 @@ class Drawing:
         return random.Random(f"{self.seed}/{aspect}")
 
     def ids(self, rng: random.Random, count: int) -> list[int]:
-        """Random token ids."""
         return rng.choices(self._vocabulary, k=count)
 
     def rows(self, count: int) -> list[TraceRow]:
@@ -89,7 +88,6 @@ class Drawing:
         return (Size(num_in, num_out) for num_in, num_out in zip(inputs, outputs))
 
     def input_lengths(self, count: int) -> Iterator[int]:
-        """Of prompts."""
         if self.lengths.input is not None:
             return self._drawn(self.lengths.input, count, "input")
         return (self._told(row.num_input_tokens, "input") for row in self.rows(count))
@@ -127,8 +125,6 @@ class Drawing:
 
 
 class Content(Protocol):
-    """A kind of content."""
-
     @property
     def has_text(self) -> bool:
         """Whether it takes a tokenizer to draw it."""

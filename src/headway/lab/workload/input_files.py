@@ -83,7 +83,7 @@ class OptionsTable:
         return tuple(float(weight) for weight in value)
 
     def raw(self, key: str) -> Any:
-        """Whatever stands there; None where nothing does."""
+        """The value, unchecked; None where there is none."""
         return self._values.get(key)
 
     def table(self, key: str) -> OptionsTable:

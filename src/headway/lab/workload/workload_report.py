@@ -160,7 +160,6 @@ def text_report(workload: Workload, work: Work, statistics: WorkloadStatistics, 
 
 
 def workload_page(workload: Workload, work: Work, statistics: WorkloadStatistics) -> Page:
-    """As an HTML file."""
     page = Page(f"Workload {workload.name}", workload.summary)
     page.facts(facts(statistics))
     page.heading("Lengths")

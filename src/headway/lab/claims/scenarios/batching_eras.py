@@ -37,7 +37,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class EraRuns:
-    """By mode."""
+    """The runs by mode."""
 
     turns: AlternatingRuns
     work: Sequence[BenchRequest]
@@ -51,12 +51,11 @@ class EraRuns:
         return self.turns.best
 
     def ratio(self, mode: str, base: str = STATIC) -> float:
-        """Of throughput."""
+        """The throughput of a mode over that of another."""
         return self.runs[mode].total_tok_s / self.runs[base].total_tok_s
 
     @property
     def numbers(self) -> dict[str, dict[str, float]]:
-        """Side by side."""
         return {
             mode: {
                 "tokens/s": run.total_tok_s,

@@ -246,7 +246,7 @@ def measure_queue_depth(context: Context) -> Outcome:
 
 
 class _Queue:
-    """A scheduler with a full batch and so many waiting. Whoever ends is replaced, so that the load stays the same."""
+    """A scheduler with a full batch and so many waiting. A request that ends is replaced: the load stays the same."""
 
     def __init__(self, depth: int) -> None:
         config = SchedulerConfig(max_num_seqs=_NUM_RUNNING, max_num_batched_tokens=8192)

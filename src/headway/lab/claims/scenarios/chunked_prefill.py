@@ -80,11 +80,11 @@ def _chunked_prefill_differs(
     short = {mode: milliseconds(_short_ttft_s(drawn, run)) for mode, run in runs.items()}
     return sentences(
         [
-            "It depends on what it is compared with. Whoever lets generating requests finish first makes prompts wait "
+            "It depends on what it is compared with. Letting generating requests finish first makes prompts wait "
             f"for them: there chunks make TTFT P95 {times(against_decode)} shorter, at a load that decode-first serves "
             f"with {runs['decode-first'].output_tok_s:,.0f} tokens/s and chunks with "
             f"{runs['chunked'].output_tok_s:,.0f}.",
-            "Whoever computes whole prompts first has first tokens early and pays with gaps between tokens: there "
+            "Computing whole prompts first has first tokens early and pays with gaps between tokens: there "
             f"chunks change TTFT P95 by {percent(against_whole, signed=True)} and make the P99 gap {times(gap_gain)} "
             "shorter.",
             f"Short prompts alone had a TTFT P95 of {short['chunked']} with chunks, "
