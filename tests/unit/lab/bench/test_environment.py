@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.lab.bench import environment as start_up
+from headway.lab.bench import environment
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -25,4 +25,4 @@ def test_without_proc_the_import_is_the_start(monkeypatch: pytest.MonkeyPatch) -
         raise FileNotFoundError
 
     monkeypatch.setattr(Path, "read_text", missing)
-    assert 0 < start_up.seconds_since_start() <= time.perf_counter()
+    assert 0 < environment.seconds_since_start() <= time.perf_counter()

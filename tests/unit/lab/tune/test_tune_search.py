@@ -1,4 +1,7 @@
-"""The search finds an optimum that was planted, does the same again, and keeps the default where nothing is better."""
+"""The search finds an optimum that was planted, does the same again, and keeps the default where nothing is better.
+
+Measuring trials: each on an engine of its own with the trial's options, which is shut down afterwards.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ import random
 
 import pytest
 
+from headway.config import EngineConfig
+from headway.engine.llm_engine import LLMEngine
+from headway.executor.fake import FakeExecutor
 from headway.lab.sim import CostModel
 from headway.lab.tune import Goal, SearchLimits, Space, Trial, Tuned, search
 from headway.lab.tune.tune_goal import Score
@@ -19,11 +25,13 @@ from headway.lab.tune.tune_report import (
     tuned_json,
     tuned_page,
     verified_table,
+    verify,
 )
-from headway.lab.tune.tune_search import _Search
+from headway.lab.tune.tune_search import _Search, simulate_trial
 from headway.lab.workload.requests import BenchRequest
 from tests.unit.lab.noted_meter import NotedMeter
 from tests.unit.lab.sim.machines import calibration
+from tests.unit.no_model import nominal_config, nominal_plan
 
 KNEE = CostModel.of_terms(
     decode_constant=0.010, rows_over_0=0.0001, rows_over_32=0.02, chunk_constant=0.010, tokens_over_0=0.0001
@@ -207,3 +215,33 @@ def test_of_those_with_about_the_highest_goodput_the_shortest_tail_wins() -> Non
         run.trials[tuple(options.values())] = Trial(options, default.metrics, score, len(work))
     ranked = run.ranked()
     assert [list(one.changes(trial.options)) for trial in ranked] == [["max_num_seqs"], [], ["target_itl_ms"]]
+
+
+def test_a_trial_is_measured_with_its_options() -> None:
+    made: list[LLMEngine] = []
+
+    def load(config: EngineConfig) -> LLMEngine:
+        made.append(
+            LLMEngine(
+                config,
+                executor=FakeExecutor(),
+                tokenizer=None,
+                model_config=nominal_config(vocab_size=100, max_model_len=256),
+                plan=nominal_plan(num_blocks=200, block_size=4, max_model_len=256),
+            )
+        )
+        return made[-1]
+
+    work = [BenchRequest([1] * 10, 5, arrival_s=0.001 * place) for place in range(20)]
+    work.append(BenchRequest([1] * 20, 2, after=0, think_s=0.001))
+    goal = Goal.parse(["p99_ttft_ms=60000"])
+    space = Space.of(calibration(), work, {})
+    trial = simulate_trial(space, goal, {**space.default, "max_num_seqs": 4, "scheduling_policy": "mlfq"}, work)
+    one = verify(trial, work, goal, options={"prefix_caching": "off"}, load=load, temperature=1.0)
+    assert one.trial is trial
+    assert (one.metrics.num_completed, one.metrics.num_lost) == (21, 0)
+    assert one.score.good_share == 1.0
+    config = made[0].config
+    assert (config.scheduler.max_num_seqs, config.scheduler.scheduling_policy) == (4, "mlfq")
+    assert config.cache.prefix_caching == "off"
+    assert not made[0].has_unfinished_requests()

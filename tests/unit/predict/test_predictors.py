@@ -1,12 +1,31 @@
-"""Statistics learn what repeats: beginnings, endings, users, lengths of prompts."""
+"""Statistics learn what repeats: beginnings, endings, users, lengths of prompts.
+
+The expected length under a limit, against a simulation.
+
+The oracle, and predictors by name.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from headway.predict import PromptView, RunningStatistics
+from headway.errors import ConfigError
+from headway.predict import (
+    LengthPredictor,
+    OraclePredictor,
+    PredictorError,
+    PredictorFileError,
+    PromptView,
+    RunningStatistics,
+    create_predictor,
+)
+from headway.predict.predictors import expected_length
 
 
 def prompt(start: int, *, user: str | None = None, length: int = 60, max_tokens: int | None = 4000) -> PromptView:
@@ -81,3 +100,48 @@ def test_predicting_changes_nothing_and_odd_prompts_are_fine() -> None:
     odd = [PromptView([5]), PromptView([0] * 100_000), PromptView([2**31 - 1], max_tokens=1, user="")]
     assert statistics.predict(odd) == statistics.predict(odd)
     assert all(guess >= 1 for guess in statistics.predict(odd))
+
+
+@pytest.mark.parametrize("max_tokens", [20, 100, 512, None])
+def test_mean_of_the_cut_distribution(max_tokens: int | None) -> None:
+    samples = np.exp(np.random.default_rng(0).normal(4.5, 0.8, 400_000))
+    mean = np.minimum(samples, max_tokens or np.inf).mean()
+    assert expected_length(4.5, 0.8, max_tokens) == pytest.approx(mean, rel=0.01)
+
+
+def test_the_order_stays_beyond_the_limit() -> None:
+    lengths = [expected_length(log_length, 0.8, 100) for log_length in np.linspace(2, 7, 50)]
+    assert all(a < b for a, b in itertools.pairwise(lengths))
+    assert lengths[-1] <= 100
+
+
+def test_bounds() -> None:
+    assert expected_length(-50.0, 0.0, 10) == 1
+    assert expected_length(1e9, 0.5, 16) == 16
+    assert math.isfinite(expected_length(1e9, 0.5, None))
+
+
+def test_oracle_by_request_id_and_by_function() -> None:
+    by_id = OraclePredictor({"a": 3, "b": 70})
+    by_id.observe(PromptView([1], request_id="a"), 5)
+    assert by_id.predict([PromptView([1], request_id="b"), PromptView([1], request_id="a")]) == [70, 3]
+    assert OraclePredictor(lambda prompt: len(prompt.prompt_token_ids)).predict([PromptView([1, 2])]) == [2]
+
+
+@pytest.mark.parametrize("request_id", [None, "c"])
+def test_an_oracle_that_does_not_know_says_so(request_id: str | None) -> None:
+    with pytest.raises(PredictorError, match="was not told"):
+        OraclePredictor({"a": 3}).predict([PromptView([1], request_id=request_id)])
+
+
+def test_by_name(tmp_path: Path) -> None:
+    assert create_predictor("none") is None
+    assert isinstance(create_predictor("statistics"), RunningStatistics)
+    oracle: LengthPredictor | None = create_predictor("oracle")
+    assert oracle is not None and oracle.predict([PromptView([1], max_tokens=33)]) == [33]
+    with pytest.raises(PredictorError, match="max_tokens"):
+        oracle.predict([PromptView([1])])
+    with pytest.raises(ConfigError, match="there is no file 'statistic'"):
+        create_predictor("statistic")
+    with pytest.raises(PredictorFileError, match="Cannot read"):
+        create_predictor(str(tmp_path))
