@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.errors import HeadwayError
-from headway.lab.bench.kernel_kinds import KINDS, kind_of, short_name
-from headway.lab.bench.trace_file import Trace, TraceEvent, read_trace
+from headway.lab.bench.step_trace import KINDS, Trace, TraceEvent, kind_of, read_trace, short_name
 
 WIDTH, MARGIN, LABEL_WIDTH = 1200, 16, 64
 ROW_HEIGHT, ROW_GAP, LANE_GAP = 26, 4, 18

@@ -24,7 +24,7 @@ import torch
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.engine.loaded_model import LoadedModel
-from headway.lab.bench.rounds import run_round
+from headway.lab.bench.replay import run_round
 from headway.lab.workload.requests import BenchRequest, highest_token_id
 from headway.loader.dummy import BUILTIN_SHAPES
 from headway.outputs import RequestOutput

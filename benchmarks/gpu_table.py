@@ -13,11 +13,10 @@ import json
 
 from headway.config import KV_CACHE_DTYPES, EngineConfig
 from headway.engine.llm_engine import LLMEngine
-from headway.lab.bench.ceilings import measure_ceilings
-from headway.lab.bench.floors import planned_costs, work_floor
-from headway.lab.bench.rounds import run_round
-from headway.lab.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS
-from headway.lab.bench.start_up import measure_start_up
+from headway.lab.bench.environment import measure_start_up
+from headway.lab.bench.floors import measure_ceilings, planned_costs, work_floor
+from headway.lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
+from headway.lab.bench.replay import run_round
 
 NO_WARM_UP = ("nano",)
 

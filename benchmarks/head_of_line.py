@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.engine.loaded_model import LoadedModel
-from headway.lab.bench.online import Replay, replay
-from headway.lab.bench.times import percentile
+from headway.lab.bench.replay import Replay, replay
+from headway.lab.bench.timelines import percentile
 from headway.lab.workload.requests import HIGHEST_TOKEN_ID, BenchRequest
 
 SETTINGS = {

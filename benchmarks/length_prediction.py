@@ -29,7 +29,7 @@ from headway import LLM, SamplingParams
 from headway.cli.main import main as headway
 from headway.outputs import RequestOutput
 from headway.predict import LearnedRanker, PromptView, TrafficLog, read_traffic
-from headway.predict.report import compare
+from headway.predict.train_command import compare
 from headway.predict.training import split_records, train_ranker
 
 Message = dict[str, str]

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import CacheConfig, EngineConfig
-from headway.lab.bench.online import replay
-from headway.lab.bench.times import RequestTimeline, percentile
+from headway.lab.bench.replay import replay
+from headway.lab.bench.timelines import RequestTimeline, percentile
 from headway.lab.sim import Calibration, simulate
 from headway.lab.workload.requests import BenchRequest
 
@@ -161,10 +161,9 @@ def conversation(row: Row) -> str:
 def predict(training: Sequence[Row], held_out: Sequence[Row]) -> list[float]:
     """What a ranker that was trained on some rows says about others."""
     from headway.predict import LearnedRanker, PromptView
-    from headway.predict.evaluation import count_pairs
     from headway.predict.features import prompt_features
     from headway.predict.traffic_log import TrafficRecord
-    from headway.predict.training import train_ranker
+    from headway.predict.training import count_pairs, train_ranker
 
     def view(row: Row) -> PromptView:
         return PromptView(row["prompt_token_ids"], row["max_tokens"], row["temperature"], row["text"])

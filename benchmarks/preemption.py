@@ -16,8 +16,9 @@ import torch
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.engine.loaded_model import LoadedModel
-from headway.lab.bench.online import OnlineMetrics, replay
-from headway.lab.bench.scenarios import SCENARIO_TEMPERATURE, SCENARIOS
+from headway.lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
+from headway.lab.bench.online_metrics import OnlineMetrics
+from headway.lab.bench.replay import replay
 
 SCENARIO = SCENARIOS["online"]
 NUM_WARM_UP = 100

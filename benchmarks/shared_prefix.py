@@ -17,8 +17,8 @@ import torch
 
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
-from headway.lab.bench.rounds import run_round
-from headway.lab.bench.scenarios import SCENARIO_TEMPERATURE
+from headway.lab.bench.offline_bench import SCENARIO_TEMPERATURE
+from headway.lab.bench.replay import run_round
 from headway.lab.workload.requests import BenchRequest, highest_token_id
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import math
 import textwrap
 import types
 import typing
@@ -205,6 +206,28 @@ class _HelpAll(argparse.Action):
         assert isinstance(parser, CommandParser)
         parser.print_help_all()
         parser.exit()
+
+
+def count(least: int) -> Callable[[str], int]:
+    """A flag's type: a whole number, at least so large."""
+
+    def convert(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least {least}")
+        return int(text)
+
+    return convert
+
+
+def positive(text: str) -> float:
+    """A flag's type: a number above 0, or inf."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
+    return value
 
 
 def _section_title(section: type) -> str:

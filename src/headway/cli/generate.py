@@ -10,20 +10,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.bench_files import check_writable
 from headway.cli.chat import encode_chat
 from headway.cli.flags import SEED_CLASH, add_flags, chosen, engine_flags, sampling_flags
-from headway.cli.profile import add_profile_flags, profile_steps
+from headway.cli.output_files import check_writable
 from headway.config import EngineConfig
 from headway.errors import InvalidRequestError
-from headway.lab.bench.step_profiler import LATEST_FIRST_STEP, first_step_of
+from headway.lab.bench.step_profiler import LATEST_FIRST_STEP, add_profile_flags, first_step_of, profile_steps
 from headway.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from headway.engine.llm_engine import LLMEngine
-    from headway.lab.bench.rounds import Step
+    from headway.lab.bench.replay import Step
     from headway.outputs import RequestOutput
 
 DEFAULTS: dict[str, Any] = {"max_tokens": 128, "temperature": 0.0}

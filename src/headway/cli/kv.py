@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.bench_files import check_writable
+from headway.cli.output_files import check_writable
 from headway.errors import ConfigError
 from headway.server.server_config import API_KEY_VARIABLE, ServerConfig
 

@@ -46,22 +46,40 @@ COMMANDS: Mapping[str, Command | CommandGroup] = {
     "bench": CommandGroup(
         "Measure speed, beside the least time that the machine allows.",
         {
-            "latency": Command("headway.cli.bench_latency", "One batch of equal requests, again and again."),
-            "throughput": Command("headway.cli.bench_throughput", "Many requests, all at once or as in a trace."),
-            "serve": Command("headway.cli.bench_serve", "Put a load on any server with OpenAI's API."),
-            "sweep": Command("headway.cli.bench_sweep", "The same work at several rates, or with several settings."),
-            "capacity": Command("headway.cli.bench_capacity", "The highest rate that meets objectives for latency."),
-            "compare": Command("headway.cli.bench_compare", "Results beside each other."),
+            "latency": Command(
+                "headway.lab.bench.bench_latency_command", "One batch of equal requests, again and again."
+            ),
+            "throughput": Command(
+                "headway.lab.bench.bench_throughput_command", "Many requests, all at once or as in a trace."
+            ),
+            "serve": Command("headway.lab.bench.bench_serve_command", "Put a load on any server with OpenAI's API."),
+            "sweep": Command(
+                "headway.lab.bench.bench_sweep_command", "The same work at several rates, or with several settings."
+            ),
+            "capacity": Command(
+                "headway.lab.bench.bench_capacity_command", "The highest rate that meets objectives for latency."
+            ),
+            "compare": Command("headway.lab.bench.bench_compare_command", "Results beside each other."),
         },
     ),
-    "workload": Command("headway.cli.workload", "Show what a workload file describes, as numbers and as plots."),
-    "calibrate": Command("headway.cli.calibrate", "Measure what steps cost on this machine, for sim and tune."),
-    "sim": Command("headway.cli.sim", "Simulate a workload on a calibrated machine, or on several, in seconds."),
-    "sim-check": Command("headway.cli.sim_check", "Run a workload in the engine and in the simulator, and compare."),
-    "tune": Command("headway.cli.tune", "Find the options that serve a workload best, by simulation."),
-    "claims": Command("headway.cli.claims", "Measure published claims about serving again, each by its name."),
+    "workload": Command(
+        "headway.lab.workload.workload_command", "Show what a workload file describes, as numbers and as plots."
+    ),
+    "calibrate": Command(
+        "headway.lab.sim.calibrate_command", "Measure what steps cost on this machine, for sim and tune."
+    ),
+    "sim": Command(
+        "headway.lab.sim.sim_command", "Simulate a workload on a calibrated machine, or on several, in seconds."
+    ),
+    "sim-check": Command(
+        "headway.lab.sim.sim_check_command", "Run a workload in the engine and in the simulator, and compare."
+    ),
+    "tune": Command("headway.lab.tune.tune_command", "Find the options that serve a workload best, by simulation."),
+    "claims": Command(
+        "headway.lab.claims.claims_command", "Measure published claims about serving again, each by its name."
+    ),
     "train-predictor": Command(
-        "headway.cli.train_predictor", "Learn from a traffic log to tell long answers from short ones beforehand."
+        "headway.predict.train_command", "Learn from a traffic log to tell long answers from short ones beforehand."
     ),
     "options": Command("headway.cli.reference", "List every option of the engine and of sampling."),
     "version": Command("headway.cli.version", "Print the version and what this machine offers."),

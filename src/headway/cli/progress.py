@@ -7,10 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from headway.lab.bench.rounds import Progress
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 LINE_EVERY_S = 5.0
 _LEAST_SHARE = 0.05
@@ -19,14 +17,14 @@ _BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
 
 
 class Meter(Protocol):
-    """Is told how far the work is, and shows it."""
+    """Shows how far a long piece of work is. The work calls it: the one form of progress callbacks."""
 
     def advance(self) -> None:
-        """One more is done."""
+        """One more of them is done."""
         ...
 
     def at(self, done: float, total: float | None = None) -> None:
-        """So much is done, of so much if that was not known before."""
+        """This much is done; `total`, where it was not known before, is how much there is."""
         ...
 
 
@@ -46,11 +44,9 @@ def meter(total: float | None, title: str, *, unit: str = "", is_shown: bool = T
         yield lines
 
 
-@contextlib.contextmanager
-def progress_bar(num_requests: int, title: str = "", *, is_shown: bool = True) -> Iterator[Progress]:
-    """The same for requests: yields what is called when one of them has ended."""
-    with meter(num_requests, title, unit="requests", is_shown=is_shown) as shown:
-        yield shown.advance
+def progress_bar(num_requests: int, title: str = "", *, is_shown: bool = True) -> AbstractContextManager[Meter]:
+    """The same for requests, which are counted as they end."""
+    return meter(num_requests, title, unit="requests", is_shown=is_shown)
 
 
 class ProgressLines:

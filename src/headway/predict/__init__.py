@@ -5,13 +5,21 @@ is known of a request when it arrives, `LengthPredictor` guesses from it, `Traff
 `headway train-predictor` makes a better guesser of such a log. `AnswerLengths` is both at work, in an engine or server.
 """
 
-from headway.predict.answer_lengths import AnswerLengths
-from headway.predict.base import LengthPredictor, PromptView
-from headway.predict.create import create_predictor
-from headway.predict.errors import MissingLightGBMError, PredictorError, PredictorFileError, TrafficLogError
-from headway.predict.learned_ranker import LearnedRanker
-from headway.predict.oracle import OraclePredictor
-from headway.predict.running_statistics import RunningStatistics
+from headway.predict.base import (
+    LengthPredictor,
+    MissingLightGBMError,
+    PredictorError,
+    PredictorFileError,
+    PromptView,
+    TrafficLogError,
+)
+from headway.predict.predictors import (
+    AnswerLengths,
+    LearnedRanker,
+    OraclePredictor,
+    RunningStatistics,
+    create_predictor,
+)
 from headway.predict.traffic_log import LOG_CONTENTS, TrafficLog, TrafficRecord, read_traffic
 
 __all__ = [

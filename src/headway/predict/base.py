@@ -1,10 +1,31 @@
-"""The interface: what is known of a request when it arrives, and who guesses the length of its answer from that."""
+"""The interface: what is known of a request when it arrives, the predictor of its answer's length, and their errors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from headway.errors import HeadwayError
+
+
+class PredictorError(HeadwayError):
+    """A predictor cannot be made, or does not know what it is asked for."""
+
+
+class PredictorFileError(PredictorError):
+    """A file is not a predictor, is damaged, or was written by another version."""
+
+
+class TrafficLogError(HeadwayError):
+    """A traffic log cannot be read or written, or has too little in it to learn from."""
+
+
+class MissingLightGBMError(PredictorError):
+    """The library that the learned ranker needs is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__('The learned length predictor needs LightGBM: pip install "headway[predict]"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +37,7 @@ class PromptView:
     """The most tokens the answer can have; None: not known."""
     temperature: float = 1.0
     text: str | None = None
-    """The prompt as text, template included, where it is at hand; nobody should decode it for this."""
+    """The prompt as text, template included, where it is at hand; it is not decoded for this."""
     user: str | None = None
     request_id: str | None = None
 

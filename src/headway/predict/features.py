@@ -11,6 +11,14 @@ few values, so that what a log holds does not spell out the prompt, and many pro
             ... + GRAMS       log(1 + count) of each bucket: tokens of the prompt, tokens and pairs of its last message
 
 A change to any number here makes another feature set: raise `FEATURES_VERSION`.
+
+The messages of a conversation are found in token ids alone. Most templates open each message with one token and then
+its role, and a prompt ends where an answer has been opened:
+
+    <open> system ... <open> user ... <open> assistant ... <open> user ... <open> assistant
+
+So the token that opens is among the first two (one may mark the beginning of all) and again among the last few, and the
+role after its last place is the one that answers. A prompt where that does not hold is taken for one message.
 """
 
 from __future__ import annotations
@@ -24,7 +32,22 @@ import numpy.typing as npt
 
 from headway.predict.base import PromptView
 from headway.predict.text_cues import NUM_CUES, text_cues
-from headway.predict.turns import NUM_TURNS, find_turns
+
+OPENER_PLACES = 8
+"""An answer is opened with at most so many tokens."""
+TURN_NAMES = (
+    "num_questions",
+    "log_last_question",
+    "log_first_question",
+    "log_question_before",
+    "mean_log_answer",
+    "log_last_answer",
+    "log_shortest_answer",
+    "log_longest_answer",
+)
+NUM_TURNS = len(TURN_NAMES)
+
+Ids = npt.NDArray[np.uint64]
 
 FEATURES_VERSION = 2
 BODY_COLUMNS = 512
@@ -48,6 +71,55 @@ _Hashes = npt.NDArray[np.uint64]
 _FIRST, _SECOND, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0xD6E8FEB86659FD93)
 _SHIFT = np.uint64(32)
 _FNV_START, _FNV_PRIME, _FNV_MASK = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Messages' lengths with what the template adds to each, in order."""
+
+    last_start: int
+    """Where the last message begins, and where it ends."""
+    last_end: int
+    questions: tuple[int, ...]
+    """Messages of the role that wrote the last one, which is the last of them."""
+    answers: tuple[int, ...]
+    """Messages of the role that is to answer now."""
+
+    def numbers(self) -> tuple[float, ...]:
+        """One per name of `TURN_NAMES`, 0 where there is none, rounded as they are logged."""
+        questions = [math.log1p(length) for length in self.questions]
+        answers = [math.log1p(length) for length in self.answers] or [0.0]
+        numbers = (
+            float(len(questions)),
+            questions[-1],
+            questions[0],
+            questions[-2] if len(questions) > 1 else 0.0,
+            sum(answers) / len(answers),
+            answers[-1],
+            min(answers),
+            max(answers),
+        )
+        return tuple(round(number, 4) for number in numbers)
+
+
+def find_turns(ids: Ids) -> Turns:
+    opener = _opener(ids)
+    starts = [] if opener is None else np.flatnonzero(ids[:-1] == opener).tolist()
+    if len(starts) < 2:
+        return Turns(0, len(ids), (len(ids),), ())
+    roles = ids[np.array(starts) + 1].tolist()
+    lengths = np.diff(starts).tolist()
+    return Turns(
+        last_start=starts[-2],
+        last_end=starts[-1],
+        questions=tuple(length for length, role in zip(lengths, roles) if role == roles[-2]),
+        answers=tuple(length for length, role in zip(lengths, roles[:-1]) if role == roles[-1]),
+    )
+
+
+def _opener(ids: Ids) -> int | None:
+    end = ids[2:][-OPENER_PLACES:-1].tolist()
+    return next((token for token in ids[:2].tolist() if token in end), None)
 
 
 @dataclass(frozen=True, slots=True)

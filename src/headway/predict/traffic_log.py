@@ -1,7 +1,7 @@
 """The traffic log: one line of JSON for each request that has ended, to learn lengths from.
 
 By default (`hashed`) a line holds the numbers that predictors work on, not the prompt: counts of hashed n-grams, some
-hashes, lengths. They cannot be turned back into the text, but who has a guess can check it against them: treat a log as
+hashes, lengths. They cannot be turned back into the text, but a guess can be checked against them: treat a log as
 pseudonymous, not as anonymous. With `ids` a line holds the token ids and what else is known, so that other features can
 be made of it later.
 
@@ -21,20 +21,19 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from headway.errors import ConfigError
-from headway.predict.base import PromptView
-from headway.predict.errors import TrafficLogError
+from headway.predict.base import PromptView, TrafficLogError
 from headway.predict.features import (
     FEATURES_VERSION,
     GRAM_COLUMNS,
     HEAD_LENGTHS,
     KEY_BITS,
+    NUM_TURNS,
     TAIL_LENGTHS,
     PromptFeatures,
     PromptKeys,
     prompt_features,
 )
 from headway.predict.text_cues import NUM_CUES
-from headway.predict.turns import NUM_TURNS
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class TrafficLog:
     def write(
         self, prompt: PromptView, *, num_output_tokens: int, finish_reason: str | None, arrival_s: float | None = None
     ) -> None:
-        """Add a request that has ended, in whichever way."""
+        """Add a request that has ended: by itself, cut, aborted or failed."""
         if self._file is None:
             return
         row: dict[str, Any] = {
@@ -121,8 +120,6 @@ class TrafficLog:
 
 @dataclass(slots=True)
 class TrafficRead:
-    """What was found in logs."""
-
     records: list[TrafficRecord]
     num_lines: int = 0
     num_bad: int = 0

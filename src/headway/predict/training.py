@@ -1,4 +1,4 @@
-"""Training of the learned ranker: which objective and how many trees is decided by measurement, not by taste.
+"""Training of the learned ranker: which objective and how many trees is decided by measurement.
 
 Two objectives are tried. `regression` fits a root of the length; `lambdarank` fits the order inside random
 groups of requests, as a scheduler sees them in its queue. Each is trained on all folds but one and asked about that
@@ -7,27 +7,43 @@ there win, and the final model is trained on everything. The scores of the held-
 score to length, because the scores of requests that a model was trained on are too good.
 
 Everything is decided by the seed, and one thread is used: the same log gives the same model.
+
+Answers that were cut: their length is not known, only that it is at least what was made. Taking the cut for the length
+would teach that prompts sent with a small `max_tokens` have short answers. Instead the logarithm of such a length is
+replaced by its mean over answers that went on past the cut, E[log L | L > cut]. The distribution of L is Kaplan and
+Meier's estimate, which uses cut answers for as long as they were seen. Where no answer is known to have gone beyond the
+cut, the cut itself is taken.
+
+Turns of one conversation, and one question asked again, must not stand on both sides of a split. A log has no ids of
+conversations, but the turns of one begin alike. So a request's group is the shortest beginning that few others share;
+beginnings that many share are a system prompt or a template. Where all of its beginnings are common, it is grouped with
+its equals only.
+
+The table from score to length is made from requests that the model had not seen: sorted by score and cut into groups of
+equal size, each group gives a point (mean score, mean log length), made to rise strictly where chance has it fall.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from headway.predict.calibration import calibrate, centred
-from headway.predict.censoring import log_lengths
-from headway.predict.errors import TrafficLogError
-from headway.predict.evaluation import count_pairs
-from headway.predict.features import feature_matrix
-from headway.predict.groups import group_draws
-from headway.predict.learned_ranker import import_lightgbm
-from headway.predict.lightgbm_text import without_parameters
-from headway.predict.ranker_file import RankerModel
+from headway.predict.base import TrafficLogError
+from headway.predict.features import PromptFeatures, feature_matrix
+from headway.predict.predictors import expected_length, import_lightgbm
+from headway.predict.ranker_file import OUTER_RISE, RankerModel, ScoreCalibration, without_parameters
 from headway.predict.traffic_log import TrafficRecord
+
+MOST_TURNS = 16
+MOST_SHARE = 0.005
+"""A beginning is common if more requests than this share of all, and than `MOST_TURNS`, have it."""
 
 OBJECTIVES = ("regression", "lambdarank")
 LEAST_RECORDS = 100
@@ -68,8 +84,129 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 Floats = npt.NDArray[np.float64]
-Progress = Callable[[int, int], None]
-"""Is told how many of how many models have been trained."""
+
+MOST_POINTS = 24
+LEAST_GROUP = 25
+MOST_SHIFT = 1.0
+SHIFT_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PairCounts:
+    """Of all pairs of requests: how many the prediction orders as the truth does."""
+
+    concordant: int
+    discordant: int
+    tied_truth: int
+    """Equally long in truth; `tied_both` among them."""
+    tied_prediction: int
+    tied_both: int
+
+    @property
+    def kendall_tau(self) -> float:
+        """Tau-b: 1 the same order, 0 no relation, -1 the reverse; ties on either side are allowed for."""
+        total = self._num_comparable + self.tied_truth
+        scale = math.sqrt((total - self.tied_truth) * (total - self.tied_prediction))
+        return (self.concordant - self.discordant) / scale if scale else 0.0
+
+    @property
+    def accuracy(self) -> float:
+        """Share of pairs of different lengths that are ordered right; one that is predicted equal is half right."""
+        half = (self.tied_prediction - self.tied_both) / 2
+        return (self.concordant + half) / self._num_comparable if self._num_comparable else 0.5
+
+    @property
+    def _num_comparable(self) -> int:
+        return self.concordant + self.discordant + self.tied_prediction - self.tied_both
+
+
+def count_pairs(predicted: Sequence[float], actual: Sequence[float]) -> PairCounts:
+    """From scipy's tau-b and the numbers of ties."""
+    from scipy.stats import kendalltau
+
+    num_pairs = len(predicted) * (len(predicted) - 1) // 2
+    tied_truth, tied_prediction = _num_ties(actual), _num_ties(predicted)
+    tied_both = _num_ties(zip(predicted, actual, strict=True))
+    num_untied = num_pairs - tied_truth - tied_prediction + tied_both
+    scale = math.sqrt((num_pairs - tied_truth) * (num_pairs - tied_prediction))
+    # tau-b = (concordant - discordant) / scale
+    surplus = round(scale * kendalltau(predicted, actual).statistic) if scale else 0
+    return PairCounts(
+        concordant=(num_untied + surplus) // 2,
+        discordant=(num_untied - surplus) // 2,
+        tied_truth=tied_truth,
+        tied_prediction=tied_prediction,
+        tied_both=tied_both,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Of one predictor on some requests."""
+
+    kendall_tau: float
+    accuracy: float
+    """Of the order of pairs."""
+    log_error: float
+    """Mean absolute difference of the logarithms: 0.69 is a factor of two."""
+    bias: float
+    """Sum of the predicted lengths over the sum of the true ones."""
+
+
+def quality(predicted: Sequence[float], actual: Sequence[float]) -> Quality:
+    pairs = count_pairs(predicted, actual)
+    guesses, truths = np.maximum(np.asarray(predicted, float), 1), np.maximum(np.asarray(actual, float), 1)
+    return Quality(
+        kendall_tau=pairs.kendall_tau,
+        accuracy=pairs.accuracy,
+        log_error=float(np.abs(np.log(guesses) - np.log(truths)).mean()),
+        bias=float(guesses.sum() / truths.sum()),
+    )
+
+
+def _num_ties(values: Iterable[object]) -> int:
+    """Pairs of equal values."""
+    return sum(count * (count - 1) // 2 for count in Counter(values).values())
+
+
+def log_lengths(num_output_tokens: npt.ArrayLike, is_cut: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """The logarithm of each length, of cut ones as it is to be expected."""
+    logs = np.log(np.maximum(np.asarray(num_output_tokens, dtype=np.float64), 1.0))
+    cut = np.asarray(is_cut, dtype=bool)
+    times, mass = _distribution(logs, cut)
+    # Sums of the mass, and of mass times log, beyond each point of the distribution.
+    mass_beyond = np.append(np.cumsum(mass[::-1])[::-1], 0.0)
+    sum_beyond = np.append(np.cumsum((mass * times)[::-1])[::-1], 0.0)
+    place = np.searchsorted(times, logs, side="right")
+    found = mass_beyond[place] > 0
+    mean_beyond = np.divide(sum_beyond[place], mass_beyond[place], out=logs.copy(), where=found)
+    return np.where(cut, np.maximum(mean_beyond, logs), logs)
+
+
+def _distribution(logs: npt.NDArray[np.float64], cut: npt.NDArray[np.bool_]) -> tuple[npt.NDArray, npt.NDArray]:
+    """Where answers ended, in rising order, and the estimated share of answers that end there.
+
+    What is left beyond the last answer that ended, because longer ones were cut, is put at the longest cut."""
+    times, ended = np.unique(logs[~cut], return_counts=True)
+    at_risk = len(logs) - np.searchsorted(np.sort(logs), times, side="left")
+    survival = np.cumprod(1.0 - ended / at_risk)
+    mass = np.concatenate(([1.0], survival))[:-1] - survival
+    left = survival[-1] if len(survival) else 1.0
+    longest = logs.max(initial=0.0)
+    return np.append(times, longest), np.append(mass, left)
+
+
+def group_draws(features: Sequence[PromptFeatures], seed: int) -> list[float]:
+    """A number in [0, 1) for each request, the same for a whole group."""
+    most = max(MOST_TURNS, MOST_SHARE * len(features))
+    counts = Counter(head for each in features for head in enumerate(each.keys.heads))
+    draws = []
+    for each in features:
+        rare = next((head for head in enumerate(each.keys.heads) if counts[head] <= most), None)
+        group = each.grams if rare is None else repr(rare).encode()
+        digest = hashlib.blake2b(group, digest_size=8, key=seed.to_bytes(16, "little", signed=True))
+        draws.append(int.from_bytes(digest.digest(), "little") / 2**64)
+    return draws
 
 
 @dataclass(frozen=True)
@@ -102,9 +239,10 @@ def train_ranker(
     *,
     seed: int = 0,
     objectives: Sequence[str] = OBJECTIVES,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> TrainedRanker:
-    """Train on these records; `TrafficLogError` if they are too few or all alike."""
+    """Train on these records; `TrafficLogError` if they are too few or all alike. `progress`: (models trained, of how
+    many)."""
     if len(records) < LEAST_RECORDS:
         raise TrafficLogError(f"{len(records)} usable requests are too few to learn from; {LEAST_RECORDS} are needed.")
     features = [record.features for record in records]
@@ -185,3 +323,47 @@ def _grades(targets: Floats) -> npt.NDArray[np.int_]:
     """0 for the shortest, NUM_GRADES - 1 for the longest; about equally many of each, equal lengths equal."""
     place = np.searchsorted(np.sort(targets), targets, side="left")
     return (place * NUM_GRADES // len(targets)).astype(np.int_)
+
+
+def calibrate(scores: Floats, log_lengths: Floats) -> ScoreCalibration:
+    """A table for these scores, which belong to requests that the model has not learnt from."""
+    order = np.argsort(scores, kind="stable")
+    num_points = int(np.clip(len(scores) // LEAST_GROUP, 2, MOST_POINTS))
+    groups = [group for group in np.array_split(order, num_points) if len(group)]
+    points = _rising(
+        [float(scores[group].mean()) for group in groups], [float(log_lengths[group].mean()) for group in groups]
+    )
+    table = ScoreCalibration(tuple(x for x, _ in points), tuple(y for _, y in points), sigma=0.0)
+    sigma = float(np.sqrt(np.mean((table.log_lengths_of(scores) - log_lengths) ** 2)))
+    return ScoreCalibration(table.scores, table.log_lengths, sigma)
+
+
+def centred(
+    table: ScoreCalibration, scores: Floats, max_tokens: Sequence[int | None], num_output_tokens: Floats
+) -> ScoreCalibration:
+    """The table, shifted so that the expected lengths add up to the true ones: these are log-normal only roughly."""
+    logs = table.log_lengths_of(scores).tolist()
+    wanted = float(num_output_tokens.sum())
+    low, high = -MOST_SHIFT, MOST_SHIFT
+    for _ in range(SHIFT_STEPS):
+        shift = (low + high) / 2
+        total = sum(expected_length(log + shift, table.sigma, limit) for log, limit in zip(logs, max_tokens))
+        low, high = (shift, high) if total < wanted else (low, shift)
+    return ScoreCalibration(table.scores, tuple(y + low for y in table.log_lengths), table.sigma)
+
+
+def _rising(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, float]]:
+    """Pool neighbours whose order is wrong (isotonic regression), then drop what is still level."""
+    pools: list[tuple[float, float, int]] = []
+    for x, y in zip(xs, ys):
+        count = 1
+        while pools and (y <= pools[-1][1] or x <= pools[-1][0]):
+            past_x, past_y, past = pools.pop()
+            x, y = (x * count + past_x * past) / (count + past), (y * count + past_y * past) / (count + past)
+            count += past
+        pools.append((x, y, count))
+    if len(pools) == 1:
+        # The scores say nothing: a table that hardly rises.
+        x, y, _ = pools[0]
+        return [(x - 0.5, y - OUTER_RISE / 2), (x + 0.5, y + OUTER_RISE / 2)]
+    return [(x, y) for x, y, _ in pools]

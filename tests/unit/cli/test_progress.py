@@ -96,8 +96,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_redirected_command_says_how_far_it_is(at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
     redirected = Terminal(is_terminal=False)
     monkeypatch.setattr("sys.stderr", redirected)
-    with progress_bar(3, "load") as done:
-        done()
+    with progress_bar(3, "load") as shown:
+        shown.advance()
         assert redirected.has_text.wait(30)
     assert "load: " in redirected.text and " of 3 requests" in redirected.text
     assert "\r" not in redirected.text and "\x1b" not in redirected.text
@@ -114,8 +114,8 @@ def test_a_terminal_has_a_bar(at_once: None, monkeypatch: pytest.MonkeyPatch) ->
 def test_it_is_quiet_where_that_is_asked_for(at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
     redirected = Terminal(is_terminal=False)
     monkeypatch.setattr("sys.stderr", redirected)
-    with progress_bar(3, "load", is_shown=False) as done:
-        done()
+    with progress_bar(3, "load", is_shown=False) as shown:
+        shown.advance()
         assert not redirected.has_text.wait(0.05)
     assert redirected.text == ""
 

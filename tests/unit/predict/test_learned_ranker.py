@@ -21,9 +21,8 @@ from headway.predict import (
     TrafficLogError,
     create_predictor,
 )
-from headway.predict.evaluation import quality
 from headway.predict.ranker_file import RankerModel, load_ranker, save_ranker
-from headway.predict.training import split_records, train_ranker
+from headway.predict.training import quality, split_records, train_ranker
 from tests.unit.predict.traffic import make_traffic
 
 pytest.importorskip("lightgbm")

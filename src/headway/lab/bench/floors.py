@@ -21,6 +21,9 @@ The steps are counted out: as many requests as may run at once start together; t
 prompt, each later one takes a step; when one has ended the next takes its place. A request with o tokens of output thus
 takes part in o - 1 steps, and at the i-th of them has L + i tokens in the cache.
 
+The ceilings, bytes moved by a copy and flops of a large matmul, are measured within a second rather than looked up, so
+that a floor means the same on a data-centre GPU and on two cores of a laptop.
+
 What the floor leaves out: prompts whose arithmetic could hide behind the bytes of a decode step, and caches too small
 for all requests. What it grants: perfect overlap of everything else.
 """
@@ -28,19 +31,112 @@ for all requests. What it grants: perfect overlap of everything else.
 from __future__ import annotations
 
 import heapq
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.lab.bench.ceilings import Ceilings
-from headway.lab.bench.times import RequestTimeline, RoundTimes
+from headway.lab.bench.timelines import RequestTimeline, RoundTimes
 from headway.lab.workload.requests import BenchRequest, Work
 from headway.models.decoder_config import DecoderConfig
 
 if TYPE_CHECKING:
+    import torch
+
     from headway.worker.memory_plan import MemoryPlan
+
 
 _WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0 + 4.0 / 64}
 """By the first word of a plan's `dtype`. int8 has a float32 scale for each group of 64."""
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The two ceilings of a device."""
+
+    bandwidth_bytes_s: float
+    """Bytes read plus bytes written by a copy."""
+    flops_s: float
+    """Of a large square matmul, 2 flops per multiply-add."""
+    matmul_dtype: str = "bfloat16"
+
+    def __str__(self) -> str:
+        rate = f"{self.flops_s / 1e12:,.1f} TFLOP/s" if self.flops_s >= 1e12 else f"{self.flops_s / 1e9:,.1f} GFLOP/s"
+        return f"copy {self.bandwidth_bytes_s / 1e9:,.1f} GB/s · {self.matmul_dtype} matmul {rate}"
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Large enough to reach the ceiling, small enough for a second."""
+
+    copy_bytes: int
+    matmul_width: int
+    num_runs: int
+    """The best of so many counts."""
+    calls_per_run: int
+
+
+_CUDA_SIZES = _Sizes(copy_bytes=2**30, matmul_width=8192, num_runs=5, calls_per_run=5)
+_CPU_SIZES = _Sizes(copy_bytes=2**26, matmul_width=1024, num_runs=6, calls_per_run=1)
+
+
+def measure_ceilings(device_name: str, dtype_name: str) -> Ceilings:
+    """Measure. The matmul is in the number format of the model's activations: the plan's `dtype` names it."""
+    import torch
+
+    device = torch.device(device_name)
+    sizes = _CUDA_SIZES if device.type == "cuda" else _CPU_SIZES
+    dtype_name = "float32" if device.type == "cpu" else dtype_name.split()[0]
+    with torch.inference_mode():
+        bandwidth = _copy_bandwidth(device, sizes)
+        flops = _matmul_flops(device, getattr(torch, dtype_name), sizes)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return Ceilings(bandwidth, flops, dtype_name)
+
+
+def _copy_bandwidth(device: torch.device, sizes: _Sizes) -> float:
+    import torch
+
+    num_bytes = sizes.copy_bytes
+    if device.type == "cuda":
+        # The engine has taken most of the memory.
+        num_bytes = min(num_bytes, torch.cuda.mem_get_info(device)[0] // 4)
+    source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _best_seconds(lambda: target.copy_(source), device, sizes)
+
+
+def _matmul_flops(device: torch.device, dtype: torch.dtype, sizes: _Sizes) -> float:
+    import torch
+
+    width = sizes.matmul_width
+    # Random numbers: a matmul of zeros draws less power and runs faster than any real one.
+    left, right = (torch.randn(width, width, dtype=dtype, device=device) for _ in range(2))
+    out = torch.empty_like(left)
+    return 2.0 * width**3 / _best_seconds(lambda: torch.matmul(left, right, out=out), device, sizes)
+
+
+def _best_seconds(call: Callable[[], object], device: torch.device, sizes: _Sizes) -> float:
+    """Seconds of one call, in the fastest of several runs."""
+    _wait_for(device)
+    call()
+    best = float("inf")
+    for _ in range(sizes.num_runs):
+        _wait_for(device)
+        started_s = time.perf_counter()
+        for _ in range(sizes.calls_per_run):
+            call()
+        _wait_for(device)
+        best = min(best, (time.perf_counter() - started_s) / sizes.calls_per_run)
+    return best
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
 
 
 @dataclass(frozen=True)
@@ -115,7 +211,7 @@ def work_floor(work: Work, costs: ModelCosts, ceilings: Ceilings, *, max_num_seq
 
 
 def count_decode_steps(work: Work, max_num_seqs: int) -> DecodeSteps:
-    """Run the work step by step, without a model; stretches in which nobody comes or goes are summed at once."""
+    """Run the work step by step, without a model; stretches in which no request begins or ends are summed at once."""
     waiting = [
         (request.num_prompt_tokens, request.num_output_tokens - 1)
         for request in reversed(work)

@@ -3,6 +3,9 @@
 Latencies count from the time a request was due, not from when this program got round to sending it. With
 `max_concurrency` some wait here for their turn; as in vLLM's benchmark that wait is not counted, so that a closed loop
 of so many clients can be measured too.
+
+Meanwhile the server's Prometheus metrics are read for what its batch looks like. Headway and vLLM use the same names
+after their prefixes; llama.cpp has its own. A server without them is asked once.
 """
 
 from __future__ import annotations
@@ -10,27 +13,71 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from headway.lab.bench.agenda import Agenda
-from headway.lab.bench.batch_samples import BatchSample
-from headway.lab.bench.http1 import BadResponseError
-from headway.lab.bench.http_client import HttpClient
-from headway.lab.bench.rounds import Progress
+from headway.lab.bench.http_client import BadResponseError, HttpClient
+from headway.lab.bench.replay import Agenda
 from headway.lab.bench.served import AnswerReader, Dialect, ServedRequest, ServedTimeline, error_text
-from headway.lab.bench.server_samples import sample_server
-from headway.lab.bench.times import percentile
+from headway.lab.bench.timelines import BatchSample, percentile
+
+if TYPE_CHECKING:
+    from headway.cli.progress import Meter
+
+_NAMES = {
+    "num_requests_running": "running",
+    "num_requests_waiting": "waiting",
+    "kv_cache_usage_perc": "kv",
+    "requests_processing": "running",
+    "requests_deferred": "waiting",
+    "kv_cache_usage_ratio": "kv",
+}
 
 Send = Callable[[int, float, float], Awaitable[ServedTimeline]]
 """(number of the request, when it arrived after the start, the start on the clock) → its timeline"""
 
 
+async def sample_server(client: HttpClient, into: list[BatchSample], *, started_s: float, every_s: float) -> None:
+    """Until cancelled, or until the server has nothing to tell."""
+    while True:
+        try:
+            response = await client.send("GET", "/metrics")
+        except (OSError, BadResponseError):
+            return
+        at_s = time.perf_counter() - started_s
+        sample = read_metrics(response.body.decode("utf-8", "replace"), at_s) if response.status == 200 else None
+        if sample is None:
+            return
+        into.append(sample)
+        await asyncio.sleep(every_s)
+
+
+def read_metrics(text: str, at_s: float) -> BatchSample | None:
+    """`None` if the batch is not in it. Of several engines behind one address: sums, and the mean of the caches."""
+    found: dict[str, list[float]] = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        name, _, value = line.rpartition(" ")
+        what = _NAMES.get(name.partition("{")[0].rpartition(":")[2])
+        if what is not None and math.isfinite(number := float(value)):
+            found.setdefault(what, []).append(number)
+    if "running" not in found:
+        return None
+    kv = found.get("kv", [])
+    return BatchSample(
+        at_s=at_s,
+        num_running=round(sum(found["running"])),
+        num_waiting=round(sum(found.get("waiting", []))),
+        kv_used=sum(kv) / len(kv) if kv else math.nan,
+    )
+
+
 @dataclass(frozen=True)
 class ServedRun:
-    """What came of a load."""
-
     timelines: Sequence[ServedTimeline]
     duration_s: float
     samples: Sequence[BatchSample] = ()
@@ -65,7 +112,7 @@ class Sender:
         self._timeout_s = timeout_s
 
     async def send(self, index: int, arrival_s: float, started_s: float) -> ServedTimeline:
-        """One request. Whatever goes wrong is in its timeline."""
+        """Send one request. Its timeline has the error, if there is one."""
         request = self._work[index]
         timeline = ServedTimeline(arrival_s, request.num_prompt_tokens, request.num_output_tokens)
         timeline.sent_s = time.perf_counter() - started_s
@@ -105,7 +152,7 @@ async def offer(
     max_concurrency: int | None = None,
     sampled: HttpClient | None = None,
     sample_every_s: float = 0.5,
-    progress: Progress | None = None,
+    progress: Meter | None = None,
 ) -> ServedRun:
     """Send the work at its times and wait for all answers. The server behind `sampled` is asked for its numbers
     meanwhile, if it has any."""
@@ -126,7 +173,7 @@ async def offer(
 
 class _Load:
     def __init__(
-        self, work: Sequence[ServedRequest], send: Send, max_concurrency: int | None, progress: Progress | None
+        self, work: Sequence[ServedRequest], send: Send, max_concurrency: int | None, progress: Meter | None
     ) -> None:
         self._work = work
         self._send = send
@@ -173,4 +220,4 @@ class _Load:
         self._agenda.ended(index, time.perf_counter() - started_s)
         self._has_news.set()
         if self._progress is not None:
-            self._progress()
+            self._progress.advance()

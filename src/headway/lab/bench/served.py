@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from headway.engine.request_options import RequestOptions
 from headway.errors import ConfigError
-from headway.lab.bench.http1 import EventParser
-from headway.lab.bench.times import RequestTimeline
+from headway.lab.bench.http_client import EventParser
+from headway.lab.bench.timelines import RequestTimeline
 from headway.lab.workload.requests import BenchRequest
 
 MAX_ERROR_CHARS = 300

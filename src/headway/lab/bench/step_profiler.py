@@ -1,4 +1,4 @@
-"""Records a window of the engine's steps with torch's profiler: host spans and device kernels on one time line.
+"""`--profile FILE`: a window of the engine's steps in torch's profiler, host spans and kernels on one time line.
 
 profiler = StepProfiler(engine.step, first_step=100, num_steps=30)
 ... call profiler.step() wherever engine.step() was called ...
@@ -7,25 +7,31 @@ raw = profiler.finish()
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headway.cli.flags import count
 from headway.errors import HeadwayError
-from headway.lab.bench.trace_file import SPAN_PREFIX, STEP_SPAN, move_spans
+from headway.lab.bench.step_trace import SPAN_PREFIX, STEP_SPAN, move_spans
 from headway.tracing import Recorder, record_into, span
 
 if TYPE_CHECKING:
-    from headway.lab.bench.rounds import Step
+    from rich.console import Console
+
+    from headway.lab.bench.replay import Step
     from headway.outputs import RequestOutput
+
 
 WARMUP_STEPS = 3
 """Steps under the profiler before the window, thrown away: its first ones cost extra."""
 DEFAULT_NUM_STEPS = 30
 LATEST_FIRST_STEP = 50
-"""Where the window begins if nobody knows how long the run will be."""
+"""Where the window begins if the length of the run is not known."""
 _QUIET_LOG_LEVEL = "99"
 
 
@@ -43,7 +49,7 @@ class StepProfiler:
         self._exported: dict[str, Any] | None = None
 
     def step(self) -> list[RequestOutput]:
-        """One step of the engine."""
+        """One step of the engine, recorded inside the window."""
         index = self._index
         self._index += 1
         if not self._start_step <= index <= self._last_step:
@@ -117,3 +123,30 @@ def _annotation(name: str) -> Any:
     from torch.profiler import record_function
 
     return record_function(SPAN_PREFIX + name)
+
+
+def add_profile_flags(parser: argparse.ArgumentParser, where: str) -> None:
+    """`--profile` and how long it watches."""
+    parser.add_argument("--profile", metavar="FILE", help=f"Write a Chrome trace of some steps {where}, and sum it up.")
+    parser.add_argument(
+        "--profile-steps",
+        type=count(1),
+        default=DEFAULT_NUM_STEPS,
+        metavar="N",
+        help=f"How many steps. (default: {DEFAULT_NUM_STEPS})",
+    )
+
+
+def profile_steps(
+    step: Step, run: Callable[[Step], object], *, path: str, first_step: int, num_steps: int, console: Console
+) -> None:
+    """Call `run` with a watched `step`, write the trace to `path` and print its summary."""
+    from headway.lab.bench.offline_report import print_summary
+    from headway.lab.bench.step_trace import parse_trace, summarise, write_trace
+
+    profiler = StepProfiler(step, first_step=first_step, num_steps=num_steps)
+    run(profiler.step)
+    raw = profiler.finish()
+    write_trace(path, raw)
+    print_summary(console, summarise(parse_trace(raw)))
+    console.print(f"wrote {path}; open it in ui.perfetto.dev or chrome://tracing", markup=False)

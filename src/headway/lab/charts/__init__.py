@@ -1,12 +1,9 @@
 """Plots as SVG and pages as single HTML files: nothing is loaded from anywhere, nothing has to be installed."""
 
-from headway.lab.charts.bar_chart import bar_chart
-from headway.lab.charts.cdf_chart import cdf_chart
-from headway.lab.charts.histogram_chart import histogram_chart
-from headway.lab.charts.line_chart import line_chart
-from headway.lab.charts.page import Origin, Page, command_text
-from headway.lab.charts.series import Series
-from headway.lab.charts.terminal import terminal_histogram, terminal_plot
+from headway.lab.charts.bar_chart import bar_chart, cdf_chart, histogram_chart
+from headway.lab.charts.html_page import Origin, Page, command_text
+from headway.lab.charts.line_chart import Series, line_chart
+from headway.lab.charts.terminal_plot import terminal_histogram, terminal_plot
 
 __all__ = [
     "Origin",

@@ -1,17 +1,24 @@
-"""Lines, steps and clouds of points over two axes."""
+"""Lines, steps and clouds of points over two axes; long series are thinned, labels cover nothing."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from headway.lab.charts import svg
-from headway.lab.charts.frame import PLOT_HEIGHT, WIDTH, Axis, LegendItem, framed
-from headway.lab.charts.number_text import number_text
-from headway.lab.charts.placing import Box, LabelPlacer
-from headway.lab.charts.scale import Domain, Scale, domain_of
-from headway.lab.charts.series import Series, Spot, Twin, evenly, thin_cloud, thin_line, twins_of
+from headway.lab.charts.scale import Domain, Scale, domain_of, number_text
+from headway.lab.charts.svg import PLOT_HEIGHT, WIDTH, Axis, LegendItem, framed
+
+_APART_PX = 1.5
+MOST_POINTS = 2_500
+"""Of a cloud; more than that would only lie on top of each other."""
+
+_FONT_PX = 11.0
+_GAP = 7.0
+_LINE_CLASS = "hw-note hw-dim hw-halo"
 
 MOST_HOVERS = 60
 """Places of a line that tell their value to the mouse."""
@@ -20,6 +27,183 @@ MOST_MARKERS = 25
 MOST_LABELS = 40
 MOST_AVOIDED = 300
 """Labels keep away from the points of a series of no more than this."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points in order. A value that is not finite is a gap."""
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    kind: Literal["line", "step", "points"] = "line"
+    """`step`: the value holds until the next point."""
+    labels: Sequence[str] = ()
+    """One for each point, shown beside it where there is room, and when the mouse rests on it."""
+    is_reference: bool = False
+    """A line to hold others against, dashed and grey."""
+    is_broad: bool = False
+    """A pale band, which another line may lie on."""
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A line among those that lie on each other."""
+
+    first: int
+    """Number of the one that was there first."""
+    rank: int
+    """Its own place among them, from 0."""
+    num_above: int
+    """How many are drawn over it."""
+
+
+def twins_of(series: Sequence[Series], place: Callable[[Series], Sequence[tuple[float, float]]]) -> dict[int, Twin]:
+    """Lines that cannot be told apart, by their numbers; those that lie alone are not in it. `place`: where a series is
+    on the picture."""
+    groups: list[list[int]] = []
+    places = {number: place(one) for number, one in enumerate(series) if one.kind != "points" and not one.is_reference}
+    for number, own in places.items():
+        if not own:
+            continue
+        group = next((group for group in groups if _is_covered(places[group[0]], own)), None)
+        if group is None:
+            groups.append([number])
+        else:
+            group.append(number)
+    return {
+        number: Twin(group[0], rank, len(group) - 1 - rank)
+        for group in groups
+        if len(group) > 1
+        for rank, number in enumerate(group)
+    }
+
+
+def _is_covered(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> bool:
+    """Whether they are closer than the width of a line, everywhere."""
+    return len(first) == len(second) and all(
+        abs(x1 - x2) <= _APART_PX and abs(y1 - y2) <= _APART_PX for (x1, y1), (x2, y2) in zip(first, second)
+    )
+
+
+class Spot(NamedTuple):
+    """A point on the picture, and the number of the one in the data that it shows."""
+
+    x: float
+    y: float
+    number: int
+
+
+def thin_line(spots: Sequence[Spot]) -> list[Spot]:
+    """The same line with at most four points in each column of pixels: where it comes in, its extremes, where it
+    leaves. Peaks stay, however narrow."""
+    kept: list[Spot] = []
+    column: list[Spot] = []
+    for spot in spots:
+        if column and math.floor(spot.x) != math.floor(column[0].x):
+            kept += _corners(column)
+            column = []
+        column.append(spot)
+    return kept + _corners(column)
+
+
+def _corners(column: list[Spot]) -> list[Spot]:
+    if len(column) <= 4:
+        return column
+    places = range(len(column))
+    chosen = {0, min(places, key=lambda i: column[i].y), max(places, key=lambda i: column[i].y), len(column) - 1}
+    return [column[place] for place in sorted(chosen)]
+
+
+def thin_cloud(spots: Sequence[Spot]) -> list[Spot]:
+    """One point for each spot of two pixels, and of these evenly as many as can be drawn."""
+    by_place = {(round(spot.x / 2), round(spot.y / 2)): spot for spot in spots} if len(spots) > MOST_POINTS else None
+    kept = list(by_place.values()) if by_place is not None else list(spots)
+    every = -(-len(kept) // MOST_POINTS)
+    return kept[:: max(1, every)]
+
+
+def evenly(spots: Sequence[Spot], most: int) -> list[Spot]:
+    """At most so many of them, the first and the last included."""
+    if len(spots) <= most:
+        return list(spots)
+    return [spots[round(place * (len(spots) - 1) / (most - 1))] for place in range(most)]
+
+
+class Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def overlaps(self, other: Box) -> bool:
+        return (
+            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
+        )
+
+    def is_inside(self, other: Box) -> bool:
+        return (
+            self.left >= other.left
+            and self.right <= other.right
+            and self.top >= other.top
+            and self.bottom <= other.bottom
+        )
+
+
+class LabelPlacer:
+    """Remembers what is taken."""
+
+    def __init__(self, room: Box) -> None:
+        self._room = room
+        self._points: list[Box] = []
+        self._labels: list[Box] = []
+
+    def take(self, x: float, y: float, radius: float = 4.0) -> None:
+        """A point lies here."""
+        self._points.append(Box(x - radius, y - radius, x + radius, y + radius))
+
+    def label(self, content: str, x: float, y: float) -> str:
+        """The label of a point, drawn right, left, above or below it; empty where none of these is free."""
+        return self._first_free(content, _around(x, y, _width(content)), "hw-note hw-halo")
+
+    def line_label(self, content: str, y: float) -> str:
+        """The name of a line across: above or below it, at its right end or at its left; above it if all are taken."""
+        left, right = self._room.left + 4, self._room.right - _width(content)
+        places = [Box(x, top, x + _width(content), top + 13) for x in (right, left) for top in (y - 14, y + 2)]
+        return self._first_free(content, places, _LINE_CLASS) or _drawn(content, places[0], _LINE_CLASS)
+
+    def upright_label(self, content: str, x: float) -> str:
+        """The name of a line from bottom to top: beside it, where it is free; at its top if nothing is."""
+        room, width = self._room, _width(content)
+        lefts = (x + 5, x - 5 - width)
+        tops = [room.top + share * (room.bottom - room.top - 13) for share in (0.14, 0.22, 0.3, 0.62, 0.7, 0.78, 0.86)]
+        places = [Box(left, top, left + width, top + 13) for top in tops for left in lefts]
+        return self._first_free(content, places, _LINE_CLASS) or _drawn(content, places[0], _LINE_CLASS)
+
+    def _first_free(self, content: str, places: Sequence[Box], kind: str) -> str:
+        """Free of points, too, if that is possible."""
+        for avoided in (self._labels + self._points, self._labels):
+            for box in places:
+                if box.is_inside(self._room) and not any(box.overlaps(other) for other in avoided):
+                    self._labels.append(box)
+                    return _drawn(content, box, kind)
+        return ""
+
+
+def _width(content: str) -> float:
+    return svg.text_width(content, _FONT_PX)
+
+
+def _drawn(content: str, box: Box, kind: str) -> str:
+    return svg.text(content, box.left, box.bottom - 3, class_=kind)
+
+
+def _around(x: float, y: float, width: float) -> Sequence[Box]:
+    half = _FONT_PX / 2 + 1
+    lefts = (x + _GAP, x - _GAP - width)
+    beside = [Box(left, y - half, left + width, y + half) for left in lefts]
+    middles = (y - _GAP - half, y + _GAP + half)
+    return beside + [Box(x - width / 2, middle - half, x + width / 2, middle + half) for middle in middles]
 
 
 def line_chart(

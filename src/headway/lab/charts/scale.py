@@ -1,22 +1,69 @@
-"""An axis: where a value lies on the picture, and which round numbers are its ticks.
+"""Axes: where a value lies on the picture, which round numbers are ticks, how numbers are written, edges of bins.
 
 value ──(identity or log10)──► share of the way from low to high ──► pixels from start to end
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from headway.lab.charts.number_text import log_tick_text, tick_texts
+MINUS = "−"
+_MILLION = 1_000_000.0
+
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _TICK_COUNTS = (14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
 _MOST_LINEAR_TICKS = 10
 _SMALLEST_SHARE_FOR_ZERO = 0.5
 """An axis of positive values begins at 0 unless they all lie above this share of the largest."""
+
+
+def number_text(value: float) -> str:
+    """About four digits: 1,234,567 · 12.35 · 0.001235."""
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "∞" if value > 0 else f"{MINUS}∞"
+    size = abs(value)
+    if size >= 1e15 or 0 < size < 1e-4:
+        text = f"{value:.3g}"
+    elif size >= 1_000 or float(value).is_integer():
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:.4g}"
+    return text.replace("-", MINUS) if value < 0 else text
+
+
+def tick_texts(values: list[float], step: float) -> list[str]:
+    """Labels of evenly spaced ticks: all with as many decimals as their step needs, millions as M."""
+    largest = max(map(abs, values), default=0.0)
+    if largest >= 1e12 or step < 1e-6:
+        return [_signed(f"{value:g}") for value in values]
+    unit, suffix = (_MILLION, "M") if largest >= _MILLION else (1.0, "")
+    decimals = _num_decimals(step / unit)
+    return [_signed(f"{value / unit:,.{decimals}f}{suffix}") if value else "0" for value in values]
+
+
+def log_tick_text(value: float) -> str:
+    """The label of one tick of a logarithmic axis."""
+    if 1e6 <= value < 1e12:
+        return f"{value / _MILLION:,g}M"
+    if 1e-4 <= value < 1e6:
+        return f"{value:,.10g}"
+    return f"{value:g}"
+
+
+def _num_decimals(step: float) -> int:
+    for decimals in range(12):
+        if math.isclose(step * 10**decimals, round(step * 10**decimals), rel_tol=1e-9):
+            return decimals
+    return 12
+
+
+def _signed(text: str) -> str:
+    return text.replace("-", MINUS)
 
 
 @dataclass(frozen=True)
@@ -144,3 +191,45 @@ def _log_ticks(domain: Domain, most: int) -> list[float]:
         return fine
     every = -(-len(decades) // most)
     return decades[::every]
+
+
+def bin_edges(values: Sequence[float], *, is_log: bool, most: int) -> list[float]:
+    """Edges around all values that can be drawn, for at most about so many bins; none without values."""
+    domain = domain_of(values, is_log=is_log)
+    if domain is None:
+        return []
+    whole = all(float(value).is_integer() for value in values if math.isfinite(value))
+    if len(set(values)) == 1:
+        return [values[0], values[0] + (1 if whole else abs(values[0]) / 10)]
+    return _log_edges(domain, most) if is_log else _linear_edges(domain, most, is_whole=whole)
+
+
+def _linear_edges(domain: Domain, most: int, *, is_whole: bool) -> list[float]:
+    step = round_step((domain.high - domain.low) / most)
+    if is_whole:
+        step = max(1.0, math.ceil(step))
+    first = math.floor(domain.low / step + 1e-9)
+    last = max(first + 1, math.floor(domain.high / step + 1e-9) + 1)
+    return [step * number for number in range(first, last + 1)]
+
+
+def _log_edges(domain: Domain, most: int) -> list[float]:
+    """Some fraction of a decade each: 1, 2, 5, 10 where three of them go into one."""
+    low, high = math.log10(domain.low), math.log10(domain.high) + 1e-9
+    finest = (10, 5, 3, 1) if most > 20 else (3, 1)
+    per_decade = next((n for n in finest if (high - low) * n <= most), 1)
+    powers = range(math.floor(low), math.floor(high) + 1)
+    steps = (1.0, 2.0, 5.0) if per_decade == 3 else [10 ** (n / per_decade) for n in range(per_decade)]
+    edges = [step * 10.0**power for power in powers for step in steps] + [10.0 ** (powers[-1] + 1)]
+    first = bisect.bisect_right(edges, domain.low * (1 + 1e-9)) - 1
+    last = bisect.bisect_right(edges, domain.high * (1 + 1e-9))
+    return edges[max(0, first) : last + 1]
+
+
+def counts_between(values: Sequence[float], edges: Sequence[float]) -> list[int]:
+    """How many values lie in each bin: at or above its lower edge, below its upper one; in the last also on it."""
+    counts = [0] * (len(edges) - 1)
+    for value in values:
+        if math.isfinite(value) and edges[0] * (1 - 1e-12) <= value <= edges[-1] * (1 + 1e-12):
+            counts[min(max(0, bisect.bisect_right(edges, value) - 1), len(counts) - 1)] += 1
+    return counts

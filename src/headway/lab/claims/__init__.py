@@ -2,6 +2,6 @@
 
 from headway.lab.claims.catalogue import CLAIMS, find_claims
 from headway.lab.claims.claim import Claim, Outcome
-from headway.lab.claims.results import Results, Row
+from headway.lab.claims.claim_results import Results, Row
 
 __all__ = ["CLAIMS", "Claim", "Outcome", "Results", "Row", "find_claims"]

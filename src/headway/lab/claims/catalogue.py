@@ -7,40 +7,29 @@ from collections.abc import Sequence
 from headway.config import did_you_mean
 from headway.errors import ConfigError
 from headway.lab.claims.claim import Claim
-from headway.lab.claims.scenarios import (
-    batch_size,
-    chunked_prefill,
-    eras,
-    kv_quantisation,
-    kv_waste,
-    learned_ranking,
-    magnus,
-    orca,
-    paging,
-    preemption_tail,
-    prefix_sharing,
-    queue_depth,
-    sarathi_capacity,
-    slo_tail,
-)
+from headway.lab.claims.scenarios.batching_eras import ERAS, KV_WASTE, PAGING
+from headway.lab.claims.scenarios.batching_load import BATCH_SIZE, ORCA, QUEUE_DEPTH
+from headway.lab.claims.scenarios.chunked_prefill import CHUNKED_PREFILL, SARATHI_CAPACITY
+from headway.lab.claims.scenarios.kv_memory import KV_QUANTISATION, PREEMPTION_TAIL, PREFIX_SHARING
+from headway.lab.claims.scenarios.scheduling_policies import LEARNED_RANKING, MAGNUS, SLO_TAIL
 
 CLAIMS: dict[str, Claim] = {
-    module.CLAIM.id: module.CLAIM
-    for module in (
-        eras,
-        orca,
-        kv_waste,
-        paging,
-        chunked_prefill,
-        sarathi_capacity,
-        prefix_sharing,
-        queue_depth,
-        preemption_tail,
-        batch_size,
-        learned_ranking,
-        magnus,
-        slo_tail,
-        kv_quantisation,
+    claim.id: claim
+    for claim in (
+        ERAS,
+        ORCA,
+        KV_WASTE,
+        PAGING,
+        CHUNKED_PREFILL,
+        SARATHI_CAPACITY,
+        PREFIX_SHARING,
+        QUEUE_DEPTH,
+        PREEMPTION_TAIL,
+        BATCH_SIZE,
+        LEARNED_RANKING,
+        MAGNUS,
+        SLO_TAIL,
+        KV_QUANTISATION,
     )
 }
 

@@ -1,28 +1,42 @@
-"""What a claim is given to measure with: a place, how large the work may be, data, and somebody to tell how it goes."""
+"""What a claim measures with: a testbed, sizes that fit it, data, several variants in alternation, searches for a rate.
+
+On a machine with other work on it one round alone says little. So variants of serving the same work take turns; of each
+the fastest round counts, since other work can only slow it down, and how far single rounds were apart is told.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from headway.lab.bench.rounds import Progress
-from headway.lab.claims.place import Place, Run
-from headway.lab.claims.where import Where
+from headway.cli.progress import Meter
+from headway.lab.bench.capacity_search import Capacity, Limits, find_capacity
+from headway.lab.bench.online_metrics import Objective, OnlineMetrics
+from headway.lab.claims.claim import Where, times
+from headway.lab.claims.testbed import Run, Testbed
 from headway.lab.workload.requests import Work
 
+if TYPE_CHECKING:
+    from headway.lab.claims.published_workloads import Drawn
+
+
 _T = TypeVar("_T")
-Bar = Callable[[int, str], AbstractContextManager[Progress | None]]
+Bar = Callable[[int, str], AbstractContextManager[Meter | None]]
 """(how many requests, what they are) → something that shows how far they are"""
 
 _CPU_QUICK_SHARE = 8
 _CPU_SHARE = 4
 
+NORMALISED = "median_normalised_ms"
+"""Median over requests of the time from arrival to the last token, over the number of tokens."""
 
-def no_bar(num_requests: int, title: str) -> AbstractContextManager[Progress | None]:
-    """Nobody watches."""
+
+def no_bar(num_requests: int, title: str) -> AbstractContextManager[Meter | None]:
+    """Show nothing."""
     return nullcontext()
 
 
@@ -30,7 +44,7 @@ def no_bar(num_requests: int, title: str) -> AbstractContextManager[Progress | N
 class Context:
     """For one claim; what several claims measure is kept in `shared`."""
 
-    place: Place
+    testbed: Testbed
     is_quick: bool = False
     data_dir: Path | None = None
     bar: Bar = no_bar
@@ -39,12 +53,12 @@ class Context:
 
     @property
     def where(self) -> Where:
-        return self.place.where
+        return self.testbed.where
 
     def sized(self, *, tiny: int, short: int, full: int, gpu: int | None = None) -> int:
         """A number of requests. tiny: a quick run on a CPU. short: any other quick run, and a CPU that has time. gpu:
         on a real one, where a long run takes its time; otherwise as full."""
-        if self.place.is_cpu:
+        if self.testbed.is_cpu:
             return tiny if self.is_quick else short
         if self.is_quick:
             return short
@@ -53,32 +67,32 @@ class Context:
     @property
     def num_rounds(self) -> int:
         """How often the same is measured, where what else a machine does could disturb it."""
-        return 3 if self.where == "engine" and self.place.is_cpu else 1
+        return 3 if self.where == "engine" and self.testbed.is_cpu else 1
 
     @property
     def divisor(self) -> int:
         """Lengths and memory are divided by this: a CPU would take hours for the published ones."""
-        if not self.place.is_cpu:
+        if not self.testbed.is_cpu:
             return 1
         return _CPU_QUICK_SHARE if self.is_quick else _CPU_SHARE
 
     @property
     def divided(self) -> str:
-        """Says so."""
+        """A remark that lengths and memory were divided; empty if they were not."""
         return f" (published lengths and memory divided by {self.divisor})" if self.divisor > 1 else ""
 
     def run(self, label: str, work: Work, **options: Any) -> Run:
         """Serve the work; `label` is what people read meanwhile."""
         self.say(f"{label}: {len(work):,} requests")
         with self.bar(len(work), label) as progress:
-            return self.place.run(work, progress=progress, **options)
+            return self.testbed.run(work, progress=progress, **options)
 
     def once(self, key: str, make: Callable[[], _T]) -> _T:
-        """What was made before under this key, in this place, by whichever claim."""
-        place = (id(self.place), key)
-        if place not in self.shared:
-            self.shared[place] = make()
-        return self.shared[place]
+        """What any claim has made before under this key on this testbed, or else makes now."""
+        both = (id(self.testbed), key)
+        if both not in self.shared:
+            self.shared[both] = make()
+        return self.shared[both]
 
     def data_file(self, name: str) -> Path | None:
         """A file of real data, if it is there."""
@@ -86,3 +100,98 @@ class Context:
             return None
         path = self.data_dir / name
         return path if path.is_file() else None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Work that is there at once, and the options it is served with."""
+
+    work: Work
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class AlternatingRuns:
+    """The rounds of each way, in the order in which they were run."""
+
+    rounds: Mapping[str, Sequence[Run]]
+
+    @property
+    def best(self) -> dict[str, Run]:
+        """The fastest round of each."""
+        return {name: min(runs, key=lambda run: run.duration_s) for name, runs in self.rounds.items()}
+
+    def spread(self, name: str, base: str) -> str:
+        """How far the gain in throughput of one way over another was apart in single rounds; empty with only one."""
+        ratios = [own.output_tok_s / other.output_tok_s for own, other in zip(self.rounds[name], self.rounds[base])]
+        if len(ratios) < 2:
+            return ""
+        return (
+            f"Each way had {len(ratios)} rounds, in turns, of which the fastest counts; within single rounds the ratio "
+            f"was {times(min(ratios))} to {times(max(ratios))}."
+        )
+
+
+def run_alternating(context: Context, ways: Mapping[str, Variant]) -> AlternatingRuns:
+    """Measure them: once in the simulator, where nothing disturbs, otherwise several times."""
+    rounds: dict[str, list[Run]] = {name: [] for name in ways}
+    for number in range(context.num_rounds):
+        for name, way in ways.items():
+            label = f"{name}, round {number + 1}" if context.num_rounds > 1 else name
+            rounds[name].append(context.run(label, way.work, **way.options))
+    return AlternatingRuns(rounds)
+
+
+@dataclass(frozen=True)
+class NormalisedMetrics(OnlineMetrics):
+    """With the latency that the Orca paper compares by."""
+
+    normalised_ms: float = 0.0
+
+    @classmethod
+    def of_run(cls, run: Run) -> NormalisedMetrics:
+        usual = {item.name: getattr(run.metrics, item.name) for item in fields(OnlineMetrics)}
+        return cls(**usual, normalised_ms=1e3 * statistics.median(run.per_token_s))
+
+    def as_json(self) -> dict[str, float | None]:
+        """The usual keys and that one."""
+        return {**super().as_json(), NORMALISED: self.normalised_ms}
+
+
+@dataclass(frozen=True)
+class Span:
+    """How long requests arrive at each rate that is tried, and how many there are at least and at most."""
+
+    seconds: float
+    least: int
+    most: int
+
+    def count(self, rate: float) -> int:
+        """The number of requests at this rate."""
+        return int(min(max(rate * self.seconds, self.least), self.most))
+
+
+def saturation(context: Context, label: str, drawn: Drawn, **options: Any) -> float:
+    """Requests a second when all of them are there at once."""
+    return context.run(f"{label}, all at once", drawn.at_once(), **options).requests_s
+
+
+def capacity_of(
+    context: Context,
+    label: str,
+    drawn: Drawn,
+    objectives: Sequence[Objective],
+    *,
+    start: float,
+    span: Span,
+    **options: Any,
+) -> Capacity:
+    """The highest rate that meets the objectives."""
+
+    def measure(rate: float) -> OnlineMetrics:
+        work = drawn.at_rate(rate, span.count(rate))
+        return NormalisedMetrics.of_run(context.run(f"{label}, {rate:.3g} requests/s", work, **options))
+
+    precision = 0.1 if context.is_quick else 0.05
+    limits = Limits(start=start, lowest=start / 256, highest=start * 64, precision=precision, max_probes=14)
+    return find_capacity(measure, objectives, limits=limits)

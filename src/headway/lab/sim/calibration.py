@@ -1,4 +1,4 @@
-"""What `headway calibrate` writes and everything that simulates reads: a machine, as far as scheduling can tell.
+"""A calibrated machine, as far as scheduling can tell: what `headway calibrate` writes and every simulation reads.
 
 The file is JSON. It has the cost model with its errors, the host's time, the KV memory, and the options of the engine
 that was measured; a simulation runs with those options unless others are given.
@@ -9,24 +9,90 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from headway.config import CacheConfig, SchedulerConfig, did_you_mean
 from headway.errors import ConfigError
-from headway.lab.bench.surroundings import device_name, versions
-from headway.lab.sim.cost_model import CostModel
-from headway.lab.sim.host_time import HostTime
-from headway.lab.sim.machine import Machine
+from headway.lab.bench.environment import device_name, versions
+from headway.lab.sim.cost_model import CostModel, non_negative_least_squares
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
 
+
+_OUTLIER = 5.0  # times the median: another process had the core
+
 FORMAT = 2
 _KIND = "headway calibration"
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """Seconds for a step, and for each request in it. Where steps overlap, it passes beside the device's work."""
+
+    before_s: float = 0.0
+    before_row_s: float = 0.0
+    after_s: float = 0.0
+    after_row_s: float = 0.0
+
+    def before(self, num_rows: int) -> float:
+        """From the end of the step before until the device has this one."""
+        return self.before_s + self.before_row_s * num_rows
+
+    def after(self, num_rows: int) -> float:
+        """From the device's result until the tokens are out."""
+        return self.after_s + self.after_row_s * num_rows
+
+    def scaled(self, factor: float) -> HostTime:
+        """A host that takes so many times as long."""
+        return HostTime(**{name: factor * value for name, value in asdict(self).items()})
+
+    @staticmethod
+    def fit(steps: Sequence[tuple[int, float, float]]) -> HostTime:
+        """From (requests, seconds before, seconds after) of measured steps."""
+        if not steps:
+            return HostTime()
+        rows, before, after = (np.array(side, dtype=np.float64) for side in zip(*steps, strict=True))
+        return HostTime(*_line(rows, before), *_line(rows, after))
+
+    def as_json(self) -> dict[str, float]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(document: dict[str, Any]) -> HostTime:
+        """What `as_json` made; `ValueError` or `TypeError` for anything else."""
+        host = HostTime(**{name: float(value) for name, value in document.items()})
+        if min(asdict(host).values()) < 0.0:
+            raise ValueError("the host's time is negative")
+        return host
+
+
+def _line(rows: np.ndarray[Any, np.dtype[np.float64]], seconds: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
+    """(constant, per row)"""
+    usual = seconds <= _OUTLIER * np.median(seconds)
+    terms = np.stack([np.ones(int(usual.sum())), rows[usual]], axis=1)
+    return [float(c) for c in non_negative_least_squares(terms, seconds[usual])]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One device with its KV memory, and the host beside it."""
+
+    cost: CostModel
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    overlap: bool = False
+    """Whether a step is planned while another runs."""
+    host: HostTime = field(default_factory=HostTime)
+    num_host_slots: int = 0
+    restore_block_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +150,6 @@ class Calibration:
         )
 
     def machine(self, *, num_blocks: int | None = None) -> Machine:
-        """To simulate on."""
         return Machine(
             cost=self.cost,
             num_blocks=num_blocks or self.num_blocks,
@@ -101,7 +166,7 @@ class Calibration:
         return SchedulerConfig(**{**self.scheduler, **options})
 
     def cache_config(self, **options: Any) -> CacheConfig:
-        """Likewise."""
+        """The measured engine's, but for these options."""
         return CacheConfig(**{**self.cache, "block_size": self.block_size, **options})
 
     def scaled(self, factor: float) -> Calibration:

@@ -21,19 +21,20 @@ far the measured steps spread around it is kept (`spread`), for a simulation to 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.core import SchedulerOutput
 from headway.errors import ConfigError
-from headway.lab.sim.fit_error import FitError, fit_errors
-from headway.lab.sim.least_squares import non_negative_least_squares
-from headway.lab.sim.step_work import StepKind, StepWork
+
+StepKind = Literal["decode", "mixed", "prefill"]
+STEP_KINDS: tuple[StepKind, ...] = ("decode", "mixed", "prefill")
+"""One token each; chunks of prompts beside those; chunks only."""
 
 ROW_KNEES = (0, 8, 32, 64, 128)
 TOKEN_KNEES = (0, 32, 64, 128, 256, 512, 1024, 2048)
@@ -52,9 +53,6 @@ TERMS = (
 )
 """What the coefficients stand for, in their order."""
 
-MeasuredStep = tuple[StepWork, float]
-"""(what was in it, how many seconds it took)"""
-
 _LEAST_STEPS = 20
 _LEAST_LONE = 8  # steps with a single row, and others that decode
 _OUTLIER = 3.0  # times slower than expected: something was compiled, or captured
@@ -62,6 +60,92 @@ _NUM_ROUNDS = 12  # of the fit, each weighing the steps by how far the one befor
 _SMALL_DEVIATION = 0.02
 _NUM_QUANTILES = 21
 _TABLE_SIZE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """The size of a step."""
+
+    num_tokens: int
+    num_rows: int
+    """Requests in the step."""
+    num_sampled: int
+    """Requests that get a token out of it."""
+    num_context_tokens: int
+    """Keys and values that single tokens read: one for each token of their contexts."""
+    num_chunks: int = 0
+    """Requests with more than one token."""
+    num_chunk_pairs: float = 0.0
+    """Pairs of tokens that chunks compare."""
+    num_moved_blocks: int = 0
+
+    @staticmethod
+    def of(output: SchedulerOutput) -> StepWork:
+        scheduled, moves = output.scheduled, output.moves
+        num_rows, num_tokens = len(scheduled), output.num_scheduled_tokens
+        num_moved = len(moves.moved_out) + len(moves.copied) + len(moves.moved_in)
+        if num_tokens == num_rows:  # nearly always
+            context = sum([share.num_computed_tokens for share in scheduled]) + num_rows
+            return StepWork(num_tokens, num_rows, num_rows, context, num_moved_blocks=num_moved)
+        context = num_chunks = num_sampled = 0
+        pairs = 0.0
+        for _, own_tokens, num_computed, _, samples in scheduled:
+            num_sampled += samples
+            if own_tokens == 1:
+                context += num_computed + 1
+            else:
+                num_chunks += 1
+                pairs += own_tokens * (num_computed + 0.5 * own_tokens)
+        return StepWork(num_tokens, num_rows, num_sampled, context, num_chunks, pairs, num_moved)
+
+    @property
+    def kind(self) -> StepKind:
+        if not self.num_chunks:
+            return "decode"
+        return "mixed" if self.num_chunks < self.num_rows else "prefill"
+
+
+@dataclass(frozen=True)
+class FitError:
+    """|expected - measured| / measured of single steps."""
+
+    kind: StepKind
+    num_steps: int
+    mean: float
+    p95: float
+    bias: float
+    """(sum of expected - sum of measured) / sum of measured: what is left when errors of single steps cancel out."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(document: dict[str, Any]) -> FitError:
+        if document["kind"] not in STEP_KINDS:
+            raise ValueError(f"{document['kind']!r} is no kind of step")
+        numbers = {name: float(document[name]) for name in ("mean", "p95", "bias")}
+        return FitError(document["kind"], int(document["num_steps"]), **numbers)
+
+
+def fit_errors(seconds: Callable[[StepWork], float], steps: Sequence[tuple[StepWork, float]]) -> tuple[FitError, ...]:
+    """Of a cost model on these steps; a kind that does not occur is left out."""
+    return tuple(error for kind in STEP_KINDS if (error := _error_of(kind, seconds, steps)) is not None)
+
+
+def _error_of(
+    kind: StepKind, seconds: Callable[[StepWork], float], steps: Sequence[tuple[StepWork, float]]
+) -> FitError | None:
+    pairs = [(seconds(work), duration_s) for work, duration_s in steps if work.kind == kind]
+    if not pairs:
+        return None
+    expected, measured = (np.array(side) for side in zip(*pairs, strict=True))
+    errors = np.abs(expected - measured) / measured
+    bias = float(expected.sum() / measured.sum() - 1.0)
+    return FitError(kind, len(pairs), float(errors.mean()), float(np.quantile(errors, 0.95)), bias)
+
+
+MeasuredStep = tuple[StepWork, float]
+"""(what was in it, how many seconds it took)"""
 
 
 @dataclass(frozen=True)
@@ -217,6 +301,15 @@ def _fit(steps: Sequence[MeasuredStep]) -> tuple[float, ...]:
         usual = seconds <= _OUTLIER * expected
     scale = float(np.sum(seconds[usual] / expected[usual]) / max(usual.sum(), 1))
     return tuple(scale * float(c) for c in coefficients)
+
+
+def non_negative_least_squares(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """x >= 0 with the least |matrix x - target|."""
+    from scipy.optimize import nnls
+
+    # The solver's tolerance is absolute, and terms are counts from 1 to millions of pairs.
+    scale, unit = np.maximum(np.abs(matrix).max(0), 1e-300), max(float(np.abs(target).max()), 1e-300)
+    return np.asarray(nnls(matrix / scale, target / unit, maxiter=30 * matrix.shape[1])[0] * unit / scale)
 
 
 def _spread(ratios: Sequence[float]) -> tuple[float, ...]:

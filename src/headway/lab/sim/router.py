@@ -1,4 +1,4 @@
-"""Who serves a request, where there are several replicas. A router decides when the request arrives, once.
+"""Which of several replicas serves a request. A router decides once, when the request arrives.
 
     round-robin    each in turn
     least-loaded   the one with the fewest outstanding tokens
@@ -29,16 +29,12 @@ class RoutedReplica(Protocol):
 
 
 class Router(Protocol):
-    """Chooses a replica."""
-
     def choose(self, request: Request, replicas: Sequence[RoutedReplica], *, now_s: float) -> int:
         """The place of the one that is to serve this request."""
         ...
 
 
 class RoundRobin:
-    """Each in turn."""
-
     def __init__(self) -> None:
         self._num_routed = 0
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from headway.config import CacheConfig, SchedulerConfig
 from headway.errors import ConfigError
-from headway.lab.sim.calibration import Calibration
-from headway.lab.sim.machine import Machine
+from headway.lab.sim.calibration import Calibration, Machine
 from headway.lab.workload.requests import BenchRequest
 
 _SCHEDULER = frozenset(field.name for field in dataclasses.fields(SchedulerConfig))

@@ -1,41 +1,143 @@
-"""Replaying work on a virtual clock: what `headway.lab.bench.online.replay` does, in seconds instead of hours.
+"""Replaying work on a virtual clock: what `headway.lab.bench.replay` does, in seconds instead of hours.
 
-Several replicas share the time, though each has a clock of its own: the one that is furthest behind steps next, and a
-request is routed when all that are busy have come as far as its arrival. So a router never sees what is to come.
+A replica is the real loop, scheduler and cache on a simulated device, with a clock of its own. The one that is furthest
+behind steps next, and a request is routed when all that are busy have come as far as its arrival: a router never sees
+what is to come.
 """
 
 from __future__ import annotations
 
+import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from headway.config import CacheConfig, SchedulerConfig
-from headway.core import Request, RequestStatus, Scheduler
+from headway.core import HostTier, KVCacheManager, PrefixCache, Request, RequestStatus, Scheduler, SchedulerOutput
+from headway.core.eviction import create_eviction_policy
 from headway.core.request_options import RequestOptions
-from headway.engine.engine_core import EngineStep
+from headway.engine.engine_core import EngineCore, EngineStep
 from headway.errors import ConfigError
-from headway.lab.bench.agenda import Agenda
-from headway.lab.bench.batch_samples import BatchSample, SampleLog, sample_of
-from headway.lab.bench.rounds import Progress
-from headway.lab.bench.times import RequestTimeline
-from headway.lab.sim.machine import Machine
-from headway.lab.sim.replica import Replica
+from headway.executor.simulated import SimulatedExecutor, StepTime, VirtualClock
+from headway.lab.bench.replay import Agenda
+from headway.lab.bench.timelines import BatchSample, RequestTimeline, SampleLog, sample_of
+from headway.lab.sim.calibration import Machine
+from headway.lab.sim.cost_model import CostModel
 from headway.lab.sim.router import create_router
-from headway.lab.sim.variation import Variation
 from headway.lab.workload.requests import BenchRequest
+
+if TYPE_CHECKING:
+    from headway.cli.progress import Meter
+
+
+@dataclass(frozen=True)
+class Variation:
+    """How simulated steps deviate from the cost model: not at all, unless something is given."""
+
+    seed: str | None = None
+    """Steps spread around their mean as the measured ones did, drawn with this seed."""
+    speed: Callable[[float], float] | None = None
+    """Time → how many times as long everything takes by then."""
+
+    def step_time(self, cost: CostModel, clock: VirtualClock) -> StepTime:
+        """The time of a step, on a device with this clock."""
+        step_s: StepTime = cost.step_s
+        speed = self.speed
+        if self.seed is not None and len(cost.spread) > 1:
+            step_s = _spread(step_s, cost.spread, random.Random(self.seed))
+        if speed is None:
+            return step_s
+        return lambda output: speed(clock.now_s) * step_s(output)
+
+
+def _spread(step_s: StepTime, quantiles: tuple[float, ...], rng: random.Random) -> StepTime:
+    draw, num_parts = rng.random, len(quantiles) - 1
+
+    def drawn_s(output: SchedulerOutput) -> float:
+        place = draw() * num_parts
+        below = int(place)
+        return (quantiles[below] + (quantiles[below + 1] - quantiles[below]) * (place - below)) * step_s(output)
+
+    return drawn_s
+
+
+class Replica:
+    """An engine that serves its share of the requests."""
+
+    def __init__(self, machine: Machine, scheduler: SchedulerConfig, cache: CacheConfig, variation: Variation) -> None:
+        self.clock = VirtualClock()
+        self._after_s = machine.host.after
+        self.executor = SimulatedExecutor(
+            variation.step_time(machine.cost, self.clock),
+            self.clock,
+            max_in_flight=2 if machine.overlap else 1,
+            host_s=machine.host.before,
+        )
+        self.core = EngineCore(
+            Scheduler(scheduler, _kv_cache(machine, cache)), self.executor, now=self.clock.now, sleep=self.clock.sleep
+        )
+        self._num_outstanding = 0
+        self._done: deque[tuple[float, int]] = deque()  # (when, how many tokens)
+
+    @property
+    def now_s(self) -> float:
+        """Its virtual time."""
+        return self.clock.now_s
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is anything to step for."""
+        return self.core.has_unfinished_requests
+
+    def add(self, request: Request, *, at_s: float) -> None:
+        """Take a request that arrives then. A replica that is ahead takes it when its step is over, as engines do."""
+        if not self.core.has_unfinished_requests:
+            self.clock.sleep_until(at_s)
+        self._num_outstanding += request.max_total_tokens
+        self.core.add_request(request)
+
+    def step(self) -> EngineStep:
+        """One step, up to the time when its tokens are out."""
+        step = self.core.step()
+        num_rows = len(step.report.snapshot.output.scheduled)
+        if num_rows:
+            self.clock.sleep(self._after_s(num_rows))
+        return step
+
+    def note_done(self, num_tokens: int) -> None:
+        """So many tokens of prompts and answers are done by now."""
+        self._done.append((self.clock.now_s, num_tokens))
+
+    def num_outstanding_tokens(self, now_s: float) -> int:
+        """Of requests that were sent here, what had not come back by then: prompts until the first token, and the
+        tokens of answers."""
+        done = self._done
+        while done and done[0][0] <= now_s:
+            self._num_outstanding -= done.popleft()[1]
+        return self._num_outstanding
+
+
+def _kv_cache(machine: Machine, config: CacheConfig) -> KVCacheManager:
+    return KVCacheManager(
+        num_blocks=machine.num_blocks,
+        block_size=machine.block_size,
+        prefix_cache=PrefixCache(create_eviction_policy(config.eviction_policy)) if config.shares_prefixes else None,
+        host_tier=HostTier(machine.num_host_slots) if machine.num_host_slots else None,
+        restore_block_s=machine.restore_block_s,
+        reserve_tokens=0 if config.kv_allocation == "paged" else machine.max_model_len,
+    )
 
 
 @dataclass
 class Simulation:
-    """What came of it."""
-
     timelines: list[RequestTimeline]
     duration_s: float = 0.0
     num_steps: int = 0
     busy_s: float = 0.0
     """Of all devices together."""
     waste: list[float] = field(default_factory=list)
-    """Before each step with somebody in the batch: which part of the KV memory that is kept from others holds
+    """Before each step with a request in the batch: which part of the KV memory that is kept from others holds
     nothing."""
     num_running: list[int] = field(default_factory=list)
     """At the same times, how many requests were in the batch."""
@@ -60,7 +162,7 @@ def simulate(
     router: str = "round-robin",
     seed: int | None = 0,
     speed: Callable[[float], float] | None = None,
-    progress: Progress | None = None,
+    progress: Meter | None = None,
 ) -> Simulation:
     """Replay the work from its first arrival to the end of its last request.
 
@@ -77,7 +179,7 @@ class _Cluster:
     """A simulation under way."""
 
     def __init__(
-        self, work: Sequence[BenchRequest], replicas: Sequence[Replica], router: str, progress: Progress | None
+        self, work: Sequence[BenchRequest], replicas: Sequence[Replica], router: str, progress: Meter | None
     ) -> None:
         self._work, self._replicas, self._progress = work, replicas, progress
         kv_cache = replicas[0].core.scheduler.kv_cache
@@ -113,7 +215,7 @@ class _Cluster:
         return result
 
     def _furthest_behind(self) -> Replica | None:
-        """Of those that are busy."""
+        """The busy replica whose clock is behind the others'."""
         behind = None
         for replica in self._replicas:
             if replica.is_busy and (behind is None or replica.now_s < behind.now_s):
@@ -144,7 +246,7 @@ class _Cluster:
                 raise RuntimeError(f"request {request_id} failed: {error}")
             self._agenda.ended(int(request_id), now_s)
             if self._progress is not None:
-                self._progress()
+                self._progress.advance()
         replica.note_done(num_done)
         self.result.most_waiting = max(self.result.most_waiting, len(replica.core.scheduler.waiting))
         for output in step.launched:

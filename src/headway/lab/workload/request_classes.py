@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from headway.core.request_options import RequestOptions as CheckedOptions
 from headway.engine.request_options import RequestOptions
 from headway.errors import InvalidRequestError
-from headway.lab.workload.options_table import OptionsTable
+from headway.lab.workload.input_files import OptionsTable
 
 _OPTIONS = ("priority", "tenant", "ttft_target_s", "tpot_target_s", "cache_salt")
 

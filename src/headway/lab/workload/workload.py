@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 from headway.errors import ConfigError
 from headway.lab.workload.arrivals import Arrivals, AtOnce, check_rate
-from headway.lab.workload.content import Content
-from headway.lab.workload.drawing import Draft, Drawing, Lengths
-from headway.lab.workload.limits import Limits
-from headway.lab.workload.random_content import RandomContent
+from headway.lab.workload.content import Content, Draft, Drawing, Lengths, RandomContent
+from headway.lab.workload.lengths import Limits
 from headway.lab.workload.request_classes import RequestClass, draw_options
 from headway.lab.workload.requests import BenchRequest
 

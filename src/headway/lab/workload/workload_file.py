@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.lab.workload.arrivals import Arrivals, AtOnce, Recorded, read_arrivals
-from headway.lab.workload.block_content import read_block_content
-from headway.lab.workload.content import Content
-from headway.lab.workload.conversation_content import read_conversation_content
-from headway.lab.workload.distributions import Distribution, read_distribution
-from headway.lab.workload.drawing import Lengths
-from headway.lab.workload.limits import Limits, read_limits
-from headway.lab.workload.options_table import OptionsTable
-from headway.lab.workload.prompt_content import read_prompt_content
-from headway.lab.workload.random_content import RandomContent
+from headway.lab.workload.arrivals import Arrivals, AtOnce, Recorded, Trace, read_arrivals, read_trace
+from headway.lab.workload.content import (
+    Content,
+    Lengths,
+    RandomContent,
+    read_block_content,
+    read_prompt_content,
+    read_shared_prefixes,
+)
+from headway.lab.workload.conversations import read_conversation_content
+from headway.lab.workload.input_files import OptionsTable
+from headway.lab.workload.lengths import Distribution, Limits, read_distribution, read_limits
 from headway.lab.workload.request_classes import read_classes
-from headway.lab.workload.shared_prefixes import read_shared_prefixes
-from headway.lab.workload.trace_rows import Trace, read_trace
 from headway.lab.workload.workload import Workload
 
 KEYS = ("name", "summary", "requests", "trace", "arrivals", "input", "output", "content", "limits", "classes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.lab.bench.trace_file import SPAN_PREFIX
+from headway.lab.bench.step_trace import SPAN_PREFIX
 
 HOST, DEVICE, STREAM = 100, 0, 7
 STEP_US = 1000.0

@@ -6,10 +6,17 @@ import random
 
 import pytest
 
-from headway.lab.bench.ceilings import Ceilings, measure_ceilings
-from headway.lab.bench.floors import ModelCosts, count_decode_steps, model_costs, timeline_alone, work_floor
-from headway.lab.bench.scenarios import SCENARIOS
-from headway.lab.bench.times import RoundTimes
+from headway.lab.bench.floors import (
+    Ceilings,
+    ModelCosts,
+    count_decode_steps,
+    measure_ceilings,
+    model_costs,
+    timeline_alone,
+    work_floor,
+)
+from headway.lab.bench.offline_bench import SCENARIOS
+from headway.lab.bench.timelines import RoundTimes
 from headway.lab.workload.requests import BenchRequest
 from headway.loader.dummy import BUILTIN_SHAPES
 from headway.models.registry import config_from_hf

@@ -13,13 +13,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-from headway.cli import bench_target_flags, loading
+from headway.cli import loading
 from headway.cli.main import main
 from headway.errors import ConfigError
-from headway.lab.bench import server_facts
+from headway.lab.bench import load_flags, server_target
 from headway.lab.bench.server_target import ServerOptions
-from tests.unit.cli.test_bench import SHAPE
 from tests.unit.lab.bench.sse_server import DONE, METRICS, Answer, SSEServer, event, steady, text_event
+from tests.unit.lab.bench.test_offline_bench import SHAPE
 from tests.unit.server.fake_engine import FakeServer
 from tests.unit.server.http_thread import serving
 
@@ -154,7 +154,7 @@ def test_how_a_server_is_talked_to_chooses_the_one_of_this_machine(
         asked.append(options.base_url)
         raise ConfigError("far enough")
 
-    monkeypatch.setattr(bench_target_flags, "ServerTarget", connect)
+    monkeypatch.setattr(load_flags, "ServerTarget", connect)
     assert main(["bench", "capacity", *flag]) == 1
     assert asked == ["http://127.0.0.1:8000"]
 
@@ -162,7 +162,7 @@ def test_how_a_server_is_talked_to_chooses_the_one_of_this_machine(
 def test_a_server_that_says_nothing_is_given_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(server_facts, "ASK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(server_target, "ASK_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert main(["bench", "serve", "--port", str(silent.getsockname()[1])]) == 1
     assert "does not answer within 0.05 s" in capsys.readouterr().err

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
-from headway.lab.bench.batch_samples import BatchSample
-from headway.lab.bench.compare import Comparison, compare, few_requests_note, joined, read_result
-from headway.lab.bench.compare_page import compare_page
-from headway.lab.bench.datasets import CustomDataset, Draw, RandomDataset
-from headway.lab.bench.online_metrics import OnlineMetrics
-from headway.lab.bench.online_page import online_page
-from headway.lab.bench.serving_block import serving_block
-from headway.lab.bench.slo import Targets
-from headway.lab.bench.sweep import (
+from headway.lab.bench.bench_compare_command import (
+    Comparison,
+    compare,
+    compare_page,
+    few_requests_note,
+    joined,
+    read_result,
+)
+from headway.lab.bench.bench_sweep_command import (
     SweepPoint,
     auto_rates,
     parse_knob,
@@ -27,7 +27,11 @@ from headway.lab.bench.sweep import (
     sweep_page,
     sweep_table,
 )
-from headway.lab.bench.times import RequestTimeline
+from headway.lab.bench.datasets import CustomDataset, Draw, RandomDataset
+from headway.lab.bench.online_metrics import OnlineMetrics
+from headway.lab.bench.serving_report import online_page, serving_block
+from headway.lab.bench.slo import Targets
+from headway.lab.bench.timelines import BatchSample, RequestTimeline
 from headway.lab.workload.requests import LengthRange
 
 TIMELINES = [

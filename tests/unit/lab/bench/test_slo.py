@@ -7,7 +7,7 @@ import math
 import pytest
 
 from headway.lab.bench.slo import Attainment, Targets, attainment
-from headway.lab.bench.times import RequestTimeline
+from headway.lab.bench.timelines import RequestTimeline
 
 
 def timeline(*token_times_s: float, arrival_s: float = 10.0, num_wanted: int | None = None) -> RequestTimeline:

@@ -10,9 +10,8 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from headway.lab.charts import Series, bar_chart, cdf_chart, histogram_chart, line_chart
-from headway.lab.charts.binning import bin_edges, counts_between
-from headway.lab.charts.placing import Box, LabelPlacer
-from headway.lab.charts.series import Spot, thin_cloud, thin_line
+from headway.lab.charts.line_chart import Box, LabelPlacer, Spot, thin_cloud, thin_line
+from headway.lab.charts.scale import bin_edges, counts_between
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from headway.lab.charts.number_text import number_text
-from headway.lab.charts.scale import Domain, Scale, domain_of
+from headway.lab.charts.scale import Domain, Scale, domain_of, number_text
 
 
 def test_linear_positions() -> None:

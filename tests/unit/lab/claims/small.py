@@ -1,16 +1,15 @@
-"""A place where claims take moments: the shipped machine, with work as small as on a slow CPU."""
+"""A testbed where claims take moments: the shipped machine, with work as small as on a slow CPU."""
 
 from __future__ import annotations
 
 from headway.lab.claims.catalogue import CLAIMS
-from headway.lab.claims.chart import Chart
-from headway.lab.claims.claim import Outcome
+from headway.lab.claims.claim import Chart, Outcome
+from headway.lab.claims.claim_results import Row
 from headway.lab.claims.context import Context
-from headway.lab.claims.results import Row
-from headway.lab.claims.simulated_place import SimulatedPlace
+from headway.lab.claims.testbed import SimulatedTestbed
 
 
-class SmallPlace(SimulatedPlace):
+class SmallTestbed(SimulatedTestbed):
     """Simulated, but lengths and numbers are those of a quick run on a CPU."""
 
     @property
@@ -19,7 +18,7 @@ class SmallPlace(SimulatedPlace):
 
 
 def small_context() -> Context:
-    return Context(SmallPlace.open(), is_quick=True)
+    return Context(SmallTestbed.open(), is_quick=True)
 
 
 def row(name: str = "eras", *, ours: str = "2×", where: str = "engine", trust: str = "") -> Row:

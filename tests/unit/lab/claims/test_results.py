@@ -9,9 +9,7 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.lab.claims.catalogue import CLAIMS, find_claims
-from headway.lab.claims.markdown import HEADERS, as_markdown
-from headway.lab.claims.page import as_page
-from headway.lab.claims.results import JSON_NAME, Results
+from headway.lab.claims.claim_results import HEADERS, JSON_NAME, Results, as_markdown, as_page
 from tests.unit.lab.claims.small import row
 
 

@@ -9,10 +9,10 @@ import pytest
 from headway.lab.claims.catalogue import CLAIMS
 from headway.lab.claims.claim import Outcome
 from headway.lab.claims.context import Context
-from headway.lab.claims.predictions import noisy_lengths
-from headway.lab.claims.scenarios import queue_depth
-from headway.lab.claims.simulated_place import SimulatedPlace
-from headway.predict.evaluation import count_pairs
+from headway.lab.claims.published_workloads import noisy_lengths
+from headway.lab.claims.scenarios import batching_load
+from headway.lab.claims.testbed import SimulatedTestbed
+from headway.predict.training import count_pairs
 from tests.unit.lab.claims.small import small_context
 
 
@@ -24,7 +24,7 @@ def shared() -> Context:
 
 @pytest.fixture(autouse=True)
 def short_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_depth, "_DEPTHS", (100, 1_000))
+    monkeypatch.setattr(batching_load, "_DEPTHS", (100, 1_000))
 
 
 class Few(Context):
@@ -35,7 +35,7 @@ class Few(Context):
 
 
 def few() -> Context:
-    return Few(SimulatedPlace.open(), is_quick=True)
+    return Few(SimulatedTestbed.open(), is_quick=True)
 
 
 def measured(name: str, context: Context) -> Outcome:
@@ -85,11 +85,11 @@ def test_chunks_shorten_the_gaps_that_whole_prompts_make(shared: Context) -> Non
 
 
 def test_eight_bits_hold_nearly_twice_the_tokens_and_are_given_back(shared: Context) -> None:
-    before = shared.place.bytes_per_token
+    before = shared.testbed.bytes_per_token
     numbers = measured("kv-quantisation", shared).numbers
     assert 1.8 < numbers["fp8"]["tokens that fit"] / numbers["16 bits"]["tokens that fit"] < 2
     assert numbers["fp8"]["output tokens/s"] > numbers["16 bits"]["output tokens/s"]
-    assert shared.place.bytes_per_token == before
+    assert shared.testbed.bytes_per_token == before
 
 
 def test_what_a_step_costs_does_not_follow_the_queue(shared: Context) -> None:

@@ -14,19 +14,16 @@ from headway.cli.main import main
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import ConfigError
-from headway.lab.bench.times import RequestTimeline
+from headway.lab.bench.timelines import RequestTimeline
 from headway.lab.claims.catalogue import CLAIMS
-from headway.lab.claims.context import Context
-from headway.lab.claims.engine_place import EnginePlace
-from headway.lab.claims.place import Run
-from headway.lab.claims.session import Session
-from headway.lab.claims.simulated_place import SimulatedPlace
-from headway.lab.claims.turns import Way, take_turns
-from headway.lab.claims.where import Where
+from headway.lab.claims.claim import Where
+from headway.lab.claims.claim_session import Session
+from headway.lab.claims.context import Context, Variant, run_alternating
+from headway.lab.claims.testbed import EngineTestbed, Run, SimulatedTestbed
 from headway.lab.sim import CostModel
 from headway.lab.workload.requests import BenchRequest
-from tests.unit.cli.test_bench import SHAPE
-from tests.unit.lab.claims.small import SmallPlace
+from tests.unit.lab.bench.test_offline_bench import SHAPE
+from tests.unit.lab.claims.small import SmallTestbed
 from tests.unit.lab.sim.machines import calibration
 
 
@@ -38,8 +35,8 @@ def shape(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def place(shape: dict[str, Any]) -> Iterator[EnginePlace]:
-    place = EnginePlace(lambda **more: LLMEngine.from_config(EngineConfig.from_options(**shape, **more)), name="tiny")
+def place(shape: dict[str, Any]) -> Iterator[EngineTestbed]:
+    place = EngineTestbed(lambda **more: LLMEngine.from_config(EngineConfig.from_options(**shape, **more)), name="tiny")
     yield place
     place.close()
 
@@ -48,20 +45,20 @@ def work(count: int, *, num_in: int = 8, num_out: int = 6) -> list[BenchRequest]
     return [BenchRequest(list(range(1, num_in + 1)), num_out) for _ in range(count)]
 
 
-def test_one_engine_serves_with_many_schedulers(place: EnginePlace) -> None:
+def test_one_engine_serves_with_many_schedulers(place: EngineTestbed) -> None:
     small = place.run(work(6), max_num_seqs=2)
     large = place.run(work(6))
     assert max(small.num_running) <= 2 < max(large.num_running)
     assert all(line.is_complete for run in (small, large) for line in run.timelines)
 
 
-def test_a_part_of_the_memory_is_given_back(place: EnginePlace) -> None:
+def test_a_part_of_the_memory_is_given_back(place: EngineTestbed) -> None:
     scarce = place.run(work(8, num_in=20, num_out=12), kv_tokens=5 * 16, max_model_len=48)
     assert max(scarce.num_running) <= 2
     assert max(place.run(work(8, num_in=20, num_out=12)).num_running) > 2
 
 
-def test_reserved_memory_is_that_of_the_longest_request(place: EnginePlace) -> None:
+def test_reserved_memory_is_that_of_the_longest_request(place: EngineTestbed) -> None:
     run = place.run(work(4), kv_tokens=64 * 2, max_model_len=64, kv_allocation="contiguous-max")
     assert max(run.num_running) == 2
     assert run.mean_waste > 0.7
@@ -93,9 +90,9 @@ def test_where_a_claim_runs(name: str, options: dict[str, Any], is_engine: bool)
 
 
 def test_a_simulation_says_how_good_its_calibration_is() -> None:
-    assert SimulatedPlace(calibration()).trust == "mean error of steps 2.7%"
+    assert SimulatedTestbed(calibration()).trust == "mean error of steps 2.7%"
     unknown = dataclasses.replace(calibration(), cost=CostModel.of_terms(decode_constant=0.01))
-    assert "not known" in SimulatedPlace(unknown).trust
+    assert "not known" in SimulatedTestbed(unknown).trust
 
 
 def test_a_data_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -137,15 +134,15 @@ def test_ways_take_turns_and_the_fastest_round_counts() -> None:
     durations = iter([4.0, 2.0, 1.0, 5.0, 3.0, 9.0])
     served: list[str] = []
 
-    class Noisy(SmallPlace):
+    class Noisy(SmallTestbed):
         where: Where = "engine"
 
         def run(self, work: Any, **options: Any) -> Run:
             served.append(options["scheduling_policy"])
             return Run([RequestTimeline(0.0, 1, 1, [1.0])], next(durations))
 
-    ways = {name: Way(work(1), {"scheduling_policy": name}) for name in ("fcfs", "sjf")}
-    turns = take_turns(Context(Noisy.open()), ways)
+    ways = {name: Variant(work(1), {"scheduling_policy": name}) for name in ("fcfs", "sjf")}
+    turns = run_alternating(Context(Noisy.open()), ways)
     assert served == ["fcfs", "sjf"] * 3
     assert {name: run.duration_s for name, run in turns.best.items()} == {"fcfs": 1.0, "sjf": 2.0}
     assert "3 rounds" in turns.spread("sjf", "fcfs") and "0.20× to 2.00×" in turns.spread("sjf", "fcfs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headway.lab.sim import Calibration, CostModel, HostTime
-from headway.lab.sim.fit_error import FitError
+from headway.lab.sim.cost_model import FitError
 
 SCHEDULER = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "target_itl_ms": 0.0, "scheduling_policy": "fcfs"}
 

@@ -13,13 +13,13 @@ from headway.config import EngineConfig
 from headway.core.scheduler_output import SchedulerOutput
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor, FakeStep
-from headway.lab.sim.calibrate import calibrate
-from headway.lab.sim.check import apart, at_once, capacity, check
-from headway.lab.sim.report import calibration_facts, checks_markdown, error_table, fit_rows, trust_notes
-from headway.lab.sim.step_meter import metered
-from headway.lab.sim.step_work import STEP_KINDS
-from headway.lab.sim.waves import WaveLimits, waves
+from headway.lab.sim.calibration_run import WaveLimits, calibrate, waves
+from headway.lab.sim.cost_model import STEP_KINDS
+from headway.lab.sim.sim_accuracy import apart, at_once, check, rate_at_once
+from headway.lab.sim.sim_report import calibration_facts, checks_markdown, error_table, fit_rows, trust_notes
+from headway.lab.sim.step_timing import metered
 from headway.lab.workload.requests import BenchRequest
+from tests.unit.lab.noted_meter import NotedMeter
 from tests.unit.no_model import nominal_config, nominal_plan
 
 STEP_S, TOKEN_S = 0.001, 0.00001
@@ -50,7 +50,7 @@ def test_it_finds_what_steps_cost_and_leaves_the_engine_as_it_was() -> None:
     engine = make_engine()
     plain = engine.core.executor
     parts: list[float] = []
-    found = calibrate(engine, model="none at all", seconds=1.5, progress=parts.append)
+    found = calibrate(engine, model="none at all", seconds=1.5, progress=NotedMeter(parts))
     assert engine.core.executor is plain
     assert not engine.has_unfinished_requests()
     engine.check_invariants()
@@ -100,7 +100,7 @@ def test_a_check_runs_both_and_says_how_far_they_are_apart() -> None:
     assert done.measured.num_output_tokens == done.simulated.num_output_tokens
     assert done.speed > 0.0
     assert {"mean_ttft_ms", "p99_itl_ms", "output_throughput"} <= {row.key for row in done.rows}
-    assert capacity(engine, found, work) > 0.0
+    assert rate_at_once(engine, found, work) > 0.0
     titles, rows = error_table(done)
     assert all(len(row) == len(titles) for row in rows)
     page = checks_markdown(found, [done])

@@ -12,8 +12,7 @@ from headway.core import ScheduledRequest, SchedulerOutput
 from headway.core.scheduler_output import BlockMoves
 from headway.errors import ConfigError
 from headway.lab.sim import CostModel, StepWork
-from headway.lab.sim.cost_model import TERMS
-from headway.lab.sim.least_squares import non_negative_least_squares
+from headway.lab.sim.cost_model import TERMS, non_negative_least_squares
 
 
 def random_work(rng: random.Random) -> StepWork:

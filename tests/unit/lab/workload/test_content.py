@@ -14,7 +14,7 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.lab.workload import BenchRequest, statistics_of, workload_from_options
-from headway.lab.workload.statistics import reusable_share
+from headway.lab.workload.workload_report import reusable_share
 from tests.unit.lab.workload.word_tokenizer import FIRST_TOKEN, word_tokenizer
 
 DATA_DIR = os.environ.get("HEADWAY_TEST_DATA")

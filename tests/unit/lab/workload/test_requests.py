@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
-from headway.lab.bench.scenarios import SCENARIOS
+from headway.lab.bench.offline_bench import SCENARIOS
 from headway.lab.workload.requests import LengthRange, TraceLimits, draw_work, trace_work
 
 

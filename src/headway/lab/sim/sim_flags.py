@@ -1,0 +1,117 @@
+"""Flags that `headway sim`, `sim-check` and `tune` share: which work, how much of it, and which options."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from headway.cli.flags import FlagSpec, chosen, count, engine_flags, positive, shape_defaults
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.lab.sim.calibration import Calibration
+    from headway.lab.workload.requests import BenchRequest
+    from headway.lab.workload.workload import Workload
+    from headway.tokenizer import Tokenizer
+
+
+PREDICTORS = ("none", "oracle")
+
+
+def add_work_flags(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
+    group = parser.add_argument_group("work")
+    group.add_argument(
+        "--workload", metavar="FILE.toml", required=is_required, help="The requests: see docs/workloads.md."
+    )
+    group.add_argument("--data-dir", metavar="DIR", help="Where the files are that the workload names.")
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="Put a value over one of the workload's, e.g. limits.max_input=2000. May be given several times.",
+    )
+    group.add_argument("--requests", type=count(1), metavar="N", help="How many, instead of the workload's own number.")
+    group.add_argument("--work-seed", type=int, default=0, metavar="N", help="Of what is drawn. (default: 0)")
+
+
+def add_rate_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--rate",
+        type=positive,
+        metavar="R",
+        help="Requests/s instead of the workload's own rate; a trace is stretched to it. inf: all at once.",
+    )
+
+
+def load_work(arguments: argparse.Namespace) -> Workload:
+    """The workload that the flags name."""
+    from headway.lab.workload import load_workload, parse_overrides
+
+    return load_workload(arguments.workload, data_dir=arguments.data_dir, **parse_overrides(arguments.set))
+
+
+def draw_work(
+    arguments: argparse.Namespace,
+    workload: Workload,
+    *,
+    vocab_size: int,
+    rate: float | None,
+    tokenizer: Tokenizer | None = None,
+) -> list[BenchRequest]:
+    if workload.needs_tokenizer and tokenizer is None:
+        tokenizer = _embedded_tokenizer()
+    work = workload.draw(
+        vocab_size=vocab_size,
+        seed=arguments.work_seed,
+        tokenizer=tokenizer,
+        num_requests=arguments.requests,
+        rate=rate,
+    )
+    if not work:
+        raise ConfigError(f"The workload '{arguments.workload}' has no requests.")
+    return work
+
+
+def simulated_flags() -> list[FlagSpec]:
+    """The engine's own flags of scheduler and cache. What they leave open is as in the calibrated engine."""
+    return [flag for flag in engine_flags() if flag.section in ("scheduler", "cache")]
+
+
+def simulated_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of scheduler and cache that were given."""
+    return chosen(arguments, simulated_flags())
+
+
+def add_calibration_flag(parser: argparse.ArgumentParser) -> None:
+    from headway.lab.sim.calibration import shipped_machines
+
+    parser.add_argument(
+        "--calibration",
+        metavar="FILE",
+        required=True,
+        help="The machine: what 'headway calibrate' wrote, or the name of one that is shipped: "
+        f"{', '.join(shipped_machines())}.",
+    )
+
+
+def load_calibration(text: str) -> Calibration:
+    """That of `--calibration`: a file, or the name of a machine that is shipped."""
+    from headway.lab.sim.calibration import Calibration
+
+    return Calibration.find(text)
+
+
+def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Options of the real engine that were given, and what a shape without weights needs beside them."""
+    given = chosen(arguments, engine_flags())
+    return {**shape_defaults(given.get("model")), **given}
+
+
+def _embedded_tokenizer() -> Tokenizer:
+    from headway.config import ModelConfig
+    from headway.rpc.tokenizer_source import load_front_end_tokenizer
+
+    tokenizer = load_front_end_tokenizer(ModelConfig())
+    assert tokenizer is not None  # the embedded model has one
+    return tokenizer

@@ -1,0 +1,243 @@
+"""`headway tune`: which options serve a workload, or logged traffic, best on a calibrated machine.
+
+Options of scheduler and cache that are given on the command line stay as they are; the others are searched. A traffic
+log does not tell what was in the prompts (or not in a form that is read here), so its requests have random ones: what
+the prefix cache saved is not seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.cli.flags import add_flags, count, engine_flags
+from headway.cli.output_files import check_writable, print_table, write_json
+from headway.cli.progress import meter
+from headway.config import EngineConfig
+from headway.errors import ConfigError
+from headway.lab.charts.html_page import write_page
+from headway.lab.sim.sim_flags import (
+    PREDICTORS,
+    add_calibration_flag,
+    add_rate_flag,
+    add_work_flags,
+    draw_work,
+    engine_options,
+    load_calibration,
+    load_work,
+    simulated_options,
+)
+from headway.lab.workload.requests import BenchRequest, highest_token_id
+from headway.predict.traffic_log import read_traffic
+
+if TYPE_CHECKING:
+    from headway.lab.sim.calibration import Calibration
+    from headway.lab.tune.tune_goal import Goal
+    from headway.lab.tune.tune_report import Verified
+    from headway.lab.tune.tune_search import Space, Trial, Tuned
+
+
+_TRIALS = 40
+_TEMPERATURE = 1.0
+
+
+def traffic_work(
+    paths: Sequence[str | Path], *, vocab_size: int, num_requests: int | None = None, seed: int = 0
+) -> list[BenchRequest]:
+    """The last requests of these logs, from the first arrival on; `ConfigError` if times are missing."""
+    records = read_traffic(paths, most_records=num_requests).records
+    named = ", ".join(map(str, paths))
+    if not records:
+        raise ConfigError(f"The traffic log {named} has no request that ended by itself.")
+    times = [record.arrival_s for record in records if record.arrival_s is not None]
+    if len(times) < len(records):
+        raise ConfigError(
+            f"{len(records) - len(times)} of {len(records)} requests of the traffic log {named} have no time of "
+            "arrival (arrival_s), and without it their load cannot be replayed."
+        )
+    rng, highest, first_s = random.Random(seed), highest_token_id(vocab_size), min(times)
+    work = [
+        BenchRequest(
+            [rng.randint(0, highest) for _ in range(max(record.features.keys.num_prompt_tokens, 1))],
+            max(record.num_output_tokens, 1),
+            arrival_s=time_s - first_s,
+        )
+        for record, time_s in zip(records, times, strict=True)
+    ]
+    return sorted(work, key=lambda request: request.arrival_s)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_calibration_flag(parser)
+    add_rate_flag(parser)
+    parser.add_argument(
+        "--traffic-log",
+        action="append",
+        default=[],
+        metavar="FILE",
+        dest="traffic",
+        help="Tune for requests that a server has logged, instead of a workload. May be given several times.",
+    )
+    parser.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        metavar="KEY=MS",
+        help="What every request is promised, e.g. p99_itl_ms=50 or p99_ttft_ms=1000. May be given several times. "
+        "(default: what the workload's classes promise; if they promise nothing, throughput counts)",
+    )
+    parser.add_argument(
+        "--trials",
+        type=count(1),
+        default=_TRIALS,
+        metavar="N",
+        help="As many simulations of the whole work; those of a part count as that part. (default: %(default)s)",
+    )
+    parser.add_argument("--search-seed", type=int, default=0, metavar="N", help="Of the search. (default: 0)")
+    parser.add_argument(
+        "--length-predictor",
+        choices=PREDICTORS,
+        default="none",
+        help="oracle: policies that let short answers go first are searched, and know lengths. (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--verify",
+        type=count(0),
+        default=0,
+        metavar="K",
+        help="Measure the default and the best K on the real engine, in this process. (default: 0)",
+    )
+    parser.add_argument("--output-json", metavar="FILE", help="Write everything that was tried here.")
+    parser.add_argument("--html", metavar="FILE", help="Write a page with the Pareto front here.")
+    add_work_flags(parser, is_required=False)
+    # The traffic log to read is another thing than the one that an engine writes.
+    add_flags(parser, [flag for flag in engine_flags() if flag.name not in _NOT_TAKEN])
+
+
+_NOT_TAKEN = frozenset({"traffic_log", "traffic_log_content", "length_predictor"})
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from headway.lab.sim.setup import check_work, set_up
+    from headway.lab.sim.sim_report import trust_notes
+    from headway.lab.tune import Goal, SearchLimits, Space, search
+    from headway.lab.tune.tune_report import (
+        recommendation,
+        recommended,
+        trial_table,
+        tuned_json,
+        tuned_page,
+        verified_table,
+    )
+
+    check_writable(arguments.output_json, arguments.html)
+    Goal.parse(arguments.slo)  # refuses what cannot be promised, before anything is drawn
+    _check_engine_options(arguments)
+    calibration = load_calibration(arguments.calibration)
+    work = _work(arguments, calibration)
+    goal = Goal.of(arguments.slo, work)
+    fixed = simulated_options(arguments)
+    check_work(work, set_up(calibration, fixed).machine)
+    space = Space.of(calibration, work, fixed)
+    with meter(arguments.trials, "Searching") as shown:
+        tuned = search(space, goal, work, limits=SearchLimits(arguments.trials, arguments.search_seed), progress=shown)
+    print(f"{goal}\n")
+    print_table(*trial_table(space, tuned))
+    verified = _verify(arguments, work, goal, tuned, space)
+    best = recommended(verified) if verified else tuned.best
+    if verified:
+        print("\nPredicted and measured:")
+        print_table(*verified_table(space, verified))
+    warnings = [*filter(None, [_beyond(space, work, tuned, best), tuned.default.metrics.thin_note])]
+    notes = [*trust_notes(calibration), _searched(space, calibration)]
+    print("\n" + "\n".join([recommendation(space, tuned, best, verified), *warnings, *notes]))
+    if verified and best is tuned.default and not tuned.is_default_best:
+        print("What was best in simulation was not clearly better than the default when it was measured.")
+    if arguments.output_json is not None:
+        write_json(arguments.output_json, tuned_json(space, goal, tuned, verified, best))
+    if arguments.html is not None:
+        title = Path(arguments.workload or arguments.traffic[0]).stem
+        page = tuned_page(space, goal, tuned, verified, best, title=title, warnings=warnings, notes=notes)
+        seeds = f"{arguments.work_seed} of the work, {arguments.search_seed} of the search"
+        write_page(arguments, page, seed=seeds, machine=f"{calibration.model} on {calibration.device_name}, simulated")
+    return 0
+
+
+def _check_engine_options(arguments: argparse.Namespace) -> None:
+    """Before minutes of searching: those of the engine that verifies are good, and given only where there is one."""
+    EngineConfig.from_options(**engine_options(arguments))
+    simulated = {*simulated_options(arguments), *_NOT_TAKEN}
+    others = [flag.flag for flag in engine_flags() if hasattr(arguments, flag.name) and flag.name not in simulated]
+    if others and not arguments.verify:
+        raise ConfigError(f"{others[0]} is for the engine that --verify runs, and has no effect on a simulation.")
+
+
+def _beyond(space: Space, work: Sequence[BenchRequest], tuned: Tuned, best: Trial) -> str:
+    """If the load is more than the machine can serve: by default, and with what is recommended."""
+    from headway.lab.sim.sim_comparison import BEYOND, capacity, overload
+
+    trials = {"by default": tuned.default, **({"as recommended": best} if best is not tuned.default else {})}
+    told = []
+    for name, trial in trials.items():
+        most = partial(capacity, work, space.calibration, {**space.fixed, **trial.options})
+        if (found := overload(trial.metrics, most)) is not None:
+            told.append(f"{found} {name}")
+    return f"Beyond capacity: {'; '.join(told)}. {BEYOND}" if told else ""
+
+
+def _searched(space: Space, calibration: Calibration) -> str:
+    fixed = ", ".join(space.fixed) or "none"
+    return (
+        f"Searched: {', '.join(space.knobs)}; given: {fixed}. The block size stays at {calibration.block_size}: steps "
+        "were measured with it, and what another changes in their time is not known."
+    )
+
+
+def _work(arguments: argparse.Namespace, calibration: Calibration) -> list[BenchRequest]:
+    from headway.lab.sim.setup import with_oracle
+
+    if bool(arguments.traffic) == bool(arguments.workload):
+        raise ConfigError("Tuning needs requests: give --workload FILE.toml, or --traffic-log FILE.")
+    if arguments.traffic:
+        if arguments.rate is not None:
+            raise ConfigError("--rate is for a workload; a traffic log is replayed as it was.")
+
+        work = traffic_work(
+            arguments.traffic,
+            vocab_size=calibration.vocab_size,
+            num_requests=arguments.requests,
+            seed=arguments.work_seed,
+        )
+    else:
+        work = draw_work(arguments, load_work(arguments), vocab_size=calibration.vocab_size, rate=arguments.rate)
+    return with_oracle(work) if arguments.length_predictor == "oracle" else work
+
+
+def _verify(
+    arguments: argparse.Namespace, work: Sequence[BenchRequest], goal: Goal, tuned: Tuned, space: Space
+) -> list[Verified]:
+    """On the real engine, if that is wanted and there is anything to verify."""
+    if not arguments.verify or tuned.is_default_best:
+        return []
+    from headway.cli.loading import load_engine, stderr_console
+    from headway.lab.tune.tune_report import candidates, verify
+
+    options: dict[str, Any] = engine_options(arguments)
+    found, trials = [], candidates(tuned, arguments.verify)
+    with meter(len(trials), "Measuring on the engine", unit="settings") as shown:
+        for trial in trials:
+            one = verify(
+                trial,
+                work,
+                goal,
+                options=options,
+                load=lambda config: load_engine(config, stderr_console(), quiet=True, warm=True),
+                temperature=_TEMPERATURE,
+            )
+            found.append(one)
+            shown.advance()
+    return found

@@ -1,0 +1,326 @@
+"""The search: many candidates on a part of the work, the better ones on more of it, then step by step from the best.
+
+    successive halving    candidates drawn at random on half of the work, the best third of them on all of it; on less
+                          than half a queue has not built up, and what is best then is not what is best later
+    coordinate search     from the best so far: every option a step up or down, as long as that helps
+    simplification        options of the best that do not matter go back to their defaults
+
+Options that are given on the command line stay as they are. Values are limited to what the calibration can tell about:
+steps twice as large as those that were measured, no further. The block size is not searched: steps were measured with
+one, and how another changes their time is not known. Everything is drawn with a seed, so a search can be repeated.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headway.errors import ConfigError
+from headway.lab.bench.online_metrics import OnlineMetrics
+from headway.lab.sim.calibration import Calibration
+from headway.lab.sim.setup import set_up
+from headway.lab.sim.simulate import simulate
+from headway.lab.tune.tune_goal import SAME_GOODPUT, Goal, Score
+from headway.lab.workload.requests import BenchRequest
+
+if TYPE_CHECKING:
+    from headway.cli.progress import Meter
+
+Options = Mapping[str, Any]
+
+_SEQS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_TOKENS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
+_ITLS = (0.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 500.0)
+_CHUNKS = (None, 32, 64, 128, 256, 512, 1024, 2048)
+
+_SHARES = (0.5, 1.0)
+_KEPT = 1 / 3
+_HALVING_SHARE = 0.7  # of the budget; the rest is for the coordinate search
+_LEAST_REQUESTS = 50
+
+
+@dataclass(frozen=True)
+class Space:
+    """Values of each knob, in order where they have one."""
+
+    calibration: Calibration
+    default: Options
+    """The calibrated engine's options, with those that were given."""
+    knobs: Mapping[str, Sequence[Any]]
+    fixed: Mapping[str, Any]
+    """Options that were given; all else that is not a knob is as calibrated."""
+
+    @staticmethod
+    def of(calibration: Calibration, work: Sequence[BenchRequest], fixed: Options) -> Space:
+        """What can be searched for this work on this machine."""
+        setup = set_up(calibration, fixed)
+        limits = setup.scheduler.limits
+        default = {
+            "max_num_seqs": limits.max_num_seqs,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "target_itl_ms": limits.target_itl_ms,
+            "max_chunk_tokens": setup.scheduler.max_chunk_tokens,
+            "scheduling_policy": setup.scheduler.scheduling_policy,
+            "prefill_mode": setup.scheduler.prefill_mode,
+        }
+        knobs: dict[str, Sequence[Any]] = {
+            "max_num_seqs": _up_to(_SEQS, 2 * limits.max_num_seqs),
+            "max_num_batched_tokens": _up_to(_TOKENS, 2 * limits.max_num_batched_tokens),
+            "target_itl_ms": _ITLS,
+            "max_chunk_tokens": [c for c in _CHUNKS if c is None or c < 2 * limits.max_num_batched_tokens],
+            "scheduling_policy": _policies(work),
+            "prefill_mode": ("chunked", "prefill-first", "decode-first"),
+        }
+        searched = {name: _with(values, default[name]) for name, values in knobs.items() if name not in fixed}
+        return Space(calibration, default, searched, dict(fixed))
+
+    def is_valid(self, options: Options) -> bool:
+        """Whether the engine would take them, and no two of them are one thing twice."""
+        if options["max_num_batched_tokens"] < options["max_num_seqs"]:
+            return False
+        if options["prefill_mode"] != "chunked" and options != self.default and options["target_itl_ms"]:
+            return "target_itl_ms" not in self.knobs  # whole prompts are in no hurry: 0 says the same
+        chunk = options["max_chunk_tokens"]
+        if chunk is not None and chunk >= options["max_num_batched_tokens"] and "max_chunk_tokens" in self.knobs:
+            return options == self.default
+        try:
+            set_up(self.calibration, {**self.fixed, **options})
+        except ConfigError:
+            return False
+        return True
+
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        """Draw valid options."""
+        while True:
+            drawn = {**self.default, **{name: rng.choice(values) for name, values in self.knobs.items()}}
+            if self.is_valid(drawn):
+                return drawn
+
+    def neighbours(self, options: Options) -> Iterator[dict[str, Any]]:
+        """Valid options that differ in one knob: of ordered ones the two next values, of others all."""
+        for name, values in self.knobs.items():
+            place = list(values).index(options[name])
+            is_ordered = name not in ("scheduling_policy", "prefill_mode")
+            near = range(max(place - 1, 0), min(place + 2, len(values))) if is_ordered else range(len(values))
+            for other in near:
+                changed = {**options, name: values[other]}
+                if other != place and self.is_valid(changed):
+                    yield changed
+
+    def changes(self, options: Options) -> dict[str, Any]:
+        """What is not as by default."""
+        return {name: value for name, value in options.items() if value != self.default[name]}
+
+
+def _policies(work: Sequence[BenchRequest]) -> list[str]:
+    """Those that have something to go by in this work."""
+    options = [request.options for request in work]
+    found = ["fcfs", "mlfq", "prefix"]
+    if any(one.get("predicted_tokens") is not None for one in options):
+        found += ["sjf", "srpt", "hrrn"]
+    if any(one.get("ttft_target_s") is not None or one.get("tpot_target_s") is not None for one in options):
+        found.append("slo")
+    if len({one.get("priority", 0) for one in options}) > 1:
+        found.append("priority")
+    if len({one.get("tenant", "") for one in options}) > 1:
+        found.append("fair")
+    return found
+
+
+def _up_to(values: Sequence[int], most: int) -> list[int]:
+    return [value for value in values if value <= most]
+
+
+def _with(values: Sequence[Any], default: Any) -> Sequence[Any]:
+    """The default is among the values, at its place."""
+    if default in values:
+        return list(values)
+    if all(isinstance(value, int | float) for value in [*values, default]):
+        return sorted([*values, default])
+    return [*values, default]
+
+
+@dataclass(frozen=True)
+class Trial:
+    options: Mapping[str, Any]
+    metrics: OnlineMetrics
+    score: Score
+    num_requests: int
+    """Of the work's; fewer are tried first."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    default: Trial
+    chosen: Trial
+    """The best, with as many options as by default as that allows."""
+    trials: Sequence[Trial]
+    """All that were tried with the whole work, the best first; the default is among them."""
+    num_simulated: int
+    """Simulations, those of a part of the work included."""
+
+    @property
+    def best(self) -> Trial:
+        """The default, unless another one is clearly better."""
+        return self.chosen if self.chosen.score.is_better_than(self.default.score) else self.default
+
+    @property
+    def is_default_best(self) -> bool:
+        """Whether there is nothing to recommend."""
+        return self.best is self.default
+
+    @property
+    def distinct(self) -> list[Trial]:
+        """The best first, without those whose options did the same to the last request as fewer of them did."""
+        kept = [self.chosen]
+        for trial in self.trials:
+            if all(trial.metrics != other.metrics for other in kept):
+                kept.append(trial)
+        return kept
+
+    @property
+    def front(self) -> list[Trial]:
+        """Trials that no other beats in both throughput and P99 of the time between tokens, by throughput."""
+        front: list[Trial] = []
+        for trial in sorted(self.trials, key=lambda t: (-t.metrics.output_tok_s, _p99(t))):
+            if not front or _p99(trial) < _p99(front[-1]):
+                front.append(trial)
+        return front[::-1]
+
+
+def simulate_trial(
+    space: Space, goal: Goal, options: Mapping[str, Any], work: Sequence[BenchRequest], *, seed: int | None = 0
+) -> Trial:
+    """The same seed for all: they are compared under the same luck."""
+    setup = set_up(space.calibration, {**space.fixed, **options})
+    result = simulate(work, setup.machine, setup.scheduler, setup.cache, seed=seed)
+    metrics = OnlineMetrics.of(result.timelines, result.duration_s)
+    return Trial(dict(options), metrics, goal.score(result.timelines, metrics), len(work))
+
+
+def _p99(trial: Trial) -> float:
+    return trial.metrics.itl.percentiles[99]
+
+
+@dataclass(frozen=True)
+class SearchLimits:
+    """How long to search."""
+
+    num_trials: int = 40
+    """As many simulations of the whole work; those of a part of it count as that part."""
+    seed: int = 0
+
+
+def search(
+    space: Space,
+    goal: Goal,
+    work: Sequence[BenchRequest],
+    *,
+    limits: SearchLimits | None = None,
+    progress: Meter | None = None,
+) -> Tuned:
+    """Find the options that serve this work best."""
+    run = _Search(space, goal, work, limits or SearchLimits(), progress)
+    default = run.whole(space.default)
+    run.halve()
+    run.climb()
+    chosen = run.simplify()
+    return Tuned(default, chosen, run.ranked(), run.num_simulated)
+
+
+class _Search:
+    def __init__(
+        self,
+        space: Space,
+        goal: Goal,
+        work: Sequence[BenchRequest],
+        limits: SearchLimits,
+        progress: Meter | None,
+    ) -> None:
+        self._space, self._goal, self._work, self._limits, self._progress = space, goal, work, limits, progress
+        self._used = 0.0
+        self.num_simulated = 0
+        self.trials: dict[tuple[Any, ...], Trial] = {}  # of the whole work, by their options
+
+    def whole(self, options: Mapping[str, Any]) -> Trial:
+        """With all requests; the same options are tried once."""
+        key = tuple(options.values())
+        if key not in self.trials:
+            self.trials[key] = self._try(options, len(self._work))
+        return self.trials[key]
+
+    def halve(self) -> None:
+        """Candidates drawn at random; ever fewer of them with ever more requests."""
+        rng = random.Random(self._limits.seed)
+        counts = [self._count(share) for share in _SHARES]
+        # n candidates cost n × (first share + a third of the second)
+        each = sum(_KEPT**level * count / len(self._work) for level, count in enumerate(counts))
+        num_candidates = max(int(_HALVING_SHARE * self._limits.num_trials / each), 1)
+        candidates: list[dict[str, Any]] = []
+        for _ in range(20 * num_candidates):
+            drawn = self._space.draw(rng)
+            if drawn not in candidates and drawn != self._space.default:
+                candidates.append(drawn)
+            if len(candidates) == num_candidates:
+                break
+        for level, count in enumerate(counts):
+            if count == len(self._work) or level == len(counts) - 1:
+                for options in candidates:
+                    self.whole(options)
+                return
+            tried = sorted((self._try(options, count) for options in candidates), key=_by_goodput)
+            candidates = [dict(trial.options) for trial in tried[: max(int(_KEPT * len(tried)), 1)]]
+
+    def climb(self) -> None:
+        """From the best so far, one option at a time, until nothing helps or the budget is used up; if there is some
+        left, from the next best."""
+        explored: set[tuple[Any, ...]] = set()
+        while self._used < self._limits.num_trials:
+            start = next((trial for trial in self.ranked() if tuple(trial.options.values()) not in explored), None)
+            if start is None:
+                return
+            explored.add(tuple(start.options.values()))
+            for options in self._space.neighbours(start.options):
+                if self._used >= self._limits.num_trials:
+                    return
+                if self.whole(options).score.is_better_than(start.score):
+                    break  # go on from there
+
+    def simplify(self) -> Trial:
+        """The best, with each option that is not needed for that as by default. These few are over the budget."""
+        best = self.ranked()[0]
+        for name in self._space.changes(best.options):
+            options = {**best.options, name: self._space.default[name]}
+            if self._space.is_valid(options):
+                simpler = self.whole(options)
+                if not best.score.is_better_than(simpler.score):
+                    best = simpler
+        return best
+
+    def ranked(self) -> list[Trial]:
+        """Those of the whole work, the best first: of those with about the highest goodput the one with the shortest
+        tail; of equals, the one that is most like the default."""
+        enough = (1 - SAME_GOODPUT) * max(trial.score.goodput for trial in self.trials.values())
+
+        def key(trial: Trial) -> tuple[float, float, int]:
+            goodput = enough if trial.score.goodput >= enough else trial.score.goodput
+            return -goodput, trial.score.tail, len(self._space.changes(trial.options))
+
+        return sorted(self.trials.values(), key=key)
+
+    def _count(self, share: float) -> int:
+        return min(max(int(share * len(self._work)), _LEAST_REQUESTS), len(self._work))
+
+    def _try(self, options: Mapping[str, Any], num_requests: int) -> Trial:
+        trial = simulate_trial(self._space, self._goal, options, self._work[:num_requests])
+        self._used += num_requests / len(self._work)
+        self.num_simulated += 1
+        if self._progress is not None:
+            self._progress.at(min(self._used, float(self._limits.num_trials)))
+        return trial
+
+
+def _by_goodput(trial: Trial) -> tuple[float, float]:
+    return -trial.score.goodput, trial.score.tail

@@ -1,0 +1,193 @@
+"""What a workload is read from: tables of its TOML file and rows of data files, each value checked.
+
+Every key is known and every value has its type; an error says where it stands and what is allowed there.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from headway.config import did_you_mean
+from headway.errors import ConfigError
+
+MOST = 2**40
+
+Row = dict[str, Any]
+
+
+class OptionsTable:
+    """Reads values by key. `where` is the table's own name, as errors give it."""
+
+    def __init__(self, values: object, where: str = "") -> None:
+        self._where = where
+        if not isinstance(values, Mapping):
+            self.fail(f"a table is expected, not {_shown(values)}")
+        self._values: Mapping[str, Any] = values
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def only(self, *keys: str) -> OptionsTable:
+        """`ConfigError` if there is any other key."""
+        for key in self._values:
+            if key not in keys:
+                hint = did_you_mean(key, keys) or f" The keys are: {', '.join(keys)}."
+                self.fail(f"there is no '{key}' here.{hint}")
+        return self
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str) or not value:
+            self.fail(f"{key} must be text, not {_shown(value)}")
+        return value
+
+    def choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
+        value = self._get(key, default)
+        if value not in choices:
+            hint = did_you_mean(str(value), tuple(choices))
+            self.fail(f"{key} must be one of {', '.join(choices)}; not {_shown(value)}.{hint}")
+        return str(value)
+
+    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+            self.fail(f"{key} must be a whole number of at least {least}, not {_shown(value)}")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, least: float = 0.0, is_above: bool = True) -> float:
+        """A finite number above `least`, or also equal to it."""
+        value = self._get(key, default)
+        if not is_number(value) or not (least < value <= MOST or (value == least and not is_above)):
+            bound = f"above {least:g}" if is_above else f"of at least {least:g}"
+            self.fail(f"{key} must be a number {bound}, not {_shown(value)}")
+        return float(value)
+
+    def switch(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            self.fail(f"{key} must be true or false, not {_shown(value)}")
+        return value
+
+    def weights(self, key: str, count: int) -> tuple[float, ...]:
+        """So many numbers, none negative, not all 0."""
+        value = self._get(key, None)
+        good = isinstance(value, list) and len(value) == count and all(is_number(w) and w >= 0 for w in value)
+        if not good or not sum(value) > 0:
+            self.fail(f"{key} must be a list of {count} numbers, none below 0 and one above it; not {_shown(value)}")
+        return tuple(float(weight) for weight in value)
+
+    def raw(self, key: str) -> Any:
+        """The value, unchecked; None where there is none."""
+        return self._values.get(key)
+
+    def table(self, key: str) -> OptionsTable:
+        return OptionsTable(self._get(key, None), f"{self._where}{key}: ")
+
+    def fail(self, message: str) -> NoReturn:
+        """`ConfigError` that says where."""
+        raise ConfigError(f"{self._where}{message}" + ("" if message.endswith((".", "?")) else "."))
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self._values.get(key, default)
+        if value is None:
+            self.fail(f"'{key}' is needed")
+        return value
+
+
+def is_number(value: object) -> bool:
+    """Finite, and not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+@dataclass(frozen=True)
+class FileVersion:
+    path: Path
+    changed_ns: int
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A name, and the folders where it is looked for. It is opened when work is drawn, not before."""
+
+    name: str
+    folders: tuple[Path, ...] = ()
+
+    def path(self) -> Path:
+        """Where it is; `ConfigError` tells where it was looked for."""
+        named = Path(self.name).expanduser()
+        places = [named] if named.is_absolute() else [folder / named for folder in self.folders or (Path(),)]
+        for place in places:
+            if place.is_file():
+                return place
+        looked = " or ".join(f"'{place.parent}'" for place in places)
+        raise ConfigError(
+            f"The data file '{self.name}' is needed and is not in {looked}. "
+            "--data-dir DIR names the folder that has it; docs/workloads.md says where it comes from."
+        )
+
+    def version(self) -> FileVersion:
+        """Changes when the file does."""
+        path = self.path()
+        return FileVersion(path, path.stat().st_mtime_ns)
+
+    def rows(self) -> Iterator[tuple[int, Row]]:
+        """Line number and row: of a JSON Lines file objects, of any other the texts of a CSV file with a header."""
+        path = self.path()
+        try:
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                if path.suffix in (".jsonl", ".json", ".ndjson"):
+                    yield from self._objects(file)
+                else:
+                    reader = csv.DictReader(file)
+                    for row in reader:
+                        yield reader.line_num, row
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise ConfigError(f"Cannot read the data file '{path}': {reason}.") from error
+
+    def fail(self, line: int, problem: str) -> ConfigError:
+        """The error about one row."""
+        return ConfigError(f"The data file '{self.name}', line {line}: {problem}.")
+
+    def _objects(self, lines: Iterator[str]) -> Iterator[tuple[int, Row]]:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                raise self.fail(number, "it is not JSON") from None
+            if not isinstance(row, dict):
+                raise self.fail(number, "it is not a JSON object")
+            yield number, row
+
+
+def field_of(row: Row, name: str, *, file: DataFile, line: int) -> Any:
+    """A field that the row must have."""
+    if row.get(name) is None:
+        has = ", ".join(str(key) for key in row if key is not None) or "nothing"
+        raise file.fail(line, f"there is no '{name}'; it has {has}")
+    return row[name]
+
+
+def number_of(row: Row, name: str, *, file: DataFile, line: int, least: float = 0.0) -> float:
+    """A number that the row must have."""
+    value = field_of(row, name, file=file, line=line)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if isinstance(value, bool) or not least <= number < float("inf"):
+        raise file.fail(line, f"'{name}' must be a number of at least {least:g}, not {value!r}")
+    return number

@@ -1,0 +1,249 @@
+"""Rounds and replays, timed by the engine's own clock.
+
+Who is due when, and batches seen over time: in the replay of the engine too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from headway.errors import ConfigError, HeadwayError
+from headway.lab.bench.datasets import draw_arrivals
+from headway.lab.bench.offline_bench import LATENCY_MEASURES, best_of, ratios_json, values_json
+from headway.lab.bench.online_metrics import OnlineMetrics
+from headway.lab.bench.replay import Agenda, check_room, replay, run_round
+from headway.lab.bench.timelines import (
+    BatchSample,
+    RequestTimeline,
+    RoundTimes,
+    SampleLog,
+    bucket_for,
+    in_flight,
+    percentile,
+    token_rate,
+)
+from headway.lab.workload.requests import BenchRequest
+from tests.unit.lab.bench.scripted_engine import ScriptedEngine
+from tests.unit.lab.noted_meter import NotedMeter
+
+
+def request(num_in: int, num_out: int, arrival_s: float = 0.0, num_choices: int = 1) -> BenchRequest:
+    return BenchRequest([0] * num_in, num_out, num_choices, arrival_s)
+
+
+def run(engine: Any, work: list[BenchRequest], **options: Any) -> Any:
+    return run_round(engine, work, temperature=0.6, now=engine.now, **options)
+
+
+def play(engine: Any, work: list[BenchRequest]) -> Any:
+    return replay(engine, work, temperature=0.6, now=engine.now, sleep=engine.sleep)
+
+
+def test_a_round_is_timed_from_the_first_submission_to_the_last_token() -> None:
+    ended: list[float] = []
+    done = run(ScriptedEngine(), [request(3, 4), request(5, 6, num_choices=2)], progress=NotedMeter(ended))
+    assert done.times == RoundTimes(pytest.approx(0.06), pytest.approx(0.01), 2, 8, 16)
+    assert (done.num_steps, done.num_preemptions, len(ended)) == (6, 2, 2)
+    assert done.times.output_tok_s == pytest.approx(16 / 0.06)
+    assert done.times.requests_s == pytest.approx(2 / 0.06)
+
+
+def test_single_tokens_have_no_pace() -> None:
+    assert run(ScriptedEngine(), [request(3, 1)]).times.pace_s is None
+
+
+def test_a_lost_request_voids_the_round() -> None:
+    with pytest.raises(HeadwayError, match="Request 1 of the work was lost: lost on purpose"):
+        run(ScriptedEngine(lose=["1"]), [request(3, 4), request(3, 4)])
+
+
+def test_a_missing_token_voids_the_round() -> None:
+    engine = ScriptedEngine()
+
+    def step() -> list[Any]:
+        outputs = engine.step()
+        for output in outputs:
+            output.outputs[0].token_ids.pop()
+        return outputs
+
+    with pytest.raises(HeadwayError, match="got 3 tokens instead of 4"):
+        run(engine, [request(3, 4)], step=step)
+
+
+def test_work_that_would_be_cut_short_is_refused() -> None:
+    check_room([request(3, 4)], 7)
+    with pytest.raises(ConfigError, match="a request of 7 tokens"):
+        check_room([request(1, 1), request(3, 4)], 6)
+
+
+def test_arrivals_are_kept_and_idle_time_is_slept() -> None:
+    engine = ScriptedEngine(max_running=1)
+    done = play(engine, [request(3, 2, 0.0), request(3, 3, 0.005), request(3, 1, 1.0)])
+    times = [timeline.token_times_s for timeline in done.timelines]
+    # The second one waits for its seat; the third finds the engine idle.
+    assert times == [pytest.approx([0.01, 0.02]), pytest.approx([0.03, 0.04, 0.05]), pytest.approx([1.01])]
+    assert engine.slept_s == [pytest.approx(0.95)]
+    assert (done.num_steps, done.num_lost, done.duration_s) == (6, 0, pytest.approx(1.01))
+
+
+def test_latencies_count_from_the_time_a_request_was_due() -> None:
+    # Due in the middle of a step, taken at its end.
+    done = play(ScriptedEngine(), [request(3, 3, 0.0), request(3, 3, 0.004)])
+    assert done.timelines[1].ttft_s == pytest.approx(0.016)
+    metrics = OnlineMetrics.of(done.timelines, done.duration_s)
+    assert metrics.ttft.percentiles[50] == pytest.approx(13.0)
+    assert (metrics.itl.max, metrics.tpot.max) == pytest.approx((10.0, 10.0))
+    assert metrics.itl_p99_over_p50 == pytest.approx(1.0)
+    assert metrics.e2el.max == pytest.approx(36.0)
+    assert metrics.num_preemptions == 2
+
+
+def test_keys_are_those_of_vllms_serving_benchmark() -> None:
+    metrics = OnlineMetrics.of(play(ScriptedEngine(), [request(3, 3)]).timelines, 0.5)
+    result = metrics.as_json()
+    for key in ("duration", "completed", "total_input_tokens", "total_output_tokens", "request_throughput"):
+        assert key in result
+    for latency in ("ttft", "tpot", "itl", "e2el"):
+        for statistic in ("mean", "median", "std", "p90", "p99", "max"):
+            assert f"{statistic}_{latency}_ms" in result
+    assert result["output_throughput"] == pytest.approx(6.0)
+
+
+def test_lost_requests_are_counted_and_left_out() -> None:
+    done = play(ScriptedEngine(lose=["0"]), [request(3, 3), request(3, 3)])
+    metrics = OnlineMetrics.of(done.timelines, done.duration_s)
+    assert (metrics.num_completed, metrics.num_lost, metrics.num_output_tokens) == (1, 1, 3)
+    nothing = OnlineMetrics.of(done.timelines[:1], 1.0)
+    assert nothing.as_json()["p99_itl_ms"] is None
+
+
+def test_percentiles_lie_between_the_nearest_ranks() -> None:
+    assert [percentile([4.0, 1.0, 3.0, 2.0], p) for p in (0, 50, 90, 100)] == pytest.approx([1.0, 2.5, 3.7, 4.0])
+
+
+def test_ratios_are_of_times_for_times_and_for_rates() -> None:
+    floor = RoundTimes(1.0, 0.002, 1, 10, 100)
+    slow, fast = RoundTimes(4.0, 0.02, 1, 10, 100), RoundTimes(2.0, 0.006, 1, 10, 100)
+    assert best_of([slow, fast]) is fast
+    ratios = ratios_json(LATENCY_MEASURES, fast, floor)
+    assert ratios == {"latency_s": 2.0, "ms_per_token": pytest.approx(3.0), "output_tok_s": 2.0}
+    values = values_json(LATENCY_MEASURES, fast)
+    assert values == {"latency_s": 2.0, "ms_per_token": pytest.approx(6.0), "output_tok_s": 50.0}
+
+
+def agenda_request(num_out: int, arrival_s: float = 0.0, **fields: Any) -> BenchRequest:
+    return BenchRequest([0, 1, 2], num_out, arrival_s=arrival_s, **fields)
+
+
+def agenda_play(work: list[BenchRequest], **options: Any) -> Any:
+    engine: Any = ScriptedEngine(**options)
+    return replay(engine, work, temperature=0.0, now=engine.now, sleep=engine.sleep)
+
+
+def test_those_with_a_time_in_its_order_and_followers_after_their_leader() -> None:
+    agenda = Agenda(
+        [
+            agenda_request(1, 2.0),
+            agenda_request(1, 1.0),
+            agenda_request(1, after=1, think_s=0.5),
+            agenda_request(1, 9.0, after=1),
+        ]
+    )
+    assert (len(agenda), agenda.next_due_s) == (4, 1.0)
+    assert list(agenda.take_due(3.0)) == [(1, 1.0), (0, 2.0)]
+    assert (len(agenda), agenda.next_due_s) == (2, float("inf"))
+    agenda.ended(1, 4.0)
+    assert list(agenda.take_due(100.0)) == [(2, 4.5), (3, 9.0)]
+    assert not agenda
+
+
+@pytest.mark.parametrize("after", [1, 0, 7, -1])
+def test_nobody_waits_for_ever(after: int) -> None:
+    with pytest.raises(ConfigError, match="does not stand before it"):
+        Agenda([agenda_request(1, after=after), agenda_request(1)])
+
+
+def test_a_replay_keeps_conversations() -> None:
+    done = agenda_play(
+        [
+            agenda_request(2),
+            agenda_request(3, after=0, think_s=1.0),
+            agenda_request(1, 0.5),
+            agenda_request(1, 5.0, after=2),
+        ]
+    )
+    assert [timeline.arrival_s for timeline in done.timelines] == pytest.approx([0.0, 1.02, 0.5, 5.0])
+    assert done.timelines[1].token_times_s == pytest.approx([1.03, 1.04, 1.05])
+    assert done.timelines[3].ttft_s == pytest.approx(0.01)
+    assert done.num_lost == 0
+
+
+def test_a_lost_turn_does_not_hold_up_the_next() -> None:
+    done = agenda_play([agenda_request(2), agenda_request(1, after=0)], lose=["0"])
+    assert [timeline.is_complete for timeline in done.timelines] == [False, True]
+
+
+def test_a_replay_notes_the_batch_after_each_step() -> None:
+    done = agenda_play([agenda_request(2), agenda_request(1), agenda_request(1)], max_running=2)
+    assert done.samples == [
+        BatchSample(pytest.approx(0.01), 2, 0, 0.2),
+        BatchSample(pytest.approx(0.02), 0, 0, 0.0),
+    ]
+
+
+def test_samples_are_thinned_evenly() -> None:
+    log = SampleLog(most=8)
+    for step in range(100):
+        if log.is_due():
+            log.add(BatchSample(float(step), 1, 0, 0.0))
+    times = [sample.at_s for sample in log.samples]
+    assert len(times) <= 8 and times[0] == 0.0 and times[-1] >= 80
+    assert len({b - a for a, b in itertools.pairwise(times)}) == 1
+
+
+def test_an_engine_that_falls_idle_is_seen_idle_however_much_is_thinned() -> None:
+    """A sample counts until the next one: without the last of a batch it would seem to run until the next request."""
+    log = SampleLog(most=64)
+    for step in range(2_000):
+        is_idle = step % 100 == 99
+        if log.is_due(is_idle=is_idle):
+            log.add(BatchSample(float(step), 0 if is_idle else 3, 0, 0.0))
+    idle = [sample.at_s for sample in log.samples if sample.is_idle]
+    assert idle == [float(step) for step in range(99, 2_000, 100)]
+    assert len(log.samples) <= 64 and log.samples == sorted(log.samples, key=lambda sample: sample.at_s)
+
+
+def test_arrivals_meet_their_rate_and_repeat_by_seed() -> None:
+    times = draw_arrivals(1000, 5.0, seed=1)
+    assert times[-1] == pytest.approx(200.0) and times == sorted(times)
+    assert times == draw_arrivals(1000, 5.0, seed=1) != draw_arrivals(1000, 5.0, seed=2)
+    assert draw_arrivals(3, float("inf")) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("burstiness", "variation"), [(1.0, 1.0), (0.25, 2.0), (4.0, 0.5)])
+def test_burstiness_is_the_spread_of_gaps(burstiness: float, variation: float) -> None:
+    times = [0.0, *draw_arrivals(20_000, 1.0, burstiness=burstiness)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    mean = sum(gaps) / len(gaps)
+    spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert spread / mean == pytest.approx(variation, rel=0.06)
+
+
+def test_curves() -> None:
+    timelines = [
+        RequestTimeline(0.0, 1, 2, [1.0, 2.0]),
+        RequestTimeline(0.5, 1, 3, [1.2, 1.4, 3.9]),
+        RequestTimeline(9.0, 1, 1),
+    ]
+    flying = in_flight(timelines)
+    assert (list(flying.xs), list(flying.ys), flying.peak) == ([0.0, 0.5, 2.0, 3.9], [1, 2, 1, 0], 2)
+    rate = token_rate(timelines, 2.0)
+    assert (list(rate.xs), list(rate.ys)) == ([1.0, 3.0], [1.5, 1.0])
+
+
+@pytest.mark.parametrize(("duration_s", "bucket_s"), [(50.0, 1.0), (51.0, 2.0), (110.0, 5.0), (5.0, 0.1), (0.0, 1e-6)])
+def test_buckets_are_round(duration_s: float, bucket_s: float) -> None:
+    assert bucket_for(duration_s) == pytest.approx(bucket_s)

@@ -1,0 +1,294 @@
+"""`headway sim` and `headway tune` from the command line, on a made-up machine.
+
+Requests from a traffic log: lengths and times as logged; a log without times is refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from headway.cli.main import main
+from headway.errors import ConfigError
+from headway.lab.sim import CostModel
+from headway.lab.sim.calibration import shipped_machines
+from headway.lab.tune.tune_command import traffic_work
+from headway.predict import PromptView
+from headway.predict.traffic_log import TrafficLog
+from tests.unit.lab.sim.machines import calibration
+
+WORKLOAD = """
+requests = 60
+arrivals = { kind = "poisson", rate = 20.0 }
+input = { kind = "uniform", low = 4, high = 40 }
+output = { kind = "uniform", low = 2, high = 20 }
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    calibration().save(tmp_path / "machine.json")
+    (tmp_path / "work.toml").write_text(WORKLOAD)
+    return ["--calibration", str(tmp_path / "machine.json"), "--workload", str(tmp_path / "work.toml")]
+
+
+def test_sim_writes_the_keys_of_a_benchmark(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = ["--output-json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")]
+    assert main(["sim", *files, *written, "--goodput", "ttft:500", "tpot:50"]) == 0
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["simulated"] is True
+    assert (result["completed"], result["failed"]) == (60, 0)
+    assert {"request_throughput", "request_goodput", "mean_ttft_ms", "p99_itl_ms", "p99_e2el_ms"} <= set(result)
+    assert result["calibration"]["fit_errors"][0]["kind"] == "decode"
+    assert "<svg" in (tmp_path / "r.html").read_text()
+    printed = capsys.readouterr().out
+    assert printed.startswith("============ Simulated Serving Result")
+    assert "Targets, of every request (--goodput): TTFT ≤ 500 ms, TPOT ≤ 50 ms." in printed
+    page = (tmp_path / "r.html").read_text()
+    assert "TTFT target: 500" in page and "machine: small on a machine, simulated" in page
+    assert "seed: 0 of the work, 0 of the steps" in page and "Made by <code>headway sim --calibration" in page
+    assert "Simulated, not measured: small on a machine. Mean error of single steps: decode only 2.0%" in printed
+
+
+def test_sim_gives_the_same_twice_and_takes_the_rate(files: list[str], tmp_path: Path) -> None:
+    results = []
+    for options in ([], [], ["--rate", "5"]):
+        assert main(["sim", *files, *options, "--output-json", str(tmp_path / "r.json")]) == 0
+        results.append(json.loads((tmp_path / "r.json").read_text()))
+    assert results[0] == results[1]
+    assert results[2]["request_throughput"] < 0.5 * results[0]["request_throughput"]
+
+
+def test_sim_with_replicas(files: list[str], tmp_path: Path) -> None:
+    output = ["--output-json", str(tmp_path / "r.json")]
+    assert main(["sim", *files, "--replicas", "3", "--router", "least-loaded", *output]) == 0
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert sum(result["requests_by_replica"]) == 60
+    assert min(result["requests_by_replica"]) > 10
+
+
+def test_sim_compares_policies(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = ["--output-json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")]
+    assert main(["sim", *files, "--policy", "fcfs,sjf", "--rate", "100", *written]) == 0
+    fcfs, sjf = json.loads((tmp_path / "r.json").read_text())["runs"]
+    assert (fcfs["policy"], sjf["policy"], fcfs["rate"], fcfs["seed"]) == ("fcfs", "sjf", 100.0, 0)
+    assert sjf["mean_ttft_ms"] < fcfs["mean_ttft_ms"]
+    printed = capsys.readouterr().out
+    assert printed.startswith("Simulated: work on a machine, small")
+    assert "did the same" not in printed
+
+
+def test_sim_says_when_a_load_is_beyond_capacity(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sim", *files, "--rate", "1"]) == 0
+    assert "Beyond capacity" not in capsys.readouterr().out
+    assert main(["sim", *files, "--rate", "100"]) == 0
+    assert re.search(r"Beyond capacity: \S+/s offered, \S+/s served \(about \S+/s can be\)", capsys.readouterr().out)
+    assert main(["sim", *files, "--rate", "inf"]) == 0  # nobody offered a rate
+    assert "Beyond capacity" not in capsys.readouterr().out
+
+
+def test_a_short_run_whose_answers_take_long_is_not_beyond_capacity(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of what comes is served, since the last answers take as long as all arrivals; yet seats are free."""
+    flat = CostModel.of_terms(decode_constant=0.01, chunk_constant=0.01)
+    calibration(flat, num_blocks=4000).save(tmp_path / "machine.json")
+    long_answers = ["--set", "output.low=100", "--set", "output.high=100", "--requests", "6", "--rate", "5"]
+    assert main(["sim", *files, *long_answers, "--output-json", str(tmp_path / "r.json")]) == 0
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["request_throughput"] < 0.7 * result["offered_request_rate"]
+    assert not result["beyond_capacity"] and "Beyond capacity" not in capsys.readouterr().out
+
+
+def test_sim_says_why_policies_tie(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sim", *files, "--policy", "fcfs,sjf", "--rate", "1,100"]) == 0
+    printed = capsys.readouterr().out
+    assert "fcfs and sjf did the same to every request: no request waited for a seat" in printed
+    assert "(at 1 requests/s)" in printed
+    assert [line.split()[:2] for line in printed.splitlines()[3:7]] == [
+        ["fcfs", "1"],
+        ["sjf", "1"],
+        ["fcfs", "100"],
+        ["sjf", "100"],
+    ]
+
+
+CLASSES = """
+[[classes]]
+tenant = "app"
+ttft_target_s = 0.2
+tpot_target_s = 0.1
+
+[[classes]]
+tenant = "batch"
+"""
+
+
+@pytest.fixture
+def classes(files: list[str], tmp_path: Path) -> list[str]:
+    (tmp_path / "work.toml").write_text(WORKLOAD + CLASSES)
+    return files
+
+
+def test_sim_shows_each_class(classes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = ["--output-json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")]
+    assert main(["sim", *classes, "--rate", "100", "--policy", "fcfs,slo", *written]) == 0
+    fcfs, slo = json.loads((tmp_path / "r.json").read_text())["runs"]
+    assert sum(fcfs["classes"][name]["completed"] for name in ("app", "batch")) == 60
+    assert fcfs["classes"]["batch"]["goodput_share"] == 1.0  # nothing is promised to it
+    assert slo["classes"]["app"]["goodput_share"] > fcfs["classes"]["app"]["goodput_share"]
+    printed = capsys.readouterr().out
+    assert "Targets of the workload's classes: app: TTFT ≤ 200 ms, TPOT ≤ 100 ms; batch: none." in printed
+    rows = [line.split() for line in printed[printed.index("By class:") :].splitlines()]
+    assert [row[:2] for row in rows[2:6]] == [["app", "fcfs"], ["app", "slo"], ["batch", "fcfs"], ["batch", "slo"]]
+    assert "TTFT target app: 200" in (tmp_path / "r.html").read_text()
+
+
+def test_sim_with_several_seeds_shows_intervals(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", *files, "--seeds", "3", "--output-json", str(tmp_path / "r.json")]) == 0
+    runs = json.loads((tmp_path / "r.json").read_text())["runs"]
+    assert [run["seed"] for run in runs] == [0, 1, 2]
+    values = [run["p50_ttft_ms"] for run in runs]
+    assert len(set(values)) == 3
+    half = 4.30 * statistics.stdev(values) / 3**0.5
+    printed = capsys.readouterr().out
+    assert f"{statistics.fmean(values):,.1f} ±{half:,.1f}" in printed
+    assert "Means over 3 seeds, ± half of the 95% interval of the mean." in printed
+
+
+def test_sim_writes_a_line_for_each_request(classes: list[str], tmp_path: Path) -> None:
+    written = ["--csv", str(tmp_path / "r.csv"), "--output-json", str(tmp_path / "r.json")]
+    assert main(["sim", *classes, "--policy", "fcfs,sjf", "--rate", "5,100", *written]) == 0
+    with (tmp_path / "r.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    runs = json.loads((tmp_path / "r.json").read_text())["runs"]
+    assert len(rows) == 4 * 60
+    for number, run in enumerate(runs):
+        own = rows[60 * number : 60 * number + 60]
+        assert {(row["policy"], row["rate"]) for row in own} == {(run["policy"], f"{run['rate']:g}")}
+        assert statistics.fmean(float(row["ttft_ms"]) for row in own) == pytest.approx(run["mean_ttft_ms"], abs=1e-3)
+        assert statistics.fmean(int(row["met_targets"]) for row in own) == pytest.approx(run["goodput_share"])
+
+
+def test_the_batch_is_seen_empty_while_there_is_nothing_to_do(files: list[str], tmp_path: Path) -> None:
+    """However many steps lie before: samples of them are thinned, those of an idle machine are not."""
+    from headway.lab.sim.setup import set_up
+    from headway.lab.sim.simulate import simulate
+    from headway.lab.workload.requests import BenchRequest
+
+    setup = set_up(calibration(), {})
+    work = [BenchRequest([1], 200, arrival_s=10.0 * number) for number in range(40)]
+    done = simulate(work, setup.machine, setup.scheduler, setup.cache)
+    assert done.num_steps > 4_000  # more than samples are kept
+    idle = [sample.at_s for sample in done.samples if sample.num_running == 0]
+    assert idle == [timeline.token_times_s[-1] for timeline in done.timelines]
+
+
+def test_a_shipped_machine_is_found_by_its_name(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (name, *_) = shipped_machines()
+    assert name == "h200-llama31-8b"
+    assert main(["sim", "--calibration", name, *files[2:]]) == 0
+    assert "llama31-8b on NVIDIA H200" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["sim", "--help"])
+    assert name in capsys.readouterr().out
+
+
+def test_tune_recommends_what_is_better(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps cost the same whatever is in them: a larger batch is better when all come at once."""
+    flat = CostModel.of_terms(decode_constant=0.01, chunk_constant=0.01)
+    calibration(flat, num_blocks=4000).save(tmp_path / "machine.json")
+    written = ["--output-json", str(tmp_path / "t.json"), "--html", str(tmp_path / "t.html")]
+    assert main(["tune", *files, "--rate", "inf", "--trials", "10", *written]) == 0
+    result = json.loads((tmp_path / "t.json").read_text())
+    assert result["recommended"]["max_num_seqs"] == 16
+    assert not result["is_default"]
+    assert "Pareto front" in (tmp_path / "t.html").read_text()
+    printed = capsys.readouterr().out
+    assert "Recommended: --max-num-seqs 16" in printed
+    assert "The block size stays at 4" in printed
+
+
+def test_tune_counts_by_the_targets_of_the_classes_as_sim_does(
+    classes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, load = ["--output-json", str(tmp_path / "r.json")], ["--rate", "100"]
+    assert main(["sim", *classes, *load, *out]) == 0
+    simulated = json.loads((tmp_path / "r.json").read_text())
+    assert main(["tune", *classes, *load, "--trials", "2", "--html", str(tmp_path / "t.html"), *out]) == 0
+    tuned = json.loads((tmp_path / "r.json").read_text())
+    assert tuned["default"]["good_share"] == pytest.approx(simulated["goodput_share"])
+    assert 0.0 < tuned["default"]["good_share"] < 1.0
+    printed = capsys.readouterr().out
+    assert printed.count("Targets of the workload's classes: app: TTFT ≤ 200 ms, TPOT ≤ 100 ms; batch: none.") == 2
+    assert re.search(r"Beyond capacity: \S+/s offered, \S+/s served \(about \S+/s can be\) by default", printed)
+    assert "* P99 of 60 requests" in printed
+    page = (tmp_path / "t.html").read_text()
+    assert "targets: 1" in page and "Beyond capacity" in page and "0 of the search" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sim", "--calibration", "h200-llama31-8"], "Did you mean 'h200-llama31-8b'?"),
+        (["sim", "--calibration", "tpu"], "They are: h200-llama31-8b."),
+        (["sim", "--calibration", "tpu.json"], "Cannot read the calibration 'tpu.json'"),
+        (["sim", "--csv", "/nowhere/at/all.csv"], "no folder"),
+        (["sim", "--policy", "fcfs,sfj"], "Did you mean 'sjf'?"),
+        (["sim", "--policy", "fcfs", "--scheduling-policy", "sjf"], "give one of the two"),
+        (["sim", "--kv-cache-dtype", "int8"], "calibrate an engine with it"),
+        (["sim", "--set", "input.low=300", "--set", "input.high=400"], "takes at most 256"),
+        (["sim", "--html", "/nowhere/at/all.html"], "no folder"),
+        (["tune", "--slo", "p99_itl=5"], "p99_itl_ms"),
+        (["tune", "--traffic-log", "log.jsonl"], "give --workload FILE.toml, or --traffic-log FILE"),
+    ],
+)
+def test_errors_are_one_line(
+    files: list[str], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *options = arguments
+    assert main([command, *files, *options]) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def write(path: Path, *rows: tuple[float | None, int, int, str]) -> None:
+    """(arrival, tokens in, tokens out, how it ended)"""
+    with TrafficLog(path) as log:
+        for arrival_s, num_in, num_out, reason in rows:
+            log.write(
+                PromptView([1] * num_in, max_tokens=100, temperature=1.0, text=None, user=None),
+                num_output_tokens=num_out,
+                finish_reason=reason,
+                arrival_s=arrival_s,
+            )
+
+
+def test_lengths_and_times(tmp_path: Path) -> None:
+    write(tmp_path / "log", (1012.0, 7, 3, "stop"), (1010.0, 5, 9, "length"), (1011.0, 5, 1, "abort"))
+    work = traffic_work([tmp_path / "log"], vocab_size=100)
+    assert [(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work] == [(0.0, 5, 9), (2.0, 7, 3)]
+    assert work == traffic_work([tmp_path / "log"], vocab_size=100)
+
+
+def test_a_log_without_times_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "log", (1012.0, 7, 3, "stop"), (None, 5, 9, "stop"))
+    with pytest.raises(ConfigError, match="1 of 2 requests .* no time of arrival"):
+        traffic_work([tmp_path / "log"], vocab_size=100)
+
+
+def test_an_empty_log_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "log", (1.0, 7, 3, "abort"))
+    with pytest.raises(ConfigError, match="no request"):
+        traffic_work([tmp_path / "log"], vocab_size=100)
