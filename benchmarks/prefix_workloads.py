@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import ModelConfig
-from headway.rpc.tokenizer_source import load_front_end_tokenizer
+from headway.loader.model_tokenizer import load_front_end_tokenizer
 from headway.tokenizer import Tokenizer
 
 STEP_S = 0.02  # virtual time of a step

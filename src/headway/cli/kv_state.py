@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.cli.live_events import LiveEvent
-from headway.server.live.live_frame import CACHED, FREE, SHARED
+from headway.server.live.batch_frames import CACHED, FREE, SHARED
 
 
 class Holder(enum.Enum):

@@ -135,7 +135,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 def _embedded_tokenizer() -> Tokenizer:
     from headway.config import ModelConfig
-    from headway.rpc.tokenizer_source import load_front_end_tokenizer
+    from headway.loader.model_tokenizer import load_front_end_tokenizer
 
     tokenizer = load_front_end_tokenizer(ModelConfig())
     assert tokenizer is not None  # the embedded model has one

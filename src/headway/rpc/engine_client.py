@@ -20,8 +20,7 @@ from typing import Any
 import msgspec
 
 from headway.errors import HeadwayError, InvalidRequestError
-from headway.rpc.backoff import Backoff
-from headway.rpc.engine_connection import EXIT_GRACE_S, EngineConnection, EngineStartError, News
+from headway.rpc.channel import EXIT_GRACE_S, EngineConnection, EngineStartError, News
 from headway.rpc.messages import (
     AbortRequests,
     AddRequest,
@@ -37,7 +36,7 @@ from headway.rpc.messages import (
     Watch,
 )
 from headway.rpc.streams import RequestStream, SnapshotStream
-from headway.rpc.watchdog import Patience, Watchdog
+from headway.rpc.supervision import Backoff, Patience, Watchdog
 
 __all__ = ["EngineClient", "EngineStartError", "EngineUnavailable", "Health", "RequestStream", "SnapshotStream"]
 

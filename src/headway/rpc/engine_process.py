@@ -25,8 +25,7 @@ import msgspec
 
 from headway.engine.collector import spare_the_collector
 from headway.errors import HeadwayError
-from headway.rpc.engine_channel import ChannelClosedError, EngineChannel
-from headway.rpc.frames import BrokenFrameError
+from headway.rpc.channel import BrokenFrameError, ChannelClosedError, EngineChannel
 from headway.rpc.messages import EngineReady, Heartbeat, Start, StartUpFailed
 
 if TYPE_CHECKING:

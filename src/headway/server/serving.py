@@ -14,16 +14,15 @@ from typing import Any
 
 from headway.config import EngineConfig, PredictionConfig
 from headway.errors import ConfigError
+from headway.loader.model_tokenizer import load_front_end_tokenizer
 from headway.predict import AnswerLengths
 from headway.rpc.engine_client import EngineClient
-from headway.rpc.tokenizer_source import load_front_end_tokenizer
-from headway.rpc.watchdog import Patience
-from headway.server.admission.length_desk import LengthDesk
+from headway.rpc.supervision import Patience
+from headway.server.admission.length_prediction import PredictionThread
 from headway.server.admission.service_classes import ServiceClasses, read_service_classes
 from headway.server.app import create_app
 from headway.server.http.http_server import bind, create_server, raise_file_limit
-from headway.server.live.live_hub import LiveHub
-from headway.server.live.live_page import live_routes
+from headway.server.live.live_page import LiveHub, live_routes
 from headway.server.metrics.access_log import AccessLog, AccessRecord
 from headway.server.server_config import ServerConfig
 from headway.server.services import Services
@@ -42,7 +41,7 @@ def run_server(
     with contextlib.closing(listener), contextlib.ExitStack() as cleanup:
         config = config.with_port(listener.getsockname()[1])
         listeners = _request_listeners(config, model_name(engine_config.model.model), cleanup)
-        lengths = _length_desk(engine_config.prediction, cleanup)
+        lengths = _prediction_thread(engine_config.prediction, cleanup)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(config, engine_config, options, classes, listener, listeners, lengths, parts, say))
 
@@ -70,14 +69,14 @@ def _request_listeners(
     return listeners
 
 
-def _length_desk(config: PredictionConfig, cleanup: contextlib.ExitStack) -> LengthDesk | None:
+def _prediction_thread(config: PredictionConfig, cleanup: contextlib.ExitStack) -> PredictionThread | None:
     """What is wrong with the files is said before the model is loaded."""
     lengths = AnswerLengths.from_config(config)
     if lengths is None:
         return None
-    desk = LengthDesk(lengths)
-    cleanup.callback(desk.close)
-    return desk
+    thread = PredictionThread(lengths)
+    cleanup.callback(thread.close)
+    return thread
 
 
 async def _serve(
@@ -87,7 +86,7 @@ async def _serve(
     classes: ServiceClasses,
     listener: socket.socket,
     request_listeners: list[Callable[[AccessRecord], None]],
-    lengths: LengthDesk | None,
+    lengths: PredictionThread | None,
     parts: StartTimes,
     say: Callable[[str], None],
 ) -> None:

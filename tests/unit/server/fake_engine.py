@@ -14,7 +14,7 @@ from headway.rpc.engine_client import EngineUnavailable, Health
 from headway.rpc.messages import AddRequest, Delta, EngineReady, EngineStats, Progress, RequestTimings, TokenLogprob
 from headway.rpc.streams import RequestStream, SnapshotStream
 from headway.sampling_params import SamplingParams
-from headway.server.admission.length_desk import LengthDesk
+from headway.server.admission.length_prediction import LengthDesk
 from headway.server.admission.service_classes import ONE_CLASS, ServiceClasses
 from headway.server.app import create_app
 from headway.server.server_config import ServerConfig

@@ -10,7 +10,7 @@ import sys
 import headway.cli.serve
 from headway.config import ModelConfig
 from headway.server.serving import model_name
-from headway.rpc.tokenizer_source import load_front_end_tokenizer
+from headway.loader.model_tokenizer import load_front_end_tokenizer
 
 assert model_name(None)
 assert load_front_end_tokenizer(ModelConfig()) is not None

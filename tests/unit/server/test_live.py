@@ -14,11 +14,19 @@ from starlette.testclient import TestClient
 
 from headway.rpc import messages
 from headway.rpc.messages import BlockMap, BlockRun, EngineStats, SnapshotRow, StepSnapshot, WaitingRow
-from headway.server.live.live_advice import GROWTH_WINDOW_S, Trend, Vitals, advise
-from headway.server.live.live_frame import CACHED, FREE, MAX_CELLS, MAX_COLUMNS, SHARED, Frame, FrameBuilder
-from headway.server.live.live_hub import MAX_QUEUED_EVENTS, LiveHub
-from headway.server.live.live_latency import RecentTimes, TokenTimes, percentile
-from headway.server.live.live_page import live_routes
+from headway.server.live.batch_advice import GROWTH_WINDOW_S, Trend, Vitals, advise
+from headway.server.live.batch_frames import (
+    CACHED,
+    FREE,
+    MAX_CELLS,
+    MAX_COLUMNS,
+    SHARED,
+    Frame,
+    FrameBuilder,
+    TokenTimes,
+)
+from headway.server.live.live_page import MAX_QUEUED_EVENTS, LiveHub, live_routes
+from headway.server.metrics.server_metrics import RecentTimes, percentile
 from tests.unit.server.scripted_engine import ScriptedEngine
 
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import Delta, EngineStats, StepBatch
 from headway.rpc.streams import RequestStream
-from headway.server.admission.limits import QueueLimits, Reservation
+from headway.server.admission.queue_limits import QueueLimits, Reservation
 from headway.server.admission.service_classes import ServiceClass, ServiceClasses
 from headway.server.api.api_errors import ApiError
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run, until

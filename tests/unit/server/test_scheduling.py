@@ -10,9 +10,9 @@ import pytest
 
 from headway.rpc.messages import AddRequest
 from headway.server.admission.service_classes import EXAMPLE, ServiceClass, ServiceClasses, parse_service_classes
+from tests.unit.rpc.scripted_channel import add, run
+from tests.unit.rpc.small_engine import create_engine
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, engine_ready
-from tests.unit.server.scripted_channel import add, run
-from tests.unit.server.small_engine import create_engine
 
 CLASSES = ServiceClasses(
     {

@@ -13,7 +13,7 @@ from headway.cli import serve
 from headway.cli.flags import CommandParser, chosen
 from headway.config import ModelConfig
 from headway.errors import ConfigError, ModelNotFoundError
-from headway.rpc.tokenizer_source import load_front_end_tokenizer
+from headway.loader.model_tokenizer import load_front_end_tokenizer
 from headway.server.server_config import ServerConfig
 from headway.server.serving import model_name
 

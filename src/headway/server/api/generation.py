@@ -18,8 +18,8 @@ from typing import Self
 
 from headway.rpc.messages import AddRequest, Delta, Progress
 from headway.rpc.streams import RequestStream, merged
-from headway.server.admission.forecast import Forecast
-from headway.server.admission.limits import Reservation
+from headway.server.admission.length_prediction import Forecast
+from headway.server.admission.queue_limits import Reservation
 from headway.server.api.answers import PromptTokensDetails, Usage
 from headway.server.api.api_errors import ApiError, from_delta, unavailable
 from headway.server.api.jobs import Job

@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 
 from headway.errors import InvalidRequestError
-from headway.rpc.backoff import Backoff
 from headway.rpc.engine_client import EngineClient, EngineStartError, EngineUnavailable, RequestStream
 from headway.rpc.messages import AddRequest, BlockSnapshot, Delta, EngineStats, StepSnapshot
 from headway.rpc.streams import SnapshotStream
-from headway.rpc.watchdog import Patience
+from headway.rpc.supervision import Backoff, Patience
 
 ROOT = Path(__file__).parents[3]
-FACTORY = "tests.unit.server.small_engine:create_engine"
+FACTORY = "tests.unit.rpc.small_engine:create_engine"
 PATIENCE = Patience(slow_step_s=0.4)
 
 

@@ -1,10 +1,11 @@
-"""Predictions and the traffic log in the front end: asked for on the event loop, made in a thread of their own.
+"""How long completions are going to be, and afterwards how long they were: predicted and logged in a thread.
 
     event loop   ask ──► waiting ─┐                    ┌─► guesses, with one call for all that waited
                  end ──► ended ───┴─► one thread ──────┴─► learn, log
 
-The thread takes all questions that have gathered while it was busy at once, and they go before what has ended. The
-engine never waits for any of it. A request waits for its guess, but not for long, and goes on without if there is none.
+The thread takes all questions that have gathered while it was busy at once, and answers them before it takes in what
+has ended. The engine never waits for any of it. A request waits for its guess for a limited time, and is then queued
+without one.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from headway.predict import AnswerLengths, PromptView
+from headway.server.metrics.server_metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 1.0
-"""A request that has no guess after this time goes on without."""
+"""A request that has no guess after this time is queued without one."""
 MOST_AT_ONCE = 64
 """Questions answered together: the first of them waits for the last."""
 MOST_ENDED = 10_000
@@ -52,8 +56,8 @@ class Ended:
     """In seconds since 1970."""
 
 
-class LengthDesk:
-    """Owns predictor and log; nobody else may use them from now on."""
+class PredictionThread:
+    """Owns predictor and log: nothing else may use them from now on."""
 
     def __init__(self, lengths: AnswerLengths) -> None:
         self.predicts = lengths.predicts
@@ -67,7 +71,7 @@ class LengthDesk:
         self._thread.start()
 
     async def predict(self, prompts: Sequence[PromptView]) -> Guesses:
-        """A guess for each, or None. Never raises for what goes wrong with it."""
+        """A guess for each, or None, also where the predictor fails."""
         if not self.predicts:
             return [None] * len(prompts)
         loop = asyncio.get_running_loop()
@@ -82,7 +86,7 @@ class LengthDesk:
             return [None] * len(prompts)
 
     def note_end(self, ended: Ended) -> None:
-        """Learn from it and log it, soon."""
+        """Learn from it and log it, later, in the thread."""
         with self._news:
             is_lost = len(self._ended) >= MOST_ENDED
             if not is_lost:
@@ -93,7 +97,7 @@ class LengthDesk:
             logger.warning("answers end faster than they can be logged and learnt from; some are passed over")
 
     def close(self) -> None:
-        """See to what has ended, and close the log. Can be called again."""
+        """Log what has ended, and close the log. Can be called again."""
         with self._news:
             self._closing = True
             self._news.notify()
@@ -127,7 +131,7 @@ class LengthDesk:
             return True
 
     def _answer(self, questions: list[_Question]) -> None:
-        """Those who have lost patience, or left, are passed over."""
+        """Questions whose requests wait no longer are passed over."""
         questions = [question for question in questions if not question.answer.done()]
         guesses = iter(self._lengths.predict([prompt for question in questions for prompt in question.prompts]))
         for question in questions:
@@ -142,5 +146,56 @@ def _give(answer: asyncio.Future[Guesses], guesses: Guesses) -> None:
 
 
 def _take(queue: deque[_T], most: int) -> list[_T]:
-    """The first of them; others may append meanwhile."""
+    """The first `most` of them; the event loop may append meanwhile."""
     return [queue.popleft() for _ in range(min(most, len(queue)))]
+
+
+class Forecast:
+    """The guesses for one HTTP request's completions, checked against how each of them ends.
+
+    Each of the request's prompts has `n` completions; choices are numbered through all prompts.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[PromptView],
+        predicted: Guesses,
+        *,
+        n: int,
+        thread: PredictionThread,
+        metrics: ServerMetrics,
+        arrival_s: float,
+    ) -> None:
+        self.predicted = predicted
+        """Output tokens of each prompt's completions; None: not known."""
+        self._prompts = prompts
+        self._n = n
+        self._thread = thread
+        self._metrics = metrics
+        self._arrival_s = arrival_s
+        self._unfinished = set(range(n * len(prompts)))
+
+    def note_end(self, index: int, num_tokens: int, finish_reason: str) -> None:
+        """A choice has ended. To be called once for each."""
+        self._unfinished.discard(index)
+        number = index // self._n
+        self._thread.note_end(Ended(self._prompts[number], num_tokens, finish_reason, self._arrival_s))
+        predicted = self.predicted[number]
+        if predicted is not None and finish_reason in ("stop", "length"):
+            self._metrics.observe_prediction_error(abs(math.log(predicted / max(num_tokens, 1))))
+
+    def close(self, num_tokens: list[int]) -> None:
+        """End the choices that have not ended; `num_tokens` says what each choice has got."""
+        for index in sorted(self._unfinished):
+            self.note_end(index, num_tokens[index], "abort")
+
+
+async def forecast(
+    prompts: Sequence[PromptView], *, n: int, thread: PredictionThread, metrics: ServerMetrics, arrival_s: float
+) -> Forecast:
+    """Ask for the lengths of `n` completions of each prompt. The request came at `arrival_s`, in seconds since 1970."""
+    started_s = time.perf_counter()
+    predicted = await thread.predict(prompts)
+    if thread.predicts:
+        metrics.observe_prediction(time.perf_counter() - started_s, num_missing=predicted.count(None))
+    return Forecast(prompts, predicted, n=n, thread=thread, metrics=metrics, arrival_s=arrival_s)

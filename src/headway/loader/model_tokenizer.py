@@ -1,4 +1,4 @@
-"""The model's tokenizer in the front end, without its weights and without torch."""
+"""The tokenizer of a model, without its weights and without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine's signs of life mean, and what their absence does. Time comes in as numbers; nothing waits here.
+"""When an engine process counts as unhealthy, when it is replaced, and how soon. Time comes in as numbers.
 
 sign of life     a heartbeat every second from a thread of its own, a step, any other message
 silent           none of them: the process as a whole hangs. Stopped, swapped out, or in the kernel
@@ -97,3 +97,22 @@ class Watchdog:
 
     def _grace(self, limit_s: float) -> float:
         return limit_s if self._has_stepped else max(limit_s, FIRST_STEP_GRACE_S)
+
+
+@dataclass
+class Backoff:
+    """0.5 s, 1 s, 2 s, … up to half a minute."""
+
+    first_s: float = 0.5
+    longest_s: float = 30.0
+    good_service_s: float = 60.0
+    """An engine that has served this long before it failed did not fail because it was started too early."""
+    _num_failures: int = 0
+
+    def next_delay_s(self, *, served_s: float) -> float:
+        """The delay after a failure; `served_s` is how long the engine had been ready, 0 if it never was."""
+        if served_s >= self.good_service_s:
+            self._num_failures = 0
+        delay_s = min(self.first_s * 2.0**self._num_failures, self.longest_s)
+        self._num_failures = min(self._num_failures + 1, 64)
+        return delay_s
