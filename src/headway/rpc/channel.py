@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import msgspec
 
-from headway.errors import HeadwayError
+from headway.errors import EngineStartError, HeadwayError
 from headway.rpc.messages import (
     EngineReady,
     FromEngine,
@@ -183,12 +183,6 @@ class EngineChannel:
             pass
         except ConnectionError as error:
             raise ChannelClosedError from error
-
-
-class EngineStartError(HeadwayError):
-    """The engine process ended before it was ready. The message is for the operator."""
-
-    http_status = 503
 
 
 class EngineConnection(asyncio.Protocol):

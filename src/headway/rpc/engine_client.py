@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from headway.errors import HeadwayError, InvalidRequestError
-from headway.rpc.channel import EXIT_GRACE_S, EngineConnection, EngineStartError, News
+from headway.errors import EngineStartError, EngineUnavailableError, InvalidRequestError
+from headway.rpc.channel import EXIT_GRACE_S, EngineConnection, News
 from headway.rpc.messages import (
     AbortRequests,
     AddRequest,
@@ -38,8 +38,6 @@ from headway.rpc.messages import (
 from headway.rpc.streams import RequestStream, SnapshotStream
 from headway.rpc.supervision import Backoff, Patience, Watchdog
 
-__all__ = ["EngineClient", "EngineStartError", "EngineUnavailable", "Health", "RequestStream", "SnapshotStream"]
-
 logger = logging.getLogger(__name__)
 
 ENGINE_STOPPED = "the engine stopped; please retry"
@@ -48,12 +46,6 @@ ENGINE_STOPPED = "the engine stopped; please retry"
 TICK_S = 0.5
 """How often the watchdog looks. If this process itself was held up, no more than two of these count as time that passed
 for the engine: what it sent meanwhile has not been read."""
-
-
-class EngineUnavailable(HeadwayError):
-    """No request can be taken now: the engine is starting, has stopped, or is being shut down."""
-
-    http_status = 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +155,11 @@ class EngineClient:
     def submit(self, request: AddRequest) -> RequestStream:
         """Send a request to the engine. Its id must never have been used before.
 
-        Raises `EngineUnavailable` if nobody would take it, `InvalidRequestError` if it cannot be put into a message.
-        What the engine itself refuses ends the stream with an error.
+        Raises `EngineUnavailableError` if it cannot be taken now, `InvalidRequestError` if it does not fit into a
+        message. What the engine itself refuses ends the stream with an error.
         """
         if self._connection is None or self._closing:
-            raise EngineUnavailable(self._problem or ENGINE_STOPPED)
+            raise EngineUnavailableError(self._problem or ENGINE_STOPPED)
         if request.request_id in self._streams:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
         same_params = request.params is self._sent_params and request.bad_word_token_ids is self._sent_bad_words

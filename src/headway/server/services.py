@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headway.rpc.engine_client import Health, RequestStream, SnapshotStream
+from headway.predict.prediction_thread import PredictionThread
+from headway.rpc.engine_client import Health
 from headway.rpc.messages import AddRequest, EngineReady, EngineStats
-from headway.server.admission.length_prediction import PredictionThread
+from headway.rpc.streams import RequestStream, SnapshotStream
 from headway.server.admission.queue_limits import QueueLimits, Reservation
 from headway.server.admission.scheduling import Scheduling
 from headway.server.admission.service_classes import ONE_CLASS, ServiceClass, ServiceClasses

@@ -14,11 +14,11 @@ from typing import Any
 
 from headway.config import EngineConfig, PredictionConfig
 from headway.errors import ConfigError
-from headway.loader.model_tokenizer import load_front_end_tokenizer
+from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.predict import AnswerLengths
+from headway.predict.prediction_thread import PredictionThread
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.supervision import Patience
-from headway.server.admission.length_prediction import PredictionThread
 from headway.server.admission.service_classes import ServiceClasses, read_service_classes
 from headway.server.app import create_app
 from headway.server.http.http_server import bind, create_server, raise_file_limit
@@ -98,7 +98,7 @@ async def _serve(
         hang_timeout_s=config.engine_hang_timeout_s,
     )
     engine = EngineClient(options, factory=config.engine_factory, patience=patience)
-    tokenizer = await asyncio.to_thread(load_front_end_tokenizer, engine_config.model)
+    tokenizer = await asyncio.to_thread(load_model_tokenizer, engine_config.model)
     parts.end("tokenizer")
     services = Services.create(config, engine, tokenizer, model_name=name, classes=classes, lengths=lengths)
     services.on_request_end += request_listeners

@@ -10,10 +10,10 @@ import sys
 import headway.cli.serve
 from headway.config import ModelConfig
 from headway.server.serving import model_name
-from headway.loader.model_tokenizer import load_front_end_tokenizer
+from headway.loader.model_tokenizer import load_model_tokenizer
 
 assert model_name(None)
-assert load_front_end_tokenizer(ModelConfig()) is not None
+assert load_model_tokenizer(ModelConfig()) is not None
 print(*sorted({"torch", "triton", "transformers"} & set(sys.modules)))
 """
 

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from headway.engine.llm_engine import LLMEngine
-from headway.predict import AnswerLengths, PromptView, TrafficLog
+from headway.predict import AnswerLengths, PromptView, TrafficLog, prediction_thread
+from headway.predict.prediction_thread import Ended, PredictionThread
 from headway.rpc import engine_process
 from headway.rpc.messages import AddRequest, Delta
-from headway.server.admission import length_prediction
-from headway.server.admission.length_prediction import Ended, PredictionThread
 from tests.unit.predict.predictors import BrokenPredictor, Predictor
 from tests.unit.rpc.scripted_channel import run as run_loop
 from tests.unit.rpc.small_engine import create_engine
@@ -46,7 +45,7 @@ class Setup:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is."""
-    monkeypatch.setattr(length_prediction, "PATIENCE_S", 15.0)
+    monkeypatch.setattr(prediction_thread, "PATIENCE_S", 15.0)
 
 
 @pytest.fixture
@@ -213,7 +212,7 @@ def test_what_has_gathered_is_predicted_together() -> None:
 
 
 def test_a_slow_predictor_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length_prediction, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(prediction_thread, "PATIENCE_S", 0.01)
     predictor = SlowPredictor()
     setup = Setup(tmp_path, predictor)
     assert setup.server.complete([5, 6]).status_code == 200
@@ -225,7 +224,7 @@ def test_a_slow_predictor_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.
 def test_the_backlog_of_ended_answers_has_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(length_prediction, "MOST_ENDED", 3)
+    monkeypatch.setattr(prediction_thread, "MOST_ENDED", 3)
     predictor = SlowPredictor()
     setup = Setup(tmp_path, predictor)
 

@@ -124,8 +124,8 @@ def test_the_engine_gives_it_to_the_scheduler() -> None:
     seen: list[tuple[Any, ...]] = []
 
     def look() -> None:
-        request = engine.core.scheduler.requests["a"]
-        seen.append((request.tenant, request.priority, request.ttft_target_s, request.tpot_target_s))
+        options = engine.core.scheduler.requests["a"].options
+        seen.append((options.tenant, options.priority, options.ttft_target_s, options.tpot_target_s))
 
     run([message], look, [], [], engine=engine)
     assert seen == [("me", -2, 0.5, 0.05)]
