@@ -173,6 +173,8 @@ class Delta(_Part):
     """With an error: the field of the request at fault, if one is."""
     progress: Progress | None = None
     """Comes alone: nothing is new for any completion. The tokens of the completions that follow have been counted."""
+    cumulative_logprob: float | None = None
+    """Of a completion that was compared with others by it."""
 
 
 class EngineStats(_Part):
