@@ -45,7 +45,7 @@ Message = Mapping[str, Any]
 
 NOT_STARTED = "the engine has not been started: await start(), or use 'async with'"
 IDS_PER_CHAR = 16
-"""To check so many token ids takes as long as to tokenise a character."""
+"""Token ids that are checked in the time it takes to tokenise a character."""
 
 
 class AsyncLLM:

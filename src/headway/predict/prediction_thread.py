@@ -108,7 +108,7 @@ class PredictionThread:
             while self._wait():
                 questions = _take(self._waiting, MOST_AT_ONCE)
                 self._answer(questions)
-                # As many as have come, lest they pile up; else one by one, since with a log each takes some 0.3 ms.
+                # As many as questions, so that they do not pile up; else one by one: with a log each takes 0.3 ms.
                 for ended in _take(self._ended, max(1, len(questions))):
                     self._lengths.note_end(
                         ended.prompt,

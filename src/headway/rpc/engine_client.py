@@ -5,7 +5,7 @@
                   └─ back-off ─┘
 
 A process that hangs, or whose loop is stuck in a step, makes health bad first and is killed and replaced later: see
-`watchdog`.
+`supervision`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from headway.rpc.supervision import Backoff, Patience, Watchdog
 logger = logging.getLogger(__name__)
 
 ENGINE_STOPPED = "the engine stopped; please retry"
-"""What clients are told whose requests the engine took with it."""
+"""What the requests of an engine that has ended are told."""
 
 TICK_S = 0.5
 """How often the watchdog looks. If this process itself was held up, no more than two of these count as time that passed
@@ -50,7 +50,7 @@ for the engine: what it sent meanwhile has not been read."""
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether requests are being served, and if not, why not. The reason may be shown to anybody."""
+    """Whether requests are being served, and if not, why not. The reason may be shown to any client."""
 
     ok: bool
     reason: str
@@ -191,7 +191,7 @@ class EngineClient:
 
     def watch(self) -> SnapshotStream:
         """The blocks as they are, and every step from now on, until the stream is closed. The engine makes snapshots
-        only while somebody looks."""
+        only while a stream is open."""
         viewer = SnapshotStream(self._leave)
         self._viewers.append(viewer)
         self._tell_watching()

@@ -1,4 +1,4 @@
-"""What the front end and the engine process say to each other: typed records, carried as msgpack (see `frames`).
+"""What the front end and the engine process say to each other: typed records, carried as msgpack (see `channel`).
 
 Each direction has one union, and only its members travel as messages of their own; every other record is a part of one
 of them. All are packed as arrays, without field names: both ends are always of the same version. The parts hold nothing

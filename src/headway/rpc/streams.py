@@ -1,4 +1,4 @@
-"""What comes from the engine, on its way to whoever awaits it: everything that arrived since the last look, at once.
+"""Streams of what comes from the engine: each read gives everything that has arrived since the last one.
 
 A slow reader therefore gets fewer, longer lists; nothing is lost, and the engine never waits for it.
 """
@@ -106,8 +106,8 @@ class RequestStream:
 
 
 async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, list[Delta]]]:
-    """The deltas of several streams as they come, each with the number of its stream. From now on nobody else may read
-    these streams."""
+    """The deltas of several streams as they come, each with the number of its stream. These streams must not be read
+    otherwise any more."""
     waiter = _Waiter()
     for stream in streams:
         stream._waiter = waiter

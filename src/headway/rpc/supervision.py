@@ -12,7 +12,7 @@ from dataclasses import dataclass
 SILENT_S = 3.0
 """Three heartbeats missed: not healthy any more."""
 FIRST_STEP_GRACE_S = 300.0
-"""The first step of an engine may compile kernels, and its start loads a model: so patient the watchdog is then."""
+"""The first step of an engine may compile kernels, and its start loads a model: this much is waited for it then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Watchdog:
         self._has_stepped = True
 
     def pass_time(self, seconds: float) -> None:
-        """So much time has passed, with or without signs of life."""
+        """`seconds` have passed, with or without signs of life."""
         self._silent_s += seconds
 
     @property
@@ -82,7 +82,7 @@ class Watchdog:
         return None
 
     def is_lost(self, *, ending: bool = False) -> bool:
-        """Whether the process has to be ended from outside. If the server is about to end, one that is silent is not
+        """Whether the process has to be ended from outside. If the client is about to end, one that is silent is not
         waited for."""
         hang_s, step_s = self.patience.hang_timeout_s, self.patience.step_timeout_s
         if ending and self._silent_s > self.patience.silent_s:

@@ -101,7 +101,7 @@ class Services:
 
     def reserve(self, scheduling: Scheduling, *, body_bytes: int) -> Reservation:
         """A place in the queue, or 429. Whether the first token would be late is asked only if the operator wants it,
-        and if the engine has anybody waiting: while it has not, it takes newcomers in with its next step."""
+        and if requests wait in the engine: while none do, it takes newcomers in with its next step."""
         stats = self.engine.stats
         may_be_late = self.config.refuse_late == "on" and stats is not None and stats.num_waiting > 0
         return self.limits.reserve(

@@ -49,7 +49,7 @@ def run_server(
 def _request_listeners(
     config: ServerConfig, model: str, cleanup: contextlib.ExitStack
 ) -> list[Callable[[AccessRecord], None]]:
-    """Who wants to know of every request that has ended."""
+    """What is told of every request that has ended: access log and traces."""
     listeners: list[Callable[[AccessRecord], None]] = []
     if config.access_log == "on":
         log = AccessLog()

@@ -24,10 +24,10 @@ from headway.server.admission.service_classes import ONE_CLASS, ServiceClass, Se
 from headway.server.api.api_errors import RETRY_AFTER_S, ApiError, overloaded, unavailable
 
 BYTES_PER_TOKEN = 4
-"""What a token of text is long on average, JSON included; a guess that is soon replaced."""
+"""Average size of a token of text, JSON included; a guess that is soon replaced."""
 REFUSAL_REASONS = ("queue_full", "class_queue_full", "late")
 MEMORY_S = 10.0
-"""After so long what was seen counts 1/e of what is seen now."""
+"""After this time what was seen counts 1/e of what is seen now."""
 
 
 class QueueLimits:
@@ -157,7 +157,7 @@ class ClassLine:
         return (each for each in reversed(self.droppable) if not each.has_begun)
 
     def add_waiting(self, number: int) -> None:
-        """So many more wait, or fewer."""
+        """Count `number` more that wait, or fewer."""
         self.num_waiting += number
         self.rate.note_waiting(self.num_waiting)
 
@@ -266,12 +266,12 @@ class FirstTokenRate:
         self._busy_s = 0.0
 
     def note_waiting(self, num_waiting: int) -> None:
-        """So many wait from now on."""
+        """`num_waiting` wait from now on."""
         self._advance()
         self._num_waiting = num_waiting
 
     def note_first_tokens(self, number: int) -> None:
-        """So many have got their first token, and wait no longer."""
+        """`number` have got their first token, and wait no longer."""
         self._advance()
         self._num_first_tokens += number
 

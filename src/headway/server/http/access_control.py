@@ -35,7 +35,7 @@ _SHOWN_CHARS = 100
 
 
 class ApiKeys:
-    """The keys that open the server; without any, everybody may come in.
+    """The keys that open the server; without any, all clients may use it.
 
     `Authorization: Bearer KEY` is what API clients send. A browser that opens a page cannot; it is asked for a password
     in its own way (Basic), any user name with the key as the password, and then sends that along by itself.

@@ -28,7 +28,7 @@ GRACE_S = 10.0
 KEEP_ALIVE_S = 75
 LISTEN_BACKLOG = 4096
 MAX_OPEN_FILES = 65536
-"""As many are asked of the system; each connection is one, and takes some memory too."""
+"""The most that is asked of the system; each connection is an open file, and takes some memory too."""
 RESERVED_FILES = 128
 """Open files that are no connections: the engine's channel, model files, and those that are just being closed."""
 
@@ -99,7 +99,7 @@ def raise_file_limit() -> int:
 
 
 def max_connections(num_files: int) -> int:
-    """How many of so many open files may be connections."""
+    """How many of `num_files` open files may be connections."""
     return max(num_files - RESERVED_FILES, num_files // 2)
 
 

@@ -185,7 +185,7 @@ class FrameBuilder:
         seen.cells.append(HIT if row.num_cached_tokens else DECODE if row.is_decode else CHUNK)
 
     def _drop_vanished(self, num_running: int) -> None:
-        """Aborted requests leave without a word: there are more in memory than the step had."""
+        """Aborted requests leave without a snapshot that tells so: more are remembered than the step had."""
         running = [seen for seen in self._seen.values() if seen.is_running]
         if len(running) > num_running:
             running.sort(key=lambda seen: seen.last_step)
@@ -305,7 +305,7 @@ class TokenTimes:
         self._last_token_s = {i: s for i, s in self._last_token_s.items() if i in keep}
 
     def became_idle(self) -> None:
-        """Nobody will come back."""
+        """Nothing runs or waits any more, so nothing that was preempted will come back."""
         self._preempted.clear()
 
     def _take_token(self, row: SnapshotRow) -> None:

@@ -62,7 +62,7 @@ Event = bytes
 
 
 def live_routes(engine: WatchedEngine, *, hub: LiveHub | None = None) -> list[Route]:
-    """The page's routes. Who drains before it stops makes the hub itself, and closes it."""
+    """The page's routes. A server that drains before it stops makes the hub itself, and closes it."""
     live_hub = hub or LiveHub(engine)
 
     async def page(request: Request) -> Response:
@@ -160,8 +160,8 @@ class LiveHub:
         now: Callable[[], float] = time.monotonic,
         frame_s: float = FRAME_S,
     ) -> None:
-        """`first_tokens` is filled by whoever sees requests arrive; without it, the times are read from snapshots.
-        `hits`, of the prefix cache, by whoever sees every step; without it, they are read for each frame."""
+        """`first_tokens` and `hits` (of the prefix cache) are filled by the server's metrics; without them, the times
+        are read from snapshots, and the hits for each frame."""
         self._engine = engine
         self._now = now
         self._frame_s = frame_s
@@ -183,12 +183,12 @@ class LiveHub:
 
     @property
     def num_viewers(self) -> int:
-        """How many are looking."""
+        """Streams that are open."""
         return len(self._viewers)
 
     @property
     def is_full(self) -> bool:
-        """Whether no more can look."""
+        """Whether no more may be opened."""
         return len(self._viewers) >= MAX_VIEWERS
 
     async def events(self) -> AsyncIterator[Event]:
@@ -204,7 +204,7 @@ class LiveHub:
             self._leave(queue)
 
     def close(self) -> None:
-        """End all streams, so that a server that drains need not wait for those who only look."""
+        """End all streams, so that a server that drains need not wait for viewers."""
         self._closed = True
         for queue in self._viewers:
             _push(queue, None)
@@ -224,7 +224,7 @@ class LiveHub:
             self._task = asyncio.create_task(self._look())
 
     def _tell_present(self, queue: asyncio.Queue[Event | None]) -> None:
-        """Maps are told when they change, so who comes later is told the last one."""
+        """Maps are sent when they change, so a later viewer is sent the last one."""
         frame = Frame(at_s=self._at_s(self._now()), blocks=self._builder.last_blocks)
         frame.numbers = self._numbers(self._engine.stats or EngineStats())
         queue.put_nowait(_event("frame", frame))

@@ -61,7 +61,7 @@ class _Snapshot(Collector):
         )
         yield self._gauge("kv_blocks_live", "KV blocks held by requests.", stats.num_used_blocks)
         yield self._gauge(
-            "kv_blocks_cached", "KV blocks held by nobody, kept by the prefix cache.", stats.num_cached_blocks
+            "kv_blocks_cached", "KV blocks that no request holds, kept by the prefix cache.", stats.num_cached_blocks
         )
         yield self._gauge(
             "kv_blocks_free",
@@ -84,7 +84,7 @@ class _Snapshot(Collector):
         for name, help_text, value in (
             ("prefix_cache_queries", "Tokens looked up, of requests that enter the batch.", stats.num_queried_tokens),
             ("prefix_cache_hits", "Of these, found in the prefix cache.", stats.num_hit_tokens),
-            ("prefix_cache_saved_tokens", "Prompt tokens that nobody had to compute.", stats.num_saved_tokens),
+            ("prefix_cache_saved_tokens", "Prompt tokens that did not have to be computed.", stats.num_saved_tokens),
             ("prefix_cache_inserted_blocks", "KV blocks taken into the prefix cache.", stats.num_inserted_blocks),
             ("prefix_cache_evicted_blocks", "KV blocks given up for room.", stats.num_evicted_blocks),
             ("kv_blocks_moved_out", "KV blocks copied to host memory.", stats.num_moved_out_blocks),

@@ -143,11 +143,11 @@ class RecentTimes:
         self._samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
 
     def add(self, seconds: float) -> None:
-        """Something that took so long has just happened."""
+        """Count something that took `seconds`, now."""
         self._samples.append((self._now(), seconds))
 
     def of_last(self, last_s: float) -> list[float]:
-        """What was added in the last seconds, at most `WINDOW_S` of them, sorted."""
+        """What was added in the last `last_s` seconds, at most `WINDOW_S` of them, sorted."""
         now_s = self._now()
         while self._samples and self._samples[0][0] < now_s - WINDOW_S:
             self._samples.popleft()
@@ -206,7 +206,7 @@ class ServerMetrics:
             self.schedule_time.observe(stats.schedule_s)
 
     def observe_first_token(self, after_s: float) -> None:
-        """The first token of a sequence, so long after its request came."""
+        """The first token of a sequence has come, `after_s` seconds after its request."""
         self.time_to_first_token.observe(after_s)
         self.recent_first_tokens.add(after_s)
 
