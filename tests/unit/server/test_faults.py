@@ -243,7 +243,8 @@ def test_errors_of_the_engine_reach_the_client(num_tokens: int) -> None:
         request_id = server.engine.requests[0].request_id
         for _ in range(num_tokens):
             server.engine.push(Delta(request_id, text="a", token_ids=[1]))
-        await asyncio.sleep(0.01)
+        if stream and num_tokens:
+            await until(lambda: client.sent)
         server.engine.push(Delta(request_id, is_last=True, **delta))
         await client.task
         text = client.body.decode()
