@@ -227,7 +227,7 @@ class EngineClient:
         streams = self._streams
         for request_id in step.begun:
             if request_id in streams:
-                streams[request_id].has_begun = True
+                streams[request_id].note_begun()
         for delta in step.deltas:
             stream = streams.get(delta.request_id)
             if stream is not None:  # else it was aborted when this was on its way

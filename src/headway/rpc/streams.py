@@ -45,20 +45,28 @@ class RequestStream:
     Closing it earlier aborts the request; use it as a context manager, so that a cancelled task does that as well.
     """
 
-    __slots__ = ("_abort", "_deltas", "_ended", "_waiter", "has_begun", "request_id")
+    __slots__ = ("_abort", "_deltas", "_ended", "_has_begun", "_waiter", "request_id")
 
     def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
         self.request_id = request_id
-        self.has_begun = False
-        """Whether the engine has computed anything for it, as far as is known here."""
         self._abort = abort
         self._deltas: list[Delta] = []
         self._ended = False
+        self._has_begun = False
         self._waiter = _Waiter()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the engine has computed anything for it, as far as is known here."""
+        return self._has_begun
+
+    def note_begun(self) -> None:
+        """Called by the client when the request enters the batch."""
+        self._has_begun = True
 
     def push(self, delta: Delta) -> None:
         """Called by the client for each delta."""
-        self.has_begun = True
+        self._has_begun = True
         self._deltas.append(delta)
         if delta.is_last:
             self._ended = True

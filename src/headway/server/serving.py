@@ -43,7 +43,19 @@ def run_server(
         listeners = _request_listeners(config, model_name(engine_config.model.model), cleanup)
         lengths = _prediction_thread(engine_config.prediction, cleanup)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(config, engine_config, options, classes, listener, listeners, lengths, parts, say))
+            runner.run(
+                _serve(
+                    config,
+                    engine_config,
+                    options=options,
+                    classes=classes,
+                    listener=listener,
+                    request_listeners=listeners,
+                    lengths=lengths,
+                    parts=parts,
+                    say=say,
+                )
+            )
 
 
 def _request_listeners(
@@ -82,6 +94,7 @@ def _prediction_thread(config: PredictionConfig, cleanup: contextlib.ExitStack) 
 async def _serve(
     config: ServerConfig,
     engine_config: EngineConfig,
+    *,
     options: Mapping[str, Any],
     classes: ServiceClasses,
     listener: socket.socket,
@@ -110,11 +123,16 @@ async def _serve(
         hub.close()
         await engine.shutdown(config.drain_timeout_s)
 
-    server = create_server(app, config, drain, num_files=raise_file_limit())
+    def start_serving() -> None:
+        gc.collect()
+        gc.freeze()  # what is loaded now stays; the garbage collector need not look at it again
+        for line in _greeting(config, parts):
+            say(line)
+
+    server = create_server(app, config, drain, on_started=start_serving, num_files=raise_file_limit())
     try:
         await asyncio.gather(engine.start(), services.prompts.warm_up())
         parts.end("engine")
-        server.on_started = lambda: _start_serving(config, parts, say)
         await server.serve(sockets=[listener])
     finally:
         await engine.shutdown()
@@ -137,12 +155,12 @@ class StartTimes:
         return f"{self._now() - self._marks[0][1]:.1f} s ({', '.join(parts)})"
 
 
-def _start_serving(config: ServerConfig, parts: StartTimes, say: Callable[[str], None]) -> None:
-    gc.collect()
-    gc.freeze()  # what is loaded now stays; the garbage collector need not look at it again
-    say(f"Ready in {parts}.")
-    say(_where(config))
-    say(f"Open {config.url} in a browser to chat and to watch the batch. Ctrl-C stops the server.")
+def _greeting(config: ServerConfig, parts: StartTimes) -> tuple[str, ...]:
+    return (
+        f"Ready in {parts}.",
+        _where(config),
+        f"Open {config.url} in a browser to chat and to watch the batch. Ctrl-C stops the server.",
+    )
 
 
 def model_name(model: str | None) -> str:

@@ -224,7 +224,7 @@ def test_all_prompts_of_a_request_are_dropped_together_and_none_once_it_has_begu
         begun = client(server, "low")
         many = client(server, "low", prompt=["a", "b"])
         await waiting_in(server, 3)
-        server.engine.streams[server.engine.requests[0].request_id].has_begun = True
+        server.engine.streams[server.engine.requests[0].request_id].note_begun()
         fourth = client(server, "high")
         await waiting_in(server, 4)
         fifth = client(server, "high")
