@@ -16,27 +16,19 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from headway.config import EngineConfig
 from headway.core.request_options import RequestOptions
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
-from headway.errors import EngineUnavailableError, InvalidRequestError, RequestFailedError
+from headway.errors import EngineUnavailableError, InvalidRequestError
 from headway.loader.model_tokenizer import load_model_tokenizer
-from headway.outputs import (
-    CompletionOutput,
-    FinishReason,
-    GrowingOutput,
-    Logprob,
-    LogprobsOfOnePosition,
-    RequestMetrics,
-    RequestOutput,
-)
+from headway.outputs import RequestOutput
 from headway.predict import AnswerLengths, PromptView
 from headway.predict.prediction_thread import Ended, PredictionThread
 from headway.rpc.engine_client import EngineClient
-from headway.rpc.messages import AddRequest, Delta, PositionLogprobs, RequestTimings
-from headway.rpc.streams import RequestStream
+from headway.rpc.messages import AddRequest, Delta
+from headway.rpc.streams import AnswerBuilder, RequestStream
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
 from headway.tokenizer.tokenizer_threads import TokenizerThreads
@@ -232,10 +224,10 @@ class AsyncLLM:
             return inputs.prepare(live.request_id, make_prompt(), params, **dataclasses.asdict(options))
 
         prediction: _Prediction | None = None
-        answer: _Answer | None = None
+        answer: AnswerBuilder | None = None
         try:
             request = await self._threads.run(prepare, num_chars=num_chars)
-            answer = _Answer(request)
+            answer = AnswerBuilder(request)
             prediction = await self._predict(request)
             if live.is_aborted:
                 yield answer.take([live.last_delta])
@@ -288,7 +280,7 @@ class AsyncLLM:
         (guess,) = await self._lengths.predict([view])
         return _Prediction(view, guess, arrival_s)
 
-    def _note_lengths(self, prediction: _Prediction, answer: _Answer) -> None:
+    def _note_lengths(self, prediction: _Prediction, answer: AnswerBuilder) -> None:
         assert self._lengths is not None
         for completion in answer.completions:
             reason = completion.finish_reason or "abort"
@@ -325,95 +317,6 @@ class _LiveRequest:
             self.stream.end(self.last_delta)
 
 
-class _Answer:
-    """One request's deltas, put together to the outputs that `LLM` gives."""
-
-    def __init__(self, request: PreparedRequest) -> None:
-        self._request = request
-        self._prompt_token_ids = list(request.prompt_token_ids)
-        self._arrival_s = time.monotonic()
-        self._grown = GrowingOutput(request.params.n)
-        self._unfinished = set(range(request.params.n))
-        self._logprob_sums = [0.0] * request.params.n
-        self.completions: list[CompletionOutput] = []
-        """As of the last output."""
-
-    def take(self, deltas: Sequence[Delta]) -> RequestOutput:
-        """The output after these deltas. Raises what they say if the request was refused or has failed."""
-        new: list[CompletionOutput] = []
-        for delta in deltas:
-            new += self._completions(delta)
-        last = deltas[-1]
-        timings = last.timings
-        delta_output = RequestOutput(
-            self._request.request_id,
-            self._request.prompt,
-            self._prompt_token_ids,
-            next((_prompt_logprobs(delta) for delta in deltas if delta.prompt_logprobs is not None), None),
-            new,
-            last.is_last,
-            0 if timings is None else timings.num_cached_tokens,
-            self._metrics(timings),
-        )
-        self._grown.add(delta_output)
-        output = self._grown.output()
-        if output.finished:  # a search may have found fewer than were asked for
-            output.outputs = [each for each in output.outputs if each.finish_reason is not None]
-        self.completions = output.outputs
-        for delta in deltas:
-            if delta.error is not None:
-                raise self._error(delta, output)
-        return output
-
-    def _completions(self, delta: Delta) -> list[CompletionOutput]:
-        """What is new. An end of the whole request, which no single completion has reached, ends all that go on."""
-        reason = cast("FinishReason | None", delta.finish_reason)
-        if reason in ("abort", "error"):
-            ended, self._unfinished = sorted(self._unfinished), set()
-            return [self._completion(delta, index, reason) for index in ended]
-        if reason is not None:
-            self._unfinished.discard(delta.index)
-        return [self._completion(delta, delta.index, reason)]
-
-    def _completion(self, delta: Delta, index: int, reason: FinishReason | None) -> CompletionOutput:
-        is_own = index == delta.index
-        logprobs = [_as_dict(position) for position in delta.logprobs] if delta.logprobs and is_own else None
-        if delta.logprobs and is_own:
-            self._logprob_sums[index] += sum(position[0].logprob for position in delta.logprobs)
-        has_sum = self._request.params.logprobs is not None
-        return CompletionOutput(
-            index,
-            delta.text if is_own else "",
-            delta.token_ids if is_own else [],
-            self._logprob_sums[index] if has_sum else delta.cumulative_logprob,
-            logprobs,
-            reason,
-            delta.stop_reason if is_own else None,
-        )
-
-    def _metrics(self, timings: RequestTimings | None) -> RequestMetrics:
-        """The engine says at the end how long each part took."""
-        if timings is None:
-            return RequestMetrics(self._arrival_s)
-        scheduled_s = self._arrival_s + timings.queue_s
-        first_token_s = scheduled_s + timings.prefill_s
-        return RequestMetrics(
-            self._arrival_s,
-            first_scheduled_s=scheduled_s,
-            first_token_s=first_token_s,
-            finished_s=first_token_s + timings.decode_s,
-            num_preemptions=timings.num_preemptions,
-        )
-
-    def _error(self, delta: Delta, output: RequestOutput) -> Exception:
-        assert delta.error is not None
-        request_id = self._request.request_id
-        why = delta.error.replace(f"'{delta.request_id}'", f"'{request_id}'")
-        if delta.error_status == InvalidRequestError.http_status:
-            return InvalidRequestError(why, param=delta.error_param)
-        return RequestFailedError({request_id: why}, [output])
-
-
 def _message(request_id: str, request: PreparedRequest, params: SamplingParams, guess: float | None) -> AddRequest:
     """The request as the engine process takes it. The id is never used again, unlike the caller's own: what is on its
     way from the engine for an aborted request must not reach the next one."""
@@ -437,14 +340,6 @@ def _values(params: SamplingParams) -> dict[str, Any]:
     """What differs from the defaults."""
     fields = [field for field in dataclasses.fields(params) if field.init]
     return {field.name: value for field in fields if (value := getattr(params, field.name)) != field.default}
-
-
-def _prompt_logprobs(delta: Delta) -> list[LogprobsOfOnePosition | None]:
-    return [None if position is None else _as_dict(position) for position in delta.prompt_logprobs or ()]
-
-
-def _as_dict(position: PositionLogprobs) -> LogprobsOfOnePosition:
-    return {each.token_id: Logprob(each.logprob, each.rank, each.text) for each in position}
 
 
 def _num_chars(prompt: Prompt) -> int:
