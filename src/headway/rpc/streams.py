@@ -1,6 +1,7 @@
-"""Streams of what comes from the engine: each read gives everything that has arrived since the last one.
+"""Streams of what comes from the engine, and the outputs that they add up to.
 
-A slow reader therefore gets fewer, longer lists; nothing is lost, and the engine never waits for it.
+Each read of a stream gives everything that has arrived since the last one. A slow reader therefore gets fewer, longer
+lists; nothing is lost, and the engine never waits for it.
 """
 
 from __future__ import annotations
