@@ -43,7 +43,7 @@ class Running:
 
     def run(self, test: Callable[[AsyncLLM], Awaitable[None]]) -> None:
         async def with_limit() -> None:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 await test(self._llm)
                 await until_idle(self._llm)
 
@@ -431,7 +431,7 @@ def test_lengths_are_logged_and_learnt(with_text: tuple[Running, Path]) -> None:
 # ---- the engine process ---------------------------------------------------------------------------------------------
 
 
-def test_a_killed_engine_ends_its_requests_and_is_started_again() -> None:
+def test_a_killed_engine_ends_its_requests_and_is_started_again(slow: Running) -> None:
     async def test(llm: AsyncLLM) -> None:
         outputs = llm.generate(PROMPT, LONG, "victim")
         await anext(outputs)
@@ -452,13 +452,12 @@ def test_a_killed_engine_ends_its_requests_and_is_started_again() -> None:
         *_, last = await collect(llm.generate(PROMPT, SamplingParams(max_tokens=5), "victim"))
         assert last.outputs[0].text == letters(3, 5)
 
-    with running() as found:
-        found.run(test)
+    slow.run(test)
 
 
 def test_shutdown_ends_what_runs_or_lets_it_end() -> None:
     async def test() -> None:
-        async with asyncio.timeout(60), AsyncLLM(engine_factory=SLOW) as llm:
+        async with asyncio.timeout(120), AsyncLLM(engine_factory=SLOW) as llm:
             short, long = llm.generate(PROMPT, SamplingParams(max_tokens=200)), llm.generate(PROMPT, LONG)
             await asyncio.gather(anext(short), anext(long))
             ending = asyncio.create_task(llm.shutdown(drain_s=1.5))
