@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import ModelConfig
-from headway.rpc.tokenizer_source import load_front_end_tokenizer
+from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.tokenizer import Tokenizer
 
 STEP_S = 0.02  # virtual time of a step
@@ -106,7 +106,7 @@ class Rendering:
     """Messages to tokens: by the model's chat template ("template"), or text after text ("plain")."""
 
     def __init__(self, kind: str) -> None:
-        tokenizer = load_front_end_tokenizer(ModelConfig())
+        tokenizer = load_model_tokenizer(ModelConfig())
         assert tokenizer is not None
         self._tokenizer: Tokenizer = tokenizer
         self._turns = {"template": self._by_template, "plain": self._plainly}[kind]

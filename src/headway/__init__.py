@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headway.config import EngineConfig
-from headway.errors import HeadwayError, InvalidRequestError, RequestFailedError
+from headway.errors import EngineUnavailableError, HeadwayError, InvalidRequestError, RequestFailedError
 from headway.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
 from headway.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
+    from headway.async_llm import AsyncLLM
     from headway.engine.llm_engine import LLMEngine
     from headway.llm import LLM
 
@@ -17,11 +18,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
     "EngineConfig",
+    "EngineUnavailableError",
     "HeadwayError",
     "InvalidRequestError",
     "LLMEngine",
@@ -34,7 +37,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`LLM` and `LLMEngine` bring torch with them; whoever needs only the records does not wait for it."""
+    """`LLM` and `LLMEngine` bring torch with them, `AsyncLLM` the tokenizer: imported only when asked for."""
+    if name == "AsyncLLM":
+        from headway.async_llm import AsyncLLM
+
+        return AsyncLLM
     if name == "LLM":
         from headway.llm import LLM
 

@@ -98,3 +98,15 @@ class EngineDeadError(HeadwayError):
     """The engine failed in a step and can serve no more requests."""
 
     http_status = 503
+
+
+class EngineStartError(HeadwayError):
+    """The engine process ended before it was ready. The message is for the operator."""
+
+    http_status = 503
+
+
+class EngineUnavailableError(HeadwayError):
+    """No request can be taken now: the engine process is starting, has stopped, or is being shut down."""
+
+    http_status = 503

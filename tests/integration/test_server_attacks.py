@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headway.server.live.live_hub import MAX_VIEWERS
+from headway.server.live.live_page import MAX_VIEWERS
 from tests.integration.server_process import ServerProcess
 from tests.integration.under_attack import attacked_server, connected, flood, is_closed, unharmed
 

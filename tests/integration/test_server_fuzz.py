@@ -37,7 +37,11 @@ from tests.integration.server_process import ServerProcess, running_server
 NUM_EXAMPLES = int(os.environ.get("HEADWAY_FUZZ_EXAMPLES", "0"))
 PHASES = ["coverage", "fuzzing"] if NUM_EXAMPLES else ["fuzzing"]
 """Coverage goes through the limits of every field one by one, which takes more than a thousand requests."""
-FACTORY = () if os.environ.get("HEADWAY_FUZZ_MODEL") else ("--engine-factory", "headway.rpc.modelless:create_engine")
+FACTORY = (
+    ()
+    if os.environ.get("HEADWAY_FUZZ_MODEL")
+    else ("--engine-factory", "headway.rpc.engine_without_model:create_engine")
+)
 PATIENCE_S = 30.0
 CHECKS = [
     not_a_server_error,

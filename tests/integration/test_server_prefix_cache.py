@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.server_process import ServerProcess, running_server
 
-FACTORY = ("--engine-factory", "headway.rpc.modelless:create_engine", "--access-log", "off")
+FACTORY = ("--engine-factory", "headway.rpc.engine_without_model:create_engine", "--access-log", "off")
 KEYS = ("--api-key", "alice", "--api-key", "bob")
 BLOCK_SIZE, NUM_BLOCKS = 16, 64
 PROMPT = "The metro of Porto has six lines, and all of them meet at one station in the middle of the town. "

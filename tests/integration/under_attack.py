@@ -52,9 +52,9 @@ VICTIM = {"prompt": "Hi", "max_tokens": 4000, "stream": True, "ignore_eos": True
 
 def create_engine(options: dict[str, Any]) -> LLMEngine:
     """An engine without a model whose steps take a while, so that streams go on without taking a core."""
-    from headway.rpc import modelless  # torch; the observer needs none of it
+    from headway.rpc import engine_without_model  # torch; the observer needs none of it
 
-    return modelless.create_engine({"step_s": STEP_S, **options})
+    return engine_without_model.create_engine({"step_s": STEP_S, **options})
 
 
 class Felt(msgspec.Struct):

@@ -33,7 +33,7 @@ from headway.engine.llm_engine import LLMEngine
 from headway.errors import RequestFailedError
 from headway.outputs import CompletionOutput
 from tests.unit.engine.scripted_logprobs import VOCAB_SIZE, ScriptedExecutor, make_engine
-from tests.unit.server.small_engine import small_tokenizer
+from tests.unit.rpc.small_engine import small_tokenizer
 
 MODES = ("continuous", "static", "dynamic")
 PHASE_S = 3.0

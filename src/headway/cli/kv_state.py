@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from headway.errors import ConfigError, HeadwayError
-from headway.server.live.live_frame import CACHED, FREE, SHARED
+from headway.server.live.batch_frames import CACHED, FREE, SHARED
 
 
 class Holder(enum.Enum):

@@ -1,1 +1,6 @@
-"""The engine as a process of its own: its protocol, its loop, and the client that talks to it."""
+"""The engine as a process of its own.
+
+engine_client  ◄── channel (messages) ──►  engine_process: engine_loop ─► LLMEngine
+supervision                                step_meter, step_snapshots
+streams
+"""

@@ -5,7 +5,7 @@
                   └─ back-off ─┘
 
 A process that hangs, or whose loop is stuck in a step, makes health bad first and is killed and replaced later: see
-`watchdog`.
+`supervision`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any
 
 import msgspec
 
-from headway.errors import HeadwayError, InvalidRequestError
-from headway.rpc.backoff import Backoff
-from headway.rpc.engine_connection import EXIT_GRACE_S, EngineConnection, EngineStartError, News
+from headway.errors import EngineStartError, EngineUnavailableError, InvalidRequestError
+from headway.rpc.channel import EXIT_GRACE_S, EngineConnection, News
 from headway.rpc.messages import (
     AbortRequests,
     AddRequest,
@@ -37,29 +36,21 @@ from headway.rpc.messages import (
     Watch,
 )
 from headway.rpc.streams import RequestStream, SnapshotStream
-from headway.rpc.watchdog import Patience, Watchdog
-
-__all__ = ["EngineClient", "EngineStartError", "EngineUnavailable", "Health", "RequestStream", "SnapshotStream"]
+from headway.rpc.supervision import Backoff, Patience, Watchdog
 
 logger = logging.getLogger(__name__)
 
 ENGINE_STOPPED = "the engine stopped; please retry"
-"""What clients are told whose requests the engine took with it."""
+"""What the requests of an engine that has ended are told."""
 
 TICK_S = 0.5
 """How often the watchdog looks. If this process itself was held up, no more than two of these count as time that passed
 for the engine: what it sent meanwhile has not been read."""
 
 
-class EngineUnavailable(HeadwayError):
-    """No request can be taken now: the engine is starting, has stopped, or is being shut down."""
-
-    http_status = 503
-
-
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether requests are being served, and if not, why not. The reason may be shown to anybody."""
+    """Whether requests are being served, and if not, why not. The reason may be shown to any client."""
 
     ok: bool
     reason: str
@@ -164,11 +155,11 @@ class EngineClient:
     def submit(self, request: AddRequest) -> RequestStream:
         """Send a request to the engine. Its id must never have been used before.
 
-        Raises `EngineUnavailable` if nobody would take it, `InvalidRequestError` if it cannot be put into a message.
-        What the engine itself refuses ends the stream with an error.
+        Raises `EngineUnavailableError` if it cannot be taken now, `InvalidRequestError` if it does not fit into a
+        message. What the engine itself refuses ends the stream with an error.
         """
         if self._connection is None or self._closing:
-            raise EngineUnavailable(self._problem or ENGINE_STOPPED)
+            raise EngineUnavailableError(self._problem or ENGINE_STOPPED)
         if request.request_id in self._streams:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
         same_params = request.params is self._sent_params and request.bad_word_token_ids is self._sent_bad_words
@@ -200,7 +191,7 @@ class EngineClient:
 
     def watch(self) -> SnapshotStream:
         """The blocks as they are, and every step from now on, until the stream is closed. The engine makes snapshots
-        only while somebody looks."""
+        only while a stream is open."""
         viewer = SnapshotStream(self._leave)
         self._viewers.append(viewer)
         self._tell_watching()
@@ -236,7 +227,7 @@ class EngineClient:
         streams = self._streams
         for request_id in step.begun:
             if request_id in streams:
-                streams[request_id].has_begun = True
+                streams[request_id].note_begun()
         for delta in step.deltas:
             stream = streams.get(delta.request_id)
             if stream is not None:  # else it was aborted when this was on its way

@@ -276,6 +276,8 @@ class EngineLoop:
             delta = Delta(request_id, new.index, new.text, new.token_ids)
             if new.logprobs is not None:
                 delta.logprobs = list(map(_position, new.logprobs))
+            if request_id in self._silent:
+                delta.cumulative_logprob = new.cumulative_logprob
             if new.finish_reason is not None:
                 delta.finish_reason, delta.stop_reason = new.finish_reason, new.stop_reason
                 if new.finish_reason == "error":

@@ -25,12 +25,12 @@ import msgspec
 
 from headway.engine.collector import spare_the_collector
 from headway.errors import HeadwayError
-from headway.rpc.engine_channel import ChannelClosedError, EngineChannel
-from headway.rpc.frames import BrokenFrameError
+from headway.rpc.channel import BrokenFrameError, ChannelClosedError, EngineChannel
 from headway.rpc.messages import EngineReady, Heartbeat, Start, StartUpFailed
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
+    from headway.rpc.engine_loop import EngineLoop
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +53,15 @@ class Pulse:
     """
 
     def __init__(self, channel: EngineChannel, *, interval_s: float) -> None:
-        self.turn_s: Callable[[], float] = lambda: 0.0
-        """Asked at every beat. Before there is a loop, its turn has taken no time."""
         self._channel = channel
+        self._loop: EngineLoop | None = None
         self._interval_s = interval_s
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    def follow(self, loop: EngineLoop) -> None:
+        """Tell from now on how long its turns take. Before there is a loop, they take no time."""
+        self._loop = loop
 
     def start(self) -> None:
         """Begin to beat."""
@@ -73,7 +76,7 @@ class Pulse:
     def _run(self) -> None:
         try:
             while not self._stopped.wait(self._interval_s):
-                self._channel.send(Heartbeat(self.turn_s()))
+                self._channel.send(Heartbeat(0.0 if self._loop is None else self._loop.turn_s))
         except ChannelClosedError:  # the loop learns it too, after its turn; but that may never end
             if not self._stopped.wait(ORPHAN_S):
                 logger.error("the front end is gone and the engine does not end by itself; it is ended")
@@ -167,7 +170,7 @@ def _run(engine: LLMEngine, channel: EngineChannel, start: Start, pulse: Pulse) 
     from headway.rpc.engine_loop import EngineLoop  # brings torch, which a wrong option need not wait for
 
     loop = EngineLoop(engine, channel, counted=start.counted)
-    pulse.turn_s = lambda: loop.turn_s
+    pulse.follow(loop)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain(SIGTERM_DRAIN_S))
     channel.send(_ready(engine))
     try:

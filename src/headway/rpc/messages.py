@@ -1,4 +1,4 @@
-"""What the front end and the engine process say to each other: typed records, carried as msgpack (see `frames`).
+"""What the front end and the engine process say to each other: typed records, carried as msgpack (see `channel`).
 
 Each direction has one union, and only its members travel as messages of their own; every other record is a part of one
 of them. All are packed as arrays, without field names: both ends are always of the same version. The parts hold nothing
@@ -173,6 +173,8 @@ class Delta(_Part):
     """With an error: the field of the request at fault, if one is."""
     progress: Progress | None = None
     """Comes alone: nothing is new for any completion. The tokens of the completions that follow have been counted."""
+    cumulative_logprob: float | None = None
+    """Of a completion that was compared with others by it."""
 
 
 class EngineStats(_Part):

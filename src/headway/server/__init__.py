@@ -1,1 +1,1 @@
-"""The server: an HTTP front end and, in a process of its own, the engine."""
+"""The OpenAI-compatible HTTP server in front of an engine process (see `headway.rpc`)."""

@@ -7,18 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headway.rpc.engine_client import Health, RequestStream, SnapshotStream
+from headway.predict.prediction_thread import PredictionThread
+from headway.rpc.engine_client import Health
 from headway.rpc.messages import AddRequest, EngineReady, EngineStats
-from headway.server.admission.length_desk import LengthDesk
-from headway.server.admission.limits import QueueLimits, Reservation
+from headway.rpc.streams import RequestStream, SnapshotStream
+from headway.server.admission.queue_limits import QueueLimits, Reservation
 from headway.server.admission.scheduling import Scheduling
 from headway.server.admission.service_classes import ONE_CLASS, ServiceClass, ServiceClasses
 from headway.server.api.api_errors import ApiError, unavailable
 from headway.server.api.prompts import PromptMaker
-from headway.server.http.auth import ApiKeys
-from headway.server.http.bodies import BodyReader
+from headway.server.http.access_control import ApiKeys
+from headway.server.http.asgi_io import BodyReader
 from headway.server.metrics.access_log import AccessRecord
-from headway.server.metrics.prometheus import ServerMetrics
+from headway.server.metrics.server_metrics import ServerMetrics
 from headway.server.server_config import ServerConfig
 from headway.tokenizer import Tokenizer
 
@@ -50,7 +51,7 @@ class Services:
     keys: ApiKeys
     model_names: tuple[str, ...]
     classes: ServiceClasses = ONE_CLASS
-    lengths: LengthDesk | None = None
+    lengths: PredictionThread | None = None
     """Predicts lengths of answers and logs them, where that is wanted."""
     on_request_end: list[Callable[[AccessRecord], None]] = field(default_factory=list)
     """Called with every request that has ended: the access log, traces."""
@@ -65,7 +66,7 @@ class Services:
         *,
         model_name: str,
         classes: ServiceClasses = ONE_CLASS,
-        lengths: LengthDesk | None = None,
+        lengths: PredictionThread | None = None,
     ) -> Services:
         """Wire everything up; the engine need not be ready yet."""
         names = config.served_model_name or (model_name,)
@@ -100,7 +101,7 @@ class Services:
 
     def reserve(self, scheduling: Scheduling, *, body_bytes: int) -> Reservation:
         """A place in the queue, or 429. Whether the first token would be late is asked only if the operator wants it,
-        and if the engine has anybody waiting: while it has not, it takes newcomers in with its next step."""
+        and if requests wait in the engine: while none do, it takes newcomers in with its next step."""
         stats = self.engine.stats
         may_be_late = self.config.refuse_late == "on" and stats is not None and stats.num_waiting > 0
         return self.limits.reserve(

@@ -14,16 +14,15 @@ from typing import Any
 
 from headway.config import EngineConfig, PredictionConfig
 from headway.errors import ConfigError
+from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.predict import AnswerLengths
+from headway.predict.prediction_thread import PredictionThread
 from headway.rpc.engine_client import EngineClient
-from headway.rpc.tokenizer_source import load_front_end_tokenizer
-from headway.rpc.watchdog import Patience
-from headway.server.admission.length_desk import LengthDesk
+from headway.rpc.supervision import Patience
 from headway.server.admission.service_classes import ServiceClasses, read_service_classes
 from headway.server.app import create_app
 from headway.server.http.http_server import bind, create_server, raise_file_limit
-from headway.server.live.live_hub import LiveHub
-from headway.server.live.live_page import live_routes
+from headway.server.live.live_page import LiveHub, live_routes
 from headway.server.metrics.access_log import AccessLog, AccessRecord
 from headway.server.server_config import ServerConfig
 from headway.server.services import Services
@@ -42,15 +41,27 @@ def run_server(
     with contextlib.closing(listener), contextlib.ExitStack() as cleanup:
         config = config.with_port(listener.getsockname()[1])
         listeners = _request_listeners(config, model_name(engine_config.model.model), cleanup)
-        lengths = _length_desk(engine_config.prediction, cleanup)
+        lengths = _prediction_thread(engine_config.prediction, cleanup)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(config, engine_config, options, classes, listener, listeners, lengths, parts, say))
+            runner.run(
+                _serve(
+                    config,
+                    engine_config,
+                    options=options,
+                    classes=classes,
+                    listener=listener,
+                    request_listeners=listeners,
+                    lengths=lengths,
+                    parts=parts,
+                    say=say,
+                )
+            )
 
 
 def _request_listeners(
     config: ServerConfig, model: str, cleanup: contextlib.ExitStack
 ) -> list[Callable[[AccessRecord], None]]:
-    """Who wants to know of every request that has ended."""
+    """What is told of every request that has ended: access log and traces."""
     listeners: list[Callable[[AccessRecord], None]] = []
     if config.access_log == "on":
         log = AccessLog()
@@ -70,24 +81,25 @@ def _request_listeners(
     return listeners
 
 
-def _length_desk(config: PredictionConfig, cleanup: contextlib.ExitStack) -> LengthDesk | None:
+def _prediction_thread(config: PredictionConfig, cleanup: contextlib.ExitStack) -> PredictionThread | None:
     """What is wrong with the files is said before the model is loaded."""
     lengths = AnswerLengths.from_config(config)
     if lengths is None:
         return None
-    desk = LengthDesk(lengths)
-    cleanup.callback(desk.close)
-    return desk
+    thread = PredictionThread(lengths)
+    cleanup.callback(thread.close)
+    return thread
 
 
 async def _serve(
     config: ServerConfig,
     engine_config: EngineConfig,
+    *,
     options: Mapping[str, Any],
     classes: ServiceClasses,
     listener: socket.socket,
     request_listeners: list[Callable[[AccessRecord], None]],
-    lengths: LengthDesk | None,
+    lengths: PredictionThread | None,
     parts: StartTimes,
     say: Callable[[str], None],
 ) -> None:
@@ -99,7 +111,7 @@ async def _serve(
         hang_timeout_s=config.engine_hang_timeout_s,
     )
     engine = EngineClient(options, factory=config.engine_factory, patience=patience)
-    tokenizer = await asyncio.to_thread(load_front_end_tokenizer, engine_config.model)
+    tokenizer = await asyncio.to_thread(load_model_tokenizer, engine_config.model)
     parts.end("tokenizer")
     services = Services.create(config, engine, tokenizer, model_name=name, classes=classes, lengths=lengths)
     services.on_request_end += request_listeners
@@ -111,11 +123,16 @@ async def _serve(
         hub.close()
         await engine.shutdown(config.drain_timeout_s)
 
-    server = create_server(app, config, drain, num_files=raise_file_limit())
+    def start_serving() -> None:
+        gc.collect()
+        gc.freeze()  # what is loaded now stays; the garbage collector need not look at it again
+        for line in _greeting(config, parts):
+            say(line)
+
+    server = create_server(app, config, drain, on_started=start_serving, num_files=raise_file_limit())
     try:
         await asyncio.gather(engine.start(), services.prompts.warm_up())
         parts.end("engine")
-        server.on_started = lambda: _start_serving(config, parts, say)
         await server.serve(sockets=[listener])
     finally:
         await engine.shutdown()
@@ -138,12 +155,12 @@ class StartTimes:
         return f"{self._now() - self._marks[0][1]:.1f} s ({', '.join(parts)})"
 
 
-def _start_serving(config: ServerConfig, parts: StartTimes, say: Callable[[str], None]) -> None:
-    gc.collect()
-    gc.freeze()  # what is loaded now stays; the garbage collector need not look at it again
-    say(f"Ready in {parts}.")
-    say(_where(config))
-    say(f"Open {config.url} in a browser to chat and to watch the batch. Ctrl-C stops the server.")
+def _greeting(config: ServerConfig, parts: StartTimes) -> tuple[str, ...]:
+    return (
+        f"Ready in {parts}.",
+        _where(config),
+        f"Open {config.url} in a browser to chat and to watch the batch. Ctrl-C stops the server.",
+    )
 
 
 def model_name(model: str | None) -> str:

@@ -10,7 +10,7 @@ from headway.engine.llm_engine import LLMEngine
 from headway.outputs import RequestOutput
 from headway.sampling_params import SamplingParams
 from tests.unit.engine.test_llm_engine import Executor, make_engine
-from tests.unit.server.small_engine import create_engine
+from tests.unit.rpc.small_engine import create_engine
 
 
 def run_to_end(engine: LLMEngine) -> list[RequestOutput]:

@@ -17,7 +17,7 @@ from headway.errors import InvalidRequestError
 from headway.tokenizer import Tokenizer
 from tests.stress.llm_stress import llm_of
 from tests.unit.models.tiny import VOCAB_SIZE, hf_model, save_folder
-from tests.unit.server.small_engine import create_engine
+from tests.unit.rpc.small_engine import create_engine
 from tests.unit.tokenizer.small import trained_backend
 
 PARAMS = SamplingParams(max_tokens=2)

@@ -11,8 +11,8 @@ from headway.engine.llm_engine import LLMEngine
 from headway.errors import InvalidRequestError
 from headway.llm import LLM
 from headway.sampling_params import SamplingParams
+from tests.unit.rpc.small_engine import create_engine
 from tests.unit.server.fake_engine import small_tokenizer
-from tests.unit.server.small_engine import create_engine
 
 PARAMS = SamplingParams(max_tokens=2)
 PROMPTS = [[5, 6], [7, 8], [9]]

@@ -14,8 +14,8 @@ from headway.outputs import CompletionOutput, Streaming
 from headway.rpc.messages import AddRequest
 from headway.sampling_params import SamplingParams
 from tests.unit.engine.scripted_logprobs import VOCAB_SIZE, make_engine, run_to_end
-from tests.unit.server.scripted_channel import run
-from tests.unit.server.small_engine import small_tokenizer
+from tests.unit.rpc.scripted_channel import run
+from tests.unit.rpc.small_engine import small_tokenizer
 
 TOKENIZER = small_tokenizer()
 LETTERS = [TOKENIZER.decode([token_id]) for token_id in range(3, VOCAB_SIZE)]

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 import httpx
 from starlette.types import ASGIApp, Message, Scope
 
-from headway.rpc.engine_client import EngineUnavailable, Health
+from headway.errors import EngineUnavailableError
+from headway.predict.prediction_thread import PredictionThread
+from headway.rpc.engine_client import Health
 from headway.rpc.messages import AddRequest, Delta, EngineReady, EngineStats, Progress, RequestTimings, TokenLogprob
 from headway.rpc.streams import RequestStream, SnapshotStream
 from headway.sampling_params import SamplingParams
-from headway.server.admission.length_desk import LengthDesk
 from headway.server.admission.service_classes import ONE_CLASS, ServiceClasses
 from headway.server.app import create_app
 from headway.server.server_config import ServerConfig
@@ -68,7 +69,7 @@ class FakeEngine:
 
     def submit(self, request: AddRequest) -> RequestStream:
         if not self.health.ok:
-            raise EngineUnavailable(self.health.reason)
+            raise EngineUnavailableError(self.health.reason)
         self.requests.append(request)
         stream = RequestStream(request.request_id, self._abort)
         self.streams[request.request_id] = stream
@@ -140,7 +141,7 @@ class FakeServer:
         *,
         tokenizer: Tokenizer | None = None,
         classes: ServiceClasses = ONE_CLASS,
-        lengths: LengthDesk | None = None,
+        lengths: PredictionThread | None = None,
         **options: Any,
     ) -> None:
         self.engine = engine or FakeEngine()

@@ -12,8 +12,8 @@ import pytest
 from headway.rpc.engine_client import Health
 from headway.rpc.messages import Delta
 from headway.server.api.requests import CompletionRequest
-from headway.server.http import json_body
-from headway.server.http.json_body import decode_json
+from headway.server.http import asgi_io
+from headway.server.http.asgi_io import decode_json
 from tests.unit.server.fake_engine import JSON, FakeEngine, FakeServer, RawClient, run, until
 
 CHAT = "/v1/chat/completions"
@@ -53,7 +53,7 @@ def test_bodies_that_are_no_requests(body: bytes) -> None:
 
 @pytest.mark.parametrize("values", [b"1," * (2**19 + 1) + b"1", b"{}," * 2**16 + b"1", b"[[]]," * 2**15 + b"1"])
 def test_bodies_of_very_many_values_are_not_parsed(values: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_body, "_decoder", lambda kind: pytest.fail("it is parsed"))
+    monkeypatch.setattr(asgi_io, "_decoder", lambda kind: pytest.fail("it is parsed"))
     response = FakeServer().call("POST", CHAT, content=b'{"metadata": [' + values + b"]}", headers=JSON)
     assert response.status_code == 400
     assert "opening brackets; there may be" in response.json()["error"]["message"]
@@ -243,7 +243,8 @@ def test_errors_of_the_engine_reach_the_client(num_tokens: int) -> None:
         request_id = server.engine.requests[0].request_id
         for _ in range(num_tokens):
             server.engine.push(Delta(request_id, text="a", token_ids=[1]))
-        await asyncio.sleep(0.01)
+        if stream and num_tokens:
+            await until(lambda: client.sent)
         server.engine.push(Delta(request_id, is_last=True, **delta))
         await client.task
         text = client.body.decode()

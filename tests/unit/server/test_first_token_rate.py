@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from headway.server.admission.first_token_rate import MEMORY_S, FirstTokenRate
+from headway.server.admission.queue_limits import MEMORY_S, FirstTokenRate
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""The front end is a small process: whatever it needs to serve the embedded model, it gets without torch."""
+"""The front end is a small process: a server, or a program with an `AsyncLLM`, does without torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import sys
 FRONT_END = """
 import sys
 import headway.cli.serve
+from headway import AsyncLLM
 from headway.config import ModelConfig
 from headway.server.serving import model_name
-from headway.rpc.tokenizer_source import load_front_end_tokenizer
+from headway.loader.model_tokenizer import load_model_tokenizer
 
-assert model_name(None)
-assert load_front_end_tokenizer(ModelConfig()) is not None
+assert model_name(None) and AsyncLLM()
+assert load_model_tokenizer(ModelConfig()) is not None
 print(*sorted({"torch", "triton", "transformers"} & set(sys.modules)))
 """
 

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from headway.server.metrics import access_log
 from headway.server.metrics.access_log import AccessLog, AccessRecord
-from headway.server.metrics.prometheus import access_log
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run
 
 ROUTES = [

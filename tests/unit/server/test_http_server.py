@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from headway.errors import ConfigError
 from headway.rpc.messages import Delta
-from headway.server.http.asgi import send_json
+from headway.server.http.asgi_io import send_json
 from headway.server.http.http_server import DrainingServer, bind, create_server
 from headway.server.server_config import ServerConfig
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, run, until

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headway import __version__
 from headway.rpc.messages import EngineStats
 from headway.server.api import openapi
-from headway.server.metrics.histograms import Histogram, RecentQuantiles, RecentShare
+from headway.server.metrics.server_metrics import Histogram, RecentQuantiles, RecentShare
 from tests.unit.server.fake_engine import FakeServer
 
 VLLM_NAMES = [

@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 
 from headway.engine.llm_engine import LLMEngine
-from headway.predict import AnswerLengths, PromptView, TrafficLog
+from headway.predict import AnswerLengths, PromptView, TrafficLog, prediction_thread
+from headway.predict.prediction_thread import Ended, PredictionThread
 from headway.rpc import engine_process
 from headway.rpc.messages import AddRequest, Delta
-from headway.server.admission import length_desk
-from headway.server.admission.length_desk import Ended, LengthDesk
 from tests.unit.predict.predictors import BrokenPredictor, Predictor
+from tests.unit.rpc.scripted_channel import run as run_loop
+from tests.unit.rpc.small_engine import create_engine
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, events, run, until
-from tests.unit.server.scripted_channel import run as run_loop
-from tests.unit.server.small_engine import create_engine
 from tests.unit.server.test_info import samples
 
 
@@ -30,12 +29,12 @@ class Setup:
 
     def __init__(self, folder: Path, predictor: Any = None, engine: FakeEngine | None = None) -> None:
         self.path = folder / "log"
-        self.desk = LengthDesk(AnswerLengths(predictor, TrafficLog(self.path, "ids")))
-        self.server = FakeServer(engine, lengths=self.desk)
+        self.thread = PredictionThread(AnswerLengths(predictor, TrafficLog(self.path, "ids")))
+        self.server = FakeServer(engine, lengths=self.thread)
 
     def rows(self) -> list[dict[str, Any]]:
         """All lines, once the thread has written them."""
-        self.desk.close()
+        self.thread.close()
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
     def ends(self) -> list[tuple[int, int, str]]:
@@ -46,7 +45,7 @@ class Setup:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is."""
-    monkeypatch.setattr(length_desk, "PATIENCE_S", 15.0)
+    monkeypatch.setattr(prediction_thread, "PATIENCE_S", 15.0)
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def predictor() -> Predictor:
 def setup(tmp_path: Path, predictor: Predictor) -> Iterator[Setup]:
     made = Setup(tmp_path, predictor)
     yield made
-    made.desk.close()
+    made.thread.close()
 
 
 def test_the_prediction_goes_with_the_request(setup: Setup, predictor: Predictor) -> None:
@@ -197,23 +196,23 @@ class SlowPredictor(Predictor):
 
 def test_what_has_gathered_is_predicted_together() -> None:
     predictor = SlowPredictor()
-    desk = LengthDesk(AnswerLengths(predictor))
+    thread = PredictionThread(AnswerLengths(predictor))
 
     async def ask() -> list[list[float | None]]:
-        asked = [asyncio.ensure_future(desk.predict([PromptView([1])]))]
+        asked = [asyncio.ensure_future(thread.predict([PromptView([1])]))]
         await until(lambda: predictor.asked)
-        asked += [asyncio.ensure_future(desk.predict([PromptView([n]), PromptView([n + 1])])) for n in (10, 20, 30)]
+        asked += [asyncio.ensure_future(thread.predict([PromptView([n]), PromptView([n + 1])])) for n in (10, 20, 30)]
         await asyncio.sleep(0)  # all of them have asked
         predictor.may_go.release(2)
         return await asyncio.gather(*asked)
 
     assert run(ask()) == [[1.0], [10.0, 11.0], [20.0, 21.0], [30.0, 31.0]]
     assert list(map(len, predictor.asked)) == [1, 6]
-    desk.close()
+    thread.close()
 
 
 def test_a_slow_predictor_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length_desk, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(prediction_thread, "PATIENCE_S", 0.01)
     predictor = SlowPredictor()
     setup = Setup(tmp_path, predictor)
     assert setup.server.complete([5, 6]).status_code == 200
@@ -225,19 +224,19 @@ def test_a_slow_predictor_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.
 def test_the_backlog_of_ended_answers_has_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(length_desk, "MOST_ENDED", 3)
+    monkeypatch.setattr(prediction_thread, "MOST_ENDED", 3)
     predictor = SlowPredictor()
     setup = Setup(tmp_path, predictor)
 
     async def hold() -> None:
-        asked = asyncio.ensure_future(setup.desk.predict([PromptView([1])]))
+        asked = asyncio.ensure_future(setup.thread.predict([PromptView([1])]))
         await until(lambda: predictor.asked)
         for _ in range(5):
-            setup.desk.note_end(Ended(PromptView([1]), 4, "stop", 0.0))
+            setup.thread.note_end(Ended(PromptView([1]), 4, "stop", 0.0))
         predictor.may_go.release()
         await asked
 
-    with caplog.at_level(logging.WARNING, "headway.server.admission.length_desk"):
+    with caplog.at_level(logging.WARNING, "headway.server.admission.length_prediction"):
         run(hold())
     assert len(setup.rows()) == 3 and len(caplog.records) == 1
 

@@ -14,11 +14,20 @@ from starlette.testclient import TestClient
 
 from headway.rpc import messages
 from headway.rpc.messages import BlockMap, BlockRun, EngineStats, SnapshotRow, StepSnapshot, WaitingRow
-from headway.server.live.live_advice import GROWTH_WINDOW_S, Trend, Vitals, advise
-from headway.server.live.live_frame import CACHED, FREE, MAX_CELLS, MAX_COLUMNS, SHARED, Frame, FrameBuilder
-from headway.server.live.live_hub import MAX_QUEUED_EVENTS, LiveHub
-from headway.server.live.live_latency import RecentTimes, TokenTimes, percentile
-from headway.server.live.live_page import live_routes
+from headway.server.live.batch_advice import GROWTH_WINDOW_S, Trend, Vitals, advise
+from headway.server.live.batch_frames import (
+    CACHED,
+    FREE,
+    MAX_CELLS,
+    MAX_COLUMNS,
+    SHARED,
+    Frame,
+    FrameBuilder,
+    TokenTimes,
+)
+from headway.server.live.live_page import MAX_QUEUED_EVENTS, LiveHub, live_routes
+from headway.server.metrics.server_metrics import RecentTimes, percentile
+from tests.unit.server.fake_engine import until
 from tests.unit.server.scripted_engine import ScriptedEngine
 
 
@@ -343,8 +352,8 @@ class TestHub:
             await asyncio.sleep(0.02)
             assert len(engine.viewers) == 1
             await second.aclose()
-            await asyncio.sleep(0.02)
-            assert engine.viewers == [] and hub.num_viewers == 0
+            await until(lambda: engine.viewers == [])
+            assert hub.num_viewers == 0
 
         asyncio.run(scenario())
 
@@ -390,8 +399,9 @@ class TestHub:
             events = hub.events()
             await anext(events)
             engine.submit(num_prompt_tokens=10, max_tokens=60)
-            await asyncio.sleep(0.2)
             (queue,) = hub._viewers
+            await until(queue.full)
+            await until(lambda: engine.stats.generation_tokens == 60)
             assert queue.qsize() <= MAX_QUEUED_EVENTS
             assert (await next_frame(events))["numbers"]["generation_tokens"] > 0
             work.cancel()

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import Delta, EngineStats, StepBatch
 from headway.rpc.streams import RequestStream
-from headway.server.admission.limits import QueueLimits, Reservation
+from headway.server.admission.queue_limits import QueueLimits, Reservation
 from headway.server.admission.service_classes import ServiceClass, ServiceClasses
 from headway.server.api.api_errors import ApiError
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run, until
@@ -224,7 +224,7 @@ def test_all_prompts_of_a_request_are_dropped_together_and_none_once_it_has_begu
         begun = client(server, "low")
         many = client(server, "low", prompt=["a", "b"])
         await waiting_in(server, 3)
-        server.engine.streams[server.engine.requests[0].request_id].has_begun = True
+        server.engine.streams[server.engine.requests[0].request_id].note_begun()
         fourth = client(server, "high")
         await waiting_in(server, 4)
         fifth = client(server, "high")

@@ -10,9 +10,9 @@ import pytest
 
 from headway.rpc.messages import AddRequest
 from headway.server.admission.service_classes import EXAMPLE, ServiceClass, ServiceClasses, parse_service_classes
+from tests.unit.rpc.scripted_channel import add, run
+from tests.unit.rpc.small_engine import create_engine
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, engine_ready
-from tests.unit.server.scripted_channel import add, run
-from tests.unit.server.small_engine import create_engine
 
 CLASSES = ServiceClasses(
     {
@@ -124,8 +124,8 @@ def test_the_engine_gives_it_to_the_scheduler() -> None:
     seen: list[tuple[Any, ...]] = []
 
     def look() -> None:
-        request = engine.core.scheduler.requests["a"]
-        seen.append((request.tenant, request.priority, request.ttft_target_s, request.tpot_target_s))
+        options = engine.core.scheduler.requests["a"].options
+        seen.append((options.tenant, options.priority, options.ttft_target_s, options.tpot_target_s))
 
     run([message], look, [], [], engine=engine)
     assert seen == [("me", -2, 0.5, 0.05)]

@@ -13,7 +13,7 @@ from headway.cli import serve
 from headway.cli.flags import CommandParser, chosen
 from headway.config import ModelConfig
 from headway.errors import ConfigError, ModelNotFoundError
-from headway.rpc.tokenizer_source import load_front_end_tokenizer
+from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.server.server_config import ServerConfig
 from headway.server.serving import model_name
 
@@ -149,19 +149,19 @@ def test_model_names_are_no_paths(tmp_path: Path) -> None:
 
 def test_a_shape_without_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert load_front_end_tokenizer(ModelConfig(model=str(tmp_path), load_format="dummy")) is None
-    assert load_front_end_tokenizer(ModelConfig(model="llama-3.1-8b", load_format="dummy")) is None
+    assert load_model_tokenizer(ModelConfig(model=str(tmp_path), load_format="dummy")) is None
+    assert load_model_tokenizer(ModelConfig(model="llama-3.1-8b", load_format="dummy")) is None
     with pytest.raises(ConfigError):
-        load_front_end_tokenizer(ModelConfig(tokenizer=str(tmp_path / "nothing")))
+        load_model_tokenizer(ModelConfig(tokenizer=str(tmp_path / "nothing")))
 
 
 def test_a_model_that_is_nowhere() -> None:
     with pytest.raises(ModelNotFoundError, match="no file or folder"):
-        load_front_end_tokenizer(ModelConfig(model="/no/such/model.gguf"))
+        load_model_tokenizer(ModelConfig(model="/no/such/model.gguf"))
 
 
 def test_the_embedded_tokenizer() -> None:
-    tokenizer = load_front_end_tokenizer(ModelConfig())
+    tokenizer = load_model_tokenizer(ModelConfig())
     assert tokenizer is not None and tokenizer.chat_template
 
 

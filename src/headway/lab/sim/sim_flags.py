@@ -110,8 +110,8 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _embedded_tokenizer() -> Tokenizer:
     from headway.config import ModelConfig
-    from headway.rpc.tokenizer_source import load_front_end_tokenizer
+    from headway.loader.model_tokenizer import load_model_tokenizer
 
-    tokenizer = load_front_end_tokenizer(ModelConfig())
+    tokenizer = load_model_tokenizer(ModelConfig())
     assert tokenizer is not None  # the embedded model has one
     return tokenizer

@@ -80,8 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _load_tokenizer(source: str | None) -> Tokenizer:
     from headway.config import ModelConfig
-    from headway.rpc.tokenizer_source import load_front_end_tokenizer
+    from headway.loader.model_tokenizer import load_model_tokenizer
 
-    tokenizer = load_front_end_tokenizer(ModelConfig(tokenizer=source))
+    tokenizer = load_model_tokenizer(ModelConfig(tokenizer=source))
     assert tokenizer is not None  # the embedded model has one
     return tokenizer

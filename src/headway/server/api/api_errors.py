@@ -15,8 +15,7 @@ from http import HTTPStatus
 import msgspec
 
 from headway.config import did_you_mean
-from headway.errors import HeadwayError, InvalidRequestError, RequestTooLargeError
-from headway.rpc.engine_client import EngineUnavailable
+from headway.errors import EngineUnavailableError, HeadwayError, InvalidRequestError, RequestTooLargeError
 from headway.rpc.messages import Delta
 
 logger = logging.getLogger(__name__)
@@ -134,7 +133,7 @@ def from_exception(error: BaseException) -> ApiError:
         return bad_request(str(error), param=error.param, code="context_length_exceeded")
     if isinstance(error, InvalidRequestError):
         return bad_request(str(error), param=error.param)
-    if isinstance(error, EngineUnavailable):
+    if isinstance(error, EngineUnavailableError):
         return unavailable(f"No request can be taken now: {error}.", code="engine_unavailable")
     status = error.http_status if isinstance(error, HeadwayError) else 500
     logger.error("request failed", exc_info=error)

@@ -1,10 +1,10 @@
-"""One HTTP request's way through the engine: submitted, followed, counted, and ended whatever happens.
+"""One HTTP request in the engine: submitted, followed, counted, and ended whatever happens.
 
 A `Generation` is entered, iterated, and left. Leaving it early, for any reason, aborts what still runs. Each of the `n`
 completions of each prompt is a choice of the answer; deltas come out with `index` set to the choice they belong to.
 
-With beams, and where the best of several are returned, there are more sequences than choices, and the engine tells of
-them only how many have started and how many tokens they got.
+A request that cannot stream may have more sequences than choices; until its end the engine tells of them only how many
+have started and how many tokens they got.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Self
 
 from headway.rpc.messages import AddRequest, Delta, Progress
 from headway.rpc.streams import RequestStream, merged
-from headway.server.admission.forecast import Forecast
-from headway.server.admission.limits import Reservation
+from headway.server.admission.length_prediction import Forecast
+from headway.server.admission.queue_limits import Reservation
 from headway.server.api.answers import PromptTokensDetails, Usage
 from headway.server.api.api_errors import ApiError, from_delta, unavailable
 from headway.server.api.jobs import Job
@@ -159,7 +159,7 @@ class Generation:
         self._last_s[index] = now_s
 
     def _note_progress(self, index: int, progress: Progress, now_s: float) -> None:
-        """Tokens that nobody sees yet, if ever, are counted; the time between them is nobody's."""
+        """Count tokens that are not shown, or not yet; the time between them is not measured."""
         self._num_output_tokens += progress.num_tokens
         if progress.num_started:
             self._note_started(index, progress.num_started, now_s)
@@ -200,7 +200,7 @@ class Generation:
             self._metrics.time_per_output_token.observe((now_s - first_s) / (self._num_tokens[index] - 1))
 
     def _set_clock(self, limit_s: float) -> None:
-        """Let time run out `limit_s` after the request came, or when it may take no longer as a whole."""
+        """End it `limit_s` after the request came, or at its limit as a whole, whichever is earlier."""
         total_s = self._services.config.request_timeout_s
         limits = [limit for limit in (limit_s, total_s) if limit > 0]
         spent_s = time.perf_counter() - self._record.started_s
@@ -227,7 +227,7 @@ class Generation:
 
 
 def _hide(delta: Delta) -> None:
-    """Nobody asked for this token."""
+    """Take out a token that was not asked for."""
     delta.text, delta.token_ids, delta.logprobs, delta.stop_reason = "", [], None, None
     if delta.finish_reason is not None:
         delta.finish_reason = "length"

@@ -1,8 +1,4 @@
-"""From text and messages to token ids, in threads: a long prompt takes a second, and the loop goes on meanwhile.
-
-    up to 256 characters     on the spot: some tenths of a millisecond, less than it takes to change threads twice
-    up to 16,384 characters  `num_threads` threads
-    more                     one thread, so that ordinary prompts never wait behind a long text
+"""From text and messages to token ids, in threads.
 
 Size is looked at before anything else is done with a text: what cannot be a prompt of this model is refused, whatever
 the endpoint.
@@ -10,13 +6,11 @@ the endpoint.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -25,12 +19,8 @@ from headway.rpc.messages import EngineReady
 from headway.server.api.api_errors import ApiError, bad_request
 from headway.server.api.requests import ChatMessage
 from headway.tokenizer import Tokenizer, spell_bad_words
+from headway.tokenizer.tokenizer_threads import LONG_CHARS, SHORT_CHARS, TokenizerThreads
 
-_T = TypeVar("_T")
-SHORT_CHARS = 256
-"""Up to this size, text is tokenised on the spot. That takes 0.2 ms, and 0.6 ms where every character is a token."""
-LONG_CHARS = 16_384
-"""Beyond this size, text is tokenised by a thread that does nothing else."""
 MAX_CHARS_PER_TOKEN = 32
 """No text is longer than so many characters for each token of the context, nor a list of token ids. Text has 3 to 5
 characters per token; what has more than 32 is made of long runs of one character."""
@@ -55,8 +45,7 @@ class PromptMaker:
 
     def __init__(self, tokenizer: Tokenizer | None, *, num_threads: int) -> None:
         self._tokenizer = tokenizer
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
-        self._thread_for_long = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-long")
+        self._threads = TokenizerThreads(num_threads)
         longest_token = max(map(len, tokenizer.backend.get_vocab()), default=1) if tokenizer else 1
         self._chars_per_token = min(longest_token, MAX_CHARS_PER_TOKEN)
 
@@ -87,7 +76,7 @@ class PromptMaker:
         if options:  # what a template makes of them is not known here, but it need not be given more than a prompt
             num_chars += SHORT_CHARS + len(msgspec.json.encode(options))
         self._check_chars(num_chars, info, param="messages")
-        return await self._run(encode, size=num_chars + ITEM_CHARS * len(messages))
+        return await self._threads.run(encode, num_chars=num_chars + ITEM_CHARS * len(messages))
 
     async def from_texts(
         self, texts: Sequence[str], info: EngineReady, *, add_special_tokens: bool = True
@@ -99,12 +88,12 @@ class PromptMaker:
         def encode() -> list[Prompt]:
             return [self._encode(text, info, param="prompt", add_special_tokens=add_special_tokens) for text in texts]
 
-        return await self._run(encode, size=sum(map(len, texts)) + ITEM_CHARS * (len(texts) - 1))
+        return await self._threads.run(encode, num_chars=sum(map(len, texts)) + ITEM_CHARS * (len(texts) - 1))
 
     async def bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """The token sequences that spell words that a request must not contain."""
         spell = partial(spell_bad_words, words, self.tokenizer)
-        return await self._run(spell, size=sum(map(len, words)) + ITEM_CHARS * (len(words) - 1))
+        return await self._threads.run(spell, num_chars=sum(map(len, words)) + ITEM_CHARS * (len(words) - 1))
 
     async def from_ids(self, prompts: Sequence[list[int]], info: EngineReady) -> list[Prompt]:
         """Token ids as they are, once they are known to be tokens."""
@@ -116,7 +105,7 @@ class PromptMaker:
                 _check_ids(token_ids, info, param="prompt")
             return [Prompt(token_ids) for token_ids in prompts]
 
-        return await self._run(check, size=sum(map(len, prompts)) // IDS_PER_CHAR)
+        return await self._threads.run(check, num_chars=sum(map(len, prompts)) // IDS_PER_CHAR)
 
     async def decode(self, token_ids: list[int], info: EngineReady) -> str:
         """The text of token ids that a client sent, special tokens included."""
@@ -128,24 +117,26 @@ class PromptMaker:
             _check_ids(token_ids, info, param="tokens")
             return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
-        return await self._run(decode, size=len(token_ids))
+        return await self._threads.run(decode, num_chars=len(token_ids))
 
     async def text_of(self, token_ids: list[int]) -> str:
         """The text of token ids that are known to be good."""
         decode = partial(self.tokenizer.decode, token_ids, skip_special_tokens=False)
-        return await self._run(decode, size=len(token_ids))
+        return await self._threads.run(decode, num_chars=len(token_ids))
 
     async def tokenize(self, text: str, info: EngineReady, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; they may be more than fit the context."""
         self._check_chars(len(text), info, param="prompt")
         encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        return await self._run(encode, size=len(text))
+        return await self._threads.run(encode, num_chars=len(text))
 
     async def warm_up(self) -> None:
         """Compile the chat template and start a thread, so that the first request need not wait for that."""
         if self._tokenizer is not None and self._tokenizer.chat_template is not None:
             with contextlib.suppress(HeadwayError):  # a template that refuses this, or cannot be used: said when asked
-                await self._run(partial(self._template, [ChatMessage(role="user", content="Hi")]), size=LONG_CHARS)
+                await self._threads.run(
+                    partial(self._template, [ChatMessage(role="user", content="Hi")]), num_chars=LONG_CHARS
+                )
 
     def token_text(self, token_id: int) -> str:
         """One token's text, for log-probabilities; "" without a tokenizer."""
@@ -159,8 +150,7 @@ class PromptMaker:
 
     def close(self) -> None:
         """Take no more work."""
-        for threads in (self._threads, self._thread_for_long):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def _template(
         self,
@@ -202,13 +192,6 @@ class PromptMaker:
                 param=param,
                 code="context_length_exceeded",
             )
-
-    async def _run(self, work: Callable[[], _T], *, size: int) -> _T:
-        """Where that holds up others least; `size` is in characters."""
-        if size <= SHORT_CHARS:
-            return work()
-        threads = self._threads if size <= LONG_CHARS else self._thread_for_long
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def _check_ids(token_ids: list[int], info: EngineReady, *, param: str) -> None:

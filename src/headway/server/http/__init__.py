@@ -1,1 +1,1 @@
-"""HTTP itself: connections, bodies, who may come in."""
+"""HTTP itself: connections, bodies, access control."""

@@ -28,7 +28,7 @@ GRACE_S = 10.0
 KEEP_ALIVE_S = 75
 LISTEN_BACKLOG = 4096
 MAX_OPEN_FILES = 65536
-"""As many are asked of the system; each connection is one, and takes some memory too."""
+"""The most that is asked of the system; each connection is an open file, and takes some memory too."""
 RESERVED_FILES = 128
 """Open files that are no connections: the engine's channel, model files, and those that are just being closed."""
 
@@ -36,15 +36,17 @@ RESERVED_FILES = 128
 class DrainingServer(uvicorn.Server):
     """Runs `drain` as soon as it is asked to stop, while open requests go on. Calls `on_started` when it listens."""
 
-    def __init__(self, config: uvicorn.Config, drain: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, drain: Callable[[], Awaitable[None]], on_started: Callable[[], None] | None
+    ) -> None:
         super().__init__(config)
-        self.on_started: Callable[[], None] = lambda: None
         self._drain = drain
+        self._on_started = on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started:
-            self.on_started()
+        if self.started and self._on_started is not None:
+            self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         draining = asyncio.ensure_future(self._drain())
@@ -99,7 +101,7 @@ def raise_file_limit() -> int:
 
 
 def max_connections(num_files: int) -> int:
-    """How many of so many open files may be connections."""
+    """How many of `num_files` open files may be connections."""
     return max(num_files - RESERVED_FILES, num_files // 2)
 
 
@@ -108,6 +110,7 @@ def create_server(
     config: ServerConfig,
     drain: Callable[[], Awaitable[None]],
     *,
+    on_started: Callable[[], None] | None = None,
     num_files: int = MAX_OPEN_FILES,
 ) -> DrainingServer:
     """A server for one event loop; `serve(sockets=[...])` runs it until a signal comes."""
@@ -140,4 +143,4 @@ def create_server(
         settings.load()
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(f"The TLS files cannot be used: {error}.") from error
-    return DrainingServer(settings, drain)
+    return DrainingServer(settings, drain, on_started)

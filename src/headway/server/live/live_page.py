@@ -2,26 +2,41 @@
 
     /             the page itself
     /web/{file}   its scripts and styles
-    /live         what the engine does, as server-sent events (see `live_hub`)
+    /live         what the engine does, as server-sent events
 
-The page has no build step and asks nobody else for anything. Its files are read once; browsers keep them and ask
-whether they are still the same.
+    engine_client.watch() ──► FrameBuilder ──► Frame ──► JSON once ──► a short queue per viewer
+
+The page has no build step and loads nothing from other servers. Its files are read once; browsers keep them and ask
+whether they are still the same. The engine is watched only while the page is open somewhere. A viewer that reads too
+slowly misses frames, and nothing else: all but the strips of steps is told anew in each.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any, Protocol
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from headway.rpc.messages import BlockSnapshot, EngineReady, EngineStats, Snapshot
 from headway.server.api.api_errors import overloaded
-from headway.server.live.live_hub import LiveHub, WatchedEngine
+from headway.server.live.batch_advice import Advice, Trend, Vitals, advise
+from headway.server.live.batch_frames import Frame, FrameBuilder, TokenTimes
+from headway.server.metrics.server_metrics import WINDOW_S, RecentShare, RecentTimes, percentile
+
+logger = logging.getLogger(__name__)
 
 PAGE = "index.html"
 MEDIA_TYPES = {
@@ -35,10 +50,19 @@ SAFETY_HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+FRAME_S = 0.1
+QUIET_FRAME_S = 1.0
+"""Between frames while no step is made, and between two pieces of advice."""
+SHOWN_LATENCY_S = 10.0
+"""What the page shows is younger than what advice is based on, which is the last minute."""
+MAX_QUEUED_EVENTS = 8
+MAX_VIEWERS = 64
+"""Each of them is sent every frame, in the time of the loop that serves requests."""
+Event = bytes
 
 
 def live_routes(engine: WatchedEngine, *, hub: LiveHub | None = None) -> list[Route]:
-    """The page's routes. Who drains before it stops makes the hub itself, and closes it."""
+    """The page's routes. A server that drains before it stops makes the hub itself, and closes it."""
     live_hub = hub or LiveHub(engine)
 
     async def page(request: Request) -> Response:
@@ -94,3 +118,254 @@ def _answer(request: Request, name: str) -> Response:
 def _known_etags(request: Request) -> set[str]:
     known = request.headers.get("if-none-match", "")
     return {etag.strip().removeprefix("W/") for etag in known.split(",")}
+
+
+class EngineHealth(Protocol):
+    """See `engine_client.Health`."""
+
+    @property
+    def ok(self) -> bool: ...
+    @property
+    def reason(self) -> str: ...
+
+
+class Snapshots(Protocol):
+    """See `streams.SnapshotStream`."""
+
+    def __aiter__(self) -> AsyncIterator[Snapshot]: ...
+    async def aclose(self) -> None: ...
+
+
+class WatchedEngine(Protocol):
+    """What the page needs of an `EngineClient`."""
+
+    @property
+    def info(self) -> EngineReady | None: ...
+    @property
+    def stats(self) -> EngineStats | None: ...
+    @property
+    def health(self) -> EngineHealth: ...
+    def watch(self) -> Snapshots: ...
+
+
+class LiveHub:
+    """Everything here belongs to one event loop."""
+
+    def __init__(
+        self,
+        engine: WatchedEngine,
+        *,
+        first_tokens: RecentTimes | None = None,
+        hits: RecentShare | None = None,
+        now: Callable[[], float] = time.monotonic,
+        frame_s: float = FRAME_S,
+    ) -> None:
+        """`first_tokens` and `hits` (of the prefix cache) are filled by the server's metrics; without them, the times
+        are read from snapshots, and the hits for each frame."""
+        self._engine = engine
+        self._now = now
+        self._frame_s = frame_s
+        self._began_s = now()
+        self._gaps = RecentTimes(now=now)
+        self._first_tokens = RecentTimes(now=now) if first_tokens is None else first_tokens
+        self._token_times = TokenTimes(
+            gaps=self._gaps, first_tokens=self._first_tokens if first_tokens is None else None
+        )
+        self._hits = RecentShare(now) if hits is None else hits
+        self._is_counting_hits = hits is None
+        self._builder = FrameBuilder()
+        self._trend = Trend()
+        self._advice_s = float("-inf")
+        self._told: EngineReady | None = None
+        self._viewers: set[asyncio.Queue[Event | None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def num_viewers(self) -> int:
+        """Streams that are open."""
+        return len(self._viewers)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more may be opened."""
+        return len(self._viewers) >= MAX_VIEWERS
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Server-sent events for one viewer: what the engine is, then frames, until the viewer goes or `close`."""
+        if self._closed or self.is_full:
+            return
+        queue: asyncio.Queue[Event | None] = asyncio.Queue(MAX_QUEUED_EVENTS)
+        self._enter(queue)
+        try:
+            while (event := await queue.get()) is not None:
+                yield event
+        finally:
+            self._leave(queue)
+
+    def close(self) -> None:
+        """End all streams, so that a server that drains need not wait for viewers."""
+        self._closed = True
+        for queue in self._viewers:
+            _push(queue, None)
+
+    # ---- viewers ------------------------------------------------------------------------------------------------
+
+    def _enter(self, queue: asyncio.Queue[Event | None]) -> None:
+        if self._engine.info is not None:
+            queue.put_nowait(_hello(self._engine.info))
+        self._viewers.add(queue)
+        if self._task is not None:
+            self._tell_present(queue)
+        else:
+            self._builder = FrameBuilder()
+            self._trend = Trend()
+            self._told = self._engine.info
+            self._task = asyncio.create_task(self._look())
+
+    def _tell_present(self, queue: asyncio.Queue[Event | None]) -> None:
+        """Maps are sent when they change, so a later viewer is sent the last one."""
+        frame = Frame(at_s=self._at_s(self._now()), blocks=self._builder.last_blocks)
+        frame.numbers = self._numbers(self._engine.stats or EngineStats())
+        queue.put_nowait(_event("frame", frame))
+
+    def _leave(self, queue: asyncio.Queue[Event | None]) -> None:
+        self._viewers.discard(queue)
+        if not self._viewers and self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def _tell(self, event: Event) -> None:
+        for queue in self._viewers:
+            _push(queue, event)
+
+    # ---- looking ------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._gather())
+                tasks.create_task(self._publish())
+        except Exception:
+            logger.exception("the live view failed; its viewers have to ask again")
+            self._task = None
+            for queue in self._viewers:
+                _push(queue, None)
+
+    async def _gather(self) -> None:
+        async with contextlib.aclosing(self._engine.watch()) as snapshots:
+            async for snapshot in snapshots:
+                if isinstance(snapshot, BlockSnapshot):
+                    self._builder.add_blocks(snapshot.blocks)
+                else:
+                    self._builder.add(snapshot)
+                    self._token_times.add(snapshot)
+
+    async def _publish(self) -> None:
+        told_s = float("-inf")
+        while True:
+            now_s = self._now()
+            if self._builder.has_news or now_s - told_s >= QUIET_FRAME_S:
+                told_s = now_s
+                self._tell_news()
+                self._tell(_event("frame", self._frame(now_s)))
+            await asyncio.sleep(self._frame_s)
+
+    def _tell_news(self) -> None:
+        """An engine that was started again may have other measures."""
+        info = self._engine.info
+        if info is not None and info is not self._told:
+            self._told = info
+            self._tell(_hello(info))
+
+    def _frame(self, now_s: float) -> Frame:
+        stats = self._engine.stats or EngineStats()
+        is_idle = stats.num_running == 0 and stats.num_waiting == 0
+        if is_idle or not self._engine.health.ok:
+            self._builder.became_idle()
+            self._token_times.became_idle()
+        self._token_times.forget_others(self._builder.running)
+        frame = self._builder.take(self._at_s(now_s))
+        frame.numbers = self._numbers(stats)
+        if now_s - self._advice_s >= QUIET_FRAME_S:
+            self._advice_s = now_s
+            frame.advice = msgspec.to_builtins(self._advise(stats, now_s))
+        return frame
+
+    def _at_s(self, now_s: float) -> float:
+        return round(now_s - self._began_s, 3)
+
+    def _numbers(self, stats: EngineStats) -> dict[str, Any]:
+        if self._is_counting_hits:
+            self._hits.observe(stats.num_hit_tokens, stats.num_queried_tokens)
+        gaps = self._gaps.of_last(SHOWN_LATENCY_S)
+        first_tokens = self._first_tokens.of_last(SHOWN_LATENCY_S)
+        health = self._engine.health
+        return {
+            "ok": health.ok,
+            "reason": health.reason,
+            "num_running": stats.num_running,
+            "num_waiting": stats.num_waiting,
+            "num_used_blocks": stats.num_used_blocks,
+            "num_used_slots": stats.num_used_slots,
+            "num_cached_blocks": stats.num_cached_blocks,
+            "num_free_blocks": stats.num_free_blocks,
+            "num_host_blocks": stats.num_host_blocks,
+            "num_moved_out_blocks": stats.num_moved_out_blocks,
+            "num_moved_in_blocks": stats.num_moved_in_blocks,
+            "num_table_entries": stats.num_table_entries,
+            "num_queried_tokens": stats.num_queried_tokens,
+            "num_hit_tokens": stats.num_hit_tokens,
+            "num_saved_tokens": stats.num_saved_tokens,
+            "num_inserted_blocks": stats.num_inserted_blocks,
+            "num_evicted_blocks": stats.num_evicted_blocks,
+            "hit_rate": self._hits.share(),
+            "num_steps": stats.num_steps,
+            "num_preemptions": stats.num_preemptions,
+            "num_recomputed_tokens": stats.num_recomputed_tokens,
+            "prompt_tokens": stats.prompt_tokens,
+            "generation_tokens": stats.generation_tokens,
+            "ttft_p50_ms": _ms(percentile(first_tokens, 0.5)),
+            "itl_p50_ms": _ms(percentile(gaps, 0.5)),
+            "itl_p99_ms": _ms(percentile(gaps, 0.99)),
+        }
+
+    def _advise(self, stats: EngineStats, now_s: float) -> Advice:
+        self._trend.add(now_s, stats)
+        info, health = self._engine.info, self._engine.health
+        gaps = self._gaps.of_last(WINDOW_S)
+        vitals = Vitals(
+            is_healthy=health.ok,
+            reason=health.reason,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            max_num_seqs=info.max_num_seqs if info else 1,
+            queue_growth=self._trend.queue_growth,
+            kv_used=stats.num_used_blocks / info.num_blocks if info else 0.0,
+            num_preemptions=self._trend.num_preemptions,
+            evicted=self._trend.num_evicted_blocks / info.num_blocks if info else 0.0,
+            hit_rate=self._trend.hit_rate,
+            hit_rate_before=self._trend.hit_rate_before,
+            num_gaps=len(gaps),
+            gap_p50_s=percentile(gaps, 0.5),
+            gap_p99_s=percentile(gaps, 0.99),
+        )
+        return advise(vitals)
+
+
+def _push(queue: asyncio.Queue[Event | None], event: Event | None) -> None:
+    if queue.full():
+        queue.get_nowait()
+    queue.put_nowait(event)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 2)
+
+
+def _hello(info: EngineReady) -> Event:
+    return _event("hello", {name: getattr(info, name) for name in info.__struct_fields__})
+
+
+def _event(name: str, data: object) -> Event:
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(data))

@@ -1,4 +1,4 @@
-"""One JSON line per request: who asked for what, how it ended, and where the time went."""
+"""One JSON line per request: what was asked, how it ended, and where the time went."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 MAX_QUEUED_LINES = 10_000
 GATHER_S = 0.05
-"""Lines are written so often at most. A thread that woke for each of them would take its time from the next request."""
+"""At least so long between two writes: a thread that woke for each line would take time from the next request."""
 CLOSE_S = 2.0
 
 _encode = msgspec.json.Encoder().encode
@@ -109,7 +109,7 @@ class AccessRecord:
 
 
 class AccessLog:
-    """Writes lines to stdout from a thread: whoever reads them slowly loses lines, and slows down nobody."""
+    """Writes lines to stdout from a thread. If they are read too slowly, lines are lost and no request waits."""
 
     def __init__(self) -> None:
         self._out = sys.stdout
@@ -138,7 +138,7 @@ class AccessLog:
                 self._closed.wait(GATHER_S)
                 self._news.clear()
                 self._write_all()
-        except (OSError, ValueError) as error:  # nobody reads any more, or stdout was closed
+        except (OSError, ValueError) as error:  # the reader has gone, or stdout was closed
             logger.warning("the access log cannot be written any more: %s", error)
 
     def _write_all(self) -> None:

@@ -1,13 +1,9 @@
-"""What the server counts, in Prometheus' format and under the names that vLLM's dashboards look for.
-
-Latencies are measured here, in the front end, as clients see them; the engine's own numbers come with every step.
-"""
+"""The numbers of server and engine in Prometheus' format, under the names that vLLM's dashboards look for."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -15,107 +11,27 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from headway.rpc.messages import EngineReady, EngineStats, RequestTimings
-from headway.server.admission.limits import QueueLimits
-from headway.server.live.live_latency import RecentTimes
-from headway.server.metrics.histograms import (
-    LATENCY_BUCKETS_S,
-    STEP_BUCKETS_S,
-    TOKEN_BUCKETS,
-    Histogram,
-    RecentQuantiles,
-    RecentShare,
-)
+from headway.rpc.messages import EngineReady, EngineStats
+from headway.server.admission.queue_limits import QueueLimits
+from headway.server.metrics.server_metrics import Histogram, ServerMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "headway:"
-_STEP_KINDS = ("decode", "prefill", "mixed")
-FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
 class EngineNumbers(Protocol):
-    """The part of the engine client that is read when somebody asks for metrics."""
+    """The part of the engine client that is read for each scrape."""
 
     info: EngineReady | None
     stats: EngineStats | None
     num_restarts: int
 
 
-class ServerMetrics:
-    """Counters and histograms; `observe_*` and `count_*` are called as things happen."""
-
-    def __init__(self, model: str, now: Callable[[], float] = time.monotonic) -> None:
-        self.model = model
-        self.time_to_first_token = Histogram(LATENCY_BUCKETS_S)
-        self.inter_token_latency = Histogram(LATENCY_BUCKETS_S)
-        self.time_per_output_token = Histogram(LATENCY_BUCKETS_S)
-        self.e2e_latency = Histogram(LATENCY_BUCKETS_S)
-        self.queue_time = Histogram(LATENCY_BUCKETS_S)
-        self.prefill_time = Histogram(LATENCY_BUCKETS_S)
-        self.decode_time = Histogram(LATENCY_BUCKETS_S)
-        self.inference_time = Histogram(LATENCY_BUCKETS_S)
-        self.prompt_length = Histogram(TOKEN_BUCKETS)
-        self.generation_length = Histogram(TOKEN_BUCKETS)
-        self.step_time = {kind: Histogram(STEP_BUCKETS_S) for kind in _STEP_KINDS}
-        self.schedule_time = Histogram(STEP_BUCKETS_S)
-        self.recent_itl = RecentQuantiles(now)
-        self.recent_first_tokens = RecentTimes(now=now)
-        """For the page, which shows those of the last seconds."""
-        self.recent_hits = RecentShare(now)
-        """Tokens found in the prefix cache, of those looked up. The page shows it too."""
-        self.prediction_time = Histogram(STEP_BUCKETS_S)
-        self.prediction_error = 0.0
-        self.num_checked_predictions = 0
-        self.num_missing_predictions = 0
-        self.finished = dict.fromkeys(FINISH_REASONS, 0)
-        self.responses: dict[tuple[str, int], int] = {}
-        self._num_steps = -1
-
-    def observe_step(self, stats: EngineStats) -> None:
-        """A step's numbers; those of a step that is known already are passed over."""
-        self.recent_hits.observe(stats.num_hit_tokens, stats.num_queried_tokens)
-        if stats.num_steps != self._num_steps:
-            self._num_steps = stats.num_steps
-            self.step_time[stats.kind].observe(stats.step_s)
-            self.schedule_time.observe(stats.schedule_s)
-
-    def observe_first_token(self, after_s: float) -> None:
-        """The first token of a sequence, so long after its request came."""
-        self.time_to_first_token.observe(after_s)
-        self.recent_first_tokens.add(after_s)
-
-    def observe_tokens(self, gap_s: float, num_tokens: int) -> None:
-        """Tokens that came together, `gap_s` seconds after those before: each counts with its share."""
-        each_s = gap_s / num_tokens
-        self.inter_token_latency.observe(each_s, num_tokens)
-        self.recent_itl.observe(each_s, num_tokens)
-
-    def observe_timings(self, timings: RequestTimings) -> None:
-        """What the engine says about a request that has ended."""
-        self.queue_time.observe(timings.queue_s)
-        self.prefill_time.observe(timings.prefill_s)
-        self.decode_time.observe(timings.decode_s)
-        self.inference_time.observe(timings.prefill_s + timings.decode_s)
-
-    def observe_prediction(self, waited_s: float, *, num_missing: int) -> None:
-        """A request has its predicted lengths, or has gone on without some of them."""
-        self.prediction_time.observe(waited_s)
-        self.num_missing_predictions += num_missing
-
-    def observe_prediction_error(self, log_error: float) -> None:
-        """A completion that was predicted has ended; the error is the absolute difference of the logarithms."""
-        self.prediction_error += log_error
-        self.num_checked_predictions += 1
-
-    def count_response(self, route: str, status: int) -> None:
-        """An HTTP answer has gone out."""
-        self.responses[route, status] = self.responses.get((route, status), 0) + 1
-
-    def render(self, engine: EngineNumbers, queue: QueueLimits) -> bytes:
-        """Everything, as text."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Snapshot(self, engine, queue))
-        return generate_latest(registry)
+def render(metrics: ServerMetrics, engine: EngineNumbers, queue: QueueLimits) -> bytes:
+    """Everything, as text."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Snapshot(metrics, engine, queue))
+    return generate_latest(registry)
 
 
 class _Snapshot(Collector):
@@ -145,7 +61,7 @@ class _Snapshot(Collector):
         )
         yield self._gauge("kv_blocks_live", "KV blocks held by requests.", stats.num_used_blocks)
         yield self._gauge(
-            "kv_blocks_cached", "KV blocks held by nobody, kept by the prefix cache.", stats.num_cached_blocks
+            "kv_blocks_cached", "KV blocks that no request holds, kept by the prefix cache.", stats.num_cached_blocks
         )
         yield self._gauge(
             "kv_blocks_free",
@@ -168,7 +84,7 @@ class _Snapshot(Collector):
         for name, help_text, value in (
             ("prefix_cache_queries", "Tokens looked up, of requests that enter the batch.", stats.num_queried_tokens),
             ("prefix_cache_hits", "Of these, found in the prefix cache.", stats.num_hit_tokens),
-            ("prefix_cache_saved_tokens", "Prompt tokens that nobody had to compute.", stats.num_saved_tokens),
+            ("prefix_cache_saved_tokens", "Prompt tokens that did not have to be computed.", stats.num_saved_tokens),
             ("prefix_cache_inserted_blocks", "KV blocks taken into the prefix cache.", stats.num_inserted_blocks),
             ("prefix_cache_evicted_blocks", "KV blocks given up for room.", stats.num_evicted_blocks),
             ("kv_blocks_moved_out", "KV blocks copied to host memory.", stats.num_moved_out_blocks),

@@ -4,7 +4,7 @@
 
 A span belongs to the trace that the client names in a `traceparent` header (W3C), else it starts one. Attributes have
 the names of OpenTelemetry's conventions for generative AI; times inside the engine, for which these have none, have
-vLLM's, in seconds. Spans are sent by a thread; while the collector is away they are dropped, and nobody waits.
+vLLM's, in seconds. Spans are sent by a thread; while the collector is away they are dropped.
 
 This module needs the packages of the extra `otel`.
 """

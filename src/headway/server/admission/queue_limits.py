@@ -1,15 +1,15 @@
 """How much may wait: a queue bounded by requests and by prompt tokens, with a line in it for each service class.
 
 A request waits from the moment its body is here until its first token has come. How many tokens it has is first guessed
-from the size of its body, so that a full queue costs nobody the work of tokenising; the guess is replaced by the truth
-as soon as that is known. An empty queue takes any one request, so nothing is refused forever.
+from the size of its body, so that a full queue is refused without tokenising; the guess is replaced by the truth
+as soon as that is known. An empty queue takes any one request, so nothing is refused for ever.
 
     newcomer ──► is its class's line full? ──► would it be late? ──► is the queue full? ──► it waits
                           429                        429                  │
                                          drop one that is shed earlier (503), or else 429
 
-Dropped is who came last, of the class with the largest `shed` number, if that is larger than the newcomer's own and the
-engine has not begun with it.
+Dropped is the request that came last, of the class with the largest `shed` number, if that is larger than the
+newcomer's own and the engine has not begun with it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Protocol, Self
 
-from headway.server.admission.first_token_rate import FirstTokenRate
 from headway.server.admission.service_classes import ONE_CLASS, ServiceClass, ServiceClasses
 from headway.server.api.api_errors import RETRY_AFTER_S, ApiError, overloaded, unavailable
 
 BYTES_PER_TOKEN = 4
-"""What a token of text is long on average, JSON included; a guess that is soon replaced."""
+"""Average size of a token of text, JSON included; a guess that is soon replaced."""
 REFUSAL_REASONS = ("queue_full", "class_queue_full", "late")
+MEMORY_S = 10.0
+"""After this time what was seen counts 1/e of what is seen now."""
 
 
 class QueueLimits:
@@ -51,7 +52,7 @@ class QueueLimits:
         self, *, body_bytes: int, service_class: ServiceClass | None = None, in_time_s: float | None = None
     ) -> Reservation:
         """A place for a request of which only the size is known; 429 if there is none, or if its first token cannot be
-        expected within `in_time_s`. What is of no class waits in no line, and nobody is dropped for it."""
+        expected within `in_time_s`. What is of no class waits in no line, and nothing is dropped for it."""
         line = None if service_class is None else self.lines[service_class.name]
         guess = body_bytes // BYTES_PER_TOKEN
         if line is not None and in_time_s is not None:
@@ -61,7 +62,7 @@ class QueueLimits:
         return reservation
 
     def make_room(self, num_requests: int, num_tokens: int, line: ClassLine | None) -> None:
-        """Raise 429 if so much does not fit, not even if others are dropped for it; else drop them."""
+        """Raise 429 if this does not fit, not even if others are dropped for it; else drop them."""
         if line is not None:
             line.check_room(num_requests)
         dropped: list[Reservation] = []
@@ -80,7 +81,7 @@ class QueueLimits:
             victim.drop()
 
     def _candidates(self, newcomer: ClassLine | None) -> Iterator[Reservation]:
-        """Who could be dropped for a newcomer, the first to go first."""
+        """What could be dropped for a newcomer, in the order in which it would be."""
         for line in self._shed_order:
             if newcomer is None or line.service_class.shed <= newcomer.service_class.shed:
                 return
@@ -107,7 +108,7 @@ class Waiting(Protocol):
 
 
 class ClassLine:
-    """Those of one class that wait, and what became of all that came: numbers of HTTP requests."""
+    """The requests of one class that wait, and what became of all that came: numbers of HTTP requests."""
 
     def __init__(self, service_class: ServiceClass, now: Callable[[], float]) -> None:
         self.service_class = service_class
@@ -152,11 +153,11 @@ class ClassLine:
         return error
 
     def not_begun(self) -> Iterator[Reservation]:
-        """Who could still be dropped, those who came last first."""
+        """What could still be dropped, the newest first."""
         return (each for each in reversed(self.droppable) if not each.has_begun)
 
     def add_waiting(self, number: int) -> None:
-        """So many more wait, or fewer."""
+        """Count `number` more that wait, or fewer."""
         self.num_waiting += number
         self.rate.note_waiting(self.num_waiting)
 
@@ -174,7 +175,7 @@ class Reservation:
         self._waiting: Waiting | None = None
 
     def take(self, num_requests: int, num_tokens: int) -> None:
-        """Wait with so much; 429 if it does not fit."""
+        """Wait with this many; 429 if they do not fit."""
         self._limits.make_room(num_requests, num_tokens, self._line)
         self._add(num_requests, num_tokens)
         if self._line is not None:
@@ -189,7 +190,7 @@ class Reservation:
             self._line.num_admitted += 1
 
     def follow(self, waiting: Waiting) -> None:
-        """From now on this is what waits; until then, somebody who is dropped learns it from `check`."""
+        """From now on `waiting` is told if this is dropped; until then only `check` tells."""
         self.check()
         self._waiting = waiting
 
@@ -211,7 +212,7 @@ class Reservation:
         return self._waiting is not None and self._waiting.has_begun
 
     def drop(self) -> None:
-        """Give its place to somebody else."""
+        """Free its place for another request."""
         assert self._line is not None
         self._line.num_shed += 1
         self.shed_error = unavailable(
@@ -243,3 +244,46 @@ class Reservation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave()
+
+
+class FirstTokenRate:
+    """How fast a line moves: first tokens per second, measured while at least one request waited for one.
+
+    Idle time says nothing about how fast requests could have been served, so it does not count as time; but it lets
+    what was seen before fade, as all time does.
+
+        expected wait of a newcomer  =  requests that wait  /  first tokens per second
+
+    The rate is the line's own. Which other requests are served meanwhile, and in what order, is in it already, under
+    any policy.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._num_waiting = 0
+        self._last_s = now()
+        self._num_first_tokens = 0.0
+        self._busy_s = 0.0
+
+    def note_waiting(self, num_waiting: int) -> None:
+        """`num_waiting` wait from now on."""
+        self._advance()
+        self._num_waiting = num_waiting
+
+    def note_first_tokens(self, number: int) -> None:
+        """`number` have got their first token, and wait no longer."""
+        self._advance()
+        self._num_first_tokens += number
+
+    def per_second(self) -> float:
+        """Infinite if no request has had to wait. A line that stands still counts as one in which a single first token
+        has come, so that there is always a number to tell."""
+        self._advance()
+        return max(self._num_first_tokens, 1.0) / self._busy_s if self._busy_s else math.inf
+
+    def _advance(self) -> None:
+        now_s = self._now()
+        fade = math.exp((self._last_s - now_s) / MEMORY_S)
+        self._last_s = now_s
+        self._num_first_tokens *= fade
+        self._busy_s = self._busy_s * fade + (MEMORY_S * (1.0 - fade) if self._num_waiting else 0.0)

@@ -1,8 +1,8 @@
-"""When an engine is unwell and when it is given up, with times that are written down."""
+"""When an engine is unwell, when it is replaced, and how soon, with times that are written down."""
 
 from __future__ import annotations
 
-from headway.rpc.watchdog import FIRST_STEP_GRACE_S, Patience, Watchdog
+from headway.rpc.supervision import FIRST_STEP_GRACE_S, Backoff, Patience, Watchdog
 
 
 def serving(**patience: float) -> Watchdog:
@@ -74,3 +74,18 @@ def test_heartbeats_are_frequent_enough_for_short_times() -> None:
     assert Patience().heartbeat_s == 1.0
     assert Patience(slow_step_s=0.4).heartbeat_s == 0.1
     assert Patience(hang_timeout_s=0.0, step_timeout_s=0.0).heartbeat_s == 1.0
+
+
+def test_delays_double_up_to_half_a_minute() -> None:
+    backoff = Backoff()
+    delays = [backoff.next_delay_s(served_s=0.0) for _ in range(100)]
+    assert delays[:8] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert delays[-1] == 30.0
+
+
+def test_a_minute_of_good_service_makes_up_for_earlier_failures() -> None:
+    backoff = Backoff()
+    for _ in range(5):
+        backoff.next_delay_s(served_s=59.0)
+    assert backoff.next_delay_s(served_s=60.0) == 0.5
+    assert backoff.next_delay_s(served_s=1.0) == 1.0

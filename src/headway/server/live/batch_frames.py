@@ -1,4 +1,4 @@
-"""Many step snapshots → one small frame for the page, a few times a second.
+"""Many step snapshots → one small frame for the page, a few times a second; and how long tokens took lately.
 
 A frame has one column per step, and for each request that was in the batch a string with one letter per column:
 
@@ -20,6 +20,7 @@ import msgspec
 
 from headway.rpc import messages
 from headway.rpc.messages import BlockMap, SnapshotRow, StepSnapshot
+from headway.server.metrics.server_metrics import RecentTimes
 
 MAX_COLUMNS = 40
 """Steps in a frame; of more only the last are drawn."""
@@ -28,6 +29,7 @@ MAX_CELLS = 1920
 CHUNK, HIT, DECODE, IDLE, PREEMPTED, ABSENT = "c", "h", "d", "i", "p", "."
 FREE, CACHED, SHARED = -1, -2, -3
 """Owners of blocks that no request holds, the second of them kept by the prefix cache, and of those that several do."""
+_HOLDERS = {messages.CACHED: CACHED, messages.SHARED: SHARED}
 
 
 class FrameRow(msgspec.Struct, array_like=True):
@@ -183,7 +185,7 @@ class FrameBuilder:
         seen.cells.append(HIT if row.num_cached_tokens else DECODE if row.is_decode else CHUNK)
 
     def _drop_vanished(self, num_running: int) -> None:
-        """Aborted requests leave without a word: there are more in memory than the step had."""
+        """Aborted requests leave without a snapshot that tells so: more are remembered than the step had."""
         running = [seen for seen in self._seen.values() if seen.is_running]
         if len(running) > num_running:
             running.sort(key=lambda seen: seen.last_step)
@@ -213,9 +215,6 @@ def _owner(index: int | None, owners: list[int]) -> int:
     if index is None:
         return FREE
     return _HOLDERS[index] if index < 0 else owners[index]
-
-
-_HOLDERS = {messages.CACHED: CACHED, messages.SHARED: SHARED}
 
 
 def _frame_row(seen: _Seen) -> FrameRow:
@@ -266,3 +265,59 @@ def _merge(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((owner, length))
     return merged
+
+
+class TokenTimes:
+    """Reads latencies from snapshots, on a clock made of step durations: requests that run have no time between steps.
+
+    A request counts as arrived with the first snapshot that shows it. Snapshots show only the head of a queue, so with
+    a long one the times to the first token come out too short.
+    """
+
+    def __init__(self, *, gaps: RecentTimes, first_tokens: RecentTimes | None) -> None:
+        """What to fill; None: not wanted."""
+        self._gaps = gaps
+        self._first_tokens = first_tokens
+        self._busy_s = 0.0
+        self._arrived_s: dict[str, float] = {}
+        self._last_token_s: dict[str, float] = {}
+        self._preempted: set[str] = set()
+
+    def add(self, snapshot: StepSnapshot) -> None:
+        """Take in one step."""
+        began_s = self._busy_s
+        self._busy_s += snapshot.step_s
+        shown = {row.request_id for row in snapshot.waiting} | {row.request_id for row in snapshot.rows}
+        self._arrived_s = {i: s for i, s in self._arrived_s.items() if i in shown}
+        for request_id in shown - self._last_token_s.keys():
+            self._arrived_s.setdefault(request_id, began_s)
+        self._preempted.update(snapshot.preempted)
+        for row in snapshot.rows:
+            self._preempted.discard(row.request_id)
+            if samples_token(row):
+                self._take_token(row)
+        for request_id in snapshot.finished:
+            self._last_token_s.pop(request_id, None)
+
+    def forget_others(self, running: set[str]) -> None:
+        """Drop requests that are gone without having finished. Those that were preempted will come back."""
+        keep = running | self._preempted
+        self._last_token_s = {i: s for i, s in self._last_token_s.items() if i in keep}
+
+    def became_idle(self) -> None:
+        """Nothing runs or waits any more, so nothing that was preempted will come back."""
+        self._preempted.clear()
+
+    def _take_token(self, row: SnapshotRow) -> None:
+        last_s = self._last_token_s.get(row.request_id)
+        arrived_s = self._arrived_s.pop(row.request_id, None)
+        if last_s is not None:
+            self._gaps.add(self._busy_s - last_s)
+        elif self._first_tokens is not None and row.num_output_tokens == 0 and arrived_s is not None:
+            self._first_tokens.add(self._busy_s - arrived_s)
+        self._last_token_s[row.request_id] = self._busy_s
+
+
+def samples_token(row: SnapshotRow) -> bool:
+    """Whether the step computed all tokens that the request had, and so gave it another."""
+    return row.num_computed_tokens + row.num_tokens >= row.num_prompt_tokens + row.num_output_tokens

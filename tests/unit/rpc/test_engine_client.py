@@ -14,15 +14,14 @@ from typing import Any
 
 import pytest
 
-from headway.errors import InvalidRequestError
-from headway.rpc.backoff import Backoff
-from headway.rpc.engine_client import EngineClient, EngineStartError, EngineUnavailable, RequestStream
+from headway.errors import EngineStartError, EngineUnavailableError, InvalidRequestError
+from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest, BlockSnapshot, Delta, EngineStats, StepSnapshot
-from headway.rpc.streams import SnapshotStream
-from headway.rpc.watchdog import Patience
+from headway.rpc.streams import RequestStream, SnapshotStream
+from headway.rpc.supervision import Backoff, Patience
 
 ROOT = Path(__file__).parents[3]
-FACTORY = "tests.unit.server.small_engine:create_engine"
+FACTORY = "tests.unit.rpc.small_engine:create_engine"
 PATIENCE = Patience(slow_step_s=0.4)
 
 
@@ -281,7 +280,7 @@ def test_a_killed_engine_ends_streams_and_is_started_again(served: Served) -> No
             assert (last.finish_reason, last.error_status, last.is_last) == ("error", 503, True)
             assert last.error == "the engine stopped; please retry"
         assert not client.health.ok and "restarted" in client.health.reason and client.engine_pid is None
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises(EngineUnavailableError):
             client.submit(add("too-early"))
         streams[0].close()
         await recovered(client, "after-kill")
@@ -435,7 +434,7 @@ def test_shutdown_lets_running_requests_finish_and_ends_the_process(monkeypatch:
         await client.shutdown(drain_s=1.5)
         assert (await read(running))[-1].finish_reason == "length"
         assert (await read(endless))[-1].error_status == 503
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises(EngineUnavailableError):
             client.submit(add("late"))
         assert not client.health.ok
         assert await process.wait_for_exit() == 0

@@ -15,9 +15,8 @@ import pytest
 from headway.core import ModelRunnerOutput, SampledTokens, SchedulerOutput
 from headway.engine.input_processor import PreparedRequest
 from headway.executor import FinishedStep, PendingStep
-from headway.rpc.engine_channel import ChannelClosedError, EngineChannel
+from headway.rpc.channel import ChannelClosedError, EngineChannel, FrameReader, pack
 from headway.rpc.engine_loop import BrokenEngineError, EngineLoop
-from headway.rpc.frames import FrameReader, pack
 from headway.rpc.messages import (
     CACHED,
     SHARED,
@@ -34,8 +33,8 @@ from headway.rpc.messages import (
 )
 from headway.rpc.step_snapshots import block_map
 from headway.sampling_params import SamplingParams
-from tests.unit.server.scripted_channel import ScriptedChannel, add, run
-from tests.unit.server.small_engine import create_engine
+from tests.unit.rpc.scripted_channel import ScriptedChannel, add, run
+from tests.unit.rpc.small_engine import create_engine
 
 
 def test_a_request_becomes_deltas() -> None:

@@ -1,4 +1,4 @@
-"""The model's tokenizer in the front end, without its weights and without torch."""
+"""The tokenizer of a model, without its weights and without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headway.errors import ConfigError, ModelNotFoundError
 from headway.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
 
 
-def load_front_end_tokenizer(config: ModelConfig) -> Tokenizer | None:
+def load_model_tokenizer(config: ModelConfig) -> Tokenizer | None:
     """The tokenizer that the engine uses; None for a model that has none (only token ids can be sent then)."""
     if config.tokenizer is not None:
         return _from_elsewhere(config.tokenizer)

@@ -1,7 +1,7 @@
 """An engine with everything but a model, as a factory for `engine_process`: for tests, and to measure the server alone.
 
 Scheduler, blocks, stop rules, tokenizer and detokenizer are real. The n-th token of every sequence, if it is not of the
-prompt, is the n-th token of one fixed text that goes on forever; end-of-sequence never comes by itself.
+prompt, is the n-th token of one fixed text that repeats for ever; end-of-sequence never comes by itself.
 Log-probabilities, which only a model has, are refused, and so is what compares sequences by them.
 """
 

@@ -1,28 +1,82 @@
-"""Which web pages may use the server. A browser lets any page send requests to any address, this machine's too.
+"""Which clients may use the server: API keys, compared in constant time, and web pages by their origin.
+
+A browser lets any page send requests to any address, this machine's too.
 
 * The Host header must name the server, where only this machine can reach it. A page of evil.example whose name is made
   to point to 127.0.0.1 (DNS rebinding) is of the server's own origin for the browser, but asks for evil.example.
 * The Origin header, which browsers send along, must be the server's own or one that the operator allows.
 * Requests of other sites' images and scripts have no Origin; browsers mark them in another way (Sec-Fetch-Site).
 
-Programs send none of the last two. Bodies must say that they are JSON (see `bodies`), which no page of another origin
+Programs send none of the last two. Bodies must say that they are JSON (see `asgi_io`), which no page of another origin
 can without asking first (CORS).
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import hmac
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from headway.server.api.api_errors import ApiError
 from headway.server.server_config import ServerConfig
 
-HEADERS = frozenset({b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode"})
-"""What `check` looks at."""
+OPEN_PATHS = frozenset({"/health", "/ready"})
+"""For load balancers and orchestrators, which have no key."""
+_BROWSER_PATHS = frozenset({"/", "/docs"})
+ORIGIN_HEADERS = frozenset({b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode"})
+"""What `WebPages.check` looks at."""
 ANY = "*"
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _SHOWN_CHARS = 100
+
+
+class ApiKeys:
+    """The keys that open the server; without any, all clients may use it.
+
+    `Authorization: Bearer KEY` is what API clients send. A browser that opens a page cannot; it is asked for a password
+    in its own way (Basic), any user name with the key as the password, and then sends that along by itself.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def check(self, path: str, authorization: bytes | None) -> str | None:
+        """Raise 401 unless the header holds one of the keys. Returns its digest; None where none is asked for."""
+        if not self._digests or path in OPEN_PATHS:
+            return None
+        given = _digest(_key_in(authorization or b""))
+        # All keys are looked at, and digests have one length: time tells nothing about any of them.
+        matches = [hmac.compare_digest(given, known) for known in self._digests]
+        if not any(matches):
+            scheme = 'Basic realm="headway", charset="UTF-8"' if path in _BROWSER_PATHS else 'Bearer realm="headway"'
+            message = "No API key was sent." if not authorization else "The API key is not valid."
+            raise ApiError(
+                401,
+                f"{message} Send one as 'Authorization: Bearer KEY'.",
+                code="invalid_api_key",
+                headers={"www-authenticate": scheme},
+            )
+        return given.hex()
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _key_in(authorization: bytes) -> bytes:
+    scheme, _, value = authorization.partition(b" ")
+    if scheme.lower() == b"bearer":
+        return value.strip()
+    if scheme.lower() == b"basic":
+        try:
+            return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+        except binascii.Error:
+            return b""
+    return b""
 
 
 class WebPages:

@@ -1,4 +1,4 @@
-"""Advice in words: which known sickness the engine's numbers show, and what helps against it."""
+"""Advice in words: which known problem the engine's numbers show, and what helps against it."""
 
 from __future__ import annotations
 

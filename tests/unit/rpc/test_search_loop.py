@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from headway.engine.llm_engine import LLMEngine
-from headway.rpc.engine_channel import ChannelClosedError
+from headway.rpc.channel import ChannelClosedError
 from headway.rpc.engine_loop import EngineLoop
 from headway.rpc.messages import AbortRequests, AddRequest, Delta, Shutdown, StepSnapshot, Watch
 from headway.sampling_params import SamplingParams
-from headway.server.live.live_frame import FrameBuilder
-from headway.server.live.live_latency import RecentTimes, TokenTimes
+from headway.server.live.batch_frames import FrameBuilder, TokenTimes
+from headway.server.metrics.server_metrics import RecentTimes
 from tests.unit.engine.scripted_logprobs import VOCAB_SIZE, make_engine, run_to_end
-from tests.unit.server.scripted_channel import ScriptedChannel, run
+from tests.unit.rpc.scripted_channel import ScriptedChannel, run
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 WIDTH, NUM_TOKENS = 4, 6

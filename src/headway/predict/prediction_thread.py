@@ -1,10 +1,11 @@
-"""Predictions and the traffic log in the front end: asked for on the event loop, made in a thread of their own.
+"""Lengths of answers beside an event loop: asked for on the loop, predicted, learnt and logged in a thread.
 
     event loop   ask ──► waiting ─┐                    ┌─► guesses, with one call for all that waited
                  end ──► ended ───┴─► one thread ──────┴─► learn, log
 
-The thread takes all questions that have gathered while it was busy at once, and they go before what has ended. The
-engine never waits for any of it. A request waits for its guess, but not for long, and goes on without if there is none.
+The thread takes all questions that have gathered while it was busy at once, and answers them before it takes in what
+has ended. The engine never waits for any of it. A request waits for its guess for a limited time, and is then queued
+without one.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from headway.predict import AnswerLengths, PromptView
+from headway.predict.answer_lengths import AnswerLengths
+from headway.predict.base import PromptView
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 1.0
-"""A request that has no guess after this time goes on without."""
+"""A request that has no guess after this time is queued without one."""
 MOST_AT_ONCE = 64
 """Questions answered together: the first of them waits for the last."""
 MOST_ENDED = 10_000
@@ -52,8 +54,8 @@ class Ended:
     """In seconds since 1970."""
 
 
-class LengthDesk:
-    """Owns predictor and log; nobody else may use them from now on."""
+class PredictionThread:
+    """Owns predictor and log: nothing else may use them from now on."""
 
     def __init__(self, lengths: AnswerLengths) -> None:
         self.predicts = lengths.predicts
@@ -67,7 +69,7 @@ class LengthDesk:
         self._thread.start()
 
     async def predict(self, prompts: Sequence[PromptView]) -> Guesses:
-        """A guess for each, or None. Never raises for what goes wrong with it."""
+        """A guess for each, or None, also where the predictor fails."""
         if not self.predicts:
             return [None] * len(prompts)
         loop = asyncio.get_running_loop()
@@ -82,7 +84,7 @@ class LengthDesk:
             return [None] * len(prompts)
 
     def note_end(self, ended: Ended) -> None:
-        """Learn from it and log it, soon."""
+        """Learn from it and log it, later, in the thread."""
         with self._news:
             is_lost = len(self._ended) >= MOST_ENDED
             if not is_lost:
@@ -93,7 +95,7 @@ class LengthDesk:
             logger.warning("answers end faster than they can be logged and learnt from; some are passed over")
 
     def close(self) -> None:
-        """See to what has ended, and close the log. Can be called again."""
+        """Log what has ended, and close the log. Can be called again."""
         with self._news:
             self._closing = True
             self._news.notify()
@@ -106,7 +108,7 @@ class LengthDesk:
             while self._wait():
                 questions = _take(self._waiting, MOST_AT_ONCE)
                 self._answer(questions)
-                # As many as have come, lest they pile up; else one by one, since with a log each takes some 0.3 ms.
+                # As many as questions, so that they do not pile up; else one by one: with a log each takes 0.3 ms.
                 for ended in _take(self._ended, max(1, len(questions))):
                     self._lengths.note_end(
                         ended.prompt,
@@ -127,7 +129,7 @@ class LengthDesk:
             return True
 
     def _answer(self, questions: list[_Question]) -> None:
-        """Those who have lost patience, or left, are passed over."""
+        """Questions whose requests wait no longer are passed over."""
         questions = [question for question in questions if not question.answer.done()]
         guesses = iter(self._lengths.predict([prompt for question in questions for prompt in question.prompts]))
         for question in questions:
@@ -142,5 +144,5 @@ def _give(answer: asyncio.Future[Guesses], guesses: Guesses) -> None:
 
 
 def _take(queue: deque[_T], most: int) -> list[_T]:
-    """The first of them; others may append meanwhile."""
+    """The first `most` of them; the event loop may append meanwhile."""
     return [queue.popleft() for _ in range(min(most, len(queue)))]

@@ -59,3 +59,8 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
     model = nominal_config(vocab_size=tokenizer.vocab_size, max_model_len=MAX_MODEL_LEN)
     plan = nominal_plan(num_blocks=config.cache.num_kv_blocks or 1024, block_size=4, max_model_len=MAX_MODEL_LEN)
     return LLMEngine(config, executor=Executor(token_ids, step_s), tokenizer=tokenizer, model_config=model, plan=plan)
+
+
+def create_slow_engine(options: dict[str, Any]) -> LLMEngine:
+    """The same with steps of 2 ms, so that there is a middle to do something in."""
+    return create_engine({"step_s": 0.002, "num_kv_blocks": 2048, **options})

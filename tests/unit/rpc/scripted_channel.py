@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from headway.engine.llm_engine import LLMEngine
-from headway.rpc.engine_channel import ChannelClosedError
+from headway.rpc.channel import ChannelClosedError, pack
 from headway.rpc.engine_loop import EngineLoop
-from headway.rpc.frames import pack
 from headway.rpc.messages import AddRequest, Delta, StepBatch, decode_from_engine
-from tests.unit.server.small_engine import create_engine
+from tests.unit.rpc.small_engine import create_engine
 
 
 class ScriptedChannel:

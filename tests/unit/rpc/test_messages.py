@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headway.rpc import messages as m
-from headway.rpc.frames import MAX_FRAME_BYTES, BrokenFrameError, FrameReader, pack
+from headway.rpc.channel import MAX_FRAME_BYTES, BrokenFrameError, FrameReader, pack
 
 LOGPROBS = [[m.TokenLogprob(5, -0.5, 1, "a"), m.TokenLogprob(6, float("-inf"), None, None)]]
 STATS = m.EngineStats(num_running=3, step_s=0.25, kind="mixed")

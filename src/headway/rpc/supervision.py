@@ -1,4 +1,4 @@
-"""What an engine's signs of life mean, and what their absence does. Time comes in as numbers; nothing waits here.
+"""When an engine process counts as unhealthy, when it is replaced, and how soon. Time comes in as numbers.
 
 sign of life     a heartbeat every second from a thread of its own, a step, any other message
 silent           none of them: the process as a whole hangs. Stopped, swapped out, or in the kernel
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 SILENT_S = 3.0
 """Three heartbeats missed: not healthy any more."""
 FIRST_STEP_GRACE_S = 300.0
-"""The first step of an engine may compile kernels, and its start loads a model: so patient the watchdog is then."""
+"""The first step of an engine may compile kernels, and its start loads a model: this much is waited for it then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Watchdog:
         self._has_stepped = True
 
     def pass_time(self, seconds: float) -> None:
-        """So much time has passed, with or without signs of life."""
+        """`seconds` have passed, with or without signs of life."""
         self._silent_s += seconds
 
     @property
@@ -82,7 +82,7 @@ class Watchdog:
         return None
 
     def is_lost(self, *, ending: bool = False) -> bool:
-        """Whether the process has to be ended from outside. If the server is about to end, one that is silent is not
+        """Whether the process has to be ended from outside. If the client is about to end, one that is silent is not
         waited for."""
         hang_s, step_s = self.patience.hang_timeout_s, self.patience.step_timeout_s
         if ending and self._silent_s > self.patience.silent_s:
@@ -97,3 +97,22 @@ class Watchdog:
 
     def _grace(self, limit_s: float) -> float:
         return limit_s if self._has_stepped else max(limit_s, FIRST_STEP_GRACE_S)
+
+
+@dataclass
+class Backoff:
+    """0.5 s, 1 s, 2 s, … up to half a minute."""
+
+    first_s: float = 0.5
+    longest_s: float = 30.0
+    good_service_s: float = 60.0
+    """An engine that has served this long before it failed did not fail because it was started too early."""
+    _num_failures: int = 0
+
+    def next_delay_s(self, *, served_s: float) -> float:
+        """The delay after a failure; `served_s` is how long the engine had been ready, 0 if it never was."""
+        if served_s >= self.good_service_s:
+            self._num_failures = 0
+        delay_s = min(self.first_s * 2.0**self._num_failures, self.longest_s)
+        self._num_failures = min(self._num_failures + 1, 64)
+        return delay_s

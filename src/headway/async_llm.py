@@ -1,0 +1,362 @@
+"""The API for asyncio programs: `async for output in AsyncLLM(model).generate(prompt, SamplingParams(...))`.
+
+generate ──► check, tokenise (in threads) ──► predict a length, if wanted ──► engine process
+                                                                                   │ deltas
+async for ◄── one RequestOutput for all that has come since the last ◄─────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from headway.config import EngineConfig
+from headway.core.request_options import RequestOptions
+from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
+from headway.errors import EngineUnavailableError, InvalidRequestError
+from headway.loader.model_tokenizer import load_model_tokenizer
+from headway.outputs import RequestOutput
+from headway.predict import AnswerLengths, PromptView
+from headway.predict.prediction_thread import Ended, PredictionThread
+from headway.rpc.engine_client import EngineClient
+from headway.rpc.messages import AddRequest, Delta
+from headway.rpc.streams import AnswerBuilder, RequestStream
+from headway.sampling_params import SamplingParams
+from headway.tokenizer import Tokenizer
+from headway.tokenizer.tokenizer_threads import TokenizerThreads
+
+Message = Mapping[str, Any]
+
+NOT_STARTED = "the engine has not been started: await start(), or use 'async with'"
+IDS_PER_CHAR = 16
+"""Token ids that are checked in the time it takes to tokenise a character."""
+
+
+class AsyncLLM:
+    """A model in a process of its own, for programs with an event loop. Options are those of `LLM`.
+
+    >>> async with AsyncLLM() as llm:
+    ...     async for output in llm.generate("The capital of France is", SamplingParams(max_tokens=8)):
+    ...         print(output.outputs[0].text)
+
+    Any number of requests may be under way: they share the batch. Everything belongs to the event loop in which it was
+    started. If the engine process dies or hangs, it is started again: requests that it had end with
+    `RequestFailedError`, and until it is ready new ones raise `EngineUnavailableError`.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        tokenizer_threads: int = 2,
+        engine_factory: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Check the options; nothing is started yet. Without a model: the embedded one.
+
+        `engine_factory`, "module:function", builds the engine in place of the usual one, for tests.
+        """
+        given = {name: _plain(value) for name, value in {"model": model, **options}.items()}
+        self._config = EngineConfig.from_options(**given)
+        self._client = EngineClient(given, factory=engine_factory, log_level=_log_level())
+        self._threads = TokenizerThreads(tokenizer_threads)
+        self._inputs: InputProcessor | None = None
+        self._lengths: PredictionThread | None = None
+        self._has_begun = False
+        self._live: dict[str, _LiveRequest] = {}
+        self._ids = itertools.count()
+        self._engine_ids = itertools.count()
+
+    # ---- its life -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the engine process and wait until it takes requests; `EngineStartError` or `ModelError` if it cannot.
+        To be called once; `async with` does it."""
+        if self._has_begun:
+            raise RuntimeError("An AsyncLLM can be started only once.")
+        self._has_begun = True
+        starting = asyncio.create_task(self._client.start())
+        try:
+            lengths = AnswerLengths.from_config(self._config.prediction)
+            self._lengths = None if lengths is None else PredictionThread(lengths)
+            tokenizer = await asyncio.to_thread(load_model_tokenizer, self._config.model)
+            await starting
+        except BaseException:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await self.shutdown()
+            raise
+        info = self._client.info
+        assert info is not None
+        self._inputs = InputProcessor(tokenizer=tokenizer, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
+
+    async def shutdown(self, drain_s: float = 0.0) -> None:
+        """End the engine process, after its requests have ended or `drain_s` seconds; what is left then ends with
+        `RequestFailedError`. Can be called again."""
+        await self._client.shutdown(drain_s)
+        self._threads.close()
+        if self._lengths is not None:
+            await asyncio.to_thread(self._lengths.close)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are taken and make progress now."""
+        return self._inputs is not None and self._client.health.ok
+
+    async def check_health(self) -> None:
+        """Raise `EngineUnavailableError`, with the reason, unless `is_ready`."""
+        if not self.is_ready:
+            raise EngineUnavailableError(self._client.health.reason or NOT_STARTED)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; an error if it has none."""
+        tokenizer = self._started().tokenizer
+        if tokenizer is None:
+            raise InvalidRequestError("This model has no tokenizer.")
+        return tokenizer
+
+    # ---- requests -------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        predicted_tokens: float | None = None,
+        ttft_target_s: float | None = None,
+        tpot_target_s: float | None = None,
+        cache_salt: str | None = None,
+        cache_ttl_s: float = 0.0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the growing output of one prompt; the last one has `finished`. Prompt and options are as in
+        `LLM.generate`; a reader that is slower than the engine gets fewer outputs, and misses nothing.
+
+        What is wrong with a request raises `InvalidRequestError` before anything runs; one that fails later raises
+        `RequestFailedError`, with its output so far. Where only the end tells which tokens are returned (`best_of`,
+        `use_beam_search`), the last output is the only one. Closing or dropping the generator, or cancelling the task
+        that waits for it, aborts the request.
+        """
+        options = RequestOptions(
+            priority=priority,
+            tenant=tenant,
+            predicted_tokens=predicted_tokens,
+            ttft_target_s=ttft_target_s,
+            tpot_target_s=tpot_target_s,
+            cache_salt=cache_salt,
+            cache_ttl_s=cache_ttl_s,
+        )
+        return self._run(lambda: prompt, _num_chars(prompt), sampling_params, request_id, options)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        predicted_tokens: float | None = None,
+        ttft_target_s: float | None = None,
+        tpot_target_s: float | None = None,
+        cache_salt: str | None = None,
+        cache_ttl_s: float = 0.0,
+        **template_options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer a conversation. `template_options` go to the model's chat template; the rest is as in `generate`."""
+        options = RequestOptions(
+            priority=priority,
+            tenant=tenant,
+            predicted_tokens=predicted_tokens,
+            ttft_target_s=ttft_target_s,
+            tpot_target_s=tpot_target_s,
+            cache_salt=cache_salt,
+            cache_ttl_s=cache_ttl_s,
+        )
+
+        def chat_prompt() -> list[int]:
+            tokenizer = self.get_tokenizer()
+            text = tokenizer.apply_chat_template(messages, **template_options)
+            return tokenizer.encode(text, add_special_tokens=False)  # the template writes the special tokens itself
+
+        num_chars = sum(len(str(message)) for message in messages)
+        return self._run(chat_prompt, num_chars, sampling_params, request_id, options)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request: its generator yields what there is, with the finish reason "abort". An id that is not live
+        changes nothing."""
+        live = self._live.get(request_id)
+        if live is not None:
+            live.abort()
+
+    async def _run(
+        self,
+        make_prompt: Callable[[], Prompt],
+        num_chars: int,
+        sampling_params: SamplingParams | None,
+        request_id: str | None,
+        options: RequestOptions,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        inputs = self._started()
+        live = self._enter(request_id)
+        params = SamplingParams() if sampling_params is None else sampling_params
+
+        def prepare() -> PreparedRequest:
+            return inputs.prepare(live.request_id, make_prompt(), params, **dataclasses.asdict(options))
+
+        prediction: _Prediction | None = None
+        answer: AnswerBuilder | None = None
+        try:
+            request = await self._threads.run(prepare, num_chars=num_chars)
+            answer = AnswerBuilder(request)
+            prediction = await self._predict(request)
+            if live.is_aborted:
+                yield answer.take([live.last_delta])
+                return
+            guess = None if prediction is None else prediction.num_tokens
+            engine_id = f"{live.request_id}-{next(self._engine_ids)}"
+            live.stream = self._client.submit(_message(engine_id, request, params, guess))
+            async for deltas in live.stream:
+                news = [delta for delta in deltas if delta.progress is None]
+                if news:
+                    yield answer.take(news)
+        finally:
+            del self._live[live.request_id]
+            if live.stream is not None:
+                live.stream.close()
+            if prediction is not None and answer is not None:
+                self._note_lengths(prediction, answer)
+
+    def _started(self) -> InputProcessor:
+        if self._inputs is None:
+            raise EngineUnavailableError(NOT_STARTED)
+        return self._inputs
+
+    def _enter(self, request_id: str | None) -> _LiveRequest:
+        if request_id is None:
+            request_id = next(own for number in self._ids if (own := str(number)) not in self._live)
+        if not isinstance(request_id, str) or not request_id:
+            raise InvalidRequestError(f"request_id must be a non-empty string, not {request_id!r}.", param="request_id")
+        if request_id in self._live:
+            raise InvalidRequestError(f"Request id '{request_id}' is already in use.", param="request_id")
+        live = self._live[request_id] = _LiveRequest(request_id)
+        return live
+
+    async def _predict(self, request: PreparedRequest) -> _Prediction | None:
+        """None where lengths are neither predicted nor logged; nor are they of a search."""
+        if self._lengths is None or request.params.use_beam_search:
+            return None
+        arrival_s = time.time()
+        params, options = request.params, request.children[0].options
+        assert params.max_tokens is not None
+        view = PromptView(
+            request.prompt_token_ids,
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            text=request.prompt,
+            user=options.tenant or None,
+        )
+        if options.predicted_tokens is not None:
+            return _Prediction(view, options.predicted_tokens, arrival_s)
+        (guess,) = await self._lengths.predict([view])
+        return _Prediction(view, guess, arrival_s)
+
+    def _note_lengths(self, prediction: _Prediction, answer: AnswerBuilder) -> None:
+        assert self._lengths is not None
+        for completion in answer.completions:
+            reason = completion.finish_reason or "abort"
+            ended = Ended(prediction.prompt, len(completion.token_ids), reason, prediction.arrival_s)
+            self._lengths.note_end(ended)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prediction:
+    """How long the completions of a prompt are going to be."""
+
+    prompt: PromptView
+    num_tokens: float | None
+    arrival_s: float
+    """In seconds since 1970."""
+
+
+class _LiveRequest:
+    """A request whose generator has been entered and not left."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.stream: RequestStream | None = None
+        self.is_aborted = False
+
+    @property
+    def last_delta(self) -> Delta:
+        """What its reader gets when it is aborted."""
+        return Delta(self.request_id, finish_reason="abort", is_last=True)
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        if self.stream is not None:
+            self.stream.end(self.last_delta)
+
+
+def _message(request_id: str, request: PreparedRequest, params: SamplingParams, guess: float | None) -> AddRequest:
+    """The request as the engine process takes it. The id is never used again, unlike the caller's own: what is on its
+    way from the engine for an aborted request must not reach the next one."""
+    options, spelt = request.children[0].options, request.params.bad_word_token_ids
+    return AddRequest(
+        request_id,
+        list(request.prompt_token_ids),
+        _values(params),
+        priority=options.priority,
+        cache_salt=options.cache_salt,
+        cache_ttl_s=options.cache_ttl_s,
+        tenant=options.tenant,
+        ttft_target_s=options.ttft_target_s,
+        tpot_target_s=options.tpot_target_s,
+        predicted_tokens=options.predicted_tokens if guess is None else guess,
+        bad_word_token_ids=None if spelt is None else [list(word) for word in spelt],
+    )
+
+
+def _values(params: SamplingParams) -> dict[str, Any]:
+    """What differs from the defaults."""
+    fields = [field for field in dataclasses.fields(params) if field.init]
+    return {field.name: value for field in fields if (value := getattr(params, field.name)) != field.default}
+
+
+def _num_chars(prompt: Prompt) -> int:
+    """How long it takes to look at a prompt, in characters to tokenise."""
+    if isinstance(prompt, Mapping):
+        prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
+    if isinstance(prompt, str):
+        return len(prompt)
+    return len(prompt) // IDS_PER_CHAR if hasattr(prompt, "__len__") else 0
+
+
+def _plain(value: Any) -> Any:
+    """Paths as text, which a message can carry."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _log_level() -> str:
+    """The engine process logs what this one would."""
+    level = logging.getLogger("headway").getEffectiveLevel()
+    return next((name for name, value in logging.getLevelNamesMapping().items() if value == level), "WARNING")

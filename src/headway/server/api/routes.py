@@ -1,0 +1,275 @@
+"""The endpoints. Completions are raw ASGI, because a stream sends hundreds of thousands of messages.
+
+    body ─► record ─► a place in the queue ─► tokens ─► forecast ─► engine ─► one JSON answer, or a stream of events
+
+Which place that is depends on the record's class, so the JSON is parsed even if the queue is full; the tokenizer, which
+takes far longer, does not run then.
+
+Nothing of an answer is sent before its first token is there, so whatever goes wrong until then has a status of its own;
+what goes wrong later is the last event of the stream. A client that leaves, at any point, cancels everything.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Generic, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headway import __version__
+from headway.predict import PromptView
+from headway.rpc.messages import EngineReady
+from headway.server.admission.length_prediction import Forecast, forecast
+from headway.server.admission.scheduling import Scheduling, scheduling_of
+from headway.server.api.answer_writers import (
+    DONE,
+    ChatEvents,
+    CompletionEvents,
+    chat_answer,
+    completion_answer,
+    echoed_texts,
+    event,
+)
+from headway.server.api.answers import (
+    DetokenizeResponse,
+    HealthResponse,
+    ModelCard,
+    ModelList,
+    TokenizeResponse,
+    VersionResponse,
+    json_response,
+)
+from headway.server.api.api_errors import from_exception
+from headway.server.api.generation import Generation
+from headway.server.api.jobs import Job, chat_job, completion_job
+from headway.server.api.prompts import Prompt
+from headway.server.api.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
+from headway.server.http.asgi_io import record_of, send_bytes, send_json, until_disconnect
+from headway.server.metrics import prometheus
+from headway.server.metrics.access_log import AccessRecord
+from headway.server.services import Services
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+_R = TypeVar("_R", bound=GenerationRequest)
+
+
+class _GenerationRoute(ABC, Generic[_R]):
+    """What both endpoints share; they differ in how a request becomes a job, and a job an answer."""
+
+    ID_PREFIX: ClassVar[str]
+    _record_type: type[_R]
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await self._services.bodies.read(scope, receive)
+        await until_disconnect(receive, self._answer(body, record_of(scope), send))
+
+    async def _answer(self, body: bytes, record: AccessRecord, send: Send) -> None:
+        services = self._services
+        request = await services.bodies.parse(body, self._record_type)
+        scheduling = scheduling_of(request, services.classes)
+        if len(services.classes) > 1:
+            record.service_class = scheduling.service_class.name
+        with services.reserve(scheduling, body_bytes=len(body)) as reservation:
+            job = await self._job(request, scheduling)
+            reservation.settle(num_requests=job.num_sequences, num_tokens=job.num_prompt_tokens)
+            foreseen = await self._forecast(job, arrival_s=record.time_s)
+            generation = Generation(job, services, reservation, record, id_prefix=self.ID_PREFIX, forecast=foreseen)
+            if job.stream:
+                await self._stream(generation, record, send)
+            else:
+                await send_bytes(send, await self._whole(generation))
+
+    async def _forecast(self, job: Job, *, arrival_s: float) -> Forecast | None:
+        """None where lengths are neither predicted nor logged; nor are they of a search, or if no output is wanted."""
+        thread = self._services.lengths
+        if thread is None or job.hide_output or job.params.get("use_beam_search"):
+            return None
+        views = [_view(job, prompt, self._services.info) for prompt in job.prompts]
+        return await forecast(views, n=job.n, thread=thread, metrics=self._services.metrics, arrival_s=arrival_s)
+
+    async def _stream(self, generation: Generation, record: AccessRecord, send: Send) -> None:
+        events = await self._events(generation)
+        started = False
+        try:
+            async with generation:
+                async for deltas in generation:
+                    data = events.write(deltas) if started else events.begin() + events.write(deltas)
+                    if not started:
+                        started = True
+                        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                    if data:
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+            last = events.end()
+        except Exception as error:
+            if not started:
+                raise
+            failure = from_exception(error)
+            record.note_error(failure)
+            last = event(failure.body) + DONE
+        await send({"type": "http.response.body", "body": last})
+
+    @abstractmethod
+    async def _job(self, request: _R, scheduling: Scheduling) -> Job: ...
+
+    @abstractmethod
+    async def _whole(self, generation: Generation) -> bytes: ...
+
+    @abstractmethod
+    async def _events(self, generation: Generation) -> ChatEvents | CompletionEvents: ...
+
+
+def _view(job: Job, prompt: Prompt, info: EngineReady) -> PromptView:
+    """As the engine sees it, which cuts `max_tokens` to what fits into the context."""
+    room = info.max_model_len - len(prompt.token_ids)
+    max_tokens = job.params["max_tokens"]
+    return PromptView(
+        prompt.token_ids,
+        max_tokens=room if max_tokens is None else min(max_tokens, room),
+        temperature=job.params.get("temperature", 1.0),
+        text=prompt.text,
+        user=job.user or None,
+    )
+
+
+class ChatCompletions(_GenerationRoute[ChatCompletionRequest]):
+    """POST /v1/chat/completions."""
+
+    ID_PREFIX = "chatcmpl"
+    _record_type = ChatCompletionRequest
+
+    async def _job(self, request: ChatCompletionRequest, scheduling: Scheduling) -> Job:
+        return await chat_job(request, scheduling, self._services)
+
+    async def _whole(self, generation: Generation) -> bytes:
+        return await chat_answer(generation, self._services.model_name, self._services.prompts)
+
+    async def _events(self, generation: Generation) -> ChatEvents:
+        return ChatEvents(generation, self._services.model_name, self._services.prompts)
+
+
+class Completions(_GenerationRoute[CompletionRequest]):
+    """POST /v1/completions."""
+
+    ID_PREFIX = "cmpl"
+    _record_type = CompletionRequest
+
+    async def _job(self, request: CompletionRequest, scheduling: Scheduling) -> Job:
+        return await completion_job(request, scheduling, self._services)
+
+    async def _whole(self, generation: Generation) -> bytes:
+        return await completion_answer(generation, self._services.model_name, self._services.prompts)
+
+    async def _events(self, generation: Generation) -> CompletionEvents:
+        echoes = await echoed_texts(generation, self._services.prompts)
+        return CompletionEvents(generation, self._services.model_name, self._services.prompts, echoes)
+
+
+class InfoRoutes:
+    """Answers from what is known already; none of these reaches the engine."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def models(self, _: Request) -> Response:
+        """GET /v1/models."""
+        return json_response(ModelList([self._card(name) for name in self._services.model_names]))
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{name}; names may have slashes."""
+        name = request.path_params["name"]
+        self._services.check_model(name)
+        return json_response(self._card(name))
+
+    async def health(self, _: Request) -> Response:
+        """GET /health and /ready: 200 while requests are being served, else 503 and why."""
+        health = self._services.engine.health
+        if health.ok:
+            return json_response(HealthResponse("ok"))
+        return json_response(HealthResponse("unavailable", health.reason), status=503)
+
+    async def version(self, _: Request) -> Response:
+        """GET /version."""
+        return json_response(VersionResponse(__version__))
+
+    async def metrics(self, _: Request) -> Response:
+        """GET /metrics."""
+        text = prometheus.render(self._services.metrics, self._services.engine, self._services.limits)
+        return Response(text, headers={"content-type": prometheus.CONTENT_TYPE})
+
+    def _card(self, name: str) -> ModelCard:
+        info = self._services.engine.info
+        return ModelCard(
+            id=name,
+            created=self._services.started_s,
+            max_model_len=info.max_model_len if info else None,
+            root=self._services.model_name,
+        )
+
+
+class Tokenize:
+    """POST /tokenize."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await self._services.bodies.read(scope, receive)
+        await until_disconnect(receive, self._answer(body, send))
+
+    async def _answer(self, body: bytes, send: Send) -> None:
+        request = await self._services.bodies.parse(body, TokenizeRequest)
+        with self._services.limits.reserve(body_bytes=len(body)):  # the tokenizer's threads are shared with completions
+            await self._tokenize(request, send)
+
+    async def _tokenize(self, request: TokenizeRequest, send: Send) -> None:
+        services = self._services
+        services.check_model(request.model)
+        request.check_supported()
+        info = services.info
+        if request.messages is not None:
+            prompt = await services.prompts.from_messages(
+                request.messages,
+                info,
+                add_generation_prompt=request.add_generation_prompt is not False,
+                template_options=request.chat_template_kwargs,
+            )
+            tokens = prompt.token_ids
+        else:
+            special = request.add_special_tokens is not False
+            tokens = await services.prompts.tokenize(request.prompt or "", info, add_special_tokens=special)
+        await send_json(send, TokenizeResponse(tokens, len(tokens), info.max_model_len))
+
+
+class Detokenize:
+    """POST /detokenize."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await self._services.bodies.read(scope, receive)
+        await until_disconnect(receive, self._answer(body, send))
+
+    async def _answer(self, body: bytes, send: Send) -> None:
+        request = await self._services.bodies.parse(body, DetokenizeRequest)
+        with self._services.limits.reserve(body_bytes=len(body)):
+            self._services.check_model(request.model)
+            text = await self._services.prompts.decode(request.tokens, self._services.info)
+        await send_json(send, DetokenizeResponse(text))

@@ -1,0 +1,238 @@
+"""What the server counts: since the start for Prometheus, and over the last minute for its page.
+
+Latencies are measured in the front end, as clients see them; the engine's own numbers come with every step.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from headway.rpc.messages import EngineStats, RequestTimings
+
+LATENCY_BUCKETS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+STEP_BUCKETS_S = (
+    *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08),
+    *(0.16, 0.32, 0.64, 1.28, 2.56, 5.12),
+)
+WINDOW_S = 60.0
+MAX_SAMPLES = 20_000
+"""At thousands of tokens a second the window gets shorter than a minute, which does not show."""
+STEP_KINDS = ("decode", "prefill", "mixed")
+FINISH_REASONS = ("stop", "length", "abort", "error")
+TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+
+
+class Histogram:
+    """How many values fell below each bound. Observing costs a binary search, since it is done for every token."""
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self.counts = [0] * (len(self._bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count `value`, `times` times."""
+        self.counts[bisect.bisect_left(self._bounds, value)] += times
+        self.total += value * times
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, how many were at most that), the last for infinity, as Prometheus wants it."""
+        rows: list[tuple[str, float]] = []
+        below = 0
+        for bound, count in zip([*map(_bound_text, self._bounds), "+Inf"], self.counts, strict=True):
+            below += count
+            rows.append((bound, below))
+        return rows
+
+
+def _bound_text(bound: float) -> str:
+    return str(float(bound))
+
+
+class RecentQuantiles:
+    """Quantiles of the values of the last minute, in ten-second slices, exact to a tenth of a value.
+
+    Values are counted in classes that each span a factor of 1.1, from a microsecond on.
+    """
+
+    SLICE_S = 10.0
+    NUM_SLICES = 6
+    _FACTOR = math.log(1.1)
+    _NUM_CLASSES = 200
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._slices: deque[tuple[int, list[int]]] = deque(maxlen=self.NUM_SLICES)
+
+    def observe(self, value_s: float, times: int = 1) -> None:
+        """Count a value."""
+        number = int(self._now() / self.SLICE_S)
+        if not self._slices or self._slices[-1][0] != number:
+            self._slices.append((number, [0] * self._NUM_CLASSES))
+        place = int(math.log(value_s * 1e6) / self._FACTOR) if value_s > 1e-6 else 0
+        self._slices[-1][1][min(place, self._NUM_CLASSES - 1)] += times
+
+    def quantiles(self, wanted: Sequence[float]) -> list[float]:
+        """The wanted quantiles, in seconds; NaN where nothing was counted."""
+        oldest = int(self._now() / self.SLICE_S) - self.NUM_SLICES
+        slices = [counts for number, counts in self._slices if number > oldest]
+        counts = [sum(column) for column in zip(*slices)]
+        return [self._quantile(counts, share) for share in wanted]
+
+    def _quantile(self, counts: list[int], share: float) -> float:
+        number = sum(counts)
+        if number == 0:
+            return math.nan
+        left = share * number
+        for place, count in enumerate(counts):
+            left -= count
+            if left <= 0:
+                return math.exp((place + 0.5) * self._FACTOR) / 1e6
+        raise AssertionError("the share of a whole cannot exceed it")
+
+
+class RecentShare:
+    """By how much one counter has grown in the last minute, as a share of another's growth."""
+
+    WINDOW_S = 60
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._part = self._whole = 0
+        self._marks: deque[tuple[int, int, int]] = deque()  # of each second with news: the counters before it
+
+    def observe(self, part: int, whole: int) -> None:
+        """What the counters say now. Counters that have fallen started anew."""
+        if whole < self._whole or part < self._part:
+            self._marks.clear()
+        elif whole > self._whole:
+            self._mark(int(self._now()))
+        self._part, self._whole = part, whole
+
+    def share(self) -> float | None:
+        """Of the last minute; None if the whole has not grown in it."""
+        oldest = int(self._now()) - self.WINDOW_S
+        while self._marks and self._marks[0][0] <= oldest:
+            self._marks.popleft()
+        if not self._marks:
+            return None
+        _, part, whole = self._marks[0]
+        return (self._part - part) / (self._whole - whole)
+
+    def _mark(self, second: int) -> None:
+        if not self._marks or self._marks[-1][0] != second:
+            self._marks.append((second, self._part, self._whole))
+            while self._marks[0][0] <= second - self.WINDOW_S:
+                self._marks.popleft()
+
+
+class RecentTimes:
+    """Samples of the last minute, in seconds."""
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
+
+    def add(self, seconds: float) -> None:
+        """Count something that took `seconds`, now."""
+        self._samples.append((self._now(), seconds))
+
+    def of_last(self, last_s: float) -> list[float]:
+        """What was added in the last `last_s` seconds, at most `WINDOW_S` of them, sorted."""
+        now_s = self._now()
+        while self._samples and self._samples[0][0] < now_s - WINDOW_S:
+            self._samples.popleft()
+        recent = []
+        for at_s, seconds in reversed(self._samples):
+            if at_s < now_s - last_s:
+                break
+            recent.append(seconds)
+        recent.sort()
+        return recent
+
+
+def percentile(ordered: list[float], share: float) -> float | None:
+    """The nearest-rank percentile of sorted samples; None of nothing."""
+    if not ordered:
+        return None
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+class ServerMetrics:
+    """Counters and histograms; `observe_*` and `count_*` are called as things happen."""
+
+    def __init__(self, model: str, now: Callable[[], float] = time.monotonic) -> None:
+        self.model = model
+        self.time_to_first_token = Histogram(LATENCY_BUCKETS_S)
+        self.inter_token_latency = Histogram(LATENCY_BUCKETS_S)
+        self.time_per_output_token = Histogram(LATENCY_BUCKETS_S)
+        self.e2e_latency = Histogram(LATENCY_BUCKETS_S)
+        self.queue_time = Histogram(LATENCY_BUCKETS_S)
+        self.prefill_time = Histogram(LATENCY_BUCKETS_S)
+        self.decode_time = Histogram(LATENCY_BUCKETS_S)
+        self.inference_time = Histogram(LATENCY_BUCKETS_S)
+        self.prompt_length = Histogram(TOKEN_BUCKETS)
+        self.generation_length = Histogram(TOKEN_BUCKETS)
+        self.step_time = {kind: Histogram(STEP_BUCKETS_S) for kind in STEP_KINDS}
+        self.schedule_time = Histogram(STEP_BUCKETS_S)
+        self.recent_itl = RecentQuantiles(now)
+        self.recent_first_tokens = RecentTimes(now=now)
+        """For the page, which shows those of the last seconds."""
+        self.recent_hits = RecentShare(now)
+        """Tokens found in the prefix cache, of those looked up. The page shows it too."""
+        self.prediction_time = Histogram(STEP_BUCKETS_S)
+        self.prediction_error = 0.0
+        self.num_checked_predictions = 0
+        self.num_missing_predictions = 0
+        self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.responses: dict[tuple[str, int], int] = {}
+        self._num_steps = -1
+
+    def observe_step(self, stats: EngineStats) -> None:
+        """A step's numbers; those of a step that is known already are passed over."""
+        self.recent_hits.observe(stats.num_hit_tokens, stats.num_queried_tokens)
+        if stats.num_steps != self._num_steps:
+            self._num_steps = stats.num_steps
+            self.step_time[stats.kind].observe(stats.step_s)
+            self.schedule_time.observe(stats.schedule_s)
+
+    def observe_first_token(self, after_s: float) -> None:
+        """The first token of a sequence has come, `after_s` seconds after its request."""
+        self.time_to_first_token.observe(after_s)
+        self.recent_first_tokens.add(after_s)
+
+    def observe_tokens(self, gap_s: float, num_tokens: int) -> None:
+        """Tokens that came together, `gap_s` seconds after those before: each counts with its share."""
+        each_s = gap_s / num_tokens
+        self.inter_token_latency.observe(each_s, num_tokens)
+        self.recent_itl.observe(each_s, num_tokens)
+
+    def observe_timings(self, timings: RequestTimings) -> None:
+        """What the engine says about a request that has ended."""
+        self.queue_time.observe(timings.queue_s)
+        self.prefill_time.observe(timings.prefill_s)
+        self.decode_time.observe(timings.decode_s)
+        self.inference_time.observe(timings.prefill_s + timings.decode_s)
+
+    def observe_prediction(self, waited_s: float, *, num_missing: int) -> None:
+        """A request has its predicted lengths, or has gone on without some of them."""
+        self.prediction_time.observe(waited_s)
+        self.num_missing_predictions += num_missing
+
+    def observe_prediction_error(self, log_error: float) -> None:
+        """A completion that was predicted has ended; the error is the absolute difference of the logarithms."""
+        self.prediction_error += log_error
+        self.num_checked_predictions += 1
+
+    def count_response(self, route: str, status: int) -> None:
+        """An HTTP answer has gone out."""
+        self.responses[route, status] = self.responses.get((route, status), 0) + 1
