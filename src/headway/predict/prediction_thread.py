@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from headway.predict.answer_lengths import AnswerLengths
+from headway.predict.predictors import AnswerLengths
 from headway.predict.base import PromptView
 
 logger = logging.getLogger(__name__)

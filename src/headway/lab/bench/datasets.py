@@ -262,9 +262,9 @@ def tokenizer_of(arguments: argparse.Namespace, dataset: Dataset) -> Tokenizer |
     if not needs_one:
         raise ConfigError("--tokenizer is for workloads whose prompts are texts; it has no effect on these.")
     from headway.config import ModelConfig
-    from headway.rpc.tokenizer_source import load_front_end_tokenizer
+    from headway.loader.model_tokenizer import load_model_tokenizer
 
-    return load_front_end_tokenizer(ModelConfig(tokenizer=path))
+    return load_model_tokenizer(ModelConfig(tokenizer=path))
 
 
 def new_seed() -> int:
