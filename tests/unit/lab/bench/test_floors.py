@@ -12,7 +12,7 @@ from headway.lab.bench.scenarios import SCENARIOS
 from headway.lab.bench.times import RoundTimes
 from headway.lab.workload.requests import BenchRequest
 from headway.loader.dummy import BUILTIN_SHAPES
-from headway.models.registry import config_from_hf
+from headway.models.hf_config import config_from_hf
 
 COPY_BANDWIDTH = 4.3e12
 LINEAR_BANDWIDTH_AT_64 = 3.5e12

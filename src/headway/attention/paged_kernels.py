@@ -27,9 +27,18 @@ import triton
 import triton.language as tl
 
 from headway.attention.context_parts import NUM_COLUMNS
-from headway.kv.codes import codes, paired_codes, row_scales
-from headway.kv.numbers import add_row, add_values, key_numbers, load_scales, no_parts, whole
-from headway.layers.triton_kernels import load_pairs, normed_and_rotated
+from headway.attention.triton_shared import load_pairs, normed_and_rotated
+from headway.kv.kv_triton import (
+    add_row,
+    add_values,
+    codes,
+    key_numbers,
+    load_scales,
+    no_parts,
+    paired_codes,
+    row_scales,
+    whole,
+)
 
 PART_COLUMNS = tl.constexpr(NUM_COLUMNS)
 
