@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,11 +32,7 @@ INDEX_NAME = "model.safetensors.index.json"
 _SINGLE_NAME = "model.safetensors"
 _TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
-_DTYPE_BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
-    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64,
-    "U64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
-}  # fmt: skip
+_DTYPE_BITS = re.compile(r"[A-Z]+(\d+)")  # "BF16", "F8_E4M3"; "BOOL" takes a byte
 _READABLE_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
@@ -71,7 +68,8 @@ class SafetensorsEntry:
     @property
     def num_bytes(self) -> int:
         """Size in the file."""
-        return math.prod(self.shape) * _DTYPE_BITS[self.dtype] // 8
+        match = _DTYPE_BITS.match(self.dtype)
+        return math.prod(self.shape) * (8 if match is None else int(match[1])) // 8
 
     def read(self) -> Tensor:
         """The tensor on the CPU, in memory of its own, in the dtype of the file."""
