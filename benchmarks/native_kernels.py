@@ -17,7 +17,7 @@ from headway.attention.base import AttentionBatch
 from headway.attention.cpu import CpuAttention
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers.native_ops import NativeOps
-from headway.quantization.packed_linear import Float32Linear, Int8Linear
+from headway.layers.packed_linear import Float32Linear, Int8Linear
 
 LINEAR_SHAPES = {
     "qkv": (960, 576),

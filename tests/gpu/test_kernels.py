@@ -20,14 +20,14 @@ from torch import Tensor
 
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
+from headway.attention import HeadNorms, Heads
 from headway.attention.context_parts import NO_REQUEST
 from headway.core.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
 from headway.kv.layer_cache import LayerKVCache
-from headway.layers import HeadNorms, Heads
+from headway.layers.linear import TorchLinear
 from headway.layers.skinny_gemm import one_row, scaled_linear, swiglu
 from headway.layers.torch_ops import TorchOps
 from headway.layers.triton_ops import TritonOps
-from headway.quantization.torch_linear import TorchLinear
 from headway.runner.gpu_rows import GpuRows
 from headway.runner.gpu_sampler import GpuSampler, Seat
 from tests.unit.attention.paged_case import Length, PagedCase, Shape, with_room
@@ -224,7 +224,7 @@ def test_sanitizer_few_rows(outputs: int, inputs: int, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("token_major", [True, False])
 def test_sanitizer_row_wise_ops(token_major: bool, dtype: torch.dtype) -> None:
     """Norm with a sum, gate, rotation and the write to the cache, in which two of five tokens are padding."""
-    ops, reference = TritonOps(skinny=False), TorchOps()
+    ops, reference = TritonOps(), TorchOps()
 
     residual, weight = _randn(5, 77, dtype=dtype), _randn(77, dtype=dtype)
     delta, gate_up = _randn(5, 77, dtype=dtype), TorchLinear(_randn(2 * 33, 77, dtype=dtype) / 8)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from headway.attention.base import AttentionBackend, AttentionBatch, DividesWork
+from headway.attention.base import AttentionBackend, AttentionBatch, DividesWork, HeadNorms, Heads
 from headway.errors import ConfigError
-from headway.kv.format import FORMATS, KVFormat
+from headway.kv.kv_format import FORMATS, KVFormat
 from headway.kv.layer_cache import LayerKVCache
 
 __all__ = [
@@ -18,6 +18,8 @@ __all__ = [
     "AttentionBackend",
     "AttentionBatch",
     "DividesWork",
+    "HeadNorms",
+    "Heads",
     "KVFormat",
     "create_backend",
 ]
@@ -44,11 +46,11 @@ def create_backend(name: str, kv_caches: Sequence[LayerKVCache], num_heads: int)
 
         return CpuAttention(kv_caches, num_heads)
     if name == "torch_padded":
-        from headway.attention.torch_padded import TorchPaddedAttention
+        from headway.attention.torch_attention import TorchPaddedAttention
 
         return TorchPaddedAttention(kv_caches, num_heads)
     if name == "torch_reference":
-        from headway.attention.torch_reference import TorchReferenceAttention
+        from headway.attention.torch_attention import TorchReferenceAttention
 
         return TorchReferenceAttention(kv_caches, num_heads)
     raise ConfigError(f"unknown attention backend {name!r}; valid names are {', '.join(BACKEND_NAMES)}")

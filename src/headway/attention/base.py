@@ -1,11 +1,14 @@
-"""What an attention backend is: the step it is given and the two calls it answers. The cache it reads is that of
-`headway/kv/layer_cache.py`; `Ops.rope_write_kv` fills it, backends only read it."""
+"""What an attention backend is: the heads of a layer, the step it is given and the calls it answers.
+
+The cache is that of `headway/kv/layer_cache.py`: `Ops.rope_write_kv` or `AttentionBackend.run_qkv` fills it.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +16,33 @@ from torch import Tensor
 
 from headway.kv.layer_cache import LayerKVCache
 
-if TYPE_CHECKING:
-    from headway.layers.heads import HeadNorms, Heads
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """One layer's attention heads. A row of its qkv is `num_heads` q heads, then the k heads, then the v heads."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    cos_sin: Tensor = field(repr=False)
+    """float32 [max_position, head_dim]: in each row the cosines of the head_dim / 2 pairs, then their sines. Layers
+    with the same rotary positions share one table."""
+    eps: float
+    """Of the head norms, in the layers that have them."""
+    window: int | None = None
+    """How many tokens a query sees, its own included; `None`: all. The decoder refuses any other."""
+
+    @property
+    def qkv_size(self) -> int:
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+
+@dataclass(frozen=True, eq=False)
+class HeadNorms:
+    """One layer's RMS norms over each head, weights [head_dim]."""
+
+    q: Tensor
+    k: Tensor
 
 
 @dataclass(frozen=True)
@@ -55,7 +83,7 @@ class AttentionBatch:
         return self.block_table[self.rows[: self.num_requests].long()]
 
 
-class AttentionBackend(Protocol):
+class AttentionBackend(ABC):
     """Causal attention over the paged cache. Implementations are constructed as `Backend(kv_caches, num_heads)`.
 
     `plan` is called once per step, before any `run` of that step; `batch` is the batch last planned. `run` for a layer
@@ -66,22 +94,22 @@ class AttentionBackend(Protocol):
     kv_caches: Sequence[LayerKVCache]
     batch: AttentionBatch
 
-    @property
-    def takes_qkv(self) -> bool:
-        """Whether the planned step is run by `run_qkv`; most backends never ask for it."""
-        ...
-
+    @abstractmethod
     def plan(self, batch: AttentionBatch) -> None:
         """Prepare for one step; may copy lengths to the host."""
-        ...
 
+    @abstractmethod
     def run(self, layer: int, q: Tensor) -> Tensor:
         """q [num_tokens, num_heads, head_dim] -> [num_tokens, num_heads * head_dim], same dtype."""
-        ...
+
+    @property
+    def takes_qkv(self) -> bool:
+        """Whether the planned step is run by `run_qkv`; otherwise norm, rotation and cache write are left to `Ops`."""
+        return False
 
     def run_qkv(self, layer: int, qkv: Tensor, heads: Heads, norms: HeadNorms | None) -> Tensor:
         """What `Ops.rope_write_kv` and `run` do, in one. qkv as there -> [num_tokens, num_heads * head_dim]."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} takes rotated queries")
 
 
 @runtime_checkable
@@ -103,12 +131,3 @@ class DividesWork(Protocol):
     def max_tiles(self, num_tokens: int, max_num_requests: int) -> int:
         """Most tiles that a step of so many tokens can have."""
         ...
-
-
-class SeparateRotation:
-    """What a backend inherits that leaves norm, rotation and cache write to `Ops`."""
-
-    takes_qkv = False
-
-    def run_qkv(self, layer: int, qkv: Tensor, heads: Heads, norms: HeadNorms | None) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} takes rotated queries")

@@ -12,18 +12,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headway.attention.base import AttentionBatch, SeparateRotation
+from headway.attention.base import AttentionBackend, AttentionBatch
 from headway.errors import ConfigError
-from headway.kv.layer_cache import LayerKVCache
-from headway.native.kv_cache import KEY_NUMBERS, NativeKVCache
+from headway.kv.layer_cache import KEY_NUMBERS, LayerKVCache, NativeKVCache
 from headway.native.lib import NativeLibrary, check, load
 
 
-class CpuAttention(SeparateRotation):
+class CpuAttention(AttentionBackend):
     """Plans work items once per step in C, and runs them for each layer."""
 
     name = "cpu"
-    batch: AttentionBatch
 
     def __init__(self, kv_caches: Sequence[LayerKVCache], num_heads: int, library: NativeLibrary | None = None) -> None:
         if reason := unsupported_reason(kv_caches, num_heads):
@@ -34,7 +32,7 @@ class CpuAttention(SeparateRotation):
         self._head_dim = cache.head_dim
         self._block_size = cache.block_size
         self._num_blocks = cache.num_blocks
-        self._native = [NativeKVCache.of(layer.k, layer.v, layer.scales) for layer in kv_caches]
+        self._native = [NativeKVCache.of(layer) for layer in kv_caches]
         functions = (library or load()).released
         for layer in kv_caches:  # blocks are read in any order: fewer, larger pages save address translations
             for tensor in layer.tensors:

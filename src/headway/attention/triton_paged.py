@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from headway.attention.base import AttentionBatch
+from headway.attention.base import AttentionBackend, AttentionBatch, HeadNorms, Heads
 from headway.attention.context_parts import ContextParts
-from headway.attention.triton_kernels import decode_kernel, prefill_kernel
+from headway.attention.paged_kernels import decode_kernel, prefill_kernel
+from headway.attention.triton_shared import stages_that_fit
 from headway.errors import ConfigError
 from headway.kv.layer_cache import LayerKVCache
-from headway.layers.heads import HeadNorms, Heads
-from headway.layers.shared_memory import stages_that_fit
 
 _LOG2_E = math.log2(math.e)
 # Tokens that are copied as one piece; a block must hold whole tiles.
@@ -39,7 +38,7 @@ MAX_FUSED_REQUESTS = 64
 _PRETENDED_PROCESSORS = 4
 
 
-class TritonPagedAttention:
+class TritonPagedAttention(AttentionBackend):
     """`plan` keeps the batch; `run` launches one or two kernels."""
 
     name = "triton"

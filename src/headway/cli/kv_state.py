@@ -1,4 +1,4 @@
-"""The KV cache of a running server, as its /live stream tells it: counts, rates, the owner of each block. No drawing."""
+"""The KV cache of a running server, as its /live stream tells it: counts, rates, owners of blocks. No drawing."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from headway.config import EngineConfig
 from headway.core.scheduler_output import SchedulerOutput
 from headway.errors import ConfigError
 from headway.executor.base import FinishedStep, PendingStep
-from headway.kv.block_moves import HostBlocks
+from headway.kv.host_blocks import HostBlocks
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers import create_ops
 from headway.models import load_decoder
@@ -345,7 +345,8 @@ def _free_cuda_bytes(config: EngineConfig, decoder: Decoder, device: torch.devic
     with torch.inference_mode():
         hidden = torch.zeros(num_tokens, model.hidden_size, dtype=decoder.embedding.dtype, device=device)
         layer = decoder.layers[0]
-        layer.down(decoder.ops.norm_swiglu(hidden, None, layer.input_norm, model.rms_norm_eps, layer.gate_up))
+        norm, eps = layer.input_norm, model.rms_norm_eps
+        layer.mlp.add_to(hidden, None, ops=decoder.ops, norm=norm, eps=eps, next_norm=norm)
         logits = decoder.logits(hidden[: min(num_rows, num_tokens)]).float()
         # Room for what sampling may add to the logits (a float32 copy, logprobs, what each row has seen; float64 sums
         # without Triton) and for the working memory that CUDA graphs keep to themselves.

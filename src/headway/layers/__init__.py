@@ -1,4 +1,4 @@
-"""What decoder layers are made of: the `Ops` vocabulary, its implementations, rotary tables."""
+"""What decoder layers are made of: kinds of `Linear`, kinds of `Mlp`, the `Ops` vocabulary and its implementations."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import os
 import torch
 
 from headway.errors import ConfigError
-from headway.layers.heads import HeadNorms, Heads
-from headway.layers.ops import Linear, Ops
+from headway.layers.ops import Ops
 
-__all__ = ["OPS_NAMES", "HeadNorms", "Heads", "Linear", "Ops", "create_ops"]
+__all__ = ["OPS_NAMES", "Ops", "create_ops"]
 
 OPS_NAMES = ("auto", "native", "torch", "triton")
 

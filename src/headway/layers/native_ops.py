@@ -7,14 +7,14 @@ import ctypes
 import torch
 from torch import Tensor
 
-from headway.kv.layer_cache import LayerKVCache
-from headway.layers.heads import HeadNorms, Heads
-from headway.layers.ops import Delta, Linear
-from headway.native.kv_cache import NativeKVCache
+from headway.attention.base import HeadNorms, Heads
+from headway.kv.layer_cache import LayerKVCache, NativeKVCache
+from headway.layers.linear import Delta
+from headway.layers.ops import Ops
 from headway.native.lib import MAX_HEAD_DIM, NativeLibrary, check, load
 
 
-class NativeOps:
+class NativeOps(Ops):
     """The CPU implementation. Calls keep the interpreter lock: each runs for microseconds."""
 
     name = "native"
@@ -41,21 +41,11 @@ class NativeOps:
         self._add_rms_norm(delta.data_ptr(), residual.data_ptr(), weight.data_ptr(), eps, rows, width, out.data_ptr())
         return out
 
-    def norm_linear(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float, linear: Linear) -> Tensor:
-        return linear(self.norm(residual, delta, weight, eps))
-
-    def norm_swiglu(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float, gate_up: Linear) -> Tensor:
-        gates = gate_up(self.norm(residual, delta, weight, eps))
-        rows, width = check(gates, torch.float32, "gate_up").shape
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        rows, width = check(gate_up, torch.float32, "gate_up").shape
         out = torch.empty(rows, width // 2)
-        self._silu_mul(gates.data_ptr(), rows, width // 2, out.data_ptr())
+        self._silu_mul(gate_up.data_ptr(), rows, width // 2, out.data_ptr())
         return out
-
-    def linear(self, x: Tensor, linear: Linear, out: Tensor | None = None) -> Tensor:
-        return linear(x) if out is None else out.copy_(linear(x))
-
-    def linear_add(self, x: Tensor, linear: Linear, residual: Tensor, next_norm: Tensor) -> Tensor:
-        return linear(x)
 
     def rope_write_kv(
         self,
@@ -70,7 +60,7 @@ class NativeOps:
         tokens, width = check(qkv, torch.float32, "qkv").shape
         if width != heads.qkv_size or head_dim % 2 or head_dim > MAX_HEAD_DIM:
             raise ValueError(f"qkv has {width} columns for {num_heads} + 2 * {num_kv_heads} heads of {head_dim}")
-        cache = NativeKVCache.of(kv.k, kv.v, kv.scales)
+        cache = NativeKVCache.of(kv)
         check(heads.cos_sin, torch.float32, "cos_sin")
         if check(positions, torch.int64, "positions").numel() != tokens:
             raise ValueError(f"{positions.numel()} positions for {tokens} tokens")

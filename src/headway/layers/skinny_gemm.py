@@ -24,8 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headway.layers.ops import ScaledRows
-from headway.layers.shared_memory import stages_that_fit
+from headway.attention.triton_shared import stages_that_fit
+from headway.layers.linear import ScaledRows
 
 MAX_SPLIT_ROWS = 64
 # Wider outputs give a general matmul enough tiles to fill the device.

@@ -6,12 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headway.attention.base import HeadNorms, Heads
 from headway.kv.layer_cache import LayerKVCache
-from headway.layers.heads import HeadNorms, Heads
-from headway.layers.ops import Delta, Linear
+from headway.layers.linear import Delta
+from headway.layers.ops import Ops
 
 
-class TorchOps:
+class TorchOps(Ops):
     """The portable implementation, and the one whose float32 results match Hugging Face transformers."""
 
     name = "torch"
@@ -24,18 +25,9 @@ class TorchOps:
             residual.add_(delta)
         return _rms_norm(residual, weight, eps)
 
-    def norm_linear(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float, linear: Linear) -> Tensor:
-        return linear(self.norm(residual, delta, weight, eps))
-
-    def norm_swiglu(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float, gate_up: Linear) -> Tensor:
-        gate, up = gate_up(self.norm(residual, delta, weight, eps)).chunk(2, dim=-1)
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
-
-    def linear(self, x: Tensor, linear: Linear, out: Tensor | None = None) -> Tensor:
-        return linear(x) if out is None else out.copy_(linear(x))
-
-    def linear_add(self, x: Tensor, linear: Linear, residual: Tensor, next_norm: Tensor) -> Tensor:
-        return linear(x)
 
     def rope_write_kv(
         self,

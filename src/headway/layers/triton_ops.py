@@ -1,11 +1,12 @@
-"""`Ops` on CUDA: row-wise work in our own Triton kernels, matmuls by cuBLAS or, for few rows, by fused Triton ones.
+"""`Ops` on CUDA: row-wise work in our own Triton kernels. Linear layers come as `TritonLinear`.
 
 float32, float16 and bfloat16. Nothing waits for the device, and nothing is compiled anew because a step has another
 number of tokens. A slot below zero marks a padding token, whose key and value are written nowhere; its position must be
 one of the rotary table all the same. Token ids, positions and slots may be int32 or int64.
 
-`linear_add` accumulates into the residual inside the matmul, so between layers nothing is left to add. Only a Linear
-that is not a plain weight multiplies by itself, and leaves its product as `delta`.
+The kernels are bound by memory: each value is read once and written once. Arithmetic is float32; where `TorchOps`
+rounds to the tensors' dtype in between, so do these. Rows are contiguous. Widths need not be powers of two: BLOCK is
+the next one, and columns beyond the width are masked.
 """
 
 from __future__ import annotations
@@ -13,27 +14,59 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 import triton
+import triton.language as tl
 from torch import Tensor
 
+from headway.attention.base import HeadNorms, Heads
+from headway.attention.triton_shared import rope_write_kv_kernel, rounded
 from headway.kv.layer_cache import LayerKVCache
-from headway.layers import skinny_gemm
-from headway.layers.heads import HeadNorms, Heads
-from headway.layers.ops import Delta, Linear, ScaledRows
-from headway.layers.triton_kernels import rms_norm_kernel, rope_write_kv_kernel, silu_mul_kernel
-from headway.quantization.torch_linear import TorchLinear
+from headway.layers.linear import Delta, ScaledRows
+from headway.layers.ops import Ops
 
 _SILU_BLOCK = 1024
 # A rope program's tile of pairs: one warp with 16 bytes of bfloat16 per thread and half.
 _ROPE_TILE = 256
 
 
-class TritonOps:
-    """The CUDA implementation. `skinny`: few rows go to `skinny_gemm`; otherwise cuBLAS takes all matmuls."""
+@triton.jit
+def rms_norm_kernel(
+    residual: tl.tensor,
+    delta: tl.tensor | None,
+    weight: tl.tensor,
+    out: tl.tensor,
+    eps: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """A program is a row. With a delta: residual += delta first, in place."""
+    row = tl.program_id(0).to(tl.int64) * WIDTH
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    x = tl.load(residual + row + column, mask=inside, other=0.0).to(tl.float32)
+    if delta is not None:
+        x = rounded(x + tl.load(delta + row + column, mask=inside, other=0.0).to(tl.float32), residual)
+        tl.store(residual + row + column, x.to(residual.dtype.element_ty), mask=inside)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
+    normed = rounded(x * scale, out) * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row + column, normed.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def silu_mul_kernel(gate_up: tl.tensor, out: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """A program is BLOCK columns of one row of `out` [rows, WIDTH]; gate_up is [rows, 2 * WIDTH]."""
+    row = tl.program_id(0).to(tl.int64) * WIDTH
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    gate = tl.load(gate_up + 2 * row + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + 2 * row + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    activated = rounded(gate * tl.sigmoid(gate), out) * up
+    tl.store(out + row + column, activated.to(out.dtype.element_ty), mask=inside)
+
+
+class TritonOps(Ops):
+    """The CUDA implementation."""
 
     name = "triton"
-
-    def __init__(self, *, skinny: bool = True) -> None:
-        self._skinny = skinny
 
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(token_ids, table)
@@ -51,48 +84,11 @@ class TritonOps:
         )
         return out
 
-    def norm_linear(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float, linear: Linear) -> Tensor:
-        if delta is None and isinstance(linear, TorchLinear) and self._is_one_row(residual, linear):
-            return skinny_gemm.one_row(residual, linear.weight, linear.bias, norm=weight, eps=eps)
-        if isinstance(delta, ScaledRows) and isinstance(linear, TorchLinear):
-            return skinny_gemm.scaled_linear(delta, linear.weight, linear.bias, eps)
-        return self.linear(self.norm(residual, delta, weight, eps), linear)
-
-    def norm_swiglu(self, residual: Tensor, delta: Delta, weight: Tensor, eps: float, gate_up: Linear) -> Tensor:
-        if not isinstance(gate_up, TorchLinear):
-            return _silu_mul(gate_up(self.norm(residual, delta, weight, eps)))
-        if delta is None and self._is_one_row(residual, gate_up):
-            return skinny_gemm.one_row(residual, gate_up.weight, gate_up.bias, norm=weight, eps=eps, swiglu=True)
-        if isinstance(delta, ScaledRows):
-            return skinny_gemm.swiglu(delta.values, gate_up.weight, gate_up.bias, squares=delta.squares, eps=eps)
-        x = self.norm(residual, delta, weight, eps)
-        if self._skinny and skinny_gemm.supports_swiglu(x, gate_up.weight):
-            return skinny_gemm.swiglu(x, gate_up.weight, gate_up.bias)
-        return _silu_mul(gate_up(x))
-
-    def linear(self, x: Tensor, linear: Linear, out: Tensor | None = None) -> Tensor:
-        if not isinstance(linear, TorchLinear):
-            return linear(x) if out is None else out.copy_(linear(x))
-        if self._is_one_row(x, linear):
-            return skinny_gemm.one_row(x, linear.weight, linear.bias, out=out)
-        if out is None:
-            return linear(x)
-        if linear.bias is None:
-            return torch.mm(x, linear.weight.t(), out=out)
-        return torch.addmm(linear.bias, x, linear.weight.t(), out=out)
-
-    def linear_add(self, x: Tensor, linear: Linear, residual: Tensor, next_norm: Tensor) -> Delta:
-        if not isinstance(linear, TorchLinear):
-            return linear(x)
-        if self._is_one_row(x, linear):
-            skinny_gemm.one_row(x, linear.weight, linear.bias, residual=residual)
-        elif self._skinny and skinny_gemm.supports_split(x, linear.weight):
-            return skinny_gemm.split_add(x, linear.weight, linear.bias, residual, next_norm)
-        else:
-            if linear.bias is not None:
-                residual.add_(linear.bias)
-            residual.addmm_(x, linear.weight.t())
-        return None
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        rows, width = _contiguous(gate_up, "gate_up").shape
+        out = torch.empty(rows, width // 2, dtype=gate_up.dtype, device=gate_up.device)
+        silu_mul_kernel[(rows, triton.cdiv(width // 2, _SILU_BLOCK))](gate_up, out, WIDTH=width // 2, BLOCK=_SILU_BLOCK)
+        return out
 
     def rope_write_kv(
         self,
@@ -138,16 +134,6 @@ class TritonOps:
             num_warps=1,
         )
         return q
-
-    def _is_one_row(self, x: Tensor, linear: TorchLinear) -> bool:
-        return self._skinny and skinny_gemm.supports_one_row(x, linear.weight)
-
-
-def _silu_mul(gate_up: Tensor) -> Tensor:
-    rows, width = _contiguous(gate_up, "gate_up").shape
-    out = torch.empty(rows, width // 2, dtype=gate_up.dtype, device=gate_up.device)
-    silu_mul_kernel[(rows, triton.cdiv(width // 2, _SILU_BLOCK))](gate_up, out, WIDTH=width // 2, BLOCK=_SILU_BLOCK)
-    return out
 
 
 def _contiguous(tensor: Tensor, name: str) -> Tensor:

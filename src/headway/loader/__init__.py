@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,13 @@ if TYPE_CHECKING:
     # Brings torch, which the server's front end does without: it only looks for paths and tokenizers here.
     from headway.models.checkpoint import Checkpoint
 
-__all__ = ["LOAD_FORMATS", "open_checkpoint"]
+__all__ = ["LOAD_FORMATS", "download", "looks_like_hub_id", "open_checkpoint"]
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_IGNORED = ["consolidated*.safetensors", "original/*"]
 
 
 def open_checkpoint(model: str | Path, load_format: str = "auto", *, seed: int = 0) -> Checkpoint:
@@ -70,10 +75,28 @@ def _open_folder(folder: Path, load_format: str, name: str | None = None) -> Che
 
 def _open_hub(model: str, load_format: str) -> Checkpoint:
     from headway.loader.dummy import BUILTIN_SHAPES
-    from headway.loader.hub import download, looks_like_hub_id
 
     if model in BUILTIN_SHAPES:
         raise ModelNotFoundError(f"{model!r} is a shape without weights; use it with load_format 'dummy'")
     if load_format == "gguf" or not looks_like_hub_id(model):
         raise ModelNotFoundError(f"no file or folder {model!r}; give a model folder, a .gguf file, or a hub id")
     return _open_folder(download(model), load_format, name=model)
+
+
+def looks_like_hub_id(model: str) -> bool:
+    """`owner/name` or `name`; a path with other separators, or with a file's ending, is not one."""
+    return _HUB_ID.fullmatch(model) is not None and not model.endswith((".gguf", ".json", ".safetensors"))
+
+
+def download(model: str) -> Path:
+    """The folder of a hub model, downloaded if it is not in the cache."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_PATTERNS, ignore_patterns=_IGNORED))
+    except Exception as error:  # the library raises its own, the HTTP client's and the system's errors
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelNotFoundError(
+            f"no file or folder {model!r}, and fetching it from the Hugging Face hub failed: {reason}. "
+            "Check the name and the network, or give the path of a local model folder or .gguf file"
+        ) from error

@@ -18,7 +18,7 @@ from headway.errors import ModelNotFoundError
 from headway.loader.hf_folder import folder_tokenizer, read_json, require_config
 from headway.models.assembly import expected_tensors
 from headway.models.checkpoint import Checkpoint, TensorInfo
-from headway.models.registry import config_from_hf
+from headway.models.hf_config import config_from_hf
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer

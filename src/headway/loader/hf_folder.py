@@ -1,21 +1,28 @@
-"""A checkpoint in a Hugging Face folder: config.json beside one or several safetensors files."""
+"""A checkpoint in a Hugging Face folder: config.json beside one or several safetensors files.
+
+The safetensors package maps a file. It is mapped for one tensor at a time, and the tensor copied: pages of the file do
+not add up to the process's memory, and a file that has changed since is refused and cannot crash the process later.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from headway.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
-from headway.loader.safetensors_file import SafetensorsFile, index_of
 from headway.models.assembly import LM_HEAD
 from headway.models.checkpoint import Checkpoint, TensorInfo
-from headway.models.registry import config_from_hf
+from headway.models.hf_config import config_from_hf
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer
@@ -25,6 +32,8 @@ INDEX_NAME = "model.safetensors.index.json"
 _SINGLE_NAME = "model.safetensors"
 _TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
+_DTYPE_BITS = re.compile(r"[A-Z]+(\d+)")  # "BF16", "F8_E4M3"; "BOOL" takes a byte
+_READABLE_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 class HFFolderCheckpoint(Checkpoint):
@@ -35,19 +44,67 @@ class HFFolderCheckpoint(Checkpoint):
         self.name = name or str(folder)
         raw = read_json(require_config(folder))
         self.config = config_from_hf(raw, str(folder / CONFIG_NAME))
-        self._file_of = index_of([SafetensorsFile(path) for path in _weight_files(folder)])
-        self.index = {
-            tensor: TensorInfo(file.entries[tensor].shape, file.entries[tensor].num_bytes)
-            for tensor, file in self._file_of.items()
-        }
+        self._tensors = {entry.name: entry for path in _weight_files(folder) for entry in safetensors_entries(path)}
+        self.index = {name: TensorInfo(entry.shape, entry.num_bytes) for name, entry in self._tensors.items()}
         if raw.get("tie_word_embeddings") is None and LM_HEAD not in self.index:
             self.config = replace(self.config, tie_embeddings=True)
 
     def read(self, name: str, *, device: torch.device | str = "cpu") -> Tensor:
-        return self._file_of[name].read(name)
+        return self._tensors[name].read()
 
     def tokenizer(self) -> Tokenizer | None:
         return folder_tokenizer(self.path)
+
+
+@dataclass(frozen=True)
+class SafetensorsEntry:
+    """One tensor of a safetensors file."""
+
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in the file."""
+        match = _DTYPE_BITS.match(self.dtype)
+        return math.prod(self.shape) * (8 if match is None else int(match[1])) // 8
+
+    def read(self) -> Tensor:
+        """The tensor on the CPU, in memory of its own, in the dtype of the file."""
+        if self.dtype not in _READABLE_DTYPES:
+            raise UnsupportedModelError(
+                f"{self.path}: tensor {self.name} is of type {self.dtype}, which is not supported; "
+                "use a float32, float16 or bfloat16 checkpoint, or a GGUF file"
+            )
+        with _open_safetensors(self.path) as file:
+            tensor: Tensor = file.get_tensor(self.name)
+            return tensor.clone()
+
+
+def safetensors_entries(path: Path) -> list[SafetensorsEntry]:
+    """What a file holds; the package checks the header against the file's size."""
+    with path.open("rb") as start:
+        first = start.read(8)
+    if first == b"version ":
+        raise CorruptModelError(f"{path} is a git-lfs pointer, not the weights; run `git lfs pull`")
+    if len(first) < 8:  # an empty file cannot be mapped
+        raise CorruptModelError(f"{path} is not a safetensors file, or is truncated: it has {len(first)} bytes")
+    with _open_safetensors(path) as file:
+        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it cannot be iterated over
+        return [SafetensorsEntry(path, name, part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()]
+
+
+@contextlib.contextmanager
+def _open_safetensors(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise CorruptModelError(
+            f"{path} is not a safetensors file, or is truncated or damaged ({error}); download it again"
+        ) from error
 
 
 def require_config(folder: Path) -> Path:

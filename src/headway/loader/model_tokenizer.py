@@ -37,7 +37,7 @@ def _from_elsewhere(source: str) -> Tokenizer:
 
 
 def _from_hub(model: str) -> Path:
-    from headway.loader.hub import download, looks_like_hub_id
+    from headway.loader import download, looks_like_hub_id
 
     if not looks_like_hub_id(model):
         raise ModelNotFoundError(f"no file or folder {model!r}; give a model folder, a .gguf file, or a hub id")

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from headway import native
+from headway.attention.base import HeadNorms, Heads
 from headway.errors import ConfigError, CorruptModelError, MissingTensorError, OutOfMemoryError, TensorShapeError
 from headway.layers import create_ops
-from headway.layers.heads import HeadNorms
-from headway.layers.native_ops import NativeOps
-from headway.layers.ops import Linear, Ops
+from headway.layers.linear import Linear, LinearFactory, linear_factory
+from headway.layers.mlp import DenseMlp
+from headway.layers.ops import Ops
 from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder, DecoderLayer
 from headway.models.decoder_config import DecoderConfig
-from headway.models.rotary_table import build_cos_sin
-from headway.quantization import LinearFactory, linear_factory
+from headway.models.rotary import build_cos_sin
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def load_decoder(
     config = checkpoint.config
     if isinstance(ops, str):
         ops = create_ops(ops, device=device, dtype=dtype)
-    make_linear = linear_factory(quantization, device=device, dtype=dtype, native=isinstance(ops, NativeOps))
+    make_linear = linear_factory(quantization, device=device, dtype=dtype, kernels=ops.name)
     num_positions = config.max_position if max_model_len is None else max_model_len
     if not 0 < num_positions <= config.max_position:
         raise ConfigError(f"max_model_len {num_positions} is not within the model's context of {config.max_position}")
@@ -201,7 +201,14 @@ class _Reader:
 
 def _assemble(config: DecoderConfig, reader: _Reader, ops: Ops, num_positions: int) -> Decoder:
     embedding = reader.tensor(EMBEDDING)
-    layers = [_assemble_layer(config, reader, f"model.layers.{index}.") for index in range(config.num_layers)]
+    heads = Heads(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        cos_sin=build_cos_sin(config.rope, config.head_dim, num_positions, device=reader.device),
+        eps=config.rms_norm_eps,
+    )
+    layers = [_assemble_layer(config, reader, f"model.layers.{index}.", heads) for index in range(config.num_layers)]
     norm = reader.tensor(FINAL_NORM)
     lm_head = reader.make_linear(embedding if config.tie_embeddings else reader.tensor(LM_HEAD), None)
     return Decoder(
@@ -211,20 +218,22 @@ def _assemble(config: DecoderConfig, reader: _Reader, ops: Ops, num_positions: i
         layers=layers,
         norm=norm,
         lm_head=lm_head,
-        cos_sin=build_cos_sin(config.rope, config.head_dim, num_positions, device=reader.device),
     )
 
 
-def _assemble_layer(config: DecoderConfig, reader: _Reader, prefix: str) -> DecoderLayer:
+def _assemble_layer(config: DecoderConfig, reader: _Reader, prefix: str, heads: Heads) -> DecoderLayer:
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     return DecoderLayer(
+        heads=heads,
         input_norm=reader.tensor(prefix + "input_layernorm.weight"),
         qkv=reader.linear(attention + "q_proj", attention + "k_proj", attention + "v_proj", bias=config.qkv_bias),
         head_norms=_head_norms(reader, attention) if config.qk_norm else None,
         o=reader.linear(attention + "o_proj", bias=config.o_bias),
         post_attention_norm=reader.tensor(prefix + "post_attention_layernorm.weight"),
-        gate_up=reader.linear(mlp + "gate_proj", mlp + "up_proj", bias=config.mlp_bias),
-        down=reader.linear(mlp + "down_proj", bias=config.mlp_bias),
+        mlp=DenseMlp(
+            gate_up=reader.linear(mlp + "gate_proj", mlp + "up_proj", bias=config.mlp_bias),
+            down=reader.linear(mlp + "down_proj", bias=config.mlp_bias),
+        ),
     )
 
 

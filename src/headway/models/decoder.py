@@ -3,11 +3,12 @@
     residual = embedding(tokens)
     for each layer:
         residual += o(attention(rotate(qkv(norm(residual)))))
-        residual += down(swiglu(gate_up(norm(residual))))
+        residual += mlp(norm(residual))
     hidden = norm(residual)
 
-What a projection adds to the residual may still be on its way as `delta` (see `layers/ops.py`); the next norm takes it.
-Families differ only in what is present (biases, head norms) and in numbers, all of which `DecoderConfig` says.
+What a projection adds to the residual may still be on its way as `delta` (see `layers/linear.py`); the next norm takes
+it. Families differ only in what is present (biases, head norms) and in numbers, all of which `DecoderConfig` says. Each
+layer has its own heads, window and rotary table; nothing here takes them to be the same in all.
 """
 
 from __future__ import annotations
@@ -17,23 +18,36 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from headway.attention.base import AttentionBackend
-from headway.layers.heads import HeadNorms, Heads
-from headway.layers.ops import Delta, Linear, Ops
+from headway.attention.base import AttentionBackend, HeadNorms, Heads
+from headway.errors import UnsupportedModelError
+from headway.layers.linear import Delta, Linear
+from headway.layers.mlp import Mlp
+from headway.layers.ops import Ops
 from headway.models.decoder_config import DecoderConfig
 
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """Weights of one layer; q, k and v are one projection, gate and up are another."""
+    """Weights of one layer; q, k and v are one projection."""
 
+    heads: Heads
     input_norm: Tensor
     qkv: Linear
     head_norms: HeadNorms | None
     o: Linear
     post_attention_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: Mlp
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self.qkv, self.o, *self.mlp.linears
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        norms = [self.input_norm, self.post_attention_norm]
+        if self.head_norms is not None:
+            norms += [self.head_norms.q, self.head_norms.k]
+        return [self.heads.cos_sin, *norms, *(tensor for linear in self.linears for tensor in linear.tensors)]
 
 
 class Decoder:
@@ -48,16 +62,19 @@ class Decoder:
         layers: Sequence[DecoderLayer],
         norm: Tensor,
         lm_head: Linear,
-        cos_sin: Tensor,
     ) -> None:
+        for index, layer in enumerate(layers):
+            if layer.heads.window is not None:
+                raise UnsupportedModelError(
+                    f"layer {index} attends to a window of {layer.heads.window} tokens, which is not supported"
+                )
         self.config = config
         self.ops = ops
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
         self.lm_head = lm_head
-        self.cos_sin = cos_sin
-        self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, cos_sin, config.rms_norm_eps)
+        self._next_norms = [layer.input_norm for layer in layers[1:]] + [norm]
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend, wanted_rows: Tensor | None = None
@@ -70,7 +87,6 @@ class Decoder:
         """
         ops, eps = self.ops, self.config.rms_norm_eps
         last_layer = len(self.layers) - 1
-        next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         residual = ops.embedding(token_ids, self.embedding)
         delta: Delta = None
         for index, layer in enumerate(self.layers):
@@ -81,39 +97,35 @@ class Decoder:
                     return residual[:0]
                 # The norm before qkv has taken delta, so the residual is whole.
                 attended, residual = attended.index_select(0, wanted_rows), residual.index_select(0, wanted_rows)
-            delta = ops.linear_add(attended, layer.o, residual, layer.post_attention_norm)
-            activated = ops.norm_swiglu(residual, delta, layer.post_attention_norm, eps, layer.gate_up)
-            delta = ops.linear_add(activated, layer.down, residual, next_norms[index])
+            mlp_norm = layer.post_attention_norm
+            delta = layer.o.add_to(residual, attended, next_norm=mlp_norm)
+            delta = layer.mlp.add_to(
+                residual, delta, ops=ops, norm=mlp_norm, eps=eps, next_norm=self._next_norms[index]
+            )
         return ops.norm(residual, delta, self.norm, eps)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Rows of `forward`'s result [R, hidden] -> [R, vocab], in the dtype the model computes in.
 
-        Nothing is widened here: a sampler may read them as they are. Who sums or compares probabilities wants float32.
-        `out` [R, vocab] is where they are written, if given.
+        Nothing is widened here: a sampler may read them as they are; sums of probabilities want float32. `out`
+        [R, vocab] is where they are written, if given.
         """
-        return self.ops.linear(hidden, self.lm_head, out)
+        return self.lm_head(hidden, out)
 
     def _attend(
         self, index: int, layer: DecoderLayer, qkv: Tensor, positions: Tensor, attention: AttentionBackend
     ) -> Tensor:
         """Rotate, write keys and values, attend: in one where the backend can, for the step it has planned."""
         if attention.takes_qkv:
-            return attention.run_qkv(index, qkv, self._heads, layer.head_norms)
+            return attention.run_qkv(index, qkv, layer.heads, layer.head_norms)
         kv, slot_mapping = attention.kv_caches[index], attention.batch.slot_mapping
         return attention.run(
-            index, self.ops.rope_write_kv(qkv, positions, slot_mapping, self._heads, layer.head_norms, kv)
+            index, self.ops.rope_write_kv(qkv, positions, slot_mapping, layer.heads, layer.head_norms, kv)
         )
 
     @property
     def num_bytes(self) -> int:
-        """Memory held by the weights and the rotary table."""
-        tensors = [self.embedding, self.norm, self.cos_sin]
-        linears: list[Linear] = [self.lm_head]
-        for layer in self.layers:
-            tensors += [layer.input_norm, layer.post_attention_norm]
-            if layer.head_norms is not None:
-                tensors += [layer.head_norms.q, layer.head_norms.k]
-            linears += [layer.qkv, layer.o, layer.gate_up, layer.down]
-        shared = self.embedding.nbytes if getattr(self.lm_head, "weight", None) is self.embedding else 0
-        return sum(t.nbytes for t in tensors) + sum(linear.num_bytes for linear in linears) - shared
+        """Memory held by the weights and the rotary tables; what is shared (tied embeddings, tables) counts once."""
+        tensors = [self.embedding, self.norm, *self.lm_head.tensors]
+        tensors += [tensor for layer in self.layers for tensor in layer.tensors]
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import NativeBuildError
-from headway.native.build import ISA_VARIABLE, build
-from headway.native.cpu_count import usable_cpus
+from headway.native.build import ISA_VARIABLE, build, usable_cpus
 
 logger = logging.getLogger(__name__)
 

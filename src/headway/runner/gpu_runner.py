@@ -26,7 +26,7 @@ from headway.core.scheduler_output import (
     SampledTokens,
     SchedulerOutput,
 )
-from headway.kv.block_moves import HostBlocks, apply_moves
+from headway.kv.host_blocks import HostBlocks, apply_moves
 from headway.models.decoder import Decoder
 from headway.runner.cuda_graphs import (
     StepGraphs,
@@ -331,7 +331,7 @@ class GpuModelRunner:
 
 def _launch_bound_tokens(decoder: Decoder) -> int:
     layer = decoder.layers[0]
-    num_weights = sum(p.in_features * p.out_features for p in (layer.qkv, layer.o, layer.gate_up, layer.down))
+    num_weights = sum(p.in_features * p.out_features for p in layer.linears)
     return max(64, int(_LAUNCH_BOUND_FLOPS / num_weights))
 
 

@@ -13,7 +13,7 @@ from headway.core.scheduler_output import (
     ScheduledRequest,
     SchedulerOutput,
 )
-from headway.kv.block_moves import HostBlocks, apply_moves
+from headway.kv.host_blocks import HostBlocks, apply_moves
 from headway.models.decoder import Decoder
 from headway.runner.input_batch import InputBatch, StepInputs
 from headway.runner.logprobs import prompt_logprobs

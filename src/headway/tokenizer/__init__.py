@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headway.tokenizer.bad_words import spell_bad_words
 from headway.tokenizer.from_folder import tokenizer_from_folder
 from headway.tokenizer.from_gguf import tokenizer_from_gguf
-from headway.tokenizer.tokenizer import Tokenizer
+from headway.tokenizer.tokenizer import Tokenizer, spell_bad_words
 
 __all__ = [
     "Tokenizer",

@@ -122,7 +122,7 @@ def _to_json(
 
 
 class _Refusal(jinja2.TemplateError):
-    """Raised by a template, in words meant for whoever wrote the messages."""
+    """Raised by a template, in words meant for the author of the messages."""
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -11,8 +11,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from headway.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
-from headway.tokenizer.special_tokens import surround_with
-from headway.tokenizer.tokenizer import Tokenizer
+from headway.tokenizer.tokenizer import Tokenizer, surround_with
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 

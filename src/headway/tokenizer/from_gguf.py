@@ -16,8 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from headway.errors import CorruptModelError, UnsupportedModelError
-from headway.tokenizer.special_tokens import END_TOKENS, surround_with
-from headway.tokenizer.tokenizer import Tokenizer
+from headway.tokenizer.tokenizer import END_TOKENS, Tokenizer, surround_with
 
 _KEY = "tokenizer.ggml."
 _SPACE_MARK = "\u2581"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from headway.errors import InvalidRequestError
 from headway.tokenizer.chat_template import ChatTemplate, check_messages
@@ -15,6 +16,13 @@ from headway.tokenizer.chat_template import ChatTemplate, check_messages
 logger = logging.getLogger(__name__)
 
 _SPACE_MARK = "\u2581"
+
+END_TOKENS = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endofturn|>"),
+    *("<|endoftext|>", "<|end_of_text|>", "</s>", "<EOT>", "<|return|>", "<|call|>"),
+)
+"""Special tokens with which models of several families end their turn or a text, besides the one that a GGUF file
+declares: it has room for one of each kind, where generation_config.json lists all."""
 
 
 class Tokenizer:
@@ -142,6 +150,33 @@ class Tokenizer:
         if has_tools and "tool_use" in templates:
             return templates["tool_use"]
         return templates.get("default") or next(iter(templates.values()), None)
+
+
+def surround_with(backend: tokenizers.Tokenizer, *, first: str | None, last: str | None) -> None:
+    """Make `backend` put these tokens before and after each text that it encodes with special tokens."""
+    named = [token for token in (first, last) if token is not None]
+    parts = [f"{first}:0"] * (first is not None) + ["$A:0"] + [f"{last}:0"] * (last is not None)
+    second = [f"{first}:1"] * (first is not None) + ["$B:1"] + [f"{last}:1"] * (last is not None)
+    backend.post_processor = TemplateProcessing(
+        single=parts,
+        pair=parts + second,
+        special_tokens=[(token, backend.token_to_id(token)) for token in dict.fromkeys(named)],
+    )
+
+
+def spell_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """The distinct token sequences of `words`.
+
+    A word is banned as it is spelled at the start of a text and, since most vocabularies have other tokens for it
+    there, as it is spelled after a space.
+    """
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip() or word
+        for spelling in (bare, " " + bare):
+            sequences[tuple(tokenizer.encode(spelling, add_special_tokens=False))] = None
+    sequences.pop((), None)
+    return [list(tokens) for tokens in sequences]
 
 
 def _not_text(what: str) -> InvalidRequestError:

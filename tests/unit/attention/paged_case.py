@@ -21,10 +21,10 @@ from torch import Tensor
 from tests.triton_device import DEVICE  # isort: split
 
 from headway.attention import FORMATS, AttentionBatch, KVFormat
+from headway.attention.base import HeadNorms, Heads
 from headway.attention.context_parts import NO_REQUEST, NUM_COLUMNS
 from headway.attention.triton_paged import TritonPagedAttention
 from headway.kv.layer_cache import LayerKVCache
-from headway.layers.heads import HeadNorms, Heads
 from headway.layers.triton_ops import TritonOps
 
 Length = tuple[int, int]

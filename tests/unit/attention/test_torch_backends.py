@@ -12,8 +12,7 @@ from torch import Tensor
 
 from headway import native
 from headway.attention import BACKEND_NAMES, FORMATS, AttentionBatch, KVFormat, create_backend
-from headway.attention.torch_padded import TorchPaddedAttention
-from headway.attention.torch_reference import TorchReferenceAttention
+from headway.attention.torch_attention import TorchPaddedAttention, TorchReferenceAttention
 from headway.errors import ConfigError
 from headway.kv.layer_cache import LayerKVCache
 

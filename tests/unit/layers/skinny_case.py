@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.triton_device import DEVICE  # isort: split
 
-from headway.layers.ops import ScaledRows
+from headway.layers.linear import ScaledRows
 from headway.layers.skinny_gemm import _block_m, split_add
 
 _MARGIN = 64

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from headway.attention import HeadNorms, Heads
 from headway.kv.layer_cache import LayerKVCache
-from headway.layers import HeadNorms, Heads
+from headway.layers.linear import TorchLinear
 from headway.layers.torch_ops import TorchOps
-from headway.quantization.torch_linear import TorchLinear
 
 OPS = TorchOps()
 
@@ -53,10 +53,10 @@ def test_norm_swiglu_takes_the_gate_first() -> None:
     assert torch.equal(residual, total)
 
 
-def test_linear_add_leaves_the_sum_to_the_next_norm() -> None:
+def test_add_to_leaves_the_sum_to_the_next_norm() -> None:
     x, residual, linear = torch.randn(4, 6), torch.randn(4, 3), TorchLinear(torch.randn(3, 6), torch.randn(3))
     before = residual.clone()
-    delta = OPS.linear_add(x, linear, residual, torch.randn(3))
+    delta = linear.add_to(residual, x, next_norm=torch.randn(3))
     assert delta is not None and torch.equal(delta, linear(x))
     assert torch.equal(residual, before)
 

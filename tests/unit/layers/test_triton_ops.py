@@ -12,14 +12,16 @@ from torch import Tensor
 
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
-from headway.attention import FORMATS, KVFormat
+from headway.attention import FORMATS, HeadNorms, Heads, KVFormat
 from headway.kv.layer_cache import LayerKVCache
-from headway.layers import HeadNorms, Heads, skinny_gemm
+from headway.layers import skinny_gemm
+from headway.layers.linear import Delta, TorchLinear
+from headway.layers.ops import Ops
 from headway.layers.torch_ops import TorchOps
+from headway.layers.triton_linear import TritonLinear
 from headway.layers.triton_ops import TritonOps
 from headway.loader import open_checkpoint
 from headway.models import Decoder, load_decoder
-from headway.quantization.torch_linear import TorchLinear
 from tests.unit.models.harness import HandRequest, Harness
 from tests.unit.models.tiny import hf_model, random_prompt, save_folder
 
@@ -98,40 +100,33 @@ def test_norm_rounds_before_it_scales() -> None:
 def test_rows_do_not_depend_on_the_batch() -> None:
     residual, weight, gate_up = randn(9, 576), randn(576), randn(9, 200)
     whole = OPS.norm(residual, None, weight, EPS)
-    activated = swiglu(OPS, gate_up)
+    activated = OPS.silu_mul(gate_up)
     for row in range(9):
         assert torch.equal(OPS.norm(residual[row : row + 1], None, weight, EPS)[0], whole[row])
-        assert torch.equal(swiglu(OPS, gate_up[row : row + 1])[0], activated[row])
+        assert torch.equal(OPS.silu_mul(gate_up[row : row + 1])[0], activated[row])
 
 
 # ----------------------------------------------------------------------------------------------------------- swiglu
-
-
-def swiglu(ops: TorchOps | TritonOps, gate_up: Tensor) -> Tensor:
-    """The gate alone: norm_swiglu whose projection gives `gate_up` whatever goes in."""
-    rows = torch.ones(gate_up.shape[0], 4, dtype=gate_up.dtype, device=DEVICE)
-    fixed: Callable[[Tensor], Tensor] = lambda _: gate_up  # noqa: E731
-    return ops.norm_swiglu(rows, None, rows[0], EPS, fixed)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 50), (2, 1024), (5, 1536)])
 def test_swiglu(rows: int, width: int, dtype: torch.dtype) -> None:
     gate_up = randn(rows, 2 * width, dtype=dtype) * 8
-    assert_near(swiglu(OPS, gate_up), swiglu(EXPECTED, gate_up))
+    assert_near(OPS.silu_mul(gate_up), EXPECTED.silu_mul(gate_up))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 def test_swiglu_of_large_gates() -> None:
     gate_up = torch.tensor([[-200.0, -90.0, 0.0, 200.0, 2.0, 2.0, 2.0, 2.0]], device=DEVICE)
-    torch.testing.assert_close(swiglu(OPS, gate_up), torch.tensor([[0.0, 0.0, 0.0, 400.0]], device=DEVICE))
+    torch.testing.assert_close(OPS.silu_mul(gate_up), torch.tensor([[0.0, 0.0, 0.0, 400.0]], device=DEVICE))
 
 
 def test_swiglu_rounds_where_torch_does() -> None:
     gate_up = randn(8, 2 * 500, dtype=torch.float16)
     gate, up = gate_up.float().chunk(2, dim=-1)
-    expected = swiglu(EXPECTED, gate_up)
-    assert agreement(swiglu(OPS, gate_up), expected) > 0.99
+    expected = EXPECTED.silu_mul(gate_up)
+    assert agreement(OPS.silu_mul(gate_up), expected) > 0.99
     assert agreement((F.silu(gate) * up).half(), expected) < 0.9
 
 
@@ -292,36 +287,51 @@ def test_what_the_kernels_would_read_wrongly_is_refused() -> None:
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_linear_add_accumulates_in_the_residual(dtype: torch.dtype, with_bias: bool) -> None:
+def test_add_to_accumulates_in_the_residual(dtype: torch.dtype, with_bias: bool) -> None:
     x, residual = randn(5, 48, dtype=dtype), randn(5, 32, dtype=dtype)
-    linear = TorchLinear(randn(32, 48, dtype=dtype), randn(32, dtype=dtype) if with_bias else None)
+    linear = TritonLinear(randn(32, 48, dtype=dtype), randn(32, dtype=dtype) if with_bias else None, skinny=False)
     expected = residual.double() + linear(x).double()
-    assert TritonOps(skinny=False).linear_add(x, linear, residual, randn(32, dtype=dtype)) is None
+    assert linear.add_to(residual, x, next_norm=randn(32, dtype=dtype)) is None
     tolerance = 2e-5 if dtype is torch.float32 else 6e-2
     torch.testing.assert_close(residual.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-class OpaqueLinear:
-    """A Linear whose weight nobody else can multiply with."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._linear = TorchLinear(weight)
-        self.out_features, self.in_features = weight.shape
-        self.num_bytes = weight.nbytes
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._linear(x)
-
-
-def test_a_linear_of_another_kind_leaves_its_product_to_the_next_norm() -> None:
+def test_a_linear_without_fused_forms_leaves_its_product_to_the_next_norm() -> None:
     x, residual, weight = randn(5, 48), randn(5, 32), randn(32)
-    down, qkv = OpaqueLinear(randn(32, 48)), OpaqueLinear(randn(20, 32))
-    delta = OPS.linear_add(x, down, residual, weight)
+    down, qkv = TorchLinear(randn(32, 48)), TorchLinear(randn(20, 32))
+    delta = down.add_to(residual, x, next_norm=weight)
     assert isinstance(delta, Tensor) and torch.equal(delta, down(x))
     total = residual + delta
     expected = EXPECTED.norm_linear(total, None, weight, EPS, qkv)
     torch.testing.assert_close(OPS.norm_linear(residual, delta, weight, EPS, qkv), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(residual, total)
+
+
+class FusingLinear(TorchLinear):
+    """Says that it has every fused form, and answers each with a marked result."""
+
+    def norm_linear(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor:
+        return torch.full((1, 1), 1.0)
+
+    def norm_swiglu(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor:
+        return torch.full((1, 1), 2.0)
+
+
+class GatingLinear(TorchLinear):
+    """Has the gate, without the norm before it."""
+
+    def swiglu(self, x: Tensor) -> Tensor:
+        return x * 3
+
+
+@pytest.mark.parametrize("ops", [OPS, EXPECTED], ids=["triton", "torch"])
+def test_ops_take_the_fused_forms_that_a_linear_offers(ops: Ops) -> None:
+    residual, norm = randn(2, 8), randn(8)
+    fusing, gating = FusingLinear(randn(8, 8)), GatingLinear(randn(8, 8))
+    assert ops.norm_linear(residual, None, norm, EPS, fusing).item() == 1.0
+    assert ops.norm_swiglu(residual, None, norm, EPS, fusing).item() == 2.0
+    normed = ops.norm(residual, None, norm, EPS)
+    assert torch.equal(ops.norm_swiglu(residual, None, norm, EPS, gating), normed * 3)
 
 
 @pytest.fixture
@@ -362,41 +372,43 @@ ONE_ROW_NORMS = ["one_row norm", "one_row norm swiglu"]
 def test_few_rows_go_to_the_fused_matmuls(skinny_calls: list[str], rows: int, fused: list[str]) -> None:
     dtype = torch.float16
     residual, weight = randn(rows, 32, dtype=dtype), randn(32, dtype=dtype)
-    linear = TorchLinear(randn(32, 32, dtype=dtype), randn(32, dtype=dtype))
-    gate_up = TorchLinear(randn(16, 32, dtype=dtype) / 4)
-    near_half(OPS.norm_linear(residual, None, weight, EPS, linear), linear(EXPECTED.norm(residual, None, weight, EPS)))
+    linear = TritonLinear(randn(32, 32, dtype=dtype), randn(32, dtype=dtype))
+    gate_up = TritonLinear(randn(16, 32, dtype=dtype) / 4)
+    plain, plain_gate_up = TorchLinear(linear.weight, linear.bias), TorchLinear(gate_up.weight)
+    near_half(OPS.norm_linear(residual, None, weight, EPS, linear), plain(EXPECTED.norm(residual, None, weight, EPS)))
     activated = OPS.norm_swiglu(residual, None, weight, EPS, gate_up)
-    near_half(activated, EXPECTED.norm_swiglu(residual, None, weight, EPS, gate_up))
+    near_half(activated, EXPECTED.norm_swiglu(residual, None, weight, EPS, plain_gate_up))
     x, before = randn(rows, 32, dtype=dtype), residual.clone()
-    delta = OPS.linear_add(x, linear, residual, weight)
-    near_half(residual, before + linear(x))
-    near_half(OPS.linear(x, gate_up), gate_up(x))
+    delta = linear.add_to(residual, x, next_norm=weight)
+    near_half(residual, before + plain(x))
+    near_half(gate_up(x), plain_gate_up(x))
     # What the sum has left to the next norm, whichever of the three follows it.
     total = residual.clone()
     near_half(OPS.norm(residual, delta, weight, EPS), EXPECTED.norm(total, None, weight, EPS))
-    near_half(OPS.norm_linear(residual, delta, weight, EPS, linear), linear(EXPECTED.norm(total, None, weight, EPS)))
+    near_half(OPS.norm_linear(residual, delta, weight, EPS, linear), plain(EXPECTED.norm(total, None, weight, EPS)))
     activated = OPS.norm_swiglu(residual, delta, weight, EPS, gate_up)
-    near_half(activated, EXPECTED.norm_swiglu(total, None, weight, EPS, gate_up))
+    near_half(activated, EXPECTED.norm_swiglu(total, None, weight, EPS, plain_gate_up))
     assert torch.equal(residual, total)
     assert skinny_calls == fused
 
 
 def test_a_delta_is_added_by_the_norm_kernel(skinny_calls: list[str]) -> None:
     residual, delta, weight = (randn(*shape, dtype=torch.float16) for shape in ((1, 32), (1, 32), (32,)))
-    linear, total = TorchLinear(randn(8, 32, dtype=torch.float16)), residual + delta
-    near_half(OPS.norm_linear(residual, delta, weight, EPS, linear), linear(EXPECTED.norm(total, None, weight, EPS)))
+    linear, total = TritonLinear(randn(8, 32, dtype=torch.float16)), residual + delta
+    plain = TorchLinear(linear.weight)
+    near_half(OPS.norm_linear(residual, delta, weight, EPS, linear), plain(EXPECTED.norm(total, None, weight, EPS)))
     assert torch.equal(residual, total)
     assert skinny_calls == ["one_row"]
 
 
 def test_without_skinny_matmuls_and_in_float32_cublas_takes_all(skinny_calls: list[str]) -> None:
-    for ops, dtype in ((TritonOps(skinny=False), torch.float16), (OPS, torch.float32)):
+    for skinny, dtype in ((False, torch.float16), (True, torch.float32)):
         residual, weight = randn(1, 32, dtype=dtype), randn(32, dtype=dtype)
-        linear = TorchLinear(randn(32, 32, dtype=dtype))
-        ops.norm_linear(residual, None, weight, EPS, linear)
-        ops.norm_swiglu(residual, None, weight, EPS, linear)
-        ops.linear(residual, linear)
-        ops.linear_add(residual.clone(), linear, residual, weight)
+        linear = TritonLinear(randn(32, 32, dtype=dtype), skinny=skinny)
+        OPS.norm_linear(residual, None, weight, EPS, linear)
+        OPS.norm_swiglu(residual, None, weight, EPS, linear)
+        linear(residual)
+        linear.add_to(residual, residual.clone(), next_norm=weight)
     assert not skinny_calls
 
 
@@ -405,15 +417,13 @@ def test_without_skinny_matmuls_and_in_float32_cublas_takes_all(skinny_calls: li
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_linear_into_a_given_tensor(rows: int, with_bias: bool, dtype: torch.dtype) -> None:
     x = randn(rows, 48, dtype=dtype)
-    linear = TorchLinear(randn(20, 48, dtype=dtype), randn(20, dtype=dtype) if with_bias else None)
-    opaque = OpaqueLinear(linear.weight)
-    for ops in (OPS, EXPECTED):
-        for kind in (linear, opaque):
-            buffer = torch.full((4, 20), 9.0, dtype=dtype, device=DEVICE)
-            got = ops.linear(x, kind, buffer[:rows])
-            assert got.data_ptr() == buffer.data_ptr()
-            near_half(got, kind(x))
-            assert torch.equal(buffer[rows:], torch.full_like(buffer[rows:], 9.0))
+    weight, bias = randn(20, 48, dtype=dtype), randn(20, dtype=dtype) if with_bias else None
+    for linear in (TorchLinear(weight, bias), TritonLinear(weight, bias), TritonLinear(weight, bias, skinny=False)):
+        buffer = torch.full((4, 20), 9.0, dtype=dtype, device=DEVICE)
+        got = linear(x, buffer[:rows])
+        assert got.data_ptr() == buffer.data_ptr()
+        near_half(got, linear(x))
+        assert torch.equal(buffer[rows:], torch.full_like(buffer[rows:], 9.0))
 
 
 # ---------------------------------------------------------------------------------------------------- a whole decoder

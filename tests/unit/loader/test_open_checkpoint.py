@@ -12,9 +12,8 @@ import torch
 
 from headway.errors import ConfigError, CorruptModelError, ModelNotFoundError, UnsupportedModelError
 from headway.layers.torch_ops import TorchOps
-from headway.loader import open_checkpoint
+from headway.loader import looks_like_hub_id, open_checkpoint
 from headway.loader.dummy import BUILTIN_SHAPES, DummyCheckpoint
-from headway.loader.hub import looks_like_hub_id
 from headway.models import load_decoder
 from headway.models.decoder_config import Llama3Scaling
 from tests.unit.models.harness import Harness

@@ -39,11 +39,8 @@ class Harness:
     ) -> None:
         config = decoder.config
         dtype, device = decoder.embedding.dtype, decoder.embedding.device
-        shape = (num_blocks, config.num_kv_heads, config.head_dim, block_size)
-        caches = [
-            LayerKVCache.zeros(*shape, dtype=dtype, device=device, token_major=token_major)
-            for _ in range(config.num_layers)
-        ]
+        shapes = [(num_blocks, layer.heads.num_kv_heads, layer.heads.head_dim, block_size) for layer in decoder.layers]
+        caches = [LayerKVCache.zeros(*shape, dtype=dtype, device=device, token_major=token_major) for shape in shapes]
         self.decoder = decoder
         self.device = device
         self.block_size = block_size

@@ -104,8 +104,8 @@ def test_progress_counts_the_bytes_to_the_end(folder: Path) -> None:
 
 
 def test_rotary_table_follows_max_model_len(folder: Path) -> None:
-    assert load(folder).cos_sin.shape == (256, 16)
-    assert load(folder, max_model_len=100).cos_sin.shape == (100, 16)
+    assert load(folder).layers[0].heads.cos_sin.shape == (256, 16)
+    assert load(folder, max_model_len=100).layers[0].heads.cos_sin.shape == (100, 16)
 
 
 @pytest.mark.parametrize("max_model_len", [0, -1, 257])
@@ -131,7 +131,7 @@ def test_int8_needs_float32_on_the_cpu(folder: Path) -> None:
 @pytest.mark.parametrize("family", ["llama_biased", "qwen3"])
 def test_num_bytes_is_what_is_held(tmp_path: Path, family: str) -> None:
     decoder = load(save_folder(hf_model(family), tmp_path))
-    assert decoder.num_bytes == decoder.config.num_parameters * 4 + decoder.cos_sin.nbytes
+    assert decoder.num_bytes == decoder.config.num_parameters * 4 + decoder.layers[0].heads.cos_sin.nbytes
 
 
 def test_weights_do_not_depend_on_the_file_after_loading(folder: Path) -> None:

@@ -13,8 +13,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from headway.errors import CorruptModelError
 from headway.models.decoder_config import FrequencyFactors, RopeConfig, YarnScaling
-from headway.models.registry import config_from_hf
-from headway.models.rotary_table import build_cos_sin, scaled_frequencies
+from headway.models.hf_config import config_from_hf
+from headway.models.rotary import build_cos_sin, scaled_frequencies
 
 LLAMA31 = {
     "rope_type": "llama3",

@@ -9,8 +9,7 @@ import torch
 
 from headway import native
 from headway.errors import NativeBuildError
-from headway.native.build import build
-from headway.native.cpu_count import usable_cpus
+from headway.native.build import build, usable_cpus
 from headway.native.lib import NativeLibrary
 
 

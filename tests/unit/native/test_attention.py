@@ -13,7 +13,7 @@ from torch import Tensor
 from headway.attention.base import AttentionBatch
 from headway.attention.cpu import CpuAttention
 from headway.errors import ConfigError
-from headway.kv.format import FORMATS, KVFormat
+from headway.kv.kv_format import FORMATS, KVFormat
 from headway.kv.layer_cache import LayerKVCache
 from headway.native.lib import NativeLibrary
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from headway import native
+from headway.layers.packed_linear import Float32Linear, Int8Linear, PackedLinear
 from headway.native.lib import NativeLibrary, PackedWeight
-from headway.quantization.packed_linear import Float32Linear, Int8Linear, PackedLinear
 
 SHAPES = [  # (rows, out, in)
     (1, 16, 64),

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from headway import native
+from headway.layers.packed_linear import Int8Linear, PackedLinear
 from headway.native.lib import NativeLibrary
-from headway.quantization.packed_linear import Int8Linear, PackedLinear
 
 
 @pytest.mark.parametrize("name", sorted(native.GGUF_BLOCKS))

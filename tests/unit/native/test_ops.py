@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.kv.format import FORMATS
+from headway.attention import HeadNorms, Heads
+from headway.kv.kv_format import FORMATS
 from headway.kv.layer_cache import LayerKVCache
-from headway.layers import HeadNorms, Heads
 from headway.layers.native_ops import NativeOps
 from headway.layers.torch_ops import TorchOps
 from headway.native.lib import NativeLibrary
@@ -33,24 +33,19 @@ def test_norms(library: NativeLibrary, rows: int, width: int) -> None:
     assert torch.equal(result, ops.norm(total, None, weight, 1e-5))
 
 
-def swiglu(ops: NativeOps, gate_up: Tensor) -> Tensor:
-    """The gate alone: norm_swiglu whose projection gives `gate_up` whatever goes in."""
-    return ops.norm_swiglu(torch.ones(gate_up.shape[0], 4), None, torch.ones(4), 1e-5, lambda _: gate_up)
-
-
 @pytest.mark.parametrize("width", [1, 3, 16, 50, 1536])
 def test_swiglu(library: NativeLibrary, width: int) -> None:
     gate_up = torch.randn(7, 2 * width) * 8
     gate_up[0, 0], gate_up[1, 0], gate_up[2, 0] = -200.0, 200.0, 0.0
     gate, up = gate_up.double().chunk(2, dim=-1)
-    result = swiglu(NativeOps(library), gate_up)
+    result = NativeOps(library).silu_mul(gate_up)
     torch.testing.assert_close(result.double(), gate * torch.sigmoid(gate) * up, rtol=1e-6, atol=1e-7)
 
 
 def test_rows_do_not_depend_on_the_batch(library: NativeLibrary) -> None:
     ops = NativeOps(library)
     x, weight = torch.randn(90, 576), torch.randn(576)
-    for function in (lambda rows: ops.norm(rows, None, weight, 1e-6), lambda rows: swiglu(ops, rows)):
+    for function in (lambda rows: ops.norm(rows, None, weight, 1e-6), ops.silu_mul):
         single = torch.cat([function(row[None]) for row in x])
         for m in (1, 2, 31, 90):
             assert torch.equal(function(x[:m]), single[:m])

@@ -28,7 +28,7 @@ def device_name(device: str) -> str:
         import torch
 
         return str(torch.cuda.get_device_name(device))
-    from headway.native.cpu_count import usable_cpus
+    from headway.native.build import usable_cpus
 
     num_cores = usable_cpus()
     return f"{_cpu_model()}, {num_cores} core{'s' if num_cores != 1 else ''}"

@@ -19,7 +19,7 @@
 #define HW_GROUP_BYTES (HW_GROUP * HW_TILE + HW_TILE * 4)
 #define HW_MAX_THREADS 256
 
-/* In which numbers keys or values are cached; what they mean: headway/attention/kv_format.py. Keys are never int4. */
+/* In which numbers keys or values are cached; what they mean: headway/kv/kv_format.py. Keys are never int4. */
 enum hw_kv_numbers { HW_KV_F32, HW_KV_F16, HW_KV_INT8, HW_KV_FP8, HW_KV_INT4 };
 
 /* One layer's KV cache. scales: float16 [blocks][kv_heads][block_size][2], of the key and of the value; or NULL. */

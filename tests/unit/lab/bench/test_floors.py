@@ -19,7 +19,7 @@ from headway.lab.bench.offline_bench import SCENARIOS
 from headway.lab.bench.timelines import RoundTimes
 from headway.lab.workload.requests import BenchRequest
 from headway.loader.dummy import BUILTIN_SHAPES
-from headway.models.registry import config_from_hf
+from headway.models.hf_config import config_from_hf
 
 COPY_BANDWIDTH = 4.3e12
 LINEAR_BANDWIDTH_AT_64 = 3.5e12

@@ -27,9 +27,18 @@ import triton
 import triton.language as tl
 
 from headway.attention.context_parts import NUM_COLUMNS
-from headway.kv.codes import codes, paired_codes, row_scales
-from headway.kv.numbers import add_row, add_values, key_numbers, load_scales, no_parts, whole
-from headway.layers.triton_kernels import load_pairs, normed_and_rotated
+from headway.attention.triton_shared import load_pairs, normed_and_rotated
+from headway.kv.kv_triton import (
+    add_row,
+    add_values,
+    codes,
+    key_numbers,
+    load_scales,
+    no_parts,
+    paired_codes,
+    row_scales,
+    whole,
+)
 
 PART_COLUMNS = tl.constexpr(NUM_COLUMNS)
 
@@ -136,7 +145,7 @@ def decode_kernel(
             HEAD_DIM,
         ).to(q.dtype.element_ty)
         if end == seq_len:
-            # The new token starts the running result from registers; nobody has to wait for what is written.
+            # The new token starts the running result from registers; nothing waits for what is written.
             k_first, k_second = normed_and_rotated(
                 qkv, NUM_HEADS + head + tl.arange(0, 1), pair_dim, all_pairs, k_norm, norm_eps, angles, HEAD_DIM
             )
@@ -305,7 +314,7 @@ def _load_tile(
     """Keys [D, TILE] and values [TILE, D] of the tokens `first .. first + TILE - 1`; MASKED: some may lie past `end`.
 
     Beside them the slots of these tokens in the cache of all heads, -1 past the end. Values of a scaled FORMAT are
-    words of 16 bits, as in kv_numbers.py.
+    words of 16 bits, as in kv_triton.py.
 
     DESCRIBED: the caches are tensor descriptors over [blocks * heads * block size, D] and a tile lies in one block, so
     it is one copy by the memory unit.

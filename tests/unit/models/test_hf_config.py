@@ -12,7 +12,7 @@ import pytest
 
 from headway.errors import CorruptModelError, UnsupportedModelError
 from headway.models.decoder_config import DecoderConfig, Llama3Scaling, RopeConfig
-from headway.models.registry import SUPPORTED_ARCHITECTURES, config_from_hf
+from headway.models.hf_config import SUPPORTED_ARCHITECTURES, config_from_hf
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -165,7 +165,7 @@ def test_neither_architecture_nor_model_type() -> None:
 
 
 def test_describing_a_model_needs_no_torch() -> None:
-    code = "import sys, headway.models.registry; sys.exit('torch' in sys.modules)"
+    code = "import sys, headway.models.hf_config; sys.exit('torch' in sys.modules)"
     subprocess.run(
         [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )

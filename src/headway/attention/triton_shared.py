@@ -1,59 +1,45 @@
-"""The decoder's row-wise kernels in Triton: RMS norm, rotation with the KV write, SwiGLU.
+"""Triton code that attention and the other layers share: how deep a kernel may load ahead, and what is done to the
+heads of a projection before attention: norm, rotation and the write to the KV cache.
 
-All are bound by memory: each value is read once and written once. Arithmetic is float32; where `TorchOps` rounds to the
-tensors' dtype in between, so do these. Nothing here depends on the number of rows but the grid, so that a step of
-another size compiles nothing anew and a row's result is the same to the bit in any step.
+The kernels are tuned on a device with 227 KiB of shared memory; on others (163 KiB, 99 KiB) they take fewer stages
+instead of failing at their first launch.
 
-Rows are contiguous. Widths need not be powers of two: BLOCK is the next one, and columns beyond the width are masked.
+Rotation and write are bound by memory: each value is read once and written once. Arithmetic is float32; where
+`TorchOps` rounds to the tensors' dtype in between, so do these. Nothing depends on the number of rows but the grid, so
+that a step of another size compiles nothing anew and a row's result is the same to the bit in any step.
 """
 
 from __future__ import annotations
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 
-from headway.kv.codes import codes, paired_codes, row_scales
+from headway.kv.kv_triton import codes, paired_codes, row_scales
+
+_RESERVE_BYTES = 4096  # for reductions and layout changes within a kernel
+_UNLIMITED = 1 << 30
+
+
+def stages_that_fit(wanted: int, stage_bytes: int, device: torch.device, *, fixed_bytes: int = 0) -> int:
+    """As many of `wanted` stages of `stage_bytes` as fit beside `fixed_bytes`; at least one."""
+    room = _shared_memory_bytes(device) - fixed_bytes - _RESERVE_BYTES
+    return max(1, min(wanted, room // stage_bytes))
+
+
+@functools.cache
+def _shared_memory_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _UNLIMITED
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", _UNLIMITED))
 
 
 @triton.jit
-def _rounded(x: tl.tensor, like: tl.tensor) -> tl.tensor:
+def rounded(x: tl.tensor, like: tl.tensor) -> tl.tensor:
     """float32 x with what the elements behind the pointer `like` cannot hold rounded off."""
     return x.to(like.dtype.element_ty).to(tl.float32)
-
-
-@triton.jit
-def rms_norm_kernel(
-    residual: tl.tensor,
-    delta: tl.tensor | None,
-    weight: tl.tensor,
-    out: tl.tensor,
-    eps: tl.tensor,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """A program is a row. With a delta: residual += delta first, in place."""
-    row = tl.program_id(0).to(tl.int64) * WIDTH
-    column = tl.arange(0, BLOCK)
-    inside = column < WIDTH
-    x = tl.load(residual + row + column, mask=inside, other=0.0).to(tl.float32)
-    if delta is not None:
-        x = _rounded(x + tl.load(delta + row + column, mask=inside, other=0.0).to(tl.float32), residual)
-        tl.store(residual + row + column, x.to(residual.dtype.element_ty), mask=inside)
-    scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
-    normed = _rounded(x * scale, out) * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row + column, normed.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def silu_mul_kernel(gate_up: tl.tensor, out: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    """A program is BLOCK columns of one row of `out` [rows, WIDTH]; gate_up is [rows, 2 * WIDTH]."""
-    row = tl.program_id(0).to(tl.int64) * WIDTH
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < WIDTH
-    gate = tl.load(gate_up + 2 * row + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + 2 * row + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-    activated = _rounded(gate * tl.sigmoid(gate), out) * up
-    tl.store(out + row + column, activated.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -85,11 +71,11 @@ def normed_and_rotated(
         scale = tl.rsqrt(tl.sum(first * first + second * second, 1) / HEAD_DIM + eps)[:, None]
         first_weight = tl.load(norm + pair, mask=pair < HALF, other=0.0).to(tl.float32)
         second_weight = tl.load(norm + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
-        first = _rounded(_rounded(first * scale, row) * first_weight[None, :], row)
-        second = _rounded(_rounded(second * scale, row) * second_weight[None, :], row)
+        first = rounded(rounded(first * scale, row) * first_weight[None, :], row)
+        second = rounded(rounded(second * scale, row) * second_weight[None, :], row)
     cos = tl.load(cos_sin_row + pair, mask=pair < HALF, other=0.0)[None, :]
     sin = tl.load(cos_sin_row + HALF + pair, mask=pair < HALF, other=0.0)[None, :]
-    return _rounded(first * cos - second * sin, row), _rounded(second * cos + first * sin, row)
+    return rounded(first * cos - second * sin, row), rounded(second * cos + first * sin, row)
 
 
 @triton.jit

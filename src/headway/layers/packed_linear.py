@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from headway import native
+from headway.layers.linear import Linear
 from headway.native.lib import RELEASE_LOCK_MACS, PackedWeight, check
 
 
-class PackedLinear:
+class PackedLinear(Linear):
     """Keeps only the packed weight. Addresses and functions are looked up once: a decode step is many short calls."""
 
     def __init__(self, packed: PackedWeight, bias: Tensor | None) -> None:
@@ -23,19 +24,21 @@ class PackedLinear:
         self._bias = None if bias is None else check(bias, torch.float32, "bias")
         if self._bias is not None and self._bias.shape != (self.out_features,):
             raise ValueError(f"bias has shape {tuple(self._bias.shape)}, the weight has {self.out_features} outputs")
-        self.num_bytes = packed.data.nbytes + (0 if self._bias is None else self._bias.nbytes)
         self._weight_pointer = packed.data.data_ptr()
         self._bias_pointer = None if self._bias is None else self._bias.data_ptr()
         self._held = getattr(packed.library.held, packed.kernel)
         self._released = getattr(packed.library.released, packed.kernel)
         self._long_rows = RELEASE_LOCK_MACS // (self.out_features * self.in_features) + 1
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, in_features] -> [T, out_features]"""
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self._packed.data,) if self._bias is None else (self._packed.data, self._bias)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         rows, columns = check(x, torch.float32, "x").shape
         if columns != self.in_features:
             raise ValueError(f"x has {columns} columns, the layer takes {self.in_features}")
-        out = torch.empty(rows, self.out_features)
+        product = torch.empty(rows, self.out_features)
         run = self._released if rows >= self._long_rows else self._held
         run(
             x.data_ptr(),
@@ -44,9 +47,9 @@ class PackedLinear:
             self._weight_pointer,
             self.out_features,
             self._bias_pointer,
-            out.data_ptr(),
+            product.data_ptr(),
         )
-        return out
+        return product if out is None else out.copy_(product)
 
 
 class Int8Linear(PackedLinear):

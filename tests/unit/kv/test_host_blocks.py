@@ -11,9 +11,9 @@ from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
 from headway.attention import FORMATS
 from headway.core.scheduler_output import BlockMoves
-from headway.kv.block_kernels import BlockLayout, gather_blocks, scatter_blocks
-from headway.kv.block_moves import HostBlocks, _as_bytes, apply_moves
+from headway.kv.host_blocks import HostBlocks, _as_bytes, apply_moves
 from headway.kv.layer_cache import LayerKVCache
+from headway.kv.staged_copies import BlockLayout, gather_blocks, scatter_blocks
 
 NUM_BLOCKS, NUM_SLOTS = 12, 7
 

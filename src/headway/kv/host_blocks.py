@@ -1,6 +1,8 @@
 """Copies of whole KV blocks: within the device, and between the device and host memory.
 
 In host memory a block is one piece of bytes, a slot: what each tensor of each layer has of it, one behind the other.
+For a device that copies by itself the slots are pinned in place: torch's own pinned memory comes in powers of two, up
+to twice what was asked for.
 """
 
 from __future__ import annotations
@@ -8,14 +10,15 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headway.core.scheduler_output import BlockMoves
-from headway.kv.host_memory import pin, unpin, zero_bytes
+from headway.errors import OutOfMemoryError
 from headway.kv.layer_cache import LayerKVCache
 
 if TYPE_CHECKING:
@@ -32,14 +35,14 @@ class HostBlocks:
 
     def __init__(self, kv_caches: Sequence[LayerKVCache], num_slots: int) -> None:
         self._blocks = [_as_bytes(tensor) for cache in kv_caches for tensor in cache.tensors]
-        self._slots = zero_bytes(num_slots, sum(tensor.shape[1] for tensor in self._blocks))
+        self._slots = _zero_bytes(num_slots, sum(tensor.shape[1] for tensor in self._blocks))
         self._staged: StagedCopies | None = None
         if self._blocks[0].is_cuda:
             from headway.kv.staged_copies import StagedCopies  # it takes Triton
 
-            pin(self._slots)
+            _pin(self._slots)
             self._staged = StagedCopies(self._blocks, self._slots)
-            weakref.finalize(self, unpin, self._slots, self._staged.wait).atexit = False
+            weakref.finalize(self, _unpin, self._slots, self._staged.wait).atexit = False
 
     def measure_restore(self) -> float:
         """Seconds that copying a block in takes, at best. Writes into the first blocks, which are empty still."""
@@ -107,3 +110,28 @@ def _copy(kv_caches: Sequence[LayerKVCache], pairs: Pairs) -> None:
     sources, targets = indices.unbind(1)
     for tensor in itertools.chain.from_iterable(cache.tensors for cache in kv_caches):
         tensor[targets] = tensor[sources]  # all sources are read before any target is written
+
+
+def _zero_bytes(num_rows: int, num_bytes: int) -> Tensor:
+    """uint8 [num_rows, num_bytes], which takes memory only where it is written or pinned."""
+    try:
+        return torch.from_numpy(np.zeros((num_rows, num_bytes), dtype=np.uint8))
+    except MemoryError as error:
+        raise OutOfMemoryError(f"{_too_much(num_rows * num_bytes)}: there is not so much.") from error
+
+
+def _pin(memory: Tensor) -> None:
+    """Let the device copy from and to this memory by itself."""
+    error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    if int(error) != 0:
+        raise OutOfMemoryError(f"{_too_much(memory.numel())}: the system does not let so much be pinned ({error}).")
+
+
+def _unpin(memory: Tensor, wait: Callable[[], None]) -> None:
+    """Give it back to the system, after the copies that are under way."""
+    wait()
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
+def _too_much(num_bytes: int) -> str:
+    return f"Cannot have {num_bytes / 2**30:.1f} GiB of host memory for KV blocks (host_cache_memory)"

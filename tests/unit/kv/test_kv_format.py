@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headway.attention import FORMATS, KVFormat
-from headway.kv.format import Numbers
+from headway.kv.kv_format import Numbers
 from headway.kv.layer_cache import LayerKVCache
 
 SCALED = [FORMATS[name] for name in ("fp8", "int8", "int4")]

@@ -1,0 +1,131 @@
+"""What a linear layer is: the product, the fused forms that a kind of it offers, and which kind a checkpoint's weight
+becomes.
+
+    kind             weight                           module
+    TorchLinear      as it is, any device and dtype   here
+    TritonLinear     as it is, on CUDA                triton_linear.py
+    Float32Linear    packed for the CPU kernels       packed_linear.py
+    Int8Linear       quantised for the CPU kernels    packed_linear.py
+
+A layer is asked for a fused form and answers None where it has none for these rows; `Ops` then computes the steps one
+by one. So a kind that is quantised, sharded or adapted keeps the fast paths that it implements, and a caller never
+looks at the kind.
+
+`residual` [T, hidden] is the running sum of the decoder and is changed in place. `delta` is what `add_to`, which
+projects back to it, leaves for the norm that follows: the product, for the norm to add; or, where it was added at once,
+nothing, or the first half of the norm's own work (`ScaledRows`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headway.errors import ConfigError
+
+QUANTIZATION_NAMES = ("none", "int8")
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledRows:
+    """Rows of the residual on their way through a norm: what is left is to divide each by its root mean square."""
+
+    values: Tensor
+    """[T, hidden]: the residual times the norm's weight."""
+    squares: Tensor
+    """float32 [parts, T or more]: parts of the sum of squares of each row of the residual."""
+
+
+Delta = Tensor | ScaledRows | None
+
+
+class Linear(ABC):
+    """y = x @ weight.T + bias. x [T, in_features], y [T, out_features]."""
+
+    in_features: int
+    out_features: int
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What holds the weight and the bias in memory, in whatever form."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @abstractmethod
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The product, written to `out` where that is given."""
+
+    def add_to(self, residual: Tensor, x: Tensor, *, next_norm: Tensor) -> Delta:
+        """residual += self(x), IN PLACE or left to the next norm, whose weight is `next_norm`. Returns its `delta`.
+
+        The only way from a product to the residual: `o` and `down` take it. A layer whose input features are divided
+        among ranks has partial products here, and sums them over the ranks (all-reduce) before anything is added.
+        """
+        return self(x)
+
+    def norm_linear(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
+        """self(norm of the residual), where one kernel does both; `delta` is taken as `Ops.norm` takes it."""
+        return None
+
+    def norm_swiglu(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
+        """`swiglu` of the norm of the residual, where one kernel does both."""
+        return None
+
+    def swiglu(self, x: Tensor) -> Tensor | None:
+        """silu(first half) * second half of self(x), where one kernel does both."""
+        return None
+
+
+class TorchLinear(Linear):
+    """Holds the weight [out, in] as it is given."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.out_features, self.in_features = weight.shape
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        product = F.linear(x, self.weight, self.bias)
+        return product if out is None else out.copy_(product)
+
+
+LinearFactory = Callable[[Tensor, Tensor | None], Linear]
+
+
+def linear_factory(quantization: str, *, kernels: str, device: torch.device | str, dtype: torch.dtype) -> LinearFactory:
+    """The constructor `(weight, bias) -> Linear` for the weights of a model whose `Ops` are `kernels`.
+
+    `none` keeps the weights in `dtype`; `int8` quantises them for the CPU kernels, which take and return float32.
+    """
+    if quantization not in QUANTIZATION_NAMES:
+        raise ConfigError(f"unknown quantization {quantization!r}; valid names are {', '.join(QUANTIZATION_NAMES)}")
+    if quantization == "int8":
+        if torch.device(device).type != "cpu" or dtype != torch.float32:
+            raise ConfigError(
+                f"int8 weights run on the CPU with float32 activations, not on {device} in {dtype}; "
+                "use quantization 'none'"
+            )
+        from headway.layers.packed_linear import Int8Linear
+
+        return Int8Linear
+    if kernels == "native":
+        from headway.layers.packed_linear import Float32Linear
+
+        return Float32Linear
+    if kernels == "triton":
+        from headway.layers.triton_linear import TritonLinear
+
+        return TritonLinear
+    return TorchLinear

@@ -1,0 +1,55 @@
+"""Which kind of `Linear` a weight becomes, and what every kind has in common."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.triton_device import DEVICE  # isort: split
+
+from headway import native
+from headway.errors import ConfigError
+from headway.layers.linear import TorchLinear, linear_factory
+from headway.layers.packed_linear import Float32Linear, Int8Linear
+from headway.layers.triton_linear import TritonLinear
+
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("quantization", "kernels", "device", "dtype", "kind"),
+    [
+        ("none", "torch", "cpu", BF16, TorchLinear),
+        ("none", "torch", "cuda", BF16, TorchLinear),
+        ("none", "native", "cpu", F32, Float32Linear),
+        ("none", "triton", "cuda", BF16, TritonLinear),
+        ("int8", "native", "cpu", F32, Int8Linear),
+        ("int8", "torch", "cpu", F32, Int8Linear),
+    ],
+)
+def test_kinds(quantization: str, kernels: str, device: str, dtype: torch.dtype, kind: type) -> None:
+    assert linear_factory(quantization, kernels=kernels, device=device, dtype=dtype) is kind
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", BF16), ("cuda", F32)])
+def test_int8_is_for_float32_on_the_cpu(device: str, dtype: torch.dtype) -> None:
+    with pytest.raises(ConfigError, match="int8 weights run on the CPU"):
+        linear_factory("int8", kernels="torch", device=device, dtype=dtype)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("kind", [TorchLinear, TritonLinear, Float32Linear, Int8Linear])
+def test_every_kind_tells_its_size_and_writes_where_it_is_told(kind: type, with_bias: bool) -> None:
+    if kind in (Float32Linear, Int8Linear) and not native.is_available():
+        pytest.skip("no C compiler: the native kernels are not built")
+    device = DEVICE if kind is TritonLinear else "cpu"
+    torch.manual_seed(0)
+    weight, bias = torch.randn(20, 64, device=device), torch.randn(20, device=device) if with_bias else None
+    linear, x = kind(weight, bias), torch.randn(3, 64, device=device)
+    assert (linear.in_features, linear.out_features) == (64, 20)
+    assert linear.num_bytes == sum(tensor.nbytes for tensor in linear.tensors)
+    assert len(linear.tensors) == 1 + with_bias
+    out = torch.full((4, 20), 9.0, device=device)
+    assert linear(x, out[:3]).data_ptr() == out.data_ptr()
+    torch.testing.assert_close(out[:3], linear(x))
+    assert torch.equal(out[3], torch.full_like(out[3], 9.0))
