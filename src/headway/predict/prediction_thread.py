@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from headway.predict.predictors import AnswerLengths
 from headway.predict.base import PromptView
+from headway.predict.predictors import AnswerLengths
 
 logger = logging.getLogger(__name__)
 
