@@ -29,8 +29,7 @@ from prefix_workloads import STEP_S, TracedRequest, Turn, chat_turns, conversati
 
 from headway.config import SchedulerConfig
 from headway.core import KVCacheManager, PrefixCache, Request, Scheduler, SchedulerOutput, check_invariants
-from headway.core.block_hash import extend_digests, root_digest
-from headway.core.cached_block import CachedBlock
+from headway.core.cached_block import CachedBlock, root_digest
 from headway.core.eviction import POLICIES, EvictionPolicy, create_eviction_policy
 from headway.executor.fake import FakeExecutor
 
@@ -152,7 +151,7 @@ class FarthestNextUse:
 
 def _prompt_digests(turn: Turn) -> list[bytes]:
     num_blocks = (len(turn.prompt) - 1) // BLOCK_SIZE
-    return extend_digests(Request("", turn.prompt, max_tokens=1), BLOCK_SIZE, num_blocks)[:num_blocks]
+    return Request("", turn.prompt, max_tokens=1).block_digests(BLOCK_SIZE, num_blocks)
 
 
 # ---- counted independently --------------------------------------------------------------------------------------

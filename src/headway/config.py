@@ -28,7 +28,7 @@ DEVICES = ("auto", "cpu", "cuda")
 EVICTION_POLICIES = ("lru", "cost")
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "bf16", "fp8", "int8", "int4")
 SCHEDULING_POLICIES = ("fcfs", "priority", "sjf", "srpt", "ltr", "hrrn", "slo", "fair", "mlfq", "prefix")
-"""Each is a file of this name in headway/core/policy."""
+"""Each is the name of a class in headway/core/policy."""
 BATCHING_MODES = ("continuous", "dynamic", "static")
 PREFILL_MODES = ("chunked", "prefill-first", "decode-first")
 KV_ALLOCATIONS = ("paged", "contiguous-max")

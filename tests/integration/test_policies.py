@@ -12,7 +12,7 @@ import pytest
 
 from headway import LLM
 from headway.config import PREFILL_MODES, SCHEDULING_POLICIES
-from headway.core.policy import mlfq
+from headway.core.policy import by_length
 from headway.engine.request_options import RequestOptions
 from headway.predict.ranker_file import save_ranker
 from headway.predict.training import train_ranker
@@ -82,7 +82,7 @@ def test_tokens_are_those_of_each_request_alone(
     tiny: TinyLLM, alone: Alone, predictor: str, mode: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without overlap and with it; and levels so small that requests sink."""
-    monkeypatch.setattr(mlfq, "FIRST_QUANTUM", 3)
+    monkeypatch.setattr(by_length, "FIRST_QUANTUM", 3)
     num_preempted, more = 0, needs(mode["scheduling_policy"], predictor)
     for overlap in ("off", "on"):
         llm = tiny.on_cpu(overlap=overlap, batch_window_ms=1, starvation_ms=2, **mode, **more, **TOO_SMALL)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from headway.config import SchedulerConfig
-from headway.core.decode_pace import DecodePace
+from headway.core.step_time import DecodePace
 from tests.property.brute_force_cache import BruteForceCache, Prefix
 from tests.property.brute_force_entry import Entry, Share, Step
 from tests.property.brute_force_guard import BruteForceGuard
@@ -145,10 +145,12 @@ class BruteForceScheduler:
     def leave_time(self, step: Step) -> None:
         """Prompts get what keeps the pace of those that generate."""
         backlog = sum(e.remaining for e in self.in_batch() if e.remaining > 1) + sum(e.tokens for e in self.waiting())
-        self.pace.target_s = self.policy.pace(self.target_s)
+        target = self.policy.pace(self.target_s)
         limit = self.policy.limit()
         step.has_limit = limit < math.inf
-        allowance = self.pace.chunk_tokens(num_decodes=len(step.tokens), num_backlog_tokens=backlog, limit_s=limit)
+        allowance = self.pace.chunk_tokens(
+            target_s=target, num_decodes=len(step.tokens), num_backlog_tokens=backlog, limit_s=limit
+        )
         step.limit = min(step.limit, len(step.tokens) + allowance)
         step.for_prompts = self.left(step)
         step.longest_short = self.pace.max_short_tokens(step.for_prompts)

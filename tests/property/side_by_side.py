@@ -25,7 +25,7 @@ from headway.core import (
     check_invariants,
     prefix_cache,
 )
-from headway.core.block_hash import extend_digests, root_digest, tail_digest
+from headway.core.cached_block import block_digests, root_digest, tail_digest
 from headway.core.request_options import RequestOptions
 from headway.errors import RequestTooLargeError
 from tests.property.brute_force import BruteForceScheduler
@@ -286,7 +286,8 @@ class SideBySide:
         if prefix not in self._digests:
             salt, tokens = prefix
             num_full, num_in_tail = divmod(len(tokens), self.setting.block_size)
-            full = extend_digests(_stand_in(prefix), self.setting.block_size, num_full)
+            block_size = self.setting.block_size
+            full = block_digests(root_digest(salt), tokens[: num_full * block_size], block_size)
             if num_in_tail:
                 before = full[-1] if full else root_digest(salt)
                 self._digests[prefix] = tail_digest(before, tokens[-num_in_tail:])
@@ -312,7 +313,3 @@ class SideBySide:
                 "restored": cache.num_restored,
             }
         )
-
-
-def _stand_in(prefix: Prefix) -> Request:
-    return Request("", prefix[1], max_tokens=1, options=RequestOptions(cache_salt=prefix[0] or None))

@@ -6,11 +6,13 @@ the usual time of a step changes.
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
 from headway.core import POLICIES, Request, check_invariants
+from headway.core.queue import GuardedQueue
 from headway.core.request_options import RequestOptions
 from tests.unit.core.driver import finish, make_scheduler
 
@@ -44,6 +46,8 @@ def test_who_has_waited_too_long_goes_first_and_everybody_ends(policy: str, seed
         starvation_stretch=STRETCH,
         max_preemptions=rng.choice([1, 3]),
     )
+    guard = scheduler.waiting
+    assert isinstance(guard, GuardedQueue)
     requests: list[Request] = []
     waiting: set[Request] = set()
     now_s, num_steps, num_lifted = 0.0, 0, 0
@@ -52,7 +56,7 @@ def test_who_has_waited_too_long_goes_first_and_everybody_ends(policy: str, seed
             requests.append(draw(rng, f"r{num_steps}"))
             scheduler.add_request(requests[-1], now_s=now_s)
         waiting = set(scheduler.waiting)
-        due = {request for request in waiting if 0.0 < request.lift_at_s <= now_s}
+        due = {request for request in waiting if (guard.lift_at_s(request) or math.inf) <= now_s}
         output = scheduler.schedule(now_s=now_s)
         check_invariants(scheduler)
         entered = waiting - set(scheduler.waiting)

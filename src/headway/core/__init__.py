@@ -11,11 +11,12 @@ from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.policy import POLICIES, SchedulingPolicy, create_policy
 from headway.core.prefix_cache import PrefixCache, PrefixCacheStats
 from headway.core.request import Request, RequestStatus
-from headway.core.scheduler import RequestUpdate, Scheduler
+from headway.core.scheduler import Scheduler
 from headway.core.scheduler_output import (
     ModelRunnerOutput,
     NewRequest,
     PromptLogprobs,
+    RequestUpdate,
     SampledTokens,
     ScheduledRequest,
     SchedulerOutput,

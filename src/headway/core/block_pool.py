@@ -1,4 +1,4 @@
-"""The KV memory as a pool of equal blocks: who is free, and how many owners each other block has.
+"""The KV memory as a pool of equal blocks: which are free, and how many owners the others have.
 
     block ids   0 1 2 3 4 5 6 7
     ref counts  1 0 2 1 0 0 1 0        2 is shared by two requests

@@ -1,6 +1,6 @@
-"""Which cached block to give up first when memory is needed. A policy is one number per block: the least goes first.
+"""Which cached block to evict first when memory is needed. A policy is one number per block: the least goes first.
 
-Only leaves are given up, so a block with a small number still waits for those below it.
+Only leaves are evicted, so a block with a small number still waits for those below it.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from headway.errors import ConfigError
 
 
 class EvictionPolicy(Protocol):
-    """Told of what happens to blocks that nobody uses."""
+    """Told of what happens to blocks that no request uses."""
 
     def key(self, block: CachedBlock) -> float:
-        """What the block is worth. Asked when its last user leaves it; it stays so until it is used again."""
+        """What the block is worth. Asked when its last user releases it, and kept until it is used again."""
         ...
 
     def found(self, block: CachedBlock) -> None:
-        """Somebody is about to use the block again; this is not counted in its hits yet."""
+        """Note that a request is about to use the block again; its hits do not count that yet."""
         ...
 
     def evicted(self, key: float) -> None:
-        """A block of this key has been given up."""
+        """Note that a block of this key has been evicted."""
         ...
 
 
 class LeastRecentlyUsed:
-    """The block that nobody has used for longest."""
+    """The block that has not been used for longest."""
 
     def key(self, block: CachedBlock) -> float:
         return block.last_used
@@ -43,16 +43,16 @@ class LeastRecentlyUsed:
 
 
 class CostAware:
-    """The block that is expected to save least: its tokens × the likelihood that somebody wants them.
+    """The block that is expected to save least: its tokens × the likelihood that a request needs them.
 
     Blocks hold equally many tokens, so it is the likelihood that tells them apart. It is learnt by kind: of all blocks
     that had been found as often and lay as deep, which share was found once more after its last user had left? Whether
     second turns come more often than third ones, whether long contexts return: it shows in these counts.
 
-    The key lies between that of the block given up last and the present, as far up as the likelihood says:
+    The key lies between that of the block evicted last and the present, as far up as the likelihood says:
 
-        given up last ├──────────────┼─────┤ now               likelihood 0.7
-                                     key
+        evicted last ├──────────────┼─────┤ now               likelihood 0.7
+                                    key
 
     so a block that is twice as likely to be found is kept for twice as long, and certain ones are as with LRU. Costs
     O(1) per block.
@@ -60,38 +60,38 @@ class CostAware:
 
     def __init__(self) -> None:
         self._kinds: defaultdict[tuple[int, int, bool], _Kind] = defaultdict(_Kind)
-        self._given_up = 0.0
+        self._last_evicted = 0.0
 
     def key(self, block: CachedBlock) -> float:
         kind = self._kinds[_kind_of(block)]
-        kind.let_go()
-        return self._given_up + kind.likelihood * (block.last_used - self._given_up)
+        kind.release()
+        return self._last_evicted + kind.likelihood * (block.last_used - self._last_evicted)
 
     def found(self, block: CachedBlock) -> None:
         self._kinds[_kind_of(block)].num_found += 1
 
     def evicted(self, key: float) -> None:
-        self._given_up = max(self._given_up, key)
+        self._last_evicted = max(self._last_evicted, key)
 
 
 class _Kind:
-    """How often blocks of one kind were left by their last user and found again. Old counts fade."""
+    """How often blocks of one kind were released by their last user and found again. Old counts fade."""
 
-    __slots__ = ("num_found", "num_let_go")
+    __slots__ = ("num_found", "num_released")
 
     def __init__(self) -> None:
         self.num_found = 1.0  # as if one of two had been found before anything is known
-        self.num_let_go = 2.0
+        self.num_released = 2.0
 
-    def let_go(self) -> None:
-        self.num_let_go += 1
-        if self.num_let_go > MEMORY:
-            self.num_let_go /= 2
+    def release(self) -> None:
+        self.num_released += 1
+        if self.num_released > MEMORY:
+            self.num_released /= 2
             self.num_found /= 2
 
     @property
     def likelihood(self) -> float:
-        return min(1.0, self.num_found / self.num_let_go)
+        return min(1.0, self.num_found / self.num_released)
 
 
 def _kind_of(block: CachedBlock) -> tuple[int, int, bool]:

@@ -1,12 +1,11 @@
 """Blocks that had to leave the device and stay in host memory, found again by their digests.
 
-    device   in use ──► kept (idle) ──► given up
+    device   in use ──► kept (idle) ──► evicted
                 ▲                          │ copied out, before the block is written again
                 │ copied in                ▼
     host        └───────────────────── a slot of the tier ──► forgotten, the slot that was used longest ago first
 
-Only bookkeeping is here: which digest is in which slot. Whoever runs the steps moves the bytes, in the order that the
-plan says.
+Only bookkeeping is here: which digest is in which slot. The runner copies the bytes, in the order of the plan.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ class HostTier:
         return found
 
     def put(self, digest: bytes) -> int | None:
-        """A slot for a block that is about to be given up. `None` if it is here already, or every slot is about to be
-        read."""
+        """Take a slot for a block that is about to be evicted. `None` if it is here already, or every slot is about to
+        be read."""
         if digest in self._slots:
             self._slots.move_to_end(digest)
             return None
@@ -74,11 +73,11 @@ class HostTier:
         return slot
 
     def step_planned(self) -> None:
-        """What the next step reads has been said; later plans come behind it."""
+        """Note that a step with all reads so far has been planned: its slots may be written by later ones."""
         self._read_by_next_step.clear()
 
     def discard(self, digest: bytes) -> None:
-        """Forget a block: what is in its slot is not to be trusted."""
+        """Forget a block, because what is in its slot cannot be trusted."""
         slot = self._slots.pop(digest, None)
         if slot is not None:
             self._free.append(slot)

@@ -16,37 +16,40 @@ starts with them in its table:
 
     free ──► in use ──► kept (idle) ──► in use again
       ▲         │            │
-      └─────────┴────────────┘          not full, or given up because somebody needs room
+      └─────────┴────────────┘          not full, or evicted because another request needs room
 
-Kept blocks count as room, since they can be given up at any time. A last block that is not full is kept too; who begins
-with the same tokens gets a copy of it, since the rest of it is going to differ.
+Kept blocks count as room, since they can be evicted at any time. A last block that is not full is kept too; a request
+that begins with the same tokens gets a copy of it, since the rest of it is going to differ.
+
+A step that has been launched may still fail, so a block is cached only when the result of its step has come: its tokens
+have landed.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from headway.core.block_hash import extend_digests, root_digest
 from headway.core.block_pool import BlockPool
-from headway.core.cached_block import CachedBlock
+from headway.core.cached_block import CachedBlock, root_digest
 from headway.core.host_tier import HostTier
 from headway.core.prefix_cache import PrefixCache
 from headway.core.request import Request
-from headway.core.restore_choice import RestoreChoice
 from headway.core.scheduler_output import NO_MOVES, BlockMoves
 
 
 class _Holding:
     """What an admitted request has."""
 
-    __slots__ = ("announced", "num_cached", "promised", "table")
+    __slots__ = ("announced", "num_cached", "num_landed_tokens", "promised", "table")
 
     def __init__(self) -> None:
         self.table: list[int] = []
         self.promised = 0  # blocks it still needs for the tokens it came with
         self.num_cached = 0  # how many of its first blocks are in the cache
         self.announced = 0  # how many of its first blocks it is going to put there
+        self.num_landed_tokens = 0  # what steps have computed for sure, while it is in `unlanded`
 
 
 class KVCacheManager:
@@ -62,7 +65,8 @@ class KVCacheManager:
         restore_block_s: float = 0.0,
         reserve_tokens: int = 0,
     ) -> None:
-        """`reserve_tokens`: every request is promised room for so many at least when it is admitted, used or not."""
+        """`restore_block_s`: how long it takes to copy a block back from the host tier. `reserve_tokens`: every request
+        is promised room for at least this many tokens when it is admitted, used or not."""
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, not {block_size}")
         self.block_size = block_size
@@ -70,7 +74,9 @@ class KVCacheManager:
         self.reserve_tokens = reserve_tokens
         self.prefix_cache = prefix_cache
         self.host_tier = host_tier
-        self.restore_choice = RestoreChoice(restore_block_s=restore_block_s)
+        self.restore_block_s = restore_block_s
+        self.unlanded: dict[Request, int] = {}
+        """With a prefix cache: how many tokens requests were admitted with, until all of them have landed."""
         self._holdings: dict[str, _Holding] = {}
         num_places = 0 if prefix_cache is None else num_blocks
         self._blocks = [CachedBlock(block_id) for block_id in range(num_places)]  # by their ids, cached or not
@@ -92,12 +98,12 @@ class KVCacheManager:
 
     @property
     def num_idle_blocks(self) -> int:
-        """Blocks that nobody uses and that are kept for what they hold."""
+        """Blocks that no request uses and that are kept for what they hold."""
         return 0 if self.prefix_cache is None else self.prefix_cache.num_idle_blocks
 
     @property
     def num_available_blocks(self) -> int:
-        """Blocks that can be handed out: free ones, and kept ones that would be given up."""
+        """Blocks that can be handed out: free ones, and kept ones that would be evicted."""
         return self.pool.num_free_blocks + self.num_idle_blocks
 
     @property
@@ -150,10 +156,15 @@ class KVCacheManager:
         return () if holding is None else tuple(self._blocks[i] for i in holding.table[: holding.num_cached])
 
     def num_announced_blocks(self, request_id: str) -> int:
-        """How many of its first blocks a request has said it is going to put into the prefix cache."""
+        """How many of its first blocks a request has announced for the prefix cache."""
         return self._holdings[request_id].announced
 
-    # ---- coming in ------------------------------------------------------------------------------------------------
+    def advance(self, now_s: float) -> None:
+        """Set the time, which pinned blocks go by."""
+        if self.prefix_cache is not None:
+            self.prefix_cache.advance(now_s)
+
+    # ---- admission ------------------------------------------------------------------------------------------------
 
     def can_ever_fit(self, request: Request) -> bool:
         """Whether the request, alone in the cache, could run to its very end."""
@@ -164,7 +175,7 @@ class KVCacheManager:
         if those that are `leaving` had left."""
         found = self._find(request)
         if self.reserve_tokens:
-            num_spare_blocks = 0  # nobody ever needs more than was promised
+            num_spare_blocks = 0  # no request ever needs more than was promised
         num_own = self._blocks_to_promise(request) - len(found)
         num_needed = num_own + self._num_promised_blocks + num_spare_blocks
         if leaving:
@@ -172,8 +183,8 @@ class KVCacheManager:
         return num_needed <= self.num_available_blocks - sum(block.is_idle for block in found)
 
     def _num_left_behind(self, leaving: Sequence[Request], found: Sequence[CachedBlock]) -> int:
-        """How many blocks these have, or are promised, that nobody else uses; without those that were `found`, since
-        whoever found them is not going to need others in their place anyway."""
+        """How many blocks only these requests use, or are promised. Without the `found` ones: the request that found
+        them needs no others in their place."""
         holdings = [self._holdings[request.request_id] for request in leaving]
         num_users = Counter(block_id for holding in holdings for block_id in holding.table)
         for block in found:
@@ -189,13 +200,11 @@ class KVCacheManager:
         cache = self.prefix_cache
         if cache is None or not request.reads_cache:
             return 0
-        most, digests = self._most_shared(request), request.block_digests
-        if len(digests) < most:
-            digests = extend_digests(request, self.block_size, most)
-        return self.block_size * cache.num_found(digests, most)
+        most = self._most_shared(request)
+        return self.block_size * cache.num_found(request.block_digests(self.block_size, most), most)
 
     def num_own_tokens(self, request: Request) -> int:
-        """How many computed tokens of a running request are in blocks that nobody else uses."""
+        """How many computed tokens of a running request are in blocks that no other request uses."""
         table = self._holdings[request.request_id].table
         num_shared = sum(self.pool.ref_count(block_id) > 1 for block_id in table)
         return request.num_computed_tokens - num_shared * self.block_size
@@ -205,23 +214,34 @@ class KVCacheManager:
         if self.prefix_cache is None or not request.reads_cache:
             return False
         num_found, most = len(self._find(request)), self._most_shared(request)
-        return num_found < most and self.prefix_cache.is_on_its_way(request.block_digests[num_found])
+        if num_found >= most:
+            return False
+        return self.prefix_cache.is_announced(request.block_digests(self.block_size, most)[num_found])
 
-    def admit(self, request: Request) -> tuple[tuple[int, ...], int]:
+    def admit(
+        self, request: Request, *, restore_mode: str = "auto", token_s: float | None = None
+    ) -> tuple[tuple[int, ...], int]:
         """Open a block table and promise the blocks of the present tokens. Returns the beginning of the table, from
-        the prefix cache, and how many tokens are computed there already. There must be room: see `can_admit`."""
+        the prefix cache, and how many tokens are computed there already. There must be room: see `can_admit`.
+
+        `restore_mode`: whether blocks in the host tier are copied back ("swap") or their tokens computed again
+        ("recompute"); "auto" is what takes less time. `token_s`: what computing a prompt token takes; while that is not
+        known, copying is taken to be faster."""
         if request.request_id in self._holdings:
             raise RuntimeError(f"request {request.request_id} is admitted twice")
         holding = self._holdings[request.request_id] = _Holding()
         num_computed = 0
         if self.prefix_cache is not None:
-            num_computed = self._share(request, holding, self.prefix_cache)
+            self.unlanded[request] = request.num_tokens
+            block_s = self.block_size * token_s if token_s is not None else math.inf
+            restores = restore_mode == "swap" or (restore_mode == "auto" and self.restore_block_s < block_s)
+            num_computed = self._share(request, holding, self.prefix_cache, restores=restores)
         holding.promised = self._blocks_to_promise(request) - len(holding.table)
         self._num_promised_blocks += holding.promised
         return tuple(holding.table), num_computed
 
-    def _share(self, request: Request, holding: _Holding, cache: PrefixCache) -> int:
-        """Take what is cached, and tell others what is going to be. Returns how many tokens were found."""
+    def _share(self, request: Request, holding: _Holding, cache: PrefixCache, *, restores: bool) -> int:
+        """Take what is cached, and announce what is going to be. Returns how many tokens were found."""
         found = self._find(request)
         for block in found:
             self.pool.share(block.block_id)
@@ -230,8 +250,9 @@ class KVCacheManager:
             self._pin(request, found, cache)
         holding.num_cached = len(found)
         holding.table = [block.block_id for block in found]
-        digests = extend_digests(request, self.block_size, request.num_known_tokens // self.block_size)
-        self._restore(request, holding, digests[len(found) : self._most_shared(request)])
+        digests = request.block_digests(self.block_size, request.num_known_tokens // self.block_size)
+        if restores and request.reads_cache:
+            self._restore(holding, digests[len(found) : self._most_shared(request)])
         num_found = len(holding.table) * self.block_size + self._copy_tail(request, holding, cache)
         self._num_table_entries += len(holding.table)
         if request.reads_cache:
@@ -241,14 +262,12 @@ class KVCacheManager:
         cache.announce(digests[num_found // self.block_size :], request.request_id)
         return num_found
 
-    def _restore(self, request: Request, holding: _Holding, digests: list[bytes]) -> None:
-        """Go on with blocks from the host tier, if that is faster than to compute them."""
+    def _restore(self, holding: _Holding, digests: list[bytes]) -> None:
+        """Continue the table with blocks from the host tier."""
         tier = self.host_tier
-        found = [] if tier is None or not request.reads_cache else tier.find(digests)
-        num_tokens = len(found) * self.block_size
-        if not found or not self.restore_choice.should_restore(request, num_blocks=len(found), num_tokens=num_tokens):
+        found = [] if tier is None else tier.find(digests)
+        if tier is None or not found:
             return
-        assert tier is not None
         slots = [tier.read(digest) for digest in found]
         blocks = self._take(len(found))
         if blocks is not None:
@@ -256,8 +275,8 @@ class KVCacheManager:
             self._moved_in += zip(slots, blocks, strict=True)
 
     def _copy_tail(self, request: Request, holding: _Holding, cache: PrefixCache) -> int:
-        """Begin the block after the shared ones with a copy of somebody's tail. Returns how many tokens of it are
-        this request's too."""
+        """Begin the block after the shared ones with a copy of a cached tail. Returns how many tokens of it are this
+        request's too."""
         if not request.reads_cache:
             return 0
         start = len(holding.table) * self.block_size
@@ -267,7 +286,7 @@ class KVCacheManager:
         if block is None:
             return 0
         cache.copy_from(block)
-        # The tail itself may have to be given up for the copy's block: what is in it stays until the next step writes.
+        # The tail itself may be evicted for the copy's block: what is in it stays until the next step writes.
         new_blocks = self._take(1)
         if new_blocks is None:
             return 0
@@ -277,14 +296,16 @@ class KVCacheManager:
         return num_equal
 
     def _digest_before(self, request: Request, num_blocks: int) -> bytes:
-        """What the block after the first `num_blocks` ones comes after."""
-        return request.block_digests[num_blocks - 1] if num_blocks else root_digest(request.options.cache_salt)
+        """The digest that the block after the first `num_blocks` ones comes after."""
+        if not num_blocks:
+            return root_digest(request.options.cache_salt)
+        return request.block_digests(self.block_size, num_blocks)[num_blocks - 1]
 
     def _find(self, request: Request) -> list[CachedBlock]:
         if self.prefix_cache is None or not request.reads_cache:
             return []
         most = self._most_shared(request)
-        return self.prefix_cache.find(extend_digests(request, self.block_size, most)[:most])
+        return self.prefix_cache.find(request.block_digests(self.block_size, most)[:most])
 
     def _most_shared(self, request: Request) -> int:
         """Full blocks that need not be computed: at least one token must be, or nothing could be sampled."""
@@ -314,11 +335,36 @@ class KVCacheManager:
         num_blocks = len(self._holdings[request.request_id].table) + self.num_available_blocks
         return num_blocks * self.block_size - request.num_computed_tokens
 
-    def keep_computed(self, request: Request, num_tokens: int) -> None:
-        """The request's first `num_tokens` tokens have been computed: let others find its full blocks.
+    # ---- caching what has landed ----------------------------------------------------------------------------------
 
-        For what it came with that is done as it is computed, for what it generates when it leaves: hardly anybody
+    def land(self, request: Request, num_tokens: int) -> None:
+        """Note that a running request's first `num_tokens` tokens have been computed: other requests may find its full
+        blocks from now on, and the rest of a complete prompt.
+
+        That is for the tokens it was admitted with. What it generates is cached when it leaves: hardly any request
         begins with an answer before its end, and all blocks at once cost less than one at a time."""
+        if num_tokens >= self.unlanded.get(request, math.inf):
+            del self.unlanded[request]
+        self._holdings[request.request_id].num_landed_tokens = num_tokens
+        self._keep_computed(request, num_tokens)
+        if num_tokens == request.num_prompt_tokens:
+            self._keep_tail(request, num_tokens)
+
+    def complete(self, request: Request) -> None:
+        """Let other requests find all that a running request has computed: it has its last token."""
+        num_tokens = self._num_landed_tokens(request)
+        self._keep_computed(request, num_tokens)
+        self._keep_tail(request, num_tokens)
+
+    def _num_landed_tokens(self, request: Request) -> int:
+        """Tokens that are in the cache for sure: no step that computes them is in flight. Once all that a request was
+        admitted with has landed, that is every known token but the last."""
+        if request in self.unlanded:
+            return self._holdings[request.request_id].num_landed_tokens
+        return request.num_known_tokens - 1
+
+    def _keep_computed(self, request: Request, num_tokens: int) -> None:
+        """Cache the full blocks among the first `num_tokens` tokens, which have landed."""
         holding = self._holdings.get(request.request_id)
         cache = self.prefix_cache
         if cache is None or holding is None:
@@ -326,12 +372,12 @@ class KVCacheManager:
         num_full, num_before = num_tokens // self.block_size, holding.num_cached
         if num_before >= num_full:
             return
-        digests = extend_digests(request, self.block_size, num_full)
+        digests = request.block_digests(self.block_size, num_full)
         above = self._last_cached(holding)
         self._drop_tail(self._blocks[holding.table[num_before]], cache)  # only the first can have been a tail
-        for place in range(num_before, num_full):
-            block = self._blocks[holding.table[place]]
-            if not cache.insert(block, digests[place], above):
+        for index in range(num_before, num_full):
+            block = self._blocks[holding.table[index]]
+            if not cache.insert(block, digests[index], above):
                 # Another request was first. What this one has from here on is its own copy: it cannot hang below the
                 # other's block, which this one does not hold.
                 self._withdraw(request, holding)
@@ -354,8 +400,8 @@ class KVCacheManager:
             if block.depth < request.num_prompt_tokens // self.block_size:
                 cache.pin(block, request.options.cache_ttl_s)
 
-    def keep_tail(self, request: Request, num_tokens: int) -> None:
-        """Let others start from a copy of the request's last block, of which so many tokens in all are computed."""
+    def _keep_tail(self, request: Request, num_tokens: int) -> None:
+        """Cache the last block, which is not full: other requests may start from a copy. `num_tokens` have landed."""
         holding = self._holdings.get(request.request_id)
         cache = self.prefix_cache
         num_full, num_in_tail = divmod(num_tokens, self.block_size)
@@ -372,12 +418,12 @@ class KVCacheManager:
             self.pool.put_back(surplus.block_id)
 
     def _drop_tail(self, block: CachedBlock, cache: PrefixCache) -> None:
-        """Forget what was kept of a block that is not full, since there is more in it by now."""
+        """Forget what was cached of a block that is not full, since there is more in it by now."""
         if block.is_cached and block.tail is not None:
             cache.drop_tail(block)
 
     def _take(self, num_blocks: int) -> list[int] | None:
-        """So many blocks, kept ones given up where free ones do not suffice; `None` if there are not enough."""
+        """Take blocks, evicting kept ones where free ones do not suffice; `None` if there are not enough."""
         num_free = self.pool.num_free_blocks
         if num_blocks <= num_free:
             return self.pool.allocate(num_blocks)
@@ -387,7 +433,7 @@ class KVCacheManager:
         return taken + self._take_kept(num_blocks - num_free)
 
     def _take_kept(self, num_blocks: int) -> list[int]:
-        """The kept blocks that are worth least, given up by the cache; full ones may go to the host."""
+        """Evict the kept blocks that are worth least; full ones may go to the host tier."""
         assert self.prefix_cache is not None
         taken = []
         for block in self.prefix_cache.evict(num_blocks):
@@ -399,10 +445,10 @@ class KVCacheManager:
             taken.append(block.block_id)
         return taken
 
-    # ---- moving ---------------------------------------------------------------------------------------------------
+    # ---- copies ---------------------------------------------------------------------------------------------------
 
     def take_moves(self) -> BlockMoves:
-        """What has to be copied before the next step computes anything, all that was planned since the last call."""
+        """All copies planned since the last call, to be made before the next step computes anything."""
         if not (self._moved_out or self._copied or self._moved_in):
             return NO_MOVES
         moves = BlockMoves(tuple(self._moved_out), tuple(self._copied), tuple(self._moved_in))
@@ -413,16 +459,19 @@ class KVCacheManager:
         return moves
 
     def distrust(self, moves: BlockMoves) -> None:
-        """The step that was to make these moves has failed, maybe before it made any."""
+        """Forget what these moves copied out: their step has failed, maybe before it made any."""
         if self.host_tier is not None and moves.moved_out:
             self.host_tier.discard_slots({slot for _, slot in moves.moved_out})
 
     # ---- leaving --------------------------------------------------------------------------------------------------
 
     def free(self, request: Request, *, keep: bool = True) -> None:
-        """Take back all blocks of a request, last one first. Full ones that are cached stay for others, unless what
-        is in them cannot be trusted: not to be kept."""
+        """Take back all blocks of a request, last one first. Cached ones stay for other requests, and those it has
+        computed are cached now; `keep=False`: none are, because what is in them cannot be trusted."""
+        if keep:
+            self._keep_computed(request, self._num_landed_tokens(request))
         holding = self._holdings.pop(request.request_id)
+        self.unlanded.pop(request, None)
         self._num_promised_blocks -= holding.promised
         self._num_table_entries -= len(holding.table)
         self._withdraw(request, holding)
@@ -431,15 +480,16 @@ class KVCacheManager:
                 self._release(block_id, keep=keep)
 
     def _release(self, block_id: int, *, keep: bool) -> None:
-        """A block has lost its last owner."""
+        """Keep or free a block that has lost its last owner."""
         cache = self.prefix_cache
         if cache is not None and (block := self._blocks[block_id]).is_cached:
-            cache.let_go(block)
+            cache.release(block)
             if keep or not cache.forget(block):
                 return
         self.pool.put_back(block_id)
 
     def _withdraw(self, request: Request, holding: _Holding) -> None:
         if self.prefix_cache is not None and holding.announced:
-            self.prefix_cache.withdraw(request.block_digests[: holding.announced], request.request_id)
+            digests = request.block_digests(self.block_size, holding.announced)
+            self.prefix_cache.withdraw(digests[: holding.announced], request.request_id)
             holding.announced = 0

@@ -3,19 +3,19 @@
 Cached blocks form a tree: below each stand the blocks that came after it in some request.
 
     [You are a helpful] ─ [assistant.\\nWhat is] ─ [the capital of Peru]      used by a request
-                                            └─── [the weather like in]      idle: nobody uses it, it may be given up
+                                            └─── [the weather like in]      idle: no request uses it, it may be evicted
 
-Who uses a block uses all blocks above it, so what is idle hangs at the bottom. Given up are leaves only, so no chain is
-ever split: a block can always be found from the root. Which leaf goes first is the eviction policy's to say; blocks
-that are pinned go when there is nothing else.
+A request that uses a block uses all blocks above it, so idle blocks hang at the bottom. Only leaves are evicted, so no
+chain is ever split: a block can always be found from the root. The eviction policy says which leaf goes first; pinned
+blocks go when there is nothing else.
 
-The last block of a request, which is not full, may hang in the tree too: it is a tail. Nobody else can write into it,
-but who begins with some of its tokens can start from a copy:
+The last block of a request, which is not full, may hang in the tree too: it is a tail. No other request can write into
+it, but one that begins with some of its tokens can start from a copy:
 
     [You are a helpful] ─ [assistant.\nWhat is] ─ [the capital]                two of four tokens
 
-A block that is not in the tree yet may be on its way: a running request is computing it. Others that need it should
-wait rather than compute it too.
+A block that is not in the tree yet may be announced: a running request is computing it. Other requests that need it
+should wait rather than compute it too.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from headway.core.block_hash import tail_digest
-from headway.core.cached_block import CachedBlock
+from headway.core.cached_block import CachedBlock, tail_digest
 from headway.core.eviction import EvictionPolicy, LeastRecentlyUsed
 
 MAX_TAILS = 32
-"""So many tails are kept below one block: who looks for one compares its tokens with all of them."""
+"""This many tails are kept below one block: to find one, tokens are compared with all of them."""
 
 _Candidate = tuple[bool, float, int, int, CachedBlock]
-"""(pinned, the policy's key, order of arrival, version, block): what is least is given up first"""
+"""(pinned, the policy's key, order of arrival, version, block): the least is evicted first"""
 
 
 @dataclass(slots=True)
@@ -52,15 +51,15 @@ class PrefixCacheStats:
 
 
 class PrefixCache:
-    """The tree. Knows blocks by their digests and never touches the pool: it says which block to give up."""
+    """The tree. Knows blocks by their digests and never touches the pool: it says which block to evict."""
 
     def __init__(self, policy: EvictionPolicy | None = None) -> None:
         self.policy = policy or LeastRecentlyUsed()
         self.stats = PrefixCacheStats()
-        self.now_s = 0.0  # told from outside; only pins look at it
+        self._now_s = 0.0  # for pins
         self._blocks: dict[bytes, CachedBlock] = {}
         self._tails: dict[bytes, dict[bytes, CachedBlock]] = {}  # by the digest before them, the oldest first
-        self._on_their_way: dict[bytes, str] = {}
+        self._announced: dict[bytes, str] = {}
         self._candidates: list[_Candidate] = []
         self._pins: list[tuple[float, int, int, CachedBlock]] = []  # (until, order of arrival, version, block)
         self._num_idle = 0
@@ -75,8 +74,12 @@ class PrefixCache:
 
     @property
     def num_idle_blocks(self) -> int:
-        """Cached blocks that nobody uses; every one of them can be given up."""
+        """Cached blocks that no request uses; every one of them can be evicted."""
         return self._num_idle
+
+    def advance(self, now_s: float) -> None:
+        """Set the time, which pins go by."""
+        self._now_s = now_s
 
     # ---- finding --------------------------------------------------------------------------------------------------
 
@@ -91,8 +94,8 @@ class PrefixCache:
         return chain
 
     def num_found(self, digests: Sequence[bytes], most: int) -> int:
-        """How long that chain is, `most` at most. A block is only there if all before it are, so that few of them need
-        to be looked up."""
+        """How long that chain is, `most` at most. A block is only there if all before it are, so few of them need to be
+        looked up."""
         blocks, low, high = self._blocks, 0, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -113,7 +116,7 @@ class PrefixCache:
         return best, most
 
     def copy_from(self, block: CachedBlock) -> None:
-        """A request has found a tail and starts from a copy of it."""
+        """Count the use of a tail that a request starts from a copy of."""
         is_idle = block.is_idle
         if is_idle:
             self.policy.found(block)
@@ -122,7 +125,7 @@ class PrefixCache:
             self._touch(block)
 
     def use(self, chain: Sequence[CachedBlock]) -> None:
-        """A request has found these and uses them from now on."""
+        """Count these as used by one more request from now on."""
         for block in chain:
             if block.is_idle:
                 self.policy.found(block)
@@ -131,30 +134,30 @@ class PrefixCache:
                 self._num_idle -= 1
             block.num_hits += 1
 
-    # ---- what is on its way ---------------------------------------------------------------------------------------
+    # ---- announcements --------------------------------------------------------------------------------------------
 
     def announce(self, digests: Iterable[bytes], request_id: str) -> None:
-        """A request is going to compute these blocks, as far as nobody else has or is about to."""
+        """Note that a request is going to compute these blocks, without those that another has or is about to."""
         for digest in digests:
             if digest not in self._blocks:
-                self._on_their_way.setdefault(digest, request_id)
+                self._announced.setdefault(digest, request_id)
 
     def withdraw(self, digests: Iterable[bytes], request_id: str) -> None:
-        """The request is not going to compute these blocks any more, or has."""
+        """Note that the request is not going to compute these blocks any more, or has."""
         for digest in digests:
-            if self._on_their_way.get(digest) == request_id:
-                del self._on_their_way[digest]
+            if self._announced.get(digest) == request_id:
+                del self._announced[digest]
 
-    def is_on_its_way(self, digest: bytes) -> bool:
+    def is_announced(self, digest: bytes) -> bool:
         """Whether a running request is computing this block."""
-        return digest in self._on_their_way
+        return digest in self._announced
 
     @property
     def announced(self) -> dict[bytes, str]:
-        """What is on its way, and who computes it."""
-        return dict(self._on_their_way)
+        """Digests of announced blocks, with the ids of the requests that compute them."""
+        return dict(self._announced)
 
-    # ---- coming and going -----------------------------------------------------------------------------------------
+    # ---- insertion and eviction -----------------------------------------------------------------------------------
 
     def insert(self, block: CachedBlock, digest: bytes, parent: CachedBlock | None) -> bool:
         """Keep a block that a request has just computed and still uses. False if there is one like it already."""
@@ -187,28 +190,27 @@ class PrefixCache:
         return next((block for block in tails.values() if block.is_idle), None)
 
     def drop_tail(self, block: CachedBlock) -> None:
-        """The request that uses this tail has written more into it, so what was kept of it is no tail any more."""
+        """Take a tail out of the tree, because the request that uses it has written more into it."""
         assert not block.is_idle
         self._unlink(block)
 
     def pin(self, block: CachedBlock, seconds: float) -> None:
-        """Give a block up only when nothing else is left, for so long from now on."""
-        block.pinned_until_s = max(block.pinned_until_s, self.now_s + seconds)
+        """For this long from now on, evict the block only when nothing else is left."""
+        block.pinned_until_s = max(block.pinned_until_s, self._now_s + seconds)
 
-    def let_go(self, block: CachedBlock) -> None:
-        """Nobody uses the block any more; blocks below it have been let go before."""
+    def release(self, block: CachedBlock) -> None:
+        """Make a block idle that no request uses any more; blocks below it have been released before."""
         block.is_idle = True
         self._num_idle += 1
         self._touch(block)
 
     def evict(self, num_blocks: int) -> list[CachedBlock]:
-        """Forget so many blocks, each time the one that is worth least. Returns what they were: fewer, if no more are
-        idle."""
+        """Forget this many blocks, each time the one that is worth least. Returns them: fewer, if no more are idle."""
         self._unpin_expired()
         evicted: list[CachedBlock] = []
         candidates, above = self._candidates, None
         while len(evicted) < num_blocks and (candidates or above is not None):
-            # Mostly the block above the last one is next: it was let go just after it. Then the heap stays as it is.
+            # Mostly the block above the last one is next: it was released just after it. Then the heap stays as it is.
             least = heapq.heappop(candidates) if above is None else heapq.heappushpop(candidates, above)
             above = None
             _, key, _, version, block = least
@@ -232,13 +234,13 @@ class PrefixCache:
         return True
 
     def check_candidates(self) -> None:
-        """Raise `AssertionError` unless exactly the idle leaves can be given up."""
+        """Raise `AssertionError` unless every idle leaf can be evicted."""
         found = {id(block) for _, _, _, version, block in self._candidates if version == block.version}
         leaves = {id(block) for block in self if block.is_idle and not block.num_children}
-        assert leaves <= found, "an idle leaf cannot be given up"
+        assert leaves <= found, "an idle leaf cannot be evicted"
 
     def _touch(self, block: CachedBlock) -> None:
-        """An idle block was used just now."""
+        """Count an idle block as used just now."""
         self._num_uses += 1
         block.last_used = self._num_uses
         block.worth = self.policy.key(block)
@@ -271,28 +273,28 @@ class PrefixCache:
             del self._tails[before]
 
     def _offer(self, block: CachedBlock) -> None:
-        """An idle leaf may be given up from now on."""
+        """Make an idle leaf a candidate for eviction."""
         heapq.heappush(self._candidates, self._candidate(block))
         if max(len(self._candidates), len(self._pins)) > 2 * len(self._blocks) + 64:
             self._clean_up()
 
     def _candidate(self, block: CachedBlock) -> _Candidate:
-        """An idle leaf as it stands among the others."""
+        """An idle leaf as an entry of the heap."""
         self._num_pushed += 1
-        is_pinned = block.pinned_until_s > self.now_s
+        is_pinned = block.pinned_until_s > self._now_s
         if is_pinned:
             heapq.heappush(self._pins, (block.pinned_until_s, self._num_pushed, block.version, block))
         return (is_pinned, block.worth, self._num_pushed, block.version, block)
 
     def _unpin_expired(self) -> None:
-        while self._pins and self._pins[0][0] <= self.now_s:
+        while self._pins and self._pins[0][0] <= self._now_s:
             _, _, version, block = heapq.heappop(self._pins)
             if version == block.version:
                 block.version += 1
                 self._offer(block)
 
     def _clean_up(self) -> None:
-        """Drop candidates that are none any more, so that the lists stay as short as the tree."""
+        """Drop invalid candidates, so that the lists stay as short as the tree."""
         self._candidates = [one for one in self._candidates if one[3] == one[4].version and one[4].num_children == 0]
         heapq.heapify(self._candidates)
         self._pins = [one for one in self._pins if one[2] == one[3].version]
@@ -301,7 +303,7 @@ class PrefixCache:
 
 def _num_equal(some: Sequence[int], others: Sequence[int]) -> int:
     """How many of the first tokens are the same."""
-    for place, (one, other) in enumerate(zip(some, others, strict=False)):
+    for index, (one, other) in enumerate(zip(some, others, strict=False)):
         if one != other:
-            return place
+            return index
     return min(len(some), len(others))

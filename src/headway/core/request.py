@@ -8,7 +8,7 @@
 In a sealed batch a request that has its last token is HELD until all have, and FINISHED only then.
 
 A waiting request can also finish directly: aborted, or failed. So can a preempted one, which may also be ended by a
-token that was on its way when it was preempted. Any other move raises.
+token that was pending when it was preempted. Any other move raises.
 
 Steps may be launched before the result of the step before is known. The token that a launched step is going to sample
 counts as one of the request's tokens, only its value is not known here yet: it is pending.
@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any
 
+from headway.core.cached_block import block_digests, root_digest
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 
 
@@ -65,30 +65,30 @@ _LEGAL_MOVES = {
 
 
 class Request:
-    """One sequence to be continued. The scheduler owns it; everybody else knows it by `request_id`."""
+    """One sequence to be continued. The scheduler owns it; other layers know it by `request_id`.
+
+    It holds its tokens and its progress only: what a queue, the batch or the KV cache note about it is in their tables.
+    """
 
     __slots__ = (
+        "_digests",
         "arrival_index",
         "arrival_s",
-        "block_digests",
-        "entry_key",
-        "lift_at_s",
+        "is_beam",
+        "is_fork",
         "max_kv_tokens",
         "max_total_tokens",
         "min_tokens",
-        "num_admitted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
-        "num_landed_tokens",
         "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
-        "num_skips",
         "num_tokens",
         "options",
+        "order_index",
         "output_token_ids",
         "prompt_token_ids",
-        "queue_place",
         "reads_cache",
         "request_id",
         "sampling_params",
@@ -107,7 +107,12 @@ class Request:
         sampling_params: object = None,
         reads_cache: bool = True,
         options: RequestOptions = DEFAULT_OPTIONS,
+        is_beam: bool = False,
+        fork_of: Request | None = None,
     ) -> None:
+        """`is_beam`: it is one position of a beam search; in a sealed batch its seat passes to the beams that follow.
+        `fork_of`: it continues this request, whose tokens its prompt begins with: it belongs to the same batch, sealed
+        or not, and keeps its place among waiting requests."""
         if not prompt_token_ids:
             raise ValueError(f"request {request_id}: the prompt is empty")
         if max_tokens < 1:
@@ -123,31 +128,18 @@ class Request:
         self.options = options
         self.sampling_params = sampling_params  # carried to the runner, never read here
         self.reads_cache = reads_cache  # False: every prompt token must be computed, because something is asked of each
-        self.block_digests: list[bytes] = []  # of its full blocks, as far as they were needed
+        self.is_beam = is_beam
+        self.is_fork = fork_of is not None
         self.status = RequestStatus.WAITING
-        self.arrival_index = -1  # given by the scheduler: a total order over all requests it has seen
-        self.queue_place = -1  # its place among equals: its arrival index, or that of the request that it goes on for
-        self.entry_key: Any = None  # the policy's key when it last entered the batch
-        self.arrival_s = 0.0  # given by the scheduler
-        self.lift_at_s = 0.0  # when the guard against starvation lifts it, once that is settled
+        self.arrival_index = -1  # a total order over all requests of a scheduler
+        self.order_index: int = -1 if fork_of is None else fork_of.order_index  # breaks ties; a fork has its ancestor's
+        self.arrival_s = 0.0
         self.num_tokens = self.num_prompt_tokens  # all it has now: prompt, output, and pending
         self.num_pending_tokens = 0  # of these, what launched steps will sample
         self.num_computed_tokens = 0
-        self.num_cached_tokens = 0
-        self.num_admitted_tokens = 0  # tokens it had when it entered the batch, all to be computed or found
-        self.num_landed_tokens = 0  # of these, what steps whose results have come have computed
+        self.num_cached_tokens = 0  # of these, what was in the prefix cache when it was first admitted
         self.num_preemptions = 0
-        self.num_skips = 0  # how many requests were admitted past this one while it did not fit
-
-    @property
-    def is_beam(self) -> bool:
-        """Whether it is one position of a search: in a sealed batch its place goes to the beams that follow it."""
-        return False
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether it follows a beam that was in the batch before: it belongs to that batch, sealed or not."""
-        return False
+        self._digests: list[bytes] = [] if fork_of is None else fork_of._digests.copy()
 
     @property
     def num_output_tokens(self) -> int:
@@ -162,6 +154,16 @@ class Request:
             tokens += tuple(self.output_token_ids[first : end - self.num_prompt_tokens])
         return tokens
 
+    def block_digests(self, block_size: int, num_blocks: int) -> list[bytes]:
+        """Digests of its first full blocks, `num_blocks` or more; their tokens must be known. Each is computed once, so
+        the block size is always the same. The list is not to be changed."""
+        digests = self._digests
+        if len(digests) < num_blocks:
+            before = digests[-1] if digests else root_digest(self.options.cache_salt)
+            tokens = self.known_tokens(len(digests) * block_size, num_blocks * block_size)
+            digests += block_digests(before, tokens, block_size)
+        return digests
+
     @property
     def num_known_tokens(self) -> int:
         """Prompt and output, without what is pending."""
@@ -169,8 +171,8 @@ class Request:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """How far computed is behind tokens: what the scheduler has to hand out. The last token is never computed, so
-        that a request whose last token is pending has nothing left to do but wait for it."""
+        """How far computed is behind tokens: what can be scheduled. The last token of all is never computed, so a
+        request whose last token is pending has nothing left to schedule."""
         num_tokens = self.num_tokens if self.num_tokens <= self.max_kv_tokens else self.max_kv_tokens
         return num_tokens - self.num_computed_tokens
 
@@ -180,16 +182,36 @@ class Request:
             raise RuntimeError(f"request {self.request_id}: illegal move {self.status.name} -> {status.name}")
         self.status = status
 
+    def arrive(self, index: int, *, now_s: float) -> None:
+        """Take its place in the order of arrival; a fork keeps the place of the request it continues."""
+        self.arrival_index = index
+        self.arrival_s = now_s
+        if self.order_index < 0:
+            self.order_index = index
+
+    def admit(self, num_computed_tokens: int) -> None:
+        """Enter the batch, with this many tokens found in the KV cache."""
+        self.move_to(RequestStatus.RUNNING)
+        self.num_computed_tokens = num_computed_tokens
+        if not self.num_preemptions:
+            self.num_cached_tokens = num_computed_tokens
+
+    def preempt(self) -> None:
+        """Leave the batch. All tokens stay, and none is computed any more."""
+        self.move_to(RequestStatus.PREEMPTED)
+        self.num_computed_tokens = 0
+        self.num_preemptions += 1
+
     def advance(self, num_tokens: int, samples: bool) -> None:
-        """A step has been launched that computes `num_tokens` of its tokens and, if it `samples`, brings a new one."""
+        """Count a launched step that computes `num_tokens` of its tokens and, if it `samples`, brings a new one."""
         self.num_computed_tokens += num_tokens
         if samples:
             self.num_pending_tokens += 1
             self.num_tokens += 1
 
     def append_output_token(self, token_id: int) -> RequestStatus | None:
-        """Add one generated token; one that is pending becomes known. Returns the final status if this token ends the
-        request; does not move to it."""
+        """Add a generated token; a pending one becomes known. Returns the final status if this token ends the request,
+        and does not move to it."""
         self.output_token_ids.append(token_id)
         if self.num_pending_tokens:
             self.num_pending_tokens -= 1

@@ -1,4 +1,4 @@
-"""The records that cross from decisions to tensors and back: one step's plan, and what came of it.
+"""The records that cross from decisions to tensors and back: one step's plan, its result, and what it changed.
 
 Those of which every step makes one per request are named tuples: they cost a third of a frozen dataclass.
 """
@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from headway.core.request import RequestStatus
 
 make_tuple = tuple.__new__
 """(named tuple class, values) → a record, in half the time of the class's own constructor."""
@@ -60,7 +62,7 @@ NO_MOVES = BlockMoves()
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step: who enters, who computes how much, who has left since the step before.
+    """One step: requests that enter the batch, what each computes, and requests that have left since the step before.
 
     A request id among those that left may be among those that enter: leaving comes first.
     """
@@ -104,6 +106,20 @@ class PromptLogprobs:
 
     start: int
     values: tuple[object, ...]
+
+
+class RequestUpdate(NamedTuple):
+    """What a step changed for one request: new tokens and perhaps its end, or logprobs of its prompt."""
+
+    request_id: str
+    new_token_ids: tuple[int, ...]
+    logprobs: tuple[object, ...]
+    finish_status: RequestStatus | None
+    error: str | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    held_status: RequestStatus | None = None
+    """These are its last tokens, and it is going to end like this: with a later update, when its sealed batch is done.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,38 +1,69 @@
-"""How long steps take, learned from those that have run: how many prompt tokens fit beside the decodes of a step.
+"""How long steps take, learned from those that have run, and what follows for the next one: how many prompt tokens it
+may compute beside its decodes.
 
-A step reads all weights once, whatever it computes, and that takes its `base` time; a few prompt tokens come along for
-nothing, every further one costs `per_token`:
+    StepTimeModel   a step's duration by its number of prompt tokens
+    DecodeTime      a step's duration by its number of decodes, where it has no prompt tokens
+    DecodePace      how many prompt tokens the next step may have
 
-    duration                    ╱
-                             ╱         target ── the inter-token time that decodes should keep
-    base      ───────────╱
-              0         64      chunk tokens
-
-`base` is learned from steps with at most a few prompt tokens, `per_token` from the others, and where one of them has
-not been seen yet the other tells: a device computes about as many tokens as `TOKENS_PER_BASE` in the time it needs to
-read the weights. A step can be slow for many reasons that say nothing about the next one (a kernel is compiled, another
-process gets the core), but it is never faster than it can be. So slow ones count up to a limit, and one that is much
-faster than expected replaces all that was believed.
-
-No clock in here: durations are told, so the same durations give the same answers.
+There is no clock here: durations are arguments, so the same durations give the same answers.
 """
 
 from __future__ import annotations
 
+import math
+
 FREE_TOKENS = 64
-"""The least that `chunk_tokens` answers, so that prompts always make progress; also what counts as next to nothing."""
+"""The smallest answer of `chunk_tokens`, so that prompts always make progress. Steps with fewer prompt tokens count as
+steps without any."""
 TOKENS_PER_BASE = 200
 """For an 8B model in 16 bit on a current GPU about 230; off by some factor on other devices, and soon forgotten."""
 DEFAULT_TOKENS = 512
-"""The answer before anything is known."""
+"""The answer before any step has run."""
+ROWS_PER_BASE = 100.0
+"""This many requests cost as much as reading the weights, as long as batches of one size only have been observed: about
+right for an 8B model in 16 bit with contexts of a thousand tokens."""
+
+BACKLOG_SHARE = 0.1
+"""Part of the time the backlog needs that one step may take."""
+BACKLOG_STEPS = 8
+"""A backlog of more steps than this at the target's pace justifies a late step."""
+STRETCH = 4.0
+"""How many times the target a late step may take."""
+TOKENS_PER_LATE_ONE = 250
+"""Tokens that have to be in time before another one may be late: the 99th percentile keeps the target."""
+SHORT_TOKENS = 512
+"""A prompt up to this length is never a long one, if a step's budget can hold it. Measured step times cannot tell:
+beside a long context each token costs a multiple of what it costs in a short prompt."""
+SHORT_PART = 0.25
+"""Nor is a prompt up to this part of the largest step: several of them are computed together at full speed."""
+TILE_TOKENS = 128
+"""Rows of a matrix product that are computed together, where there are many; smaller products have smaller tiles."""
 
 _BASE_WEIGHT = 0.1  # of the newest step in the base time
 _HORIZON_TOKENS = 1024  # how many chunk tokens back the cost per token looks: it grows along a prompt
-_MOST_TIMES_EXPECTED = 3.0  # beyond this a slow step is cut off, below its inverse a fast one starts anew
+_MOST_TIMES_EXPECTED = 3.0  # a step slower than this is cut off, one faster than its inverse replaces what was learned
+_KEPT = 0.998  # weight of older decode steps, with each new one
+_PRIOR_WEIGHT = 0.1  # weight of `ROWS_PER_BASE`, where a step counts 1
+_MOST_LATE_TOKENS = 1024.0  # late tokens that can be saved up for a burst
 
 
 class StepTimeModel:
-    """Two numbers, kept up to date: the time of a step without prompts, and the extra time per prompt token."""
+    """The time of a step without prompts (`base_s`), and the extra time per prompt token (`per_token_s`).
+
+    A step reads all weights once, whatever it computes; a few prompt tokens add nothing to that, each further one costs
+    `per_token_s`:
+
+        duration                    ╱
+                                 ╱         target ── the inter-token time that decodes should keep
+        base      ───────────╱
+                  0         64      chunk tokens
+
+    `base_s` is learned from steps with at most a few prompt tokens, `per_token_s` from the others. Where one of them is
+    not known yet it follows from the other: a device computes about `TOKENS_PER_BASE` tokens in the time it needs to
+    read the weights. A step can be slow for reasons that say nothing about the next one (a kernel is compiled, another
+    process gets the core), but it is never faster than it can be. So slow steps count up to a limit, and one that is
+    much faster than expected replaces all that was learned.
+    """
 
     def __init__(self, *, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -42,14 +73,14 @@ class StepTimeModel:
 
     @property
     def base_s(self) -> float | None:
-        """Time of a step that only decodes, or `None` before any step was seen."""
+        """Time of a step that only decodes, or `None` before any step was observed."""
         if self._base_s is not None:
             return self._base_s
         return TOKENS_PER_BASE * self._ratio() if self._num_steps else None
 
     @property
     def per_token_s(self) -> float | None:
-        """Extra time for each prompt token, or `None` before any step was seen."""
+        """Extra time for each prompt token, or `None` before any step was observed."""
         if not self._num_steps:
             return None if self._base_s is None else self._base_s / TOKENS_PER_BASE
         if self._base_s is None:
@@ -57,17 +88,15 @@ class StepTimeModel:
         return max(0.0, (self._duration_s - self._num_steps * self._base_s) / self._num_tokens)
 
     def observe(self, num_chunk_tokens: int, duration_s: float) -> None:
-        """A step with so many prompt tokens beside its decodes has taken so long."""
+        """Learn from a step with this many prompt tokens beside its decodes."""
         if num_chunk_tokens < FREE_TOKENS:
             self._observe_base(duration_s)
         else:
             self._observe_chunk(num_chunk_tokens, duration_s)
 
     def chunk_tokens(self, target_s: float) -> int:
-        """How many prompt tokens a step with decodes may have to take no longer than `target_s`.
-
-        Never fewer than `FREE_TOKENS`, never more than `max_tokens`.
-        """
+        """How many prompt tokens a step with decodes may have to take no longer than `target_s`: between `FREE_TOKENS`
+        and `max_tokens`."""
         base_s, per_token_s = self.base_s, self.per_token_s
         if base_s is None or per_token_s is None:
             return min(DEFAULT_TOKENS, self._max_tokens)
@@ -99,3 +128,152 @@ class StepTimeModel:
     def _ratio(self) -> float:
         """Time per token if reading the weights counts as `TOKENS_PER_BASE` tokens."""
         return self._duration_s / (self._num_tokens + TOKENS_PER_BASE * self._num_steps)
+
+
+class DecodeTime:
+    """The time of a step that only decodes, as a line through the observed steps, younger ones counting more.
+
+    duration           ╱
+                   ╱            each request adds the reading of its keys and values
+               ╱
+    ───────╱
+           │  reading the weights, whatever the number of requests
+           0          requests
+    """
+
+    def __init__(self) -> None:
+        self._num = self._rows = self._rows_squared = self._s = self._rows_s = 0.0
+        self._base_s = self._row_s = 0.0
+
+    def observe(self, num_rows: int, duration_s: float) -> None:
+        """Learn from a step in which this many requests generated."""
+        expected_s = self.seconds(num_rows)
+        if duration_s < expected_s / _MOST_TIMES_EXPECTED:
+            self._num = self._rows = self._rows_squared = self._s = self._rows_s = 0.0
+        elif self._num:
+            duration_s = min(duration_s, _MOST_TIMES_EXPECTED * expected_s)
+        self._num = _KEPT * self._num + 1.0
+        self._rows = _KEPT * self._rows + num_rows
+        self._rows_squared = _KEPT * self._rows_squared + num_rows * num_rows
+        self._s = _KEPT * self._s + duration_s
+        self._rows_s = _KEPT * self._rows_s + num_rows * duration_s
+        self._fit()
+
+    def seconds(self, num_rows: int) -> float:
+        """Expected time of a step with this many decodes; 0 before any was observed."""
+        return self._base_s + num_rows * self._row_s
+
+    def _fit(self) -> None:
+        """The least squares of the steps' errors and of `base_s - ROWS_PER_BASE * row_s`. No part is negative."""
+        num = self._num + _PRIOR_WEIGHT
+        rows = self._rows - _PRIOR_WEIGHT * ROWS_PER_BASE
+        rows_squared = self._rows_squared + _PRIOR_WEIGHT * ROWS_PER_BASE**2
+        determinant = num * rows_squared - rows * rows
+        self._base_s = (rows_squared * self._s - rows * self._rows_s) / determinant
+        self._row_s = (num * self._rows_s - rows * self._s) / determinant
+        if self._row_s < 0.0:
+            self._base_s, self._row_s = self._s / self._num, 0.0
+        elif self._base_s < 0.0:
+            self._base_s, self._row_s = 0.0, self._rows_s / self._rows_squared
+
+
+class DecodePace:
+    """How much of a step prompts may take, so that requests that generate keep the inter-token time they want.
+
+    Nearly always it is what fits into the target. Two things may make a step longer, because a device that computes
+    prompts in small pieces reads its weights for every piece, and all waiting requests wait for that:
+
+    * The target is kept by all but one token in `TOKENS_PER_LATE_ONE`. These late tokens are spent where they help
+      most: when the backlog of prompts would take many steps at the target's pace, one step may take a few times as
+      long.
+    * A step may always take a fixed share of the time that the whole backlog needs. In quiet times that is less than
+      the target and changes nothing. In a flood, where keeping the pace of a few requests would delay many, steps grow;
+      as the backlog melts they shrink back.
+
+        backlog   ▁▁▂▁▁▁▁▁▇▆▄▃▂▁▁▁▁          prompt tokens that are not computed yet
+        step      ▂▂▂▂▂▂▂▂▅▄▃▂▂▂▂▂▂          max(target, share × backlog), now and then more
+
+    Matrix units compute rows in tiles, and the first row of a tile costs as much as all of them, so a step is filled up
+    to a whole number of tiles.
+    """
+
+    def __init__(self, *, target_s: float, max_tokens: int, long_step_s: float = 0.0) -> None:
+        """`target_s`: the inter-token time of requests without a target of their own; 0: none. `long_step_s`: how long
+        a step with a long prompt may take; 0: no limit."""
+        self.target_s = target_s
+        self.long_step_s = long_step_s
+        self.step_time = StepTimeModel(max_tokens=max_tokens)
+        self.decode_time = DecodeTime()
+        self._max_tokens = max_tokens
+        self._num_late_allowed = 0.0
+
+    def chunk_tokens(
+        self, *, target_s: float, num_decodes: int, num_backlog_tokens: int, limit_s: float = math.inf
+    ) -> int:
+        """How many prompt tokens the next step may have beside its decodes. No more than keep it within `limit_s`,
+        whatever the backlog. To be called once for each step that could have any."""
+        if not target_s or not num_decodes:
+            return self._max_tokens
+        backlog_s = num_backlog_tokens * (self.step_time.per_token_s or 0.0)
+        num_tokens = self.step_time.chunk_tokens(max(target_s, BACKLOG_SHARE * backlog_s))
+        is_backlog = num_backlog_tokens > BACKLOG_STEPS * self.step_time.chunk_tokens(target_s)
+        may_be_late = is_backlog and limit_s >= STRETCH * target_s
+        if may_be_late and self._num_late_allowed >= num_decodes:
+            self._num_late_allowed -= num_decodes
+            num_tokens = max(num_tokens, self.step_time.chunk_tokens(STRETCH * target_s))
+        else:
+            self.note_decodes(num_decodes, target_s=target_s)
+        if limit_s < math.inf:
+            num_tokens = min(num_tokens, self.step_time.chunk_tokens(limit_s))
+        return self._whole_tiles(num_tokens, num_decodes)
+
+    def max_short_tokens(self, num_left_tokens: int) -> int:
+        """The longest prompt that counts as fitting into a step with this many tokens left for prompts."""
+        return min(num_left_tokens, max(SHORT_TOKENS, int(SHORT_PART * self._max_tokens), self._long_step_tokens()))
+
+    def long_tokens(self, num_decodes: int) -> int:
+        """How many prompt tokens a step may have beside its decodes if there is a long prompt among them."""
+        num_tokens = self._long_step_tokens()
+        return num_tokens if num_tokens == self._max_tokens else self._whole_tiles(num_tokens, num_decodes)
+
+    def _long_step_tokens(self) -> int:
+        if not self.long_step_s or self.step_time.per_token_s is None:
+            return self._max_tokens
+        return self.step_time.chunk_tokens(self.long_step_s)
+
+    def note_decodes(self, num_decodes: int, *, target_s: float) -> None:
+        """Count the decodes of the next step as being in time, so that some later ones may be late."""
+        if target_s:
+            saved = self._num_late_allowed + num_decodes / TOKENS_PER_LATE_ONE
+            self._num_late_allowed = min(saved, _MOST_LATE_TOKENS)
+
+    @property
+    def longest_s(self) -> float:
+        """About how long a step full of prompts takes; 0 where time does not limit steps, or before any has run."""
+        base_s, token_s = self.step_time.base_s, self.step_time.per_token_s
+        return base_s + self._max_tokens * token_s if self.target_s and base_s and token_s else 0.0
+
+    def decode_s(self, num_decodes: int) -> float:
+        """How long a step with this many decodes and nothing else takes; 0 before any step has run."""
+        return self.decode_time.seconds(num_decodes) or self.step_time.base_s or 0.0
+
+    def planned_s(self, *, num_decodes: int, num_backlog_tokens: int, slowdown: float) -> float:
+        """How long the next step would be meant to take with these decodes and this backlog only, on a machine that
+        takes `slowdown` times as long as this one."""
+        decode_s = slowdown * self.decode_s(num_decodes)
+        if not num_backlog_tokens:
+            return decode_s
+        backlog_s = slowdown * num_backlog_tokens * (self.step_time.per_token_s or 0.0)
+        return max(decode_s, min(decode_s + backlog_s, max(self.target_s, BACKLOG_SHARE * backlog_s)))
+
+    def _whole_tiles(self, num_chunk_tokens: int, num_decodes: int) -> int:
+        """Fewer tokens, so that the step ends with a tile. Small steps have smaller tiles: none loses over a quarter."""
+        num_tokens = num_chunk_tokens + num_decodes
+        tile = min(TILE_TOKENS, 1 << max(0, num_tokens.bit_length() - 3))
+        return max(num_chunk_tokens - num_tokens % tile, min(FREE_TOKENS, self._max_tokens))
+
+    def observe(self, *, num_chunk_tokens: int, num_decodes: int, duration_s: float) -> None:
+        """Learn from a step with this many prompt tokens beside its decodes."""
+        self.step_time.observe(num_chunk_tokens, duration_s)
+        if not num_chunk_tokens:
+            self.decode_time.observe(num_decodes, duration_s)

@@ -38,21 +38,12 @@ class BeamRequest(Request):
     __slots__ = ("num_found_tokens", "place", "search_id")
 
     def __init__(self, request_id: str, token_ids: Sequence[int], *, search: _LiveSearch, place: int, **more: Any):
-        super().__init__(request_id, token_ids, max_tokens=1, **more)
+        super().__init__(request_id, token_ids, max_tokens=1, is_beam=True, **more)
         self.search_id = search.request_id
         self.place = place
         """Among the live beams of its position."""
         self.num_found_tokens = self.num_prompt_tokens - search.num_prompt_tokens
         """How many of its tokens the search has found; the others are the prompt."""
-
-    @property
-    def is_beam(self) -> bool:
-        return True
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether its search was in the batch before: then its tokens are no prompt that somebody has sent."""
-        return self.num_found_tokens > 0
 
 
 @dataclass(slots=True)
@@ -290,18 +281,16 @@ class _LiveSearch:
         )
 
     def _fork(self, parent: BeamRequest, token_id: int, place: int) -> BeamRequest:
-        """The parent's tokens and one more. What is known of their blocks is the same, and not found out again."""
-        child = BeamRequest(
+        """The parent's tokens and one more."""
+        return BeamRequest(
             self._next_id(),
             (*parent.prompt_token_ids, token_id),
             search=self,
             place=place,
             options=self._later_options,
             sampling_params=self._beam_params,
+            fork_of=parent,
         )
-        child.block_digests = parent.block_digests.copy()
-        child.queue_place = parent.queue_place  # the search goes on where it stands, not behind who came meanwhile
-        return child
 
     def _next_id(self) -> str:
         self._num_ids += 1

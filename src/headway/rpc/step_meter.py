@@ -95,7 +95,7 @@ class StepMeter:
         going_on = frozenset(
             request.request_id
             for request in report.snapshot.requests
-            if isinstance(request, BeamRequest) and request.goes_on
+            if isinstance(request, BeamRequest) and request.is_fork
         )
         for new in plan.new_requests:
             if new.request_id in going_on:

@@ -108,7 +108,7 @@ def _name(request: Request) -> str:
 
 def _goes_on(request: Request) -> bool:
     """Whether it is a beam on its way from one step to the next."""
-    return isinstance(request, BeamRequest) and request.goes_on
+    return isinstance(request, BeamRequest) and request.is_fork
 
 
 def _row(row: StepRow, request: Request) -> SnapshotRow:
@@ -122,7 +122,7 @@ def _row(row: StepRow, request: Request) -> SnapshotRow:
         row.is_decode,
         row.num_cached_tokens,
     )
-    if isinstance(request, BeamRequest) and request.goes_on:
+    if isinstance(request, BeamRequest) and request.is_fork:
         shown.num_prompt_tokens -= request.num_found_tokens
         shown.num_output_tokens += request.num_found_tokens
         shown.is_decode = row.num_tokens == 1

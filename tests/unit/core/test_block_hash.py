@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 
 from headway.core import Request
-from headway.core.block_hash import DIGEST_BYTES, extend_digests, root_digest, tail_digest
+from headway.core.cached_block import DIGEST_BYTES, root_digest, tail_digest
 from headway.core.request_options import RequestOptions
 
 
 def digests(tokens: list[int], block_size: int = 2, salt: str | None = None) -> list[bytes]:
     request = Request("r", tokens, max_tokens=1, options=RequestOptions(cache_salt=salt))
-    return list(extend_digests(request, block_size, len(tokens) // block_size))
+    return list(request.block_digests(block_size, len(tokens) // block_size))
 
 
 def test_no_two_prefixes_share_a_digest() -> None:
@@ -52,13 +52,26 @@ def test_any_string_is_a_salt_and_none_is_the_empty_one() -> None:
 
 def test_digests_of_output_are_those_of_a_prompt_with_the_same_tokens() -> None:
     request = Request("r", [1, 2, 3], max_tokens=9)
-    extend_digests(request, 2, 1)
+    request.block_digests(2, 1)
     for token in (4, 5, 6):
         request.append_output_token(token)
-    assert extend_digests(request, 2, 3) == digests([1, 2, 3, 4, 5, 6])
+    assert request.block_digests(2, 3) == digests([1, 2, 3, 4, 5, 6])
 
 
 def test_each_digest_is_computed_once() -> None:
     request = Request("r", range(8), max_tokens=1)
-    first = extend_digests(request, 2, 2)[:2]
-    assert [one is other for one, other in zip(first, extend_digests(request, 2, 4))] == [True, True]
+    first = request.block_digests(2, 2)[:2]
+    assert [one is other for one, other in zip(first, request.block_digests(2, 4))] == [True, True]
+
+
+def test_a_fork_computes_no_digest_again_and_leaves_its_parent_as_it_is() -> None:
+    parent = Request("r", range(4), max_tokens=1)
+    parent.arrive(7, now_s=1.0)
+    first = parent.block_digests(2, 2)
+    fork = Request("f", range(6), max_tokens=1, fork_of=parent)
+    fork.arrive(9, now_s=2.0)
+    assert all(one is other for one, other in zip(first, fork.block_digests(2, 2), strict=True))
+    assert fork.block_digests(2, 3) == digests([0, 1, 2, 3, 4, 5])
+    assert len(parent.block_digests(2, 2)) == 2
+    assert (fork.is_fork, fork.order_index, fork.arrival_index) == (True, 7, 9)
+    assert (parent.is_fork, parent.order_index) == (False, 7)

@@ -6,15 +6,15 @@ import random
 
 from headway.core import Request, RequestStatus, check_invariants
 from headway.core.policy.fair import MAX_AWAY, FairPolicy
-from headway.core.queue import GuardedQueue, KeyedQueue, SharedQueue
-from headway.core.queue.line import Line, insert
+from headway.core.queue import GuardedQueue, KeyedQueue, TenantQueue
+from headway.core.queue.base import ArrivalList
 from headway.core.request_options import RequestOptions
 from tests.unit.core.driver import make_scheduler, request, step
 
 
 def arrival(index: int, **options: object) -> Request:
     new = request(f"r{index}", 1, **options)
-    new.arrival_index = new.queue_place = index
+    new.arrive(index, now_s=0.0)
     return new
 
 
@@ -52,11 +52,11 @@ def test_tenants_with_requests_are_never_forgotten() -> None:
     assert policy.num_remembered == 3 * MAX_AWAY
 
 
-def test_dead_clocks_of_the_guard_do_not_pile_up() -> None:
+def test_invalid_entries_of_the_guard_do_not_pile_up() -> None:
     queue = GuardedQueue(
         KeyedQueue(lambda one: -one.arrival_index, front_size=2), grace_s=1e6, stretch=3.0, promise_s=lambda one: 0.0
     )
-    for index in range(3_000):  # the first is passed by all others, and no clock ever goes off
+    for index in range(3_000):  # the first is passed by all others, and none is ever lifted
         queue.push(arrival(index))
         if index:
             latest = queue.peek(0)
@@ -68,11 +68,11 @@ def test_dead_clocks_of_the_guard_do_not_pile_up() -> None:
             queue.admit(latest)
         if index % 100 == 0:
             queue.check_invariants()
-    assert len(queue._clocks) < 100
+    assert len(queue._heap) < 100
 
 
 def test_dead_entries_of_tenants_do_not_pile_up() -> None:
-    queue = SharedQueue(lambda tenant: float(tenant == "second"))
+    queue = TenantQueue(lambda tenant: float(tenant == "second"))
     queue.push(arrival(0, tenant="first"))
     for index in range(1, 1_000):
         queue.push(arrival(index, tenant="second"))
@@ -84,7 +84,7 @@ def test_dead_entries_of_tenants_do_not_pile_up() -> None:
 
 def test_who_comes_back_is_in_the_line_once() -> None:
     served = {"first": 0.0, "second": 5.0}
-    queue = SharedQueue(served.__getitem__)
+    queue = TenantQueue(served.__getitem__)
     first, second = arrival(0, tenant="first"), arrival(1, tenant="second")
     queue.push(first)
     queue.push(second)
@@ -113,10 +113,10 @@ def test_an_old_entry_does_not_speak_for_who_came_back() -> None:
     assert queue.peek(0) is others[0]
 
 
-def test_a_line_stays_in_order() -> None:
+def test_a_list_by_arrival_stays_in_order() -> None:
     rng = random.Random(0)
-    line, indices = Line(), list(range(200))
+    requests, indices = ArrivalList(), list(range(200))
     rng.shuffle(indices)
-    for index in indices:
-        insert(line, arrival(index))
-        assert list(line) == sorted(line)
+    for count, index in enumerate(indices, start=1):
+        requests.insert(arrival(index))
+        assert [one.arrival_index for one in requests] == sorted(indices[:count])

@@ -26,10 +26,10 @@ class NaiveLine:
     def order(self, one: Request) -> tuple[int, float, int, int]:
         due_s = self.due_s(one)
         if due_s is None:
-            return 2, 0.0, one.queue_place, one.arrival_index
+            return 2, 0.0, one.order_index, one.arrival_index
         begin_by_s = due_s - self.lead_s(one.num_tokens)
         is_late = begin_by_s < self.now_s
-        return is_late, one.arrival_s if is_late else begin_by_s, one.queue_place, one.arrival_index
+        return is_late, one.arrival_s if is_late else begin_by_s, one.order_index, one.arrival_index
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -42,8 +42,8 @@ def test_it_is_a_sorted_list_only_faster(seed: int) -> None:
         if rng.random() < 0.5 or not model.waiting:
             target = rng.choice([None, rng.uniform(0.001, horizon_s)])
             new = request(f"r{index}", rng.choice([1, 5, 300]), ttft_target_s=target)
-            new.arrival_index, new.arrival_s = index, model.now_s
-            new.queue_place = rng.choice([index, rng.randint(0, index)])
+            new.arrive(index, now_s=model.now_s)
+            new.order_index = rng.choice([index, rng.randint(0, index)])
             queue.push(new)
             model.waiting.append(new)
         elif rng.random() < 0.6:

@@ -14,14 +14,18 @@ from headway.core import (
     SchedulerOutput,
     check_invariants,
 )
-from headway.core.restore_choice import RestoreChoice
+from headway.core.step_time import TOKENS_PER_BASE
 
 BLOCK_SIZE = 4
 
 
-def make(*, num_blocks: int = 4, num_slots: int = 8, **options: object) -> Scheduler:
+def make(*, num_blocks: int = 4, num_slots: int = 8, restore_block_s: float = 0.0, **options: object) -> Scheduler:
     kv_cache = KVCacheManager(
-        num_blocks=num_blocks, block_size=BLOCK_SIZE, prefix_cache=PrefixCache(), host_tier=HostTier(num_slots)
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        prefix_cache=PrefixCache(),
+        host_tier=HostTier(num_slots),
+        restore_block_s=restore_block_s,
     )
     return Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, **options), kv_cache)  # type: ignore[arg-type]
 
@@ -117,7 +121,17 @@ def test_a_slot_that_cannot_be_trusted_is_a_miss() -> None:
 def test_the_faster_way_back_unless_one_is_asked_for(
     mode: str, num_preemptions: int, token_s: float | None, is_restored: bool
 ) -> None:
-    request = Request("a", [1], max_tokens=1)
+    scheduler = make(preemption_mode=mode, restore_block_s=1e-3)
+    if token_s is not None:
+        scheduler.pace.step_time.observe(0, TOKENS_PER_BASE * token_s)
+    request = Request("a", range(12), max_tokens=1)
     request.num_preemptions = num_preemptions
-    choice = RestoreChoice(mode=mode, restore_block_s=1e-3, token_s=lambda: token_s)
-    assert choice.should_restore(request, num_blocks=2, num_tokens=32) == is_restored
+    tier = scheduler.kv_cache.host_tier
+    assert tier is not None
+    for digest in request.block_digests(BLOCK_SIZE, 2):
+        tier.put(digest)
+    scheduler.add_request(request)
+    output = scheduler.schedule()
+    check_invariants(scheduler)
+    assert len(output.moves.moved_in) == (2 if is_restored else 0)
+    assert output.new_requests[0].num_computed_tokens == (8 if is_restored else 0)

@@ -8,7 +8,7 @@ import pytest
 
 from headway.config import SchedulerConfig
 from headway.core import KVCacheManager, PrefixCache, Request, Scheduler, create_eviction_policy
-from headway.core.decode_pace import SHORT_TOKENS, DecodePace
+from headway.core.step_time import SHORT_TOKENS, DecodePace
 from tests.unit.core.driver import finish, make_scheduler, request, schedule_text, step
 
 

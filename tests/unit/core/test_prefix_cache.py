@@ -39,9 +39,9 @@ def chain(cache: PrefixCache, *names: str) -> list[CachedBlock]:
     return blocks
 
 
-def let_go(cache: PrefixCache, blocks: list[CachedBlock]) -> None:
+def release(cache: PrefixCache, blocks: list[CachedBlock]) -> None:
     for block in reversed(blocks):
-        cache.let_go(block)
+        cache.release(block)
 
 
 def evict_all(cache: PrefixCache) -> list[str]:
@@ -57,15 +57,15 @@ def evict_all(cache: PrefixCache) -> list[str]:
 
 def test_the_end_of_a_chain_goes_before_its_beginning() -> None:
     cache = PrefixCache()
-    let_go(cache, chain(cache, "a", "b", "c"))
+    release(cache, chain(cache, "a", "b", "c"))
     assert evict_all(cache) == ["c", "b", "a"]
 
 
 def test_the_chain_that_was_used_longest_ago_goes_first() -> None:
     cache = PrefixCache()
-    let_go(cache, chain(cache, "a", "b"))
-    let_go(cache, chain(cache, "c", "d"))
-    let_go(cache, chain(cache, "a", "b"))
+    release(cache, chain(cache, "a", "b"))
+    release(cache, chain(cache, "c", "d"))
+    release(cache, chain(cache, "a", "b"))
     assert evict_all(cache) == ["d", "c", "b", "a"]
 
 
@@ -73,19 +73,19 @@ def test_a_block_that_others_hang_below_goes_after_all_of_them() -> None:
     cache = PrefixCache()
     left = chain(cache, "root", "left")
     right = insert(cache, "right", left[0])
-    cache.let_go(left[1])
+    cache.release(left[1])
     assert evict_all(cache) == ["left"], "right is in use, and so is what it hangs below"
-    let_go(cache, [left[0], right])
+    release(cache, [left[0], right])
     assert evict_all(cache) == ["right", "root"]
 
 
 def test_nothing_in_use_is_given_up() -> None:
     cache = PrefixCache()
     used, idle = chain(cache, "a", "b"), chain(cache, "c")
-    let_go(cache, idle)
+    release(cache, idle)
     assert evict_all(cache) == ["c"]
     assert cache.evict(1) == []
-    let_go(cache, used)
+    release(cache, used)
     assert evict_all(cache) == ["b", "a"]
 
 
@@ -100,7 +100,7 @@ def test_a_random_tree_is_never_split() -> None:
             in_use.append([block for block in wanted if not any(block in other for other in in_use)])
         elif in_use and rng.random() < 0.6:
             blocks = in_use.pop()  # the last one: nobody uses what hangs below its own blocks
-            let_go(cache, blocks)
+            release(cache, blocks)
         else:
             cache.evict(rng.randint(1, 3))
         names = {block.digest.decode() for block in cache}
@@ -118,8 +118,8 @@ def test_what_is_pinned_goes_last_but_it_goes() -> None:
     pinned, plain = chain(cache, "p", "q"), chain(cache, "a", "b")
     for block in pinned:
         cache.pin(block, 10)
-    let_go(cache, pinned)
-    let_go(cache, plain)
+    release(cache, pinned)
+    release(cache, plain)
     assert evict_all(cache) == ["b", "a", "q", "p"]
 
 
@@ -127,9 +127,9 @@ def test_a_pin_expires() -> None:
     cache = PrefixCache()
     pinned, plain = chain(cache, "p"), chain(cache, "a")
     cache.pin(pinned[0], 10)
-    let_go(cache, pinned)
-    let_go(cache, plain)
-    cache.now_s = 10.0
+    release(cache, pinned)
+    release(cache, plain)
+    cache.advance(10.0)
     assert evict_all(cache) == ["p", "a"]
 
 
@@ -139,9 +139,9 @@ def test_the_longest_pin_counts(now_s: float, first: str) -> None:
     pinned, plain = chain(cache, "p"), chain(cache, "a")
     for seconds in (5, 20, 10):
         cache.pin(pinned[0], seconds)
-    let_go(cache, pinned)
-    let_go(cache, plain)
-    cache.now_s = now_s
+    release(cache, pinned)
+    release(cache, plain)
+    cache.advance(now_s)
     assert evict_all(cache)[0] == first
 
 
@@ -149,8 +149,8 @@ def test_a_pin_holds_what_is_above_it() -> None:
     cache = PrefixCache()
     old, young = chain(cache, "a", "p"), chain(cache, "x")
     cache.pin(old[1], 10)
-    let_go(cache, old)
-    let_go(cache, young)
+    release(cache, old)
+    release(cache, young)
     assert evict_all(cache) == ["x", "p", "a"]
 
 
@@ -158,12 +158,12 @@ def test_a_pin_that_is_renewed_in_use_counts_when_the_block_is_let_go_again() ->
     cache = PrefixCache()
     pinned, plain = chain(cache, "p"), chain(cache, "a")
     cache.pin(pinned[0], 5)
-    let_go(cache, pinned)
-    let_go(cache, plain)
+    release(cache, pinned)
+    release(cache, plain)
     cache.use(pinned)
     cache.pin(pinned[0], 50)
-    let_go(cache, pinned)
-    cache.now_s = 10.0
+    release(cache, pinned)
+    cache.advance(10.0)
     assert evict_all(cache) == ["a", "p"]
 
 
@@ -187,7 +187,7 @@ def test_a_tail_goes_before_the_block_it_hangs_below() -> None:
     (block,) = chain(cache, "a")
     tail = insert_tail(cache, block.digest, (1, 2), block)
     assert tail is not None
-    let_go(cache, [block, tail])
+    release(cache, [block, tail])
     assert cache.evict(1) == [tail]
     assert cache.find_tail(block.digest, (1, 2)) == (None, 0)
     assert cache.evict(1) == [block]
@@ -198,7 +198,7 @@ def test_there_are_never_too_many_tails_to_look_through() -> None:
     tails = [insert_tail(cache, b"before", (number,)) for number in range(MAX_TAILS)]
     assert insert_tail(cache, b"before", (MAX_TAILS,)) is None, "all are in use"
     assert tails[3] is not None
-    cache.let_go(tails[3])
+    cache.release(tails[3])
     assert insert_tail(cache, b"before", (MAX_TAILS,)) is not None
     assert cache.surplus_tail(b"before") is tails[3]
 
@@ -206,16 +206,16 @@ def test_there_are_never_too_many_tails_to_look_through() -> None:
 # ----------------------------------------------------------------------------------------------------------- on the way
 
 
-def test_a_block_is_on_its_way_from_who_said_so_first_until_that_one_is_done() -> None:
+def test_a_block_is_announced_from_who_said_so_first_until_that_one_is_done() -> None:
     cache = PrefixCache()
     insert(cache, "there")
     cache.announce([b"there", b"next"], "first")
     cache.announce([b"next"], "second")
     assert cache.announced == {b"next": "first"}
     cache.withdraw([b"next"], "second")
-    assert cache.is_on_its_way(b"next")
+    assert cache.is_announced(b"next")
     cache.withdraw([b"there", b"next"], "first")
-    assert not cache.is_on_its_way(b"next")
+    assert not cache.is_announced(b"next")
 
 
 def test_the_same_block_is_kept_once() -> None:
@@ -251,15 +251,15 @@ def test_cost_of_using_and_giving_up_does_not_grow_with_the_cache() -> None:
         cache = PrefixCache()
         blocks = [chain(cache, str(number)) for number in range(num_blocks)]
         for block in blocks:
-            let_go(cache, block)
+            release(cache, block)
         best = 1.0
         for turn in range(5):
             started = time.perf_counter()
             for number in range(200):
                 cache.use(blocks[-1])
-                let_go(cache, blocks[-1])
+                release(cache, blocks[-1])
                 cache.evict(1)
-                let_go(cache, chain(cache, f"{turn} {number}"))
+                release(cache, chain(cache, f"{turn} {number}"))
             best = min(best, time.perf_counter() - started)
         return best
 
@@ -272,13 +272,13 @@ def test_lists_stay_as_short_as_the_tree_however_often_blocks_are_used() -> None
     (block,) = chain(cache, "a")
     for _ in range(1_000):
         cache.pin(block, 86_400)
-        cache.let_go(block)
+        cache.release(block)
         cache.use([block])
     assert len(cache._candidates) < 100 and len(cache._pins) < 100
     for number in range(1_000):
         blocks = chain(cache, f"short-lived {number}")
         cache.pin(blocks[0], 86_400)
-        let_go(cache, blocks)
+        release(cache, blocks)
         cache.evict(1)
     assert len(cache._candidates) < 100 and len(cache._pins) < 100
 
@@ -290,14 +290,14 @@ def test_a_block_that_comes_back_begins_anew_and_what_was_planned_for_it_is_void
     tail = insert_tail(cache, block.digest, (1,), block)
     assert tail is not None
     cache.pin(tail, 60)
-    let_go(cache, [block, tail])
+    release(cache, [block, tail])
     cache.use([block, tail])
     assert tail.num_hits == 1
     cache.drop_tail(tail)
     assert not tail.is_cached
     assert cache.insert(tail, b"new", None)
     assert (tail.num_hits, tail.pinned_until_s, tail.depth, tail.tail, tail.parent) == (0, 0.0, 0, None, None)
-    let_go(cache, [block])
+    release(cache, [block])
     assert evict_all(cache) == ["old"], "the other is in use"
 
 
@@ -310,7 +310,7 @@ def test_giving_up_many_at_once_is_giving_up_one_after_another(num_blocks: int) 
             blocks = chain(cache, *(path[:end] for end in range(1, len(path) + 1)))
             if number % 4 == 0:
                 cache.pin(blocks[-1], 10)
-            let_go(cache, blocks)
+            release(cache, blocks)
         return cache
 
     together, cache = [], filled()

@@ -271,7 +271,7 @@ def test_what_a_step_computes_for_a_request_that_was_preempted_meanwhile_is_not_
         scheduler.finish_request("old", RequestStatus.FINISHED_ABORTED)
         assert [again.request_id for again in plan(scheduler).new_requests] == ["new"]
     finish(scheduler, under_way)
-    assert len(cache_of(scheduler).find(new.block_digests)) == num_blocks - 1
+    assert len(cache_of(scheduler).find(new.block_digests(BLOCK, 0))) == num_blocks - 1
 
 
 @pytest.mark.parametrize("fails", [False, True])

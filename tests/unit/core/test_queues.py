@@ -11,7 +11,7 @@ from itertools import zip_longest
 import pytest
 
 from headway.core import Request, RequestStatus
-from headway.core.queue import GroupedQueue, GuardedQueue, KeyedQueue, SharedQueue, WaitingQueue, WindowQueue
+from headway.core.queue import GroupedQueue, GuardedQueue, KeyedQueue, TenantQueue, WaitingQueue, WindowQueue
 from tests.unit.core.driver import request
 
 Order = Callable[[list[Request]], list[Request]]
@@ -47,8 +47,7 @@ class Line:
             tenant=rng.choice("abbccc"),
             predicted_tokens=rng.choice([1.0, 5.0, 30.0]),
         )
-        new.arrival_index = new.queue_place = self.num_arrivals
-        new.arrival_s = self.now_s
+        new.arrive(self.num_arrivals, now_s=self.now_s)
         self.num_arrivals += 1
         self.queue.push(new)
         self.waiting.append(new)
@@ -134,7 +133,7 @@ def test_tenants_share_a_line(seed: int) -> None:
         )
         return [one for row in zip_longest(*lines) for one in row if one is not None]
 
-    queue = SharedQueue(lambda tenant: served[tenant])
+    queue = TenantQueue(lambda tenant: served[tenant])
     line = Line(queue, rng, order)
     for _ in range(80):
         line.play(6)

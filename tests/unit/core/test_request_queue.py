@@ -15,7 +15,7 @@ def test_the_queue_is_a_sorted_list_only_faster(seed: int) -> None:
     for index in range(400):
         if rng.random() < 0.55 or not model:
             new = request(f"r{index}", 1, priority=rng.randint(0, 5))
-            new.arrival_index = index
+            new.arrive(index, now_s=0.0)
             queue.push(new)
             model.append(new)
             model.sort(key=lambda r: (r.options.priority, r.arrival_index))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headway.core import ModelRunnerOutput, RequestStatus, SampledTokens, check_invariants, create_policy
-from headway.core.decode_pace import TILE_TOKENS
+from headway.core.step_time import TILE_TOKENS
 from headway.errors import ConfigError, InvalidRequestError, RequestNotFoundError, RequestTooLargeError
 from tests.unit.core.driver import finish, make_scheduler, request, step
 

@@ -8,8 +8,17 @@ from collections.abc import Callable
 
 import pytest
 
-from headway.core.decode_pace import BACKLOG_SHARE, BACKLOG_STEPS, STRETCH, TILE_TOKENS, TOKENS_PER_LATE_ONE, DecodePace
-from headway.core.step_time import DEFAULT_TOKENS, FREE_TOKENS, StepTimeModel
+from headway.core.step_time import (
+    BACKLOG_SHARE,
+    BACKLOG_STEPS,
+    DEFAULT_TOKENS,
+    FREE_TOKENS,
+    STRETCH,
+    TILE_TOKENS,
+    TOKENS_PER_LATE_ONE,
+    DecodePace,
+    StepTimeModel,
+)
 
 LARGE_GPU = (5.6e-3, 24e-6)
 SMALL_MODEL = (1.0e-3, 1.4e-6)
@@ -106,10 +115,10 @@ def in_tiles(num_tokens: int, num_decodes: int = 10) -> int:
 
 def test_without_decodes_or_without_a_target_time_is_no_limit() -> None:
     pace, _ = paced()
-    assert pace.chunk_tokens(num_decodes=0, num_backlog_tokens=10**6) == 8192
+    assert pace.chunk_tokens(target_s=0.02, num_decodes=0, num_backlog_tokens=10**6) == 8192
     free = DecodePace(target_s=0.0, max_tokens=512)
     free.observe(num_chunk_tokens=0, num_decodes=5, duration_s=10.0)
-    assert free.chunk_tokens(num_decodes=5, num_backlog_tokens=10**6) == 512
+    assert free.chunk_tokens(target_s=0.0, num_decodes=5, num_backlog_tokens=10**6) == 512
 
 
 def backlog_tokens(times_target: float) -> int:
@@ -120,13 +129,13 @@ def backlog_tokens(times_target: float) -> int:
 @pytest.mark.parametrize("times_target", [0.0, 0.5, 0.95])
 def test_a_small_backlog_changes_nothing(times_target: float) -> None:
     pace, in_time = paced()
-    assert pace.chunk_tokens(num_decodes=10, num_backlog_tokens=backlog_tokens(times_target)) == in_time
+    assert pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=backlog_tokens(times_target)) == in_time
 
 
 @pytest.mark.parametrize("times_target", [1.5, 4.0, 8.0])
 def test_in_a_flood_steps_take_their_share_of_it(times_target: float) -> None:
     pace, _ = paced()
-    num_tokens = pace.chunk_tokens(num_decodes=10, num_backlog_tokens=backlog_tokens(times_target))
+    num_tokens = pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=backlog_tokens(times_target))
     wanted_s = times_target * 0.02
     assert device(*LARGE_GPU)(num_tokens) < 1.05 * wanted_s
     assert device(*LARGE_GPU)(num_tokens + TILE_TOKENS) > 0.95 * wanted_s
@@ -134,19 +143,19 @@ def test_in_a_flood_steps_take_their_share_of_it(times_target: float) -> None:
 
 def test_the_budget_limits_the_largest_flood_too() -> None:
     pace, _ = paced()
-    assert pace.chunk_tokens(num_decodes=10, num_backlog_tokens=10**7) == in_tiles(8192)
+    assert pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=10**7) == in_tiles(8192)
 
 
 def test_before_anything_is_known_a_flood_changes_nothing() -> None:
     pace = DecodePace(target_s=0.02, max_tokens=8192)
-    assert pace.chunk_tokens(num_decodes=10, num_backlog_tokens=10**7) == in_tiles(DEFAULT_TOKENS)
+    assert pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=10**7) == in_tiles(DEFAULT_TOKENS)
 
 
 def test_steps_shrink_back_as_the_backlog_melts() -> None:
     pace, in_time = paced()
     backlog, sizes = backlog_tokens(8.0), []
     while backlog > 0:
-        sizes.append(pace.chunk_tokens(num_decodes=10, num_backlog_tokens=backlog))
+        sizes.append(pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=backlog))
         pace.observe(num_chunk_tokens=sizes[-1], num_decodes=10, duration_s=device(*LARGE_GPU)(sizes[-1]))
         backlog -= sizes[-1]
     assert sizes[0] > 5 * in_time
@@ -164,26 +173,29 @@ def test_a_backlog_may_make_a_step_longer_but_only_for_one_token_in_so_many() ->
     num_late = num_steps = 0
     for _ in range(5000):
         num_steps += 1
-        num_late += pace.chunk_tokens(num_decodes=10, num_backlog_tokens=most_in_time(pace) + 1) > in_time
+        num_late += (
+            pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=most_in_time(pace) + 1) > in_time
+        )
     assert num_late == pytest.approx(num_steps / TOKENS_PER_LATE_ONE, abs=1)
 
 
 def test_how_long_the_longer_step_is() -> None:
     pace, in_time = paced()
     for _ in range(TOKENS_PER_LATE_ONE + 1):
-        assert pace.chunk_tokens(num_decodes=10, num_backlog_tokens=most_in_time(pace)) == in_time
-    longer = pace.chunk_tokens(num_decodes=10, num_backlog_tokens=most_in_time(pace) + 1)
+        assert pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=most_in_time(pace)) == in_time
+    longer = pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=most_in_time(pace) + 1)
     assert longer == pytest.approx(ideal(*LARGE_GPU, STRETCH * 0.02, 8192), abs=TILE_TOKENS, rel=0.05)
-    again = pace.chunk_tokens(num_decodes=10, num_backlog_tokens=most_in_time(pace) + 1)
+    again = pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=most_in_time(pace) + 1)
     assert again == in_time, "the allowance is used up"
 
 
 def test_an_allowance_never_makes_a_step_shorter_than_the_flood_would() -> None:
     pace, in_time = paced()
     for _ in range(TOKENS_PER_LATE_ONE):
-        pace.chunk_tokens(num_decodes=10, num_backlog_tokens=in_time)
+        pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=in_time)
     with_allowance, without = (
-        pace.chunk_tokens(num_decodes=10, num_backlog_tokens=backlog_tokens(1.5 * STRETCH)) for _ in range(2)
+        pace.chunk_tokens(target_s=0.02, num_decodes=10, num_backlog_tokens=backlog_tokens(1.5 * STRETCH))
+        for _ in range(2)
     )
     assert with_allowance == without
 
@@ -192,9 +204,9 @@ def test_an_allowance_never_makes_a_step_shorter_than_the_flood_would() -> None:
 @pytest.mark.parametrize("target_ms", [6, 7, 8, 10, 15, 20, 40])
 def test_a_step_ends_with_a_tile_and_loses_less_than_a_quarter(num_decodes: int, target_ms: int) -> None:
     pace, _ = paced()
-    pace.target_s = target_ms / 1e3
-    fits = pace.step_time.chunk_tokens(pace.target_s)
-    num_tokens = pace.chunk_tokens(num_decodes=num_decodes, num_backlog_tokens=0)
+    target_s = target_ms / 1e3
+    fits = pace.step_time.chunk_tokens(target_s)
+    num_tokens = pace.chunk_tokens(target_s=target_s, num_decodes=num_decodes, num_backlog_tokens=0)
     assert FREE_TOKENS <= num_tokens <= fits
     if num_tokens > FREE_TOKENS:
         assert num_tokens + num_decodes > 0.75 * (fits + num_decodes)

@@ -26,7 +26,7 @@ def test_whoever_has_most_is_first_also_when_values_fall_while_others_enter(seed
     for index in range(500):
         if rng.random() < 0.3 or not waiting:
             new = request(f"r{index}", 1)
-            new.arrival_index = new.queue_place = index
+            new.arrive(index, now_s=0.0)
             values[index], num_passes[index] = rng.randint(0, 5), 0
             queue.push(new)
             waiting.append(new)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -66,6 +65,7 @@ def make_engine(
     overlap: bool,
     executor_class: type[FakeExecutor] = FakeExecutor,
     num_blocks: int = 64,
+    max_num_seqs: int = 4,
 ) -> LLMEngine:
     plan = MemoryPlan(
         device="none",
@@ -78,7 +78,7 @@ def make_engine(
         max_model_len=64,
     )
     executor = executor_class(next_token, max_in_flight=2 if overlap else 1)
-    config = EngineConfig.from_options(max_num_seqs=4)
+    config = EngineConfig.from_options(max_num_seqs=max_num_seqs)
     return LLMEngine(config, executor=executor, tokenizer=None, model_config=MODEL, plan=plan, now=Clock())
 
 
@@ -161,8 +161,7 @@ def test_the_failure_of_one_completion_is_forgotten_when_the_request_is_aborted(
             raise RuntimeError("the kernel caught fire")
         return count
 
-    engine = make_engine(next_token, overlap=overlap)
-    engine.core.scheduler.limits = replace(engine.core.scheduler.limits, max_num_seqs=1)  # one after the other
+    engine = make_engine(next_token, overlap=overlap, max_num_seqs=1)  # one after the other
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2, n=3, temperature=1.0), stream=False)
     while "a" not in engine.errors:
         engine.step()

@@ -13,7 +13,6 @@ import pytest
 from tests.triton_device import ON_GPU  # isort: split
 
 from headway import LLM, SamplingParams
-from headway.core.restore_choice import RestoreChoice
 from tests.integration.conversations import Alone, Conversations, greedy
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, random_prompts
 
@@ -75,7 +74,7 @@ def test_tokens_of_random_conversations_are_those_of_each_request_alone(
 def test_blocks_come_back_from_the_host(tiny: TinyLLM, alone: Alone) -> None:
     llm = tiny.on_gpu(**NO_PADDING, block_size=4, num_kv_blocks=4, host_cache_memory=2**18, overlap="on")
     # So small a model computes a block faster than it is copied.
-    llm.engine.core.scheduler.kv_cache.restore_choice = RestoreChoice(restore_block_s=0.0)
+    llm.engine.core.scheduler.kv_cache.restore_block_s = 0.0
     prompt, other = random_prompts(13, 12)
     outputs = [llm.generate(tokens, greedy(2), use_tqdm=False)[0] for tokens in (prompt, other, prompt)]
     for output in outputs:

@@ -1,27 +1,25 @@
-"""Scheduling policies, by name. A new one is a file in this folder and its name in `headway.config`."""
+"""Scheduling policies, by name. A new one is a class in a file of this folder, and its name in `headway.config`."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import pkgutil
 
 from headway.config import SCHEDULING_POLICIES
-from headway.core.policy.base import SchedulingPolicy
-from headway.core.policy.view import PolicyView
+from headway.core.policy.base import PolicyView, SchedulingPolicy
 from headway.errors import ConfigError
 
 
-def _load(name: str) -> type[SchedulingPolicy]:
-    """The policy of this name in the file of this name."""
-    module = importlib.import_module(f"headway.core.policy.{name}")
-    return next(
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, SchedulingPolicy) and getattr(value, "name", None) == name
-    )
+def _find_policies() -> dict[str, type[SchedulingPolicy]]:
+    """All policies in the files of this folder, in the order of their names in the config."""
+    modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+    classes = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
+    policies = {one.name: one for one in classes if issubclass(one, SchedulingPolicy) and hasattr(one, "name")}
+    return {name: policies[name] for name in SCHEDULING_POLICIES}
 
 
-POLICIES: dict[str, type[SchedulingPolicy]] = {name: _load(name) for name in SCHEDULING_POLICIES}
+POLICIES = _find_policies()
 
 
 def create_policy(name: str, view: PolicyView) -> SchedulingPolicy:

@@ -1,94 +1,139 @@
-"""What a scheduling policy decides: who goes first, who gives way, how big a chunk.
+"""What a scheduling policy decides: which request goes first, which is preempted, how big a chunk is.
 
-A policy is one file. It reads requests and changes nothing but its own books; docs/adding_a_policy.md writes one from
-scratch.
+A policy reads requests and changes nothing but its own counts; docs/adding_a_policy.md writes one from scratch.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from headway.core.policy.view import PolicyView
+from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.queue import KeyedQueue, WaitingQueue
 from headway.core.request import Request
 from headway.core.scheduler_output import ScheduledRequest
+from headway.core.step_time import DecodePace
+
+_FIRST_STEP_S = 0.02
+_MEMORY = 0.05  # weight of the last step in the mean time of a step
+
+
+class PolicyView:
+    """What policies may look at beside the requests themselves. The scheduler keeps it up to date."""
+
+    def __init__(self, kv_cache: KVCacheManager, pace: DecodePace, *, max_head_skips: int) -> None:
+        self._kv_cache = kv_cache
+        self.pace = pace
+        """What is known about the times of steps."""
+        self.max_head_skips = max_head_skips
+        """How often a request may be passed for want of room."""
+        self.now_s = 0.0
+        """When the step is planned."""
+        self.step_s = _FIRST_STEP_S
+        """About how long a step takes, from those that have run."""
+
+    def advance(self, now_s: float) -> None:
+        """Set the time of the step that is being planned."""
+        self.now_s = now_s
+
+    def observe_step(self, *, num_chunk_tokens: int, num_decodes: int, duration_s: float) -> None:
+        """Learn from a step with this many prompt tokens beside its decodes."""
+        self.pace.observe(num_chunk_tokens=num_chunk_tokens, num_decodes=num_decodes, duration_s=duration_s)
+        self.step_s += _MEMORY * (duration_s - self.step_s)
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """How many tokens of a waiting request are in the prefix cache now."""
+        return self._kv_cache.num_cached_tokens(request)
+
+    def num_tokens_to_recompute(self, request: Request) -> int:
+        """How many tokens of a running request would have to be computed again if it were preempted: those in blocks
+        that it does not share with others."""
+        return self._kv_cache.num_own_tokens(request)
 
 
 class SchedulingPolicy(ABC):
-    """One object owns all these decisions. Only `key` has to be said, or `create_queue` where no key will do."""
+    """One object owns all these decisions. Only `key` is required."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     """A line for `--help`."""
     can_starve: ClassVar[bool] = True
-    """Whether a request could wait for ever while others pass it, so that the guard is needed."""
+    """Whether a request could wait for ever while others pass it, so that the queue is guarded."""
 
     def __init__(self, view: PolicyView) -> None:
         self.view = view
 
-    # ---- who goes first -------------------------------------------------------------------------------------------
+    # ---- which request goes first ---------------------------------------------------------------------------------
 
     @abstractmethod
     def key(self, request: Request) -> Any:
-        """Sort key, smaller goes first; ties go to the earlier arrival. Must not change while a request waits."""
+        """Sort key, smaller goes first; ties go to the earlier arrival. Must not change while a request waits, unless
+        the queue takes care of that."""
 
     def create_queue(self, front_size: int) -> WaitingQueue:
-        """The line of waiting requests. Its first `front_size` places are looked at."""
+        """The queue of waiting requests. The scheduler looks at the first `front_size` of them."""
         return KeyedQueue(self.key, front_size=front_size)
 
     def promise_s(self, request: Request) -> float:
-        """So long after its arrival the policy means to have let a request in; the guard does not lift it before."""
+        """How long after its arrival the policy means to have admitted a request; the guard does not lift it before."""
         return 0.0
 
-    # ---- who gives way --------------------------------------------------------------------------------------------
+    # ---- which request is preempted -------------------------------------------------------------------------------
 
     def choose_victim(self, running: Sequence[Request]) -> Request:
-        """Who gives its blocks back when they run out. `running` is not empty, and in the order that requests had when
-        they entered the batch."""
+        """The request to preempt when blocks run out. `running` is not empty, and in the order that requests had when
+        they were admitted."""
         return running[-1]
 
     def choose_displaced(self, request: Request, running: Sequence[Request]) -> Request | None:
-        """Who has to leave the batch for a request that finds no place in it; `None`: it waits."""
+        """The running request to preempt for a waiting one that finds no seat or memory; `None`: it waits."""
         return None
 
     @property
     def displaces(self) -> bool:
-        """Whether `choose_displaced` has to be asked: where a policy has its own."""
+        """Whether the policy has a `choose_displaced` of its own, so that it has to be asked."""
         return type(self).choose_displaced is not SchedulingPolicy.choose_displaced
 
     # ---- how much of a step ---------------------------------------------------------------------------------------
 
-    def chunk_size(self, request: Request, num_offered_tokens: int, num_left_tokens: int) -> int:
-        """How many of the tokens it could compute now (at least 1) a request takes: between 1 and the offer.
-        `num_left_tokens`: what the step has left for it and all after it."""
+    def chunk_size(
+        self,
+        request: Request,
+        *,
+        num_offered_tokens: int,
+        num_left_tokens: int,
+        can_enter: Callable[[Request], bool],
+    ) -> int:
+        """How many of the offered tokens (at least 1) a request computes now: between 1 and all of them.
+        `num_left_tokens`: what the step has left for it and all after it. `can_enter`: whether a waiting request would
+        find a seat and memory now."""
         return num_offered_tokens
 
     @property
     def divides_steps(self) -> bool:
-        """Whether the policy says itself how prompts share a step, by a `chunk_size` of its own; then short ones do not
-        pass long ones beside that."""
+        """Whether the policy divides steps between prompts, by a `chunk_size` of its own; then short prompts do not
+        pass long ones besides."""
         return type(self).chunk_size is not SchedulingPolicy.chunk_size
 
     def pace_s(self, default_s: float) -> float:
-        """The time between tokens that prompts leave to requests that generate; `default_s` is what the options say,
-        0 is no limit."""
+        """The inter-token time that prompts must leave to requests that generate; `default_s` is the configured one, 0
+        is no limit."""
         return default_s
 
     def step_limit_s(self, prompts: Sequence[Request]) -> float:
-        """The longest that the next step may take for the sake of prompts, whatever waits. `prompts`: the requests in
-        the batch whose prompts are not complete."""
+        """The longest that the next step may take because of prompts, however many wait. `prompts`: the running
+        requests whose prompts are not complete."""
         return math.inf
 
-    # ---- what happens ---------------------------------------------------------------------------------------------
+    # ---- notifications --------------------------------------------------------------------------------------------
 
-    def entered(self, request: Request) -> None:  # noqa: B027 - most policies need no books
-        """A request has entered the batch."""
+    def entered(self, request: Request) -> None:  # noqa: B027 - most policies count nothing
+        """Note that a request has entered the batch."""
 
     def left(self, request: Request) -> None:  # noqa: B027
-        """A request has left the batch, for whatever reason."""
+        """Note that a request has left the batch, for whatever reason."""
 
     def served(self, shares: Mapping[Request, ScheduledRequest]) -> None:  # noqa: B027
-        """A step has been planned, with these shares."""
+        """Note that a step with these shares has been planned."""

@@ -1,11 +1,11 @@
 """By deadline: each request may have targets for its first token (TTFT) and for the time between tokens (TPOT).
 
-Waiting requests go in the order of the time by which their prompt must be begun to be in time. One that cannot make it
-any more lets those pass that still can: a late one more is better than two late ones. Requests without a target come
+Waiting requests go in the order of the time by which their prompt must be begun to be in time. One that cannot be in
+time any more lets those pass that still can: one late request more is better than two. Requests without a target come
 after all with one, in order of arrival, so batch work fills what interactive work leaves.
 
-Running requests have their pace: prompts leave every step short enough for the tightest target in the batch. Who gives
-way are requests without targets; a request that is about to be late may displace one of these.
+Running requests have their pace: prompts leave every step short enough for the tightest target in the batch. Requests
+without targets are preempted first; a request that is about to be late may displace one of these.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import math
 from collections.abc import Sequence
 from operator import attrgetter
 
-from headway.core.policy.base import SchedulingPolicy
-from headway.core.policy.view import PolicyView
+from headway.core.policy.base import PolicyView, SchedulingPolicy
 from headway.core.queue import DeadlineQueue, WaitingQueue
 from headway.core.request import Request
 
 URGENT = 0.5
 """Of the time to the first token, how much may pass before a waiting request displaces another."""
 TOKENS_PER_STEP = 2048.0
-"""Prompt tokens that are computed in a step, roughly: what tells when a prompt must be begun."""
+"""Prompt tokens that are computed in a step, roughly: from this follows when a prompt must be begun."""
 
 
 class SloPolicy(SchedulingPolicy):
@@ -49,7 +48,7 @@ class SloPolicy(SchedulingPolicy):
         return (0, begin_by_s) if begin_by_s >= self.view.now_s else (1, request.arrival_s)
 
     def promise_s(self, request: Request) -> float:
-        """With a target: the target. Without one: nothing beyond what everybody gets."""
+        """The target, if there is one."""
         return request.options.ttft_target_s or 0.0
 
     def choose_victim(self, running: Sequence[Request]) -> Request:
@@ -73,13 +72,13 @@ class SloPolicy(SchedulingPolicy):
         return min(self._tightest_s, default_s or math.inf)
 
     def entered(self, request: Request) -> None:
-        """Its pace counts from now on."""
+        """Count its pace from now on."""
         if request.options.tpot_target_s is not None:
             self._paces[request.arrival_index] = request.options.tpot_target_s
             self._tightest_s = None
 
     def left(self, request: Request) -> None:
-        """It does not any more."""
+        """Count its pace no more."""
         self._paces.pop(request.arrival_index, None)
         self._tightest_s = None
 

@@ -1,11 +1,10 @@
-"""Waiting lines. What they have in common is in `base`; a policy chooses the one that fits its order."""
+"""Waiting queues. What they have in common is in `base`; a policy chooses the one that fits its order."""
 
 from headway.core.queue.base import WaitingQueue
 from headway.core.queue.deadline import DeadlineQueue
-from headway.core.queue.grouped import GroupedQueue
+from headway.core.queue.grouped import GroupedQueue, TenantQueue
 from headway.core.queue.guarded import GuardedQueue
 from headway.core.queue.keyed import KeyedQueue
-from headway.core.queue.shared import SharedQueue
 from headway.core.queue.window import WindowQueue
 
 __all__ = [
@@ -13,7 +12,7 @@ __all__ = [
     "GroupedQueue",
     "GuardedQueue",
     "KeyedQueue",
-    "SharedQueue",
+    "TenantQueue",
     "WaitingQueue",
     "WindowQueue",
 ]

@@ -1,9 +1,11 @@
-"""What a waiting line is to the scheduler, which looks at its first few places only."""
+"""What a waiting queue is to the scheduler, which looks at its first few requests only."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import takewhile
 
 from headway.core.request import Request
 
@@ -16,7 +18,7 @@ class WaitingQueue(ABC):
 
     @property
     def num_overdue(self) -> int:
-        """Requests at its front that have waited too long to be passed by any other."""
+        """How many requests at its front have waited too long to be passed by any other."""
         return 0
 
     @abstractmethod
@@ -28,28 +30,61 @@ class WaitingQueue(ABC):
 
     @abstractmethod
     def push(self, request: Request) -> None:
-        """Put a request in its place: a new one, or one that comes back from preemption."""
+        """Insert a request where it belongs: a new one, or one that was preempted."""
 
     @abstractmethod
     def peek(self, index: int = 0) -> Request | None:
-        """The request at this place from the front, or `None`. Only the first few places can be looked at."""
+        """The request at this index from the front, or `None`. Only the first few can be looked at."""
 
     def first_short(self, max_tokens: int) -> Request | None:
-        """The first request with at most about so many tokens, however many others are before it, where the line can
-        tell without looking at all of them."""
+        """The first request with at most about `max_tokens` tokens, however many others are before it; `None` where
+        finding it would take a look at all of them."""
         return None
 
     @abstractmethod
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it stands: it has ended."""
+        """Take a request out, wherever it is: it has ended."""
 
     def admit(self, request: Request) -> None:
         """Take a request out because it enters the batch."""
         self.remove(request)
 
     def advance(self, now_s: float) -> None:  # noqa: B027 - most orders do not depend on time
-        """A step is about to be planned, at this time."""
+        """Set the time of the step that is about to be planned."""
 
     @abstractmethod
     def check_invariants(self) -> None:
         """Raise `AssertionError` if the order or the bookkeeping is broken."""
+
+
+class ArrivalList:
+    """Requests in order of arrival. One that was preempted is inserted at a cost that does not grow with the list: most
+    of those before it have gone, since it was admitted once."""
+
+    def __init__(self) -> None:
+        self._requests: OrderedDict[int, Request] = OrderedDict()  # by arrival index, and in its order
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
+
+    def insert(self, request: Request) -> None:
+        requests, index = self._requests, request.arrival_index
+        is_last = not requests or next(reversed(requests)) < index
+        requests[index] = request
+        if not is_last:
+            before = list(takewhile(lambda other: other < index, requests))
+            for one in (index, *reversed(before)):
+                requests.move_to_end(one, last=False)
+
+    def remove(self, request: Request) -> None:
+        del self._requests[request.arrival_index]
+
+    def first_index(self) -> int:
+        """The arrival index of the first request; there must be one."""
+        return next(iter(self._requests))
+
+    def check_invariants(self) -> None:
+        assert list(self._requests) == sorted(self._requests), "requests are out of order"

@@ -1,4 +1,4 @@
-"""A waiting line by deadlines: the tightest first among requests that can be in time, then late ones in order of
+"""A waiting queue by deadlines: the tightest first among requests that can be in time, then late ones in order of
 arrival, then those without a deadline.
 
 Under overload many deadlines pass in each step, and to move every request that becomes late would cost as much as there
@@ -20,12 +20,12 @@ from headway.core.request import Request
 
 SLOTS_PER_S = 1024
 LOOK_AHEAD = 4
-"""So many are looked for at once: in most steps no more enter."""
+"""How many requests are looked for at once: in most steps no more enter."""
 
 
 class DeadlineQueue(WaitingQueue):
-    """`due_s`: when a request must have got its first token, or `None`; does not change. `lead_s`: how long before that
-    a prompt of so many tokens must be begun; may change at any time, but more tokens never take less."""
+    """`due_s`: when a request must have its first token, or `None`; does not change. `lead_s`: how long before that a
+    prompt with this many tokens must be begun; may change at any time, but more tokens never take less."""
 
     def __init__(
         self, due_s: Callable[[Request], float | None], lead_s: Callable[[int], float], *, front_size: int
@@ -92,35 +92,35 @@ class DeadlineQueue(WaitingQueue):
             del self._slots[number]
         del self._slot_numbers[:num_passed]
 
-    def _look(self, num_places: int) -> None:
-        front = self._first_in_time(num_places)
+    def _look(self, num_requests: int) -> None:
+        front = self._first_in_time(num_requests)
         in_time = {request.arrival_index for request in front}
-        place = 0
-        while len(front) < num_places and (request := self._with_deadline.peek(place)) is not None:
-            place += 1
+        index = 0
+        while len(front) < num_requests and (request := self._with_deadline.peek(index)) is not None:
+            index += 1
             if request.arrival_index not in in_time:
                 front.append(request)
-        place = 0
-        while len(front) < num_places and (request := self._without.peek(place)) is not None:
-            place += 1
+        index = 0
+        while len(front) < num_requests and (request := self._without.peek(index)) is not None:
+            index += 1
             front.append(request)
         self._front = front
 
-    def _first_in_time(self, num_places: int) -> list[Request]:
-        """Those that must be begun first, of all that still can be in time; all of these if they are fewer."""
+    def _first_in_time(self, num_requests: int) -> list[Request]:
+        """Requests that must be begun first, of all that still can be in time; all of these if they are fewer."""
         least_lead_s, most_lead_s = self._lead_s(0), self._lead_s(self._most_tokens)
-        first_slot = int((self._now_s + least_lead_s) * SLOTS_PER_S)  # who is due before is late whatever its prompt
+        first_slot = int((self._now_s + least_lead_s) * SLOTS_PER_S)  # what is due before is late whatever its prompt
         found: list[tuple[float, int, int, Request]] = []
-        for place in range(bisect.bisect_left(self._slot_numbers, first_slot), len(self._slot_numbers)):
-            number = self._slot_numbers[place]
-            if len(found) >= num_places and number / SLOTS_PER_S - most_lead_s > found[num_places - 1][0]:
+        for index in range(bisect.bisect_left(self._slot_numbers, first_slot), len(self._slot_numbers)):
+            number = self._slot_numbers[index]
+            if len(found) >= num_requests and number / SLOTS_PER_S - most_lead_s > found[num_requests - 1][0]:
                 break
             for request in self._slots[number].values():
                 begin_by_s = self._begin_by_s(request)
                 if begin_by_s >= self._now_s:
-                    found.append((begin_by_s, request.queue_place, request.arrival_index, request))
+                    found.append((begin_by_s, request.order_index, request.arrival_index, request))
             found.sort()
-        return [request for _, _, _, request in found[:num_places]]
+        return [request for _, _, _, request in found[:num_requests]]
 
     def _begin_by_s(self, request: Request) -> float:
         due_s = self._due_s(request)

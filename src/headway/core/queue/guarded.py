@@ -1,15 +1,15 @@
-"""A guard against starvation for any waiting line: who has waited too long is lifted to its front.
+"""A guard against starvation for any waiting queue: a request that has waited too long is lifted to its front.
 
 What is too long has to grow with the load, or under load every order would become that of arrival. The measure is what
-first come, first served would have done: with every request that enters the batch, one more of those that came first
+first come, first served would have done: with every request that enters the batch, one more of the earliest arrivals
 would have entered. When that is a request that still waits, the time it has waited until then is what it would have
-waited at all. It may wait `stretch` times as long, and `grace_s` more; a promise of the policy itself may be later.
+waited in all. It may wait `stretch` times as long, and `grace_s` more; a promise of the policy itself may be later.
 
     arrivals   a b c d e f g        entered so far: a c e g, four of them
-    in order   a b c d│             so b and d would have entered by now: their clocks are set
+    in order   a b c d│             so b and d would have entered by now: the times to lift them are set
 
-A request that comes back from preemption is lifted when it has waited as long again as it has been here, and `grace_s`
-more: soon enough not to starve, late enough not to push out at once who pushed it out.
+A preempted request is lifted when it has waited as long again as it has been here, and `grace_s` more: soon enough not
+to starve, late enough not to displace at once the request that displaced it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headway.core.request import Request, RequestStatus
 
 
 class GuardedQueue(WaitingQueue):
-    """Wraps another line. `promise_s`: how long after its arrival the policy means to let a request in, or 0."""
+    """Wraps another queue. `promise_s`: how long after its arrival the policy means to admit a request, or 0."""
 
     def __init__(
         self, inner: WaitingQueue, *, grace_s: float, stretch: float, promise_s: Callable[[Request], float]
@@ -34,12 +34,14 @@ class GuardedQueue(WaitingQueue):
         self._stretch = stretch
         self._promise_s = promise_s
         self._now_s = 0.0
-        self._lifted: OrderedDict[int, Request] = OrderedDict()  # by arrival index, in the order of their clocks
-        self._clocks: list[tuple[float, int]] = []  # (lifted at, arrival index) as a heap, dead ones among them
-        self._clocked: dict[int, Request] = {}  # who waits with a clock, by arrival index
-        self._new: dict[int, Request] = {}  # those that never ran and have no clock, by arrival index
+        # All of these are by arrival index. A waiting request is in exactly one of the first three.
+        self._lifted: OrderedDict[int, Request] = OrderedDict()  # in the order they were lifted
+        self._timed: dict[int, Request] = {}  # requests that are going to be lifted
+        self._untimed: dict[int, Request] = {}  # requests that never ran, while it is not known when to lift them
+        self._lift_at_s: dict[int, float] = {}  # of `_lifted` and `_timed`
+        self._heap: list[tuple[float, int]] = []  # (when to lift, arrival index); valid if `_timed`, at that very time
         self._gone: set[int] = set()  # arrivals from `_next_in_order` on that ended without running
-        self._next_in_order = 0  # arrival index of whoever would enter next
+        self._next_in_order = 0  # the arrival that would enter next
         self._num_lifted_tokens = 0
         self.num_lifted = 0
 
@@ -49,8 +51,12 @@ class GuardedQueue(WaitingQueue):
 
     @property
     def inner(self) -> WaitingQueue:
-        """The line that is guarded."""
+        """The queue that is guarded."""
         return self._inner
+
+    def lift_at_s(self, request: Request) -> float | None:
+        """When a waiting request is lifted, or was; `None` while that is not known."""
+        return self._lift_at_s.get(request.arrival_index)
 
     @property
     def num_tokens(self) -> int:  # type: ignore[override]
@@ -66,9 +72,9 @@ class GuardedQueue(WaitingQueue):
     def push(self, request: Request) -> None:
         self._inner.push(request)
         if request.status is RequestStatus.PREEMPTED:
-            self._set_clock(request, self._now_s + (self._now_s - request.arrival_s) + self._grace_s)
+            self._lift_later(request, self._now_s + (self._now_s - request.arrival_s) + self._grace_s)
         else:
-            self._new[request.arrival_index] = request
+            self._untimed[request.arrival_index] = request
 
     def peek(self, index: int = 0) -> Request | None:
         if index < len(self._lifted):
@@ -79,73 +85,71 @@ class GuardedQueue(WaitingQueue):
         return self._inner.first_short(max_tokens)
 
     def remove(self, request: Request) -> None:
-        if self._new.pop(request.arrival_index, None) is not None and request.status.is_finished:
+        if self._untimed.pop(request.arrival_index, None) is not None and request.status.is_finished:
             self._gone.add(request.arrival_index)
-        if not self._lower(request):
-            self._stop_clock(request)
+        if not self._forget(request):
             self._inner.remove(request)
 
     def admit(self, request: Request) -> None:
         never_ran = request.num_preemptions == 0
-        self._new.pop(request.arrival_index, None)
-        if not self._lower(request):
-            self._stop_clock(request)
+        self._untimed.pop(request.arrival_index, None)
+        if not self._forget(request):
             self._inner.admit(request)
         if never_ran:
-            self._one_more_in_order()
+            self._count_admission()
 
     def advance(self, now_s: float) -> None:
         self._now_s = max(self._now_s, now_s)
         self._inner.advance(now_s)
-        while self._clocks and self._clocks[0][0] <= self._now_s:
-            lift_at_s, index = heapq.heappop(self._clocks)
-            request = self._clocked.get(index)
-            if request is not None and request.lift_at_s == lift_at_s:
-                del self._clocked[index]
+        while self._heap and self._heap[0][0] <= self._now_s:
+            lift_at_s, index = heapq.heappop(self._heap)
+            request = self._timed.get(index)
+            if request is not None and self._lift_at_s[index] == lift_at_s:
+                del self._timed[index]
                 self._inner.remove(request)
                 self._lifted[index] = request
                 self._num_lifted_tokens += request.num_tokens
                 self.num_lifted += 1
 
-    def _lower(self, request: Request) -> bool:
-        """Take a request out of those that were lifted. Returns whether it was one."""
-        if self._lifted.pop(request.arrival_index, None) is None:
-            return False
-        self._num_lifted_tokens -= request.num_tokens
-        return True
+    def _forget(self, request: Request) -> bool:
+        """Take a request out of all tables. Returns whether it had been lifted out of the inner queue."""
+        index = request.arrival_index
+        self._lift_at_s.pop(index, None)
+        if self._lifted.pop(index, None) is not None:
+            self._num_lifted_tokens -= request.num_tokens
+            return True
+        self._timed.pop(index, None)
+        if len(self._heap) > 2 * len(self._timed) + 64:  # invalid entries must not outnumber the others
+            self._heap = [(self._lift_at_s[index], index) for index in self._timed]
+            heapq.heapify(self._heap)
+        return False
 
-    def _one_more_in_order(self) -> None:
-        """A request has entered: in order of arrival that would have been the next one that has not gone away."""
+    def _count_admission(self) -> None:
+        """Note that in order of arrival one more request would have entered: the next one that has not ended."""
         while self._next_in_order in self._gone:
             self._gone.remove(self._next_in_order)
             self._next_in_order += 1
-        request = self._new.pop(self._next_in_order, None)
+        request = self._untimed.pop(self._next_in_order, None)
         self._next_in_order += 1
         if request is not None:
             waited_s = max(self._now_s - request.arrival_s, 0.0)
             allowed_s = max(self._stretch * waited_s, self._promise_s(request))
-            self._set_clock(request, request.arrival_s + allowed_s + self._grace_s)
+            self._lift_later(request, request.arrival_s + allowed_s + self._grace_s)
 
-    def _set_clock(self, request: Request, lift_at_s: float) -> None:
-        request.lift_at_s = lift_at_s
-        self._clocked[request.arrival_index] = request
-        heapq.heappush(self._clocks, (lift_at_s, request.arrival_index))
-
-    def _stop_clock(self, request: Request) -> None:
-        """A request that was not lifted is gone. Its clock stays, but dead ones must not outnumber the others."""
-        self._clocked.pop(request.arrival_index, None)
-        if len(self._clocks) > 2 * len(self._clocked) + 64:
-            self._clocks = [(waiting.lift_at_s, index) for index, waiting in self._clocked.items()]
-            heapq.heapify(self._clocks)
+    def _lift_later(self, request: Request, lift_at_s: float) -> None:
+        self._timed[request.arrival_index] = request
+        self._lift_at_s[request.arrival_index] = lift_at_s
+        heapq.heappush(self._heap, (lift_at_s, request.arrival_index))
 
     def check_invariants(self) -> None:
         self._inner.check_invariants()
         inner = {request.arrival_index for request in self._inner}
-        assert not inner & self._lifted.keys(), "a lifted request is still in its line"
+        assert not inner & self._lifted.keys(), "a lifted request is still in its queue"
         num_tokens = sum(request.num_tokens for request in self._lifted.values())
         assert num_tokens == self._num_lifted_tokens, "the sum of lifted tokens is wrong"
-        assert not self._new.keys() & self._clocked.keys(), "a request has a clock and has none"
-        assert self._new.keys() | self._clocked.keys() == inner, "a request has no clock and waits for none"
-        clocks = {(request.lift_at_s, index) for index, request in self._clocked.items()}
-        assert clocks <= set(self._clocks), "a clock would never go off"
-        assert len(self._clocks) <= 2 * len(self._clocked) + 64, "dead clocks pile up"
+        assert not self._untimed.keys() & self._timed.keys(), "a request is to be lifted, and is not"
+        assert self._untimed.keys() | self._timed.keys() == inner, "a request would never be lifted"
+        assert self._lift_at_s.keys() == self._timed.keys() | self._lifted.keys(), "times of other requests are kept"
+        entries = {(self._lift_at_s[index], index) for index in self._timed}
+        assert entries <= set(self._heap), "a request would not be lifted at its time"
+        assert len(self._heap) <= 2 * len(self._timed) + 64, "invalid entries pile up"

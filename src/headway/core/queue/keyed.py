@@ -1,8 +1,8 @@
-"""A waiting line in the order of a key, at a cost per operation that does not grow with the line.
+"""A waiting queue in the order of a key, at a cost per operation that does not grow with the queue.
 
-A heap holds the crowd; a short sorted list, `front`, holds the first few, which is where the scheduler looks. A heap
-for each size of prompt finds the first that is short. Removal from a heap is lazy: the entry stays until it surfaces or
-until dead entries outnumber the living.
+A short sorted list, `front`, holds the first few requests, which is where the scheduler looks; a heap holds the others.
+A heap for each size of prompt finds the first that is short. Removal from a heap is lazy: the entry stays until it
+surfaces or until dead entries outnumber the living.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from headway.core.queue.base import WaitingQueue
 from headway.core.request import Request
 
-_Entry = tuple[Any, int, int, Request]  # key, place, arrival index (unique, so requests are never compared), request
+_Entry = tuple[Any, int, int, Request]  # key, order index, arrival index (unique: requests are not compared), request
 
 
 class KeyedQueue(WaitingQueue):
@@ -42,11 +42,11 @@ class KeyedQueue(WaitingQueue):
         self.num_tokens += request.num_tokens
         entry = self._entry(request)
         self._sizes.push(entry)
-        self._place(entry)
+        self._insert(entry)
 
     def peek(self, index: int = 0) -> Request | None:
         if index >= self._front_size:
-            raise IndexError(f"only the first {self._front_size} places can be looked at, not place {index}")
+            raise IndexError(f"only the first {self._front_size} requests can be looked at, not index {index}")
         while len(self._front) <= index:
             entry = self._pop_from_heap()
             if entry is None:
@@ -54,13 +54,13 @@ class KeyedQueue(WaitingQueue):
             self._front.append(entry)
         return self._front[index][3]
 
-    def first(self, num_places: int) -> list[Request]:
-        """The requests at the first places, as far as there are any."""
-        self.peek(num_places - 1)
-        return [entry[3] for entry in self._front[:num_places]]
+    def first(self, num_requests: int) -> list[Request]:
+        """The first requests, or all if they are fewer."""
+        self.peek(num_requests - 1)
+        return [entry[3] for entry in self._front[:num_requests]]
 
     def first_short(self, max_tokens: int) -> Request | None:
-        """The first one whose tokens, rounded up by an eighth at most, are not more."""
+        """The first request whose tokens, rounded up by an eighth at most, are not more."""
         return self._sizes.first(max_tokens)
 
     def remove(self, request: Request) -> None:
@@ -74,9 +74,9 @@ class KeyedQueue(WaitingQueue):
         self.num_tokens -= request.num_tokens
 
     def _entry(self, request: Request) -> _Entry:
-        return (self._key(request), request.queue_place, request.arrival_index, request)
+        return (self._key(request), request.order_index, request.arrival_index, request)
 
-    def _place(self, entry: _Entry) -> None:
+    def _insert(self, entry: _Entry) -> None:
         if self._front and entry < self._front[-1]:
             bisect.insort(self._front, entry)
             if len(self._front) > self._front_size:
@@ -85,9 +85,9 @@ class KeyedQueue(WaitingQueue):
             self._push_to_heap(entry)
 
     def _remove_from_front(self, request: Request) -> None:
-        for place, entry in enumerate(self._front):
+        for index, entry in enumerate(self._front):
             if entry[3] is request:
-                del self._front[place]
+                del self._front[index]
                 return
         raise KeyError(request.request_id)
 

@@ -1,11 +1,11 @@
-"""A waiting line in order of arrival, of which the first ones may be taken in any order: whoever has most of something
-(of its prompt in the cache, say) first, but nobody is passed for that more than so many times.
+"""A waiting queue in order of arrival, of which the first requests are sorted by a value that changes at any time (how
+much of the prompt is cached, say), but no request is passed for that more than a number of times.
 
     arrival   a b c d e f │ g h i …
     taken     d a f b c e │              looked at are the first ones only, whatever waits behind
 
-To look something up for each of them costs more than all else. But while requests are being admitted values only fall:
-whoever was best, and still has the value that it had, is best.
+To look up a value for each of them costs more than all else. But while requests are being admitted values only fall: a
+request that was the best, and still has the value that it had, is the best.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from headway.core.queue.base import WaitingQueue
 from headway.core.queue.keyed import KeyedQueue
 from headway.core.request import Request
 
-_Order = tuple[bool, float, int]  # may be passed, minus its value, place
+_Order = tuple[bool, float, int]  # may be passed, minus its value, order index
 
 
 class WindowQueue(WaitingQueue):
-    """`value`: largest first among the first `window` requests. Who has been passed `max_passes` times goes before.
+    """`value`: largest first among the first `window` requests. One that has been passed `max_passes` times goes before.
 
     A value may rise only before `advance` or `push`.
     """
@@ -29,40 +29,40 @@ class WindowQueue(WaitingQueue):
         self._value = value
         self._window = window
         self._max_passes = max_passes
-        self._line = KeyedQueue(lambda request: 0, front_size=window)
+        self._in_order = KeyedQueue(lambda request: 0, front_size=window)
         self._num_passes: dict[int, int] = {}  # by arrival index
-        self._orders: dict[int, _Order] = {}  # by arrival index; nobody's is less by now
-        self._front: list[Request] = []  # all first ones in their order, if anybody has looked past the first
+        self._orders: dict[int, _Order] = {}  # by arrival index; none is less by now
+        self._front: list[Request] = []  # the first ones, sorted, if more than one of them was looked at
 
     @property
     def num_tokens(self) -> int:  # type: ignore[override]
-        return self._line.num_tokens
+        return self._in_order.num_tokens
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._in_order)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._line)
+        return iter(self._in_order)
 
     def push(self, request: Request) -> None:
-        self._line.push(request)
+        self._in_order.push(request)
         self._forget_orders()
 
     def peek(self, index: int = 0) -> Request | None:
         if index == 0 and not self._front:
             return self._first()
         if not self._front:
-            self._front = sorted(self._line.first(self._window), key=self._order)
+            self._front = sorted(self._in_order.first(self._window), key=self._order)
         return self._front[index] if index < len(self._front) else None
 
     def remove(self, request: Request) -> None:
-        self._line.remove(request)
+        self._in_order.remove(request)
         self._num_passes.pop(request.arrival_index, None)
         self._orders.pop(request.arrival_index, None)
         self._front.clear()
 
     def admit(self, request: Request) -> None:
-        for other in self._line.first(self._window):
+        for other in self._in_order.first(self._window):
             if other is request:
                 break
             num_passes = self._num_passes[other.arrival_index] = self._num_passes.get(other.arrival_index, 0) + 1
@@ -74,30 +74,30 @@ class WindowQueue(WaitingQueue):
         self._forget_orders()
 
     def _forget_orders(self) -> None:
-        """Values may be larger from now on."""
+        """Look all values up again: they may be larger from now on."""
         self._orders.clear()
         self._front.clear()
 
     def _first(self) -> Request | None:
-        requests, orders = self._line.first(self._window), self._orders
+        requests, orders = self._in_order.first(self._window), self._orders
         for request in requests:
             if request.arrival_index not in orders:
                 orders[request.arrival_index] = self._order(request)
         last_orders = [orders[request.arrival_index] for request in requests]
         while requests:
             last = min(last_orders)
-            place = last_orders.index(last)
-            best = requests[place]
-            last_orders[place] = orders[best.arrival_index] = order = self._order(best)
+            index = last_orders.index(last)
+            best = requests[index]
+            last_orders[index] = orders[best.arrival_index] = order = self._order(best)
             if order == last:
                 return best
         return None
 
     def _order(self, request: Request) -> _Order:
         may_be_passed = self._num_passes.get(request.arrival_index, 0) < self._max_passes
-        return may_be_passed, -self._value(request) if may_be_passed else 0.0, request.queue_place
+        return may_be_passed, -self._value(request) if may_be_passed else 0.0, request.order_index
 
     def check_invariants(self) -> None:
-        self._line.check_invariants()
+        self._in_order.check_invariants()
         waiting = {request.arrival_index for request in self}
         assert self._num_passes.keys() <= waiting, "passes are counted for a request that does not wait"

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from headway.core import Request
-from headway.core.block_hash import extend_digests
 from headway.errors import ConfigError
 
 
@@ -65,7 +64,7 @@ class PrefixAware:
         self._sent: dict[int, OrderedDict[bytes, None]] = {}
 
     def choose(self, request: Request, replicas: Sequence[RoutedReplica], *, now_s: float) -> int:
-        digests = extend_digests(request, self._block_size, request.num_prompt_tokens // self._block_size)
+        digests = request.block_digests(self._block_size, request.num_prompt_tokens // self._block_size)
         to_do = [
             replica.num_outstanding_tokens(now_s) - self._block_size * self._num_found(place, digests)
             for place, replica in enumerate(replicas)

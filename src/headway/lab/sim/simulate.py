@@ -267,7 +267,7 @@ class _Cluster:
 def _note_batch(result: Simulation, scheduler: Scheduler) -> None:
     if (waste := scheduler.kv_waste) is not None:
         result.waste.append(waste)
-        result.num_running.append(len(scheduler.running) + len(scheduler.held))
+        result.num_running.append(scheduler.num_in_batch)
 
 
 def _request(name: str, work: BenchRequest) -> Request:
