@@ -25,7 +25,7 @@ from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.engine.loaded_model import LoadedModel
 from headway.lab.bench.replay import run_round
-from headway.lab.workload.requests import BenchRequest, highest_token_id
+from headway.lab.workload.bench_requests import BenchRequest, highest_token_id
 from headway.loader.dummy import BUILTIN_SHAPES
 from headway.outputs import RequestOutput
 

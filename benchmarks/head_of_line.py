@@ -19,7 +19,7 @@ from headway.engine.llm_engine import LLMEngine
 from headway.engine.loaded_model import LoadedModel
 from headway.lab.bench.replay import Replay, replay
 from headway.lab.bench.timelines import percentile
-from headway.lab.workload.requests import HIGHEST_TOKEN_ID, BenchRequest
+from headway.lab.workload.bench_requests import HIGHEST_TOKEN_ID, BenchRequest
 
 SETTINGS = {
     "strict order": {"short_prompt_share": 0.0, "long_prompt_step_ms": 0.0},

@@ -34,7 +34,7 @@ from headway.config import CacheConfig, EngineConfig
 from headway.lab.bench.replay import replay
 from headway.lab.bench.timelines import RequestTimeline, percentile
 from headway.lab.sim import Calibration, simulate
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 
 TTFT_S, TPOT_S = 0.5, 0.05
 HEAVY = 10

@@ -20,7 +20,7 @@ from headway.lab.bench.offline_bench import (
     values_json,
 )
 from headway.lab.bench.timelines import RoundTimes, percentile
-from headway.lab.workload.requests import BenchRequest, LengthRange, draw_work
+from headway.lab.workload.bench_requests import BenchRequest, LengthRange, draw_work
 
 _FIXED_BY_SCENARIO = ("input_len", "output_len", "batch_size", "n")
 _PERCENTILES = (10, 25, 50, 75, 90, 99)

@@ -30,7 +30,7 @@ from headway.lab.bench.online_metrics import SHOWN_PERCENTILES
 from headway.lab.bench.served import ServedRequest, ServedTimeline, shared_share
 from headway.lab.bench.server_target import ServerTarget
 from headway.lab.bench.serving_report import TITLES, serving_block
-from headway.lab.bench.slo import targets_by_class
+from headway.lab.bench.slo_targets import targets_by_class
 from headway.lab.charts.html_page import write_page
 
 MAX_SHOWN_ERRORS = 5

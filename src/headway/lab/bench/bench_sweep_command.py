@@ -17,7 +17,7 @@ from headway.errors import ConfigError
 from headway.lab.bench.load_flags import Probing, add_probe_flags, judging_of, targets_of
 from headway.lab.bench.online_metrics import OnlineMetrics, is_thin, thin_note
 from headway.lab.bench.serving_report import SERVED_CAPTION, target_lines
-from headway.lab.bench.slo import Targets
+from headway.lab.bench.slo_targets import Targets
 from headway.lab.charts import Page, Series, line_chart
 from headway.lab.charts.html_page import write_page
 

@@ -21,7 +21,7 @@ from headway.lab.bench.offline_bench import (
     run_job,
 )
 from headway.lab.bench.timelines import RoundTimes
-from headway.lab.workload.requests import BenchRequest, LengthRange, TraceLimits, draw_work
+from headway.lab.workload.bench_requests import BenchRequest, LengthRange, TraceLimits, draw_work
 
 DATASETS = ("random",)
 _FIXED_BY_SCENARIO = ("dataset_name", "input_len", "output_len", "num_prompts", "random_range_ratio")

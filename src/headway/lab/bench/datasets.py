@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headway.cli.flags import count, positive
 from headway.errors import ConfigError
 from headway.lab.bench.served import Prompt, ServedRequest
-from headway.lab.workload.requests import HIGHEST_TOKEN_ID, LengthRange, draw_work
+from headway.lab.workload.bench_requests import HIGHEST_TOKEN_ID, LengthRange, draw_work
 
 if TYPE_CHECKING:
     from headway.lab.workload import Workload

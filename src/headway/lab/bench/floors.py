@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headway.lab.bench.timelines import RequestTimeline, RoundTimes
-from headway.lab.workload.requests import BenchRequest, Work
+from headway.lab.workload.bench_requests import BenchRequest, Work
 from headway.models.decoder_config import DecoderConfig
 
 if TYPE_CHECKING:

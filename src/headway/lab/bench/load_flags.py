@@ -31,7 +31,7 @@ from headway.lab.bench.datasets import (
 from headway.lab.bench.load_target import EngineTarget, Judging, Outcome, Target
 from headway.lab.bench.online_metrics import SHOWN_PERCENTILES
 from headway.lab.bench.server_target import ServerOptions, ServerTarget
-from headway.lab.bench.slo import Targets
+from headway.lab.bench.slo_targets import Targets
 from headway.server.server_config import API_KEY_VARIABLE, ServerConfig
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from headway.lab.bench.environment import device_name
 from headway.lab.bench.online_metrics import SHOWN_PERCENTILES, OnlineMetrics
 from headway.lab.bench.replay import Replay, check_room, replay
 from headway.lab.bench.served import ServedRequest
-from headway.lab.bench.slo import Targets, own_targets
+from headway.lab.bench.slo_targets import Targets, own_targets
 from headway.lab.bench.timelines import BatchSample, RequestTimeline
-from headway.lab.workload.requests import BenchRequest, highest_token_id
+from headway.lab.workload.bench_requests import BenchRequest, highest_token_id
 
 if TYPE_CHECKING:
     from headway.cli.progress import Meter

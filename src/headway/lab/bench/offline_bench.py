@@ -22,7 +22,7 @@ from headway.config import EngineConfig
 from headway.errors import ConfigError
 from headway.lab.bench.step_profiler import add_profile_flags, profile_steps
 from headway.lab.bench.timelines import RoundTimes
-from headway.lab.workload.requests import (
+from headway.lab.workload.bench_requests import (
     HIGHEST_TOKEN_ID,
     BenchRequest,
     LengthRange,

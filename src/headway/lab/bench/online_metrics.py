@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from headway.config import did_you_mean
 from headway.errors import ConfigError
-from headway.lab.bench.slo import Targets, attainment
+from headway.lab.bench.slo_targets import Targets, attainment
 from headway.lab.bench.timelines import (
     RequestTimeline,
     in_flight,

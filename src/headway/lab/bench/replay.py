@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from headway.errors import ConfigError, HeadwayError
 from headway.lab.bench.timelines import BatchSample, RequestTimeline, RoundTimes, SampleLog, sample_of
-from headway.lab.workload.requests import BenchRequest, Work
+from headway.lab.workload.bench_requests import BenchRequest, Work
 from headway.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

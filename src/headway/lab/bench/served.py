@@ -17,7 +17,7 @@ from headway.engine.request_options import RequestOptions
 from headway.errors import ConfigError
 from headway.lab.bench.http_client import EventParser
 from headway.lab.bench.timelines import RequestTimeline
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 
 MAX_ERROR_CHARS = 300
 Prompt = str | Sequence[int]

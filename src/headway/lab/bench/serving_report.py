@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from headway.lab.bench.online_metrics import THIN_MARK, Distribution, OnlineMetrics, is_thin, thin_note
-from headway.lab.bench.slo import Targets
+from headway.lab.bench.slo_targets import Targets
 from headway.lab.bench.timelines import BatchSample, RequestTimeline, bucket_for, in_flight, token_rate
 from headway.lab.charts import Page, Series, cdf_chart, line_chart
 

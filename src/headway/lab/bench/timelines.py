@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headway.lab.workload.requests import Work
+from headway.lab.workload.bench_requests import Work
 
 if TYPE_CHECKING:
     from headway.core import Scheduler

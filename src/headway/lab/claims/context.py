@@ -18,7 +18,7 @@ from headway.lab.bench.capacity_search import Capacity, Limits, find_capacity
 from headway.lab.bench.online_metrics import Objective, OnlineMetrics
 from headway.lab.claims.claim import Where, times
 from headway.lab.claims.testbed import Run, Testbed
-from headway.lab.workload.requests import Work
+from headway.lab.workload.bench_requests import Work
 
 if TYPE_CHECKING:
     from headway.lab.claims.published_workloads import Drawn

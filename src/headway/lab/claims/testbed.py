@@ -20,7 +20,7 @@ from headway.lab.claims.claim import Where
 from headway.lab.sim import Calibration, CostModel, simulate
 from headway.lab.sim.cost_model import TERMS
 from headway.lab.sim.setup import check_work, set_up
-from headway.lab.workload.requests import BenchRequest, Work, highest_token_id
+from headway.lab.workload.bench_requests import BenchRequest, Work, highest_token_id
 
 if TYPE_CHECKING:
     from headway.cli.progress import Meter

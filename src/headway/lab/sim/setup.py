@@ -1,4 +1,4 @@
-"""A simulated engine from a calibration and options of the engine, refusing those whose effect nobody has measured."""
+"""A simulated engine from a calibration and options of the engine, refusing those whose effect was not measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from headway.config import CacheConfig, SchedulerConfig
 from headway.errors import ConfigError
 from headway.lab.sim.calibration import Calibration, Machine
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 
 _SCHEDULER = frozenset(field.name for field in dataclasses.fields(SchedulerConfig))
 _UNPREDICTABLE = {

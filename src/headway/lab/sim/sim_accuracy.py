@@ -25,7 +25,7 @@ from headway.lab.sim.calibration import Calibration
 from headway.lab.sim.cost_model import FitError, fit_errors
 from headway.lab.sim.simulate import simulate
 from headway.lab.sim.step_timing import Now, SpeedProfile, metered
-from headway.lab.workload.requests import BenchRequest, Work
+from headway.lab.workload.bench_requests import BenchRequest, Work
 
 if TYPE_CHECKING:
     from headway.cli.progress import Meter

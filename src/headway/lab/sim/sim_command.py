@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headway.lab.sim.calibration import Calibration
     from headway.lab.sim.setup import Setup
     from headway.lab.sim.sim_comparison import Case, SimRun
-    from headway.lab.workload.requests import BenchRequest
+    from headway.lab.workload.bench_requests import BenchRequest
     from headway.lab.workload.workload import Workload
 
 
@@ -204,7 +204,7 @@ class _Simulator:
 
     def write_page(self, cases: list[Case], notes: list[str]) -> None:
         from headway.lab.bench.serving_report import online_page
-        from headway.lab.bench.slo import targets_by_class
+        from headway.lab.bench.slo_targets import targets_by_class
         from headway.lab.sim.sim_comparison import class_table, comparison_page
 
         arguments, title, run = self._arguments, f"Simulated: {self._title}", cases[0].runs[0]
@@ -265,7 +265,7 @@ class _Simulator:
         return SimRun(arguments.work_seed + number, work, done, metrics, self._judging.targets)
 
     def _targets_note(self, run: SimRun) -> str:
-        from headway.lab.bench.slo import targets_note
+        from headway.lab.bench.slo_targets import targets_note
 
         return targets_note(run.given, run.options)
 

@@ -20,13 +20,13 @@ from typing import Any
 
 from headway.lab.bench.online_metrics import THIN_MARK, OnlineMetrics, is_thin, thin_note
 from headway.lab.bench.serving_report import SERVED_CAPTION, target_lines
-from headway.lab.bench.slo import Targets, attainment, class_names, own_targets, targets_by_class
+from headway.lab.bench.slo_targets import Targets, attainment, class_names, own_targets, targets_by_class
 from headway.lab.bench.timelines import RequestTimeline, percentile
 from headway.lab.charts import Page, Series, cdf_chart, line_chart
 from headway.lab.sim.calibration import Calibration
 from headway.lab.sim.setup import set_up
 from headway.lab.sim.simulate import Simulation, simulate
-from headway.lab.workload.requests import BenchRequest, Work
+from headway.lab.workload.bench_requests import BenchRequest, Work
 
 _FULL_BATCHES = 4
 _KEEPS_UP = 0.95

@@ -10,7 +10,7 @@ from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.lab.sim.calibration import Calibration
-    from headway.lab.workload.requests import BenchRequest
+    from headway.lab.workload.bench_requests import BenchRequest
     from headway.lab.workload.workload import Workload
     from headway.tokenizer import Tokenizer
 

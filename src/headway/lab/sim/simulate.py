@@ -25,7 +25,7 @@ from headway.lab.bench.timelines import BatchSample, RequestTimeline, SampleLog,
 from headway.lab.sim.calibration import Machine
 from headway.lab.sim.cost_model import CostModel
 from headway.lab.sim.router import create_router
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 
 if TYPE_CHECKING:
     from headway.cli.progress import Meter

@@ -31,7 +31,7 @@ from headway.lab.sim.sim_flags import (
     load_work,
     simulated_options,
 )
-from headway.lab.workload.requests import BenchRequest, highest_token_id
+from headway.lab.workload.bench_requests import BenchRequest, highest_token_id
 from headway.predict.traffic_log import read_traffic
 
 if TYPE_CHECKING:

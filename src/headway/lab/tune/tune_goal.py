@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from headway.errors import ConfigError
 from headway.lab.bench.online_metrics import Objective, OnlineMetrics, parse_objective
-from headway.lab.bench.slo import Targets, attainment, own_targets, targets_note
+from headway.lab.bench.slo_targets import Targets, attainment, own_targets, targets_note
 from headway.lab.bench.timelines import RequestTimeline, percentile
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 
 SAME_GOODPUT = 0.005
 """A difference by less than this part is none: when all requests are in time, their number per second says nothing."""

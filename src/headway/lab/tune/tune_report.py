@@ -16,7 +16,7 @@ from headway.lab.charts import Page, Series, line_chart
 from headway.lab.sim.sim_accuracy import apart, at_once, percent_text
 from headway.lab.tune.tune_goal import Goal, Score
 from headway.lab.tune.tune_search import Space, Trial, Tuned
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 
 _WARM_UP_REQUESTS = 32
 

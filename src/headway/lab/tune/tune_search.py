@@ -23,7 +23,7 @@ from headway.lab.sim.calibration import Calibration
 from headway.lab.sim.setup import set_up
 from headway.lab.sim.simulate import simulate
 from headway.lab.tune.tune_goal import SAME_GOODPUT, Goal, Score
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 
 if TYPE_CHECKING:
     from headway.cli.progress import Meter

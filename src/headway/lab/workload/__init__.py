@@ -1,6 +1,6 @@
 """Workloads: which requests come, when, and how long they are. One source for measuring and for simulating."""
 
-from headway.lab.workload.requests import BenchRequest, Work
+from headway.lab.workload.bench_requests import BenchRequest, Work
 from headway.lab.workload.workload import Workload
 from headway.lab.workload.workload_file import load_workload, parse_overrides, workload_from_options
 from headway.lab.workload.workload_report import LengthStatistics, WorkloadStatistics, statistics_of

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from headway.errors import ConfigError
 from headway.lab.workload.arrivals import MOONCAKE_BLOCK_TOKENS, Trace, TraceRow
+from headway.lab.workload.bench_requests import highest_token_id
 from headway.lab.workload.input_files import DataFile, OptionsTable, Row, field_of, number_of
 from headway.lab.workload.lengths import Distribution, Limits, draw_length, read_distribution
-from headway.lab.workload.requests import highest_token_id
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer

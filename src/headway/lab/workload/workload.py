@@ -1,4 +1,4 @@
-"""`Workload`: when requests come × how long they are × what they are made of, and the drawing of it all.
+"""`Workload`: when requests come × how long they are × what they are made of × which class, and the drawing of it all.
 
 A workload is a description. Drawn with a seed it becomes requests, the same ones wherever it is drawn.
 """
@@ -6,21 +6,60 @@ A workload is a description. Drawn with a seed it becomes requests, the same one
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headway.errors import ConfigError
+from headway.core.request_options import RequestOptions as CheckedOptions
+from headway.engine.request_options import RequestOptions
+from headway.errors import ConfigError, InvalidRequestError
 from headway.lab.workload.arrivals import Arrivals, AtOnce, check_rate
+from headway.lab.workload.bench_requests import BenchRequest
 from headway.lab.workload.content import Content, Draft, Drawing, Lengths, RandomContent
+from headway.lab.workload.input_files import OptionsTable
 from headway.lab.workload.lengths import Limits
-from headway.lab.workload.request_classes import RequestClass, draw_options
-from headway.lab.workload.requests import BenchRequest
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer
 
+
+_OPTIONS = ("priority", "tenant", "ttft_target_s", "tpot_target_s", "cache_salt")
+
 DEFAULT_NUM_REQUESTS = 1_000
 """Where neither the workload nor a file says how many there are."""
+
+
+@dataclass(frozen=True)
+class RequestClass:
+    """Requests come from it as often as its weight says, among all weights."""
+
+    weight: float = 1.0
+    options: RequestOptions = field(default_factory=RequestOptions)
+
+
+def draw_options(classes: Sequence[RequestClass], rng: random.Random) -> RequestOptions:
+    """Of one request."""
+    if not classes:
+        return RequestOptions()
+    return rng.choices(classes, [one.weight for one in classes])[0].options
+
+
+def read_classes(tables: object) -> tuple[RequestClass, ...]:
+    """From the list `[[classes]]`."""
+    if not isinstance(tables, list) or not tables:
+        OptionsTable({}, "classes: ").fail("a list of tables is expected: [[classes]]")
+    return tuple(_read(OptionsTable(table, f"classes[{number}]: ")) for number, table in enumerate(tables))
+
+
+def _read(table: OptionsTable) -> RequestClass:
+    table.only("weight", *_OPTIONS)
+    options = RequestOptions(**{key: table.raw(key) for key in _OPTIONS if key in table})  # type: ignore[typeddict-item]
+    try:
+        CheckedOptions(**options)
+    except InvalidRequestError as error:
+        table.fail(str(error))
+    return RequestClass(table.number("weight", 1.0), options)
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ from headway.lab.workload.content import (
 from headway.lab.workload.conversations import read_conversation_content
 from headway.lab.workload.input_files import OptionsTable
 from headway.lab.workload.lengths import Distribution, Limits, read_distribution, read_limits
-from headway.lab.workload.request_classes import read_classes
-from headway.lab.workload.workload import Workload
+from headway.lab.workload.workload import Workload, read_classes
 
 KEYS = ("name", "summary", "requests", "trace", "arrivals", "input", "output", "content", "limits", "classes")
 CONTENT_KINDS = ("random", "prompts", "shared_prefix", "blocks", "conversations")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.lab.charts import Page, Series, cdf_chart, line_chart, terminal_histogram, terminal_plot
-from headway.lab.workload.requests import Work
+from headway.lab.workload.bench_requests import Work
 from headway.lab.workload.workload import Workload
 
 BLOCK_SIZE = 16

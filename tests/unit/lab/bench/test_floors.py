@@ -17,7 +17,7 @@ from headway.lab.bench.floors import (
 )
 from headway.lab.bench.offline_bench import SCENARIOS
 from headway.lab.bench.timelines import RoundTimes
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 from headway.loader.dummy import BUILTIN_SHAPES
 from headway.models.hf_config import config_from_hf
 

@@ -14,7 +14,7 @@ from headway.lab.bench.http_client import ServerUnreachableError
 from headway.lab.bench.load_target import Judging, Outcome
 from headway.lab.bench.served import ServedRequest
 from headway.lab.bench.server_target import ServerOptions, ServerTarget
-from headway.lab.bench.slo import Targets
+from headway.lab.bench.slo_targets import Targets
 from tests.unit.lab.bench.sse_server import DONE, METRICS, Answer, SSEServer, event, steady, text_event, usage_event
 
 SLACK_S = 0.15

@@ -25,7 +25,7 @@ from headway.lab.bench.timelines import (
     percentile,
     token_rate,
 )
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 from tests.unit.lab.bench.scripted_engine import ScriptedEngine
 from tests.unit.lab.noted_meter import NotedMeter
 

@@ -30,9 +30,9 @@ from headway.lab.bench.bench_sweep_command import (
 from headway.lab.bench.datasets import CustomDataset, Draw, RandomDataset
 from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.bench.serving_report import online_page, serving_block
-from headway.lab.bench.slo import Targets
+from headway.lab.bench.slo_targets import Targets
 from headway.lab.bench.timelines import BatchSample, RequestTimeline
-from headway.lab.workload.requests import LengthRange
+from headway.lab.workload.bench_requests import LengthRange
 
 TIMELINES = [
     RequestTimeline(0.0, 100, 3, [0.5, 0.75, 1.0]),

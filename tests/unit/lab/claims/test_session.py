@@ -21,7 +21,7 @@ from headway.lab.claims.claim_session import Session
 from headway.lab.claims.context import Context, Variant, run_alternating
 from headway.lab.claims.testbed import EngineTestbed, Run, SimulatedTestbed
 from headway.lab.sim import CostModel
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 from tests.unit.lab.bench.test_offline_bench import SHAPE
 from tests.unit.lab.claims.small import SmallTestbed
 from tests.unit.lab.sim.machines import calibration

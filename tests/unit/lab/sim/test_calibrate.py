@@ -18,7 +18,7 @@ from headway.lab.sim.cost_model import STEP_KINDS
 from headway.lab.sim.sim_accuracy import apart, at_once, check, rate_at_once
 from headway.lab.sim.sim_report import calibration_facts, checks_markdown, error_table, fit_rows, trust_notes
 from headway.lab.sim.step_timing import metered
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 from tests.unit.lab.noted_meter import NotedMeter
 from tests.unit.no_model import nominal_config, nominal_plan
 

@@ -6,7 +6,7 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.lab.sim.setup import check_work, set_up, with_oracle
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 from tests.unit.lab.sim.machines import calibration
 
 

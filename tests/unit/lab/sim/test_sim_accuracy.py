@@ -24,7 +24,7 @@ from headway.lab.sim.calibration_run import calibrate
 from headway.lab.sim.cost_model import StepWork
 from headway.lab.sim.sim_accuracy import ErrorRow, check, error_rows, percent_text, rate_at_once
 from headway.lab.sim.step_timing import WINDOW_S, SpeedProfile, StepSample
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 from tests.unit.lab.sim.machines import small_cost
 from tests.unit.no_model import nominal_config, nominal_plan
 

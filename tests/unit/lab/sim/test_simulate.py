@@ -17,7 +17,7 @@ from headway.config import CacheConfig, SchedulerConfig
 from headway.errors import ConfigError
 from headway.lab.bench.timelines import RequestTimeline
 from headway.lab.sim import CostModel, HostTime, Machine, simulate
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 
 STEP = CostModel.of_terms(decode_constant=0.010, chunk_constant=0.010)
 """Every step takes 10 ms."""

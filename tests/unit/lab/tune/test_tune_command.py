@@ -183,7 +183,7 @@ def test_the_batch_is_seen_empty_while_there_is_nothing_to_do(files: list[str], 
     """However many steps lie before: samples of them are thinned, those of an idle machine are not."""
     from headway.lab.sim.setup import set_up
     from headway.lab.sim.simulate import simulate
-    from headway.lab.workload.requests import BenchRequest
+    from headway.lab.workload.bench_requests import BenchRequest
 
     setup = set_up(calibration(), {})
     work = [BenchRequest([1], 200, arrival_s=10.0 * number) for number in range(40)]

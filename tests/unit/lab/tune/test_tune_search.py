@@ -28,7 +28,7 @@ from headway.lab.tune.tune_report import (
     verify,
 )
 from headway.lab.tune.tune_search import _Search, simulate_trial
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 from tests.unit.lab.noted_meter import NotedMeter
 from tests.unit.lab.sim.machines import calibration
 from tests.unit.no_model import nominal_config, nominal_plan

@@ -15,7 +15,7 @@ from headway.lab.claims.claim import Chart, Claim, Outcome, milliseconds, percen
 from headway.lab.claims.context import AlternatingRuns, Context, Variant, run_alternating
 from headway.lab.claims.published_workloads import AZURE, CHAT_MAX_INPUT, CHAT_MAX_OUTPUT, anyscale, chat
 from headway.lab.claims.testbed import Run
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 
 # ---- the runs of several claims -------------------------------------------------------------------------------------
 

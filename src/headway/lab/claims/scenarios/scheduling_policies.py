@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from headway.lab.bench.slo import Targets, attainment
+from headway.lab.bench.slo_targets import Targets, attainment
 from headway.lab.bench.timelines import RequestTimeline, percentile
 from headway.lab.claims.claim import Chart, Claim, Line, Outcome, change, milliseconds, percent, sentences, times
 from headway.lab.claims.context import Context, saturation
@@ -20,7 +20,7 @@ from headway.lab.claims.published_workloads import (
     with_options,
 )
 from headway.lab.claims.testbed import Run
-from headway.lab.workload.requests import BenchRequest
+from headway.lab.workload.bench_requests import BenchRequest
 
 # ---- shortest first by a learned ranking, against order of arrival and against an oracle ----------------------------
 

@@ -1,4 +1,4 @@
-"""Targets and how many requests met them: what a user was promised, and the share of users for whom it was kept."""
+"""Targets: what a request is promised, and the share of requests that got it."""
 
 from __future__ import annotations
 

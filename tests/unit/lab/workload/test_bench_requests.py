@@ -9,7 +9,7 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.lab.bench.offline_bench import SCENARIOS
-from headway.lab.workload.requests import LengthRange, TraceLimits, draw_work, trace_work
+from headway.lab.workload.bench_requests import LengthRange, TraceLimits, draw_work, trace_work
 
 
 def test_nano_is_drawn_as_the_other_engines_draw_it() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from headway.lab.bench.slo import Attainment, Targets, attainment
+from headway.lab.bench.slo_targets import Attainment, Targets, attainment
 from headway.lab.bench.timelines import RequestTimeline
 
 
