@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from headway.config import SchedulerConfig
+from headway.config import SchedulerSettings
 from headway.core.decode_pace import DecodePace
 from tests.property.brute_force_cache import BruteForceCache, Prefix
 from tests.property.brute_force_entry import Entry, Share, Step
@@ -20,7 +20,7 @@ class BruteForceScheduler:
 
     def __init__(
         self,
-        config: SchedulerConfig,
+        config: SchedulerSettings,
         num_blocks: int,
         block_size: int,
         cache: BruteForceCache | None = None,

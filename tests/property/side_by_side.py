@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from headway.config import SchedulerConfig
+from headway.config import SchedulerSettings
 from headway.core import (
     HostTier,
     KVCacheManager,
@@ -40,7 +40,7 @@ STOP_TOKEN = 9
 class Setting:
     """One engine."""
 
-    config: SchedulerConfig
+    config: SchedulerSettings
     num_blocks: int
     block_size: int
     prefix_caching: bool = False

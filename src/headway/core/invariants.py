@@ -24,7 +24,7 @@ def _check_requests(scheduler: Scheduler) -> None:
     assert Counter(r.request_id for r in [*running, *waiting, *held]) == Counter(scheduler.requests.keys()), (
         "a live request is neither waiting nor running nor held, or is two of these"
     )
-    assert len(running) + len(held) <= scheduler.limits.max_num_seqs, "more requests run than max_num_seqs"
+    assert len(running) + len(held) <= scheduler.config.max_num_seqs, "more requests run than max_num_seqs"
     keys = [(r.entry_key, r.queue_place, r.arrival_index) for r in running]
     assert keys == sorted(keys), "running requests are out of order"
     for request in held:

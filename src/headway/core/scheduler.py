@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headway.config import SchedulerConfig
+from headway.config import SchedulerSettings
 from headway.core.batching import create_batching
 from headway.core.decode_pace import DecodePace
 from headway.core.kv_cache_manager import KVCacheManager
@@ -93,14 +93,13 @@ class _StepPlan:
 class Scheduler:
     """Owns all live requests. `schedule()` plans a step, `update()` takes a result, in the order of the steps."""
 
-    def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
+    def __init__(self, config: SchedulerSettings, kv_cache: KVCacheManager) -> None:
         self.config = config
-        self.limits = config.limits
         self.kv_cache = kv_cache
         self.pace = DecodePace(
-            target_s=self.limits.target_itl_ms / 1e3,
-            long_step_s=self.limits.long_prompt_step_ms / 1e3,
-            max_tokens=self.limits.max_num_batched_tokens,
+            target_s=config.target_itl_ms / 1e3,
+            long_step_s=config.long_prompt_step_ms / 1e3,
+            max_tokens=config.max_num_batched_tokens,
         )
         self.kv_cache.restore_choice = RestoreChoice(
             mode=config.preemption_mode,
@@ -216,7 +215,7 @@ class Scheduler:
         """If nothing can be planned now although requests wait: when that changes by itself."""
         if self.running or self.held or not self.waiting:
             return None
-        seats = self.limits.max_num_seqs
+        seats = self.config.max_num_seqs
         return self.batching.opens_at_s(self.waiting, num_seats=seats, now_s=self.view.now_s)
 
     @property
@@ -251,7 +250,7 @@ class Scheduler:
         self.waiting.advance(now_s)
         if self.kv_cache.prefix_cache is not None:
             self.kv_cache.prefix_cache.now_s = now_s
-        plan = _StepPlan(TokenBudget(self.limits.max_num_batched_tokens, self.config.max_chunk_tokens))
+        plan = _StepPlan(TokenBudget(self.config.max_num_batched_tokens, self.config.max_chunk_tokens))
         if self.config.prefill_mode == "chunked":
             self._mix(plan)
         elif self.config.prefill_mode == "prefill-first":
@@ -359,7 +358,7 @@ class Scheduler:
     def _spare_decodes(self, plan: _StepPlan, prompts: Sequence[Request]) -> None:
         """Leave prompts no more of the step than what keeps the requests that generate at their pace."""
         num_backlog_tokens = self.waiting.num_tokens + sum(request.num_remaining_tokens for request in prompts)
-        self.pace.target_s = self.policy.pace_s(self.limits.target_itl_ms / 1e3)
+        self.pace.target_s = self.policy.pace_s(self.config.target_itl_ms / 1e3)
         if not num_backlog_tokens:  # most steps
             self.pace.note_decodes(len(plan.scheduled))
             return
@@ -395,7 +394,7 @@ class Scheduler:
     def _find_passing(self, plan: _StepPlan, long: Request) -> Request | None:
         """The first waiting request that may pass a long prompt: it fits into a step, and the policy does not put it
         behind. The last seat is left to the first in the line, and who has waited too long is not passed."""
-        num_seats, num_overdue = self.limits.max_num_seqs - self._num_in_batch(), self.waiting.num_overdue
+        num_seats, num_overdue = self.config.max_num_seqs - self._num_in_batch(), self.waiting.num_overdue
         if not num_seats:
             return None
         num_places = self.config.skip_window + 1
@@ -475,7 +474,7 @@ class Scheduler:
 
     def _admit_waiting(self, plan: _StepPlan) -> None:
         """Let waiting requests in, in policy order; past one that does not fit, but only so far and so often."""
-        num_in_batch, num_seats = self._num_in_batch(), self.limits.max_num_seqs
+        num_in_batch, num_seats = self._num_in_batch(), self.config.max_num_seqs
         now_s = self.view.now_s
         if not self.batching.is_open(self.waiting, num_in_batch=num_in_batch, num_seats=num_seats, now_s=now_s):
             return
@@ -548,7 +547,7 @@ class Scheduler:
 
     def _can_enter(self, request: Request) -> bool:
         """Whether a request that waits would find a place in the batch now, if it were the first."""
-        num_in_batch, num_seats = self._num_in_batch(), self.limits.max_num_seqs
+        num_in_batch, num_seats = self._num_in_batch(), self.config.max_num_seqs
         is_open = self.batching.is_open(
             self.waiting, num_in_batch=num_in_batch, num_seats=num_seats, now_s=self.view.now_s
         )

@@ -52,7 +52,7 @@ def _request_listeners(
 ) -> list[Callable[[AccessRecord], None]]:
     """Who wants to know of every request that has ended."""
     listeners: list[Callable[[AccessRecord], None]] = []
-    if config.access_log == "on":
+    if config.access_log:
         log = AccessLog()
         cleanup.callback(log.close)
         listeners.append(log.write)

@@ -66,7 +66,7 @@ def test_commands_without_an_engine_have_one_help(command: tuple[str, ...], caps
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("tune", "--predict-lengths", "oracle"), "'--predict-lengths' is called '--length-predictor' now"),
+        (("tune", "--predict-lengths", "oracle"), "'--predict-lengths' is now --length-predictor"),
         (("generat",), "unknown command 'generat'. Did you mean 'generate'?"),
         (("--verison",), "unknown option '--verison'."),
         (("generate", "--blok-size", "3"), "unknown option '--blok-size'. Did you mean '--block-size'?"),

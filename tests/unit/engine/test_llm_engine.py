@@ -78,7 +78,7 @@ def make_engine(
         max_model_len=64,
     )
     executor = executor_class(next_token, max_in_flight=2 if overlap else 1)
-    config = EngineConfig.from_options(max_num_seqs=4)
+    config = EngineConfig.from_options(max_num_seqs=4).resolve("cpu")
     return LLMEngine(config, executor=executor, tokenizer=None, model_config=MODEL, plan=plan, now=Clock())
 
 
@@ -162,7 +162,7 @@ def test_the_failure_of_one_completion_is_forgotten_when_the_request_is_aborted(
         return count
 
     engine = make_engine(next_token, overlap=overlap)
-    engine.core.scheduler.limits = replace(engine.core.scheduler.limits, max_num_seqs=1)  # one after the other
+    engine.core.scheduler.config = replace(engine.core.scheduler.config, max_num_seqs=1)  # one after the other
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2, n=3, temperature=1.0), stream=False)
     while "a" not in engine.errors:
         engine.step()

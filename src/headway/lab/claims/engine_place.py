@@ -53,7 +53,7 @@ class EnginePlace:
 
     @property
     def max_num_seqs(self) -> int:
-        return self._model.config.scheduler.limits.max_num_seqs
+        return self._model.config.scheduler.max_num_seqs
 
     @property
     def bytes_per_token(self) -> float:
@@ -77,7 +77,7 @@ class EnginePlace:
         **options: Any,
     ) -> Run:
         """On a GPU some like it go before, until kernels are compiled and graphs are captured."""
-        part = {**self._part(kv_tokens, max_model_len), "prefix_caching": "off", **options}
+        part = {**self._part(kv_tokens, max_model_len), "enable_prefix_caching": False, **options}
         engine = self._model.reschedule(**part)
         check_room(work, engine.plan.max_model_len)
         if not self.is_cpu:

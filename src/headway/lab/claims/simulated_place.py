@@ -57,7 +57,7 @@ class SimulatedPlace:
 
     @property
     def max_num_seqs(self) -> int:
-        return self._calibration.scheduler_config().limits.max_num_seqs
+        return self._calibration.scheduler_settings().max_num_seqs
 
     @property
     def bytes_per_token(self) -> float:
@@ -82,7 +82,7 @@ class SimulatedPlace:
     ) -> Run:
         calibration = self._calibration
         num_blocks = min(self.kv_tokens, kv_tokens or self.kv_tokens) // options.get("block_size", self.block_size)
-        setup = set_up(calibration, {"prefix_caching": "off", **options, "num_kv_blocks": max(1, num_blocks)})
+        setup = set_up(calibration, {"enable_prefix_caching": False, **options, "num_kv_blocks": max(1, num_blocks)})
         longest = min(max_model_len or calibration.max_model_len, calibration.max_model_len)
         machine = dataclasses.replace(setup.machine, max_model_len=longest)
         check_work(work, machine)

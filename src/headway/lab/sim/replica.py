@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from headway.config import CacheConfig, SchedulerConfig
-from headway.core import HostTier, KVCacheManager, PrefixCache, Request, Scheduler
-from headway.core.eviction import create_eviction_policy
+from headway.config import CacheSettings, SchedulerSettings
+from headway.core import Request
 from headway.engine.engine_core import EngineCore, EngineStep
+from headway.engine.kv_wiring import create_scheduler
 from headway.executor.simulated import SimulatedExecutor, VirtualClock
 from headway.lab.sim.machine import Machine
 from headway.lab.sim.variation import Variation
@@ -20,7 +20,9 @@ from headway.lab.sim.variation import Variation
 class Replica:
     """An engine that serves its share of the requests."""
 
-    def __init__(self, machine: Machine, scheduler: SchedulerConfig, cache: CacheConfig, variation: Variation) -> None:
+    def __init__(
+        self, machine: Machine, scheduler: SchedulerSettings, cache: CacheSettings, variation: Variation
+    ) -> None:
         self.clock = VirtualClock()
         self._after_s = machine.host.after
         self.executor = SimulatedExecutor(
@@ -30,7 +32,7 @@ class Replica:
             host_s=machine.host.before,
         )
         self.core = EngineCore(
-            Scheduler(scheduler, _kv_cache(machine, cache)), self.executor, now=self.clock.now, sleep=self.clock.sleep
+            create_scheduler(scheduler, cache, machine), self.executor, now=self.clock.now, sleep=self.clock.sleep
         )
         self._num_outstanding = 0
         self._done: deque[tuple[float, int]] = deque()  # (when, how many tokens)
@@ -71,14 +73,3 @@ class Replica:
         while done and done[0][0] <= now_s:
             self._num_outstanding -= done.popleft()[1]
         return self._num_outstanding
-
-
-def _kv_cache(machine: Machine, config: CacheConfig) -> KVCacheManager:
-    return KVCacheManager(
-        num_blocks=machine.num_blocks,
-        block_size=machine.block_size,
-        prefix_cache=PrefixCache(create_eviction_policy(config.eviction_policy)) if config.shares_prefixes else None,
-        host_tier=HostTier(machine.num_host_slots) if machine.num_host_slots else None,
-        restore_block_s=machine.restore_block_s,
-        reserve_tokens=0 if config.kv_allocation == "paged" else machine.max_model_len,
-    )

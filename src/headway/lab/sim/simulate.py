@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headway.config import CacheConfig, SchedulerConfig
+from headway.config import CacheConfig, CacheSettings, SchedulerSettings
 from headway.core import Request, RequestStatus, Scheduler
 from headway.core.request_options import RequestOptions
 from headway.engine.engine_core import EngineStep
@@ -53,8 +53,8 @@ class Simulation:
 def simulate(
     work: Sequence[BenchRequest],
     machine: Machine,
-    scheduler_config: SchedulerConfig,
-    cache_config: CacheConfig | None = None,
+    scheduler: SchedulerSettings,
+    cache: CacheSettings | None = None,
     *,
     num_replicas: int = 1,
     router: str = "round-robin",
@@ -67,9 +67,9 @@ def simulate(
     `seed`: of the spread of steps around their means; `None`: every step takes what the cost model says. `speed`: how
     many times as long steps take at a certain time.
     """
-    cache_config = cache_config or CacheConfig()
+    cache = cache or CacheConfig().resolve("cpu")  # nothing of it that counts here depends on the device
     seeds = [None if seed is None else f"{seed}/{place}" for place in range(num_replicas)]
-    replicas = [Replica(machine, scheduler_config, cache_config, Variation(seed, speed)) for seed in seeds]
+    replicas = [Replica(machine, scheduler, cache, Variation(seed, speed)) for seed in seeds]
     return _Cluster(work, replicas, router, progress).run()
 
 

@@ -32,8 +32,8 @@ def replayed(work: Sequence[BenchRequest], *, policy: str, speed: float = 1.0) -
     machine = Machine(LARGE_GPU.scaled(1 / speed), num_blocks=4096, block_size=64, max_model_len=4096, overlap=True)
     config = SchedulerConfig(
         max_num_seqs=256, max_num_batched_tokens=8192, target_itl_ms=20.0, scheduling_policy=policy
-    )
-    return simulate(work, machine, config, CacheConfig(prefix_caching="off")).timelines
+    ).resolve("cpu")
+    return simulate(work, machine, config, CacheConfig(enable_prefix_caching=False).resolve("cpu")).timelines
 
 
 def requests(tenant: str, rate: float, count: int, seed: int) -> list[BenchRequest]:

@@ -13,7 +13,7 @@ from headway.lab.claims.works import shared_prefix
 _PREFIX, _TAIL, _OUT = 4_096, 64, 64
 _PUBLISHED = 6.4
 _OFF, _ON = "prefix cache off", "prefix cache on"
-_STATES = {_OFF: "off", _ON: "on"}
+_STATES = {_OFF: False, _ON: True}
 
 
 def measure(context: Context) -> Outcome:
@@ -22,7 +22,7 @@ def measure(context: Context) -> Outcome:
     prefix, tail, out = _PREFIX // part, _TAIL // part, _OUT // part
     drawn = shared_prefix(context, count, prefix=prefix, tail=tail, out=out)
     turns = take_turns(
-        context, {name: Way(drawn.at_once(), {"prefix_caching": state}) for name, state in _STATES.items()}
+        context, {name: Way(drawn.at_once(), {"enable_prefix_caching": state}) for name, state in _STATES.items()}
     )
     runs = turns.best
     off, on = runs.values()
