@@ -7,15 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from headway.cache_dir import why_not_writable
-from headway.config import EngineConfig
 from headway.worker import formats
-from headway.worker.formats import Formats, choose_device, choose_formats, keep_compiled_kernels
+from headway.worker.formats import choose_device, keep_compiled_kernels
+from tests.unit.worker.test_formats import chosen
 
 CPU = torch.device("cpu")
 
@@ -25,16 +24,6 @@ def nothing_said_yet() -> Iterator[None]:
     formats._warn_once.cache_clear()
     yield
     formats._warn_once.cache_clear()
-
-
-def chosen(device: str, checkpoint_dtype: str, **options: Any) -> Formats:
-    config = EngineConfig.from_options(**options).resolve(device)
-    return choose_formats(
-        config.model,
-        config.device,
-        kv_cache_dtype=config.cache.kv_cache_dtype,
-        checkpoint_dtype=checkpoint_dtype,
-    )
 
 
 def said(caplog: pytest.LogCaptureFixture) -> str:
