@@ -203,7 +203,8 @@ class CommandParser(argparse.ArgumentParser):
         known = self._option_string_actions
         for argument, after in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
             flag, equals, value = argument.partition("=")
-            now = RENAMED_OPTIONS.get(flag.removeprefix("--").replace("-", "_"), ())
+            former = flag.removeprefix("--").replace("-", "_") if flag.startswith("--") else ""
+            now = RENAMED_OPTIONS.get(former, ())
             if flag not in known and now and _flag(now[0]) in known:
                 usages = {spec.name: spec.usage for spec in engine_flags()}
                 self.error(f"the option '{flag}' is now {', and '.join(usages[name] for name in now)}.")

@@ -74,6 +74,13 @@ def test_switches_are_given_or_negated(capsys: pytest.CaptureFixture[str]) -> No
     assert "--async-scheduling, --no-async-scheduling" in capsys.readouterr().out
 
 
+def test_what_is_no_option_may_be_called_like_a_former_one() -> None:
+    parser = CommandParser(prog="test")
+    parser.add_argument("prompts", nargs="*")
+    add_flags(parser, engine_flags())
+    assert parser.parse(["overlap", "--enforce-eager", "prefix_caching"]).prompts == ["overlap", "prefix_caching"]
+
+
 def test_no_option_is_on_or_off_by_a_word() -> None:
     for spec in (*engine_flags(), *sampling_flags(), *server_flags()):
         assert not {"on", "off", "true", "false"} & set(spec.choices or ()), spec.name
