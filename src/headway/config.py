@@ -20,9 +20,10 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from headway.errors import ConfigError
+from headway.settings import CacheSettings, DeviceSettings, SchedulerSettings
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -40,9 +41,6 @@ LENGTH_PREDICTORS = ("none", "statistics", "oracle")
 TRAFFIC_LOG_CONTENTS = ("hashed", "ids")
 ATTENTION_BACKENDS = ("auto", "triton", "cpu", "torch_padded", "torch_reference")
 GRAPH_CAPTURES = ("start", "lazy")
-
-GraphMode = Literal["off", "lazy", "all"]
-"""Which CUDA graphs are made: none, those of steps that come up twice, or those of all steps before the first."""
 
 RENAMED_OPTIONS = {
     "prefix_caching": ("enable_prefix_caching",),
@@ -207,26 +205,6 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheSettings:
-    """`CacheConfig` on a kind of device. The options that are still open are settled by `headway.worker`."""
-
-    block_size: int
-    gpu_memory_utilization: float
-    kv_cache_memory: int | None
-    num_kv_blocks: int | None
-    host_cache_memory: int | None
-    enable_prefix_caching: bool
-    eviction_policy: str
-    kv_allocation: str
-    kv_cache_dtype: str
-
-    @property
-    def shares_prefixes(self) -> bool:
-        """Whether there is a prefix cache."""
-        return self.enable_prefix_caching and self.kv_allocation == "paged"
-
-
-@dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """What may share a step, and who goes first."""
 
@@ -348,39 +326,6 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerSettings:
-    """`SchedulerConfig` on a kind of device, with nothing left open: all that a scheduler takes."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    target_itl_ms: float
-    """0: time does not limit a step."""
-    max_chunk_tokens: int
-    short_prompt_share: float
-    long_prompt_step_ms: float
-    """0: a long prompt does not limit a step either."""
-    scheduling_policy: str
-    batching: str
-    batch_window_ms: float
-    prefill_mode: str
-    starvation_ms: float
-    starvation_stretch: float
-    max_preemptions: int
-    max_head_skips: int
-    preemption_mode: str
-    """May stay "auto": that is decided for each request."""
-    skip_window: int
-
-    def as_options(self) -> dict[str, Any]:
-        """Options of a `SchedulerConfig` that resolves to this. A chunk limit that limits nothing is left open, so
-        that it grows with the step's."""
-        options = dataclasses.asdict(self)
-        if self.max_chunk_tokens == self.max_num_batched_tokens:
-            options["max_chunk_tokens"] = None
-        return options
-
-
-@dataclass(frozen=True, kw_only=True)
 class PredictionConfig:
     """Who guesses how long answers get, and what is kept to learn it from."""
 
@@ -463,18 +408,6 @@ class DeviceConfig:
             graphs="off" if self.enforce_eager else "lazy" if self.cuda_graph_capture == "lazy" else "all",
             async_scheduling=_DEFAULTS[device].async_scheduling if is_async is None else is_async,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceSettings:
-    """`DeviceConfig` on a kind of device. Kernels and threads that are still open are settled by `headway.worker`."""
-
-    kind: str
-    """Of the device: "cpu" or "cuda"."""
-    num_threads: int | None
-    attention_backend: str
-    graphs: GraphMode
-    async_scheduling: bool
 
 
 @dataclass(frozen=True, kw_only=True)

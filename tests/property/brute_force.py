@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 
-from headway.config import SchedulerSettings
 from headway.core.decode_pace import DecodePace
+from headway.settings import SchedulerSettings
 from tests.property.brute_force_cache import BruteForceCache, Prefix
 from tests.property.brute_force_entry import Entry, Share, Step
 from tests.property.brute_force_guard import BruteForceGuard

@@ -6,7 +6,8 @@ import dataclasses
 import random
 from dataclasses import dataclass
 
-from headway.config import PREFILL_MODES, SCHEDULING_POLICIES, SchedulerConfig, SchedulerSettings
+from headway.config import PREFILL_MODES, SCHEDULING_POLICIES, SchedulerConfig
+from headway.settings import SchedulerSettings
 from tests.property.side_by_side import STOP_TOKEN, Setting, SideBySide
 
 MOST_REQUESTS = 25  # the brute-force model is quadratic

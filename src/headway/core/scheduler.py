@@ -20,7 +20,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headway.config import SchedulerSettings
 from headway.core.batching import create_batching
 from headway.core.decode_pace import DecodePace
 from headway.core.kv_cache_manager import KVCacheManager
@@ -40,6 +39,7 @@ from headway.core.scheduler_output import (
 )
 from headway.core.token_budget import TokenBudget
 from headway.errors import InvalidRequestError, RequestNotFoundError, RequestTooLargeError
+from headway.settings import SchedulerSettings
 
 _RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED  # an enum's own attributes are slow to look up
 _NO_TOKEN = SampledTokens((), error="the executor returned no token for it")

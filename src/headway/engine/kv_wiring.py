@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from headway.config import CacheSettings, SchedulerSettings
 from headway.core import HostTier, KVCacheManager, PrefixCache, Scheduler, create_eviction_policy
+from headway.settings import CacheSettings, SchedulerSettings
 
 
 class CacheSize(Protocol):

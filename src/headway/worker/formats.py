@@ -23,8 +23,9 @@ import torch
 from headway import native
 from headway.attention import FORMATS, KVFormat
 from headway.cache_dir import temporary_folder, why_not_writable
-from headway.config import DeviceSettings, ModelConfig
+from headway.config import ModelConfig
 from headway.errors import ConfigError
+from headway.settings import DeviceSettings
 
 logger = logging.getLogger(__name__)
 

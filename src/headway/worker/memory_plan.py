@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.config import CacheSettings
 from headway.errors import ConfigError, OutOfMemoryError
 from headway.models.decoder_config import DecoderConfig
+from headway.settings import CacheSettings
 from headway.worker.formats import Formats
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import torch
 
 from headway import native
 from headway.attention import AttentionBackend, create_backend
-from headway.config import GraphMode, ResolvedConfig
+from headway.config import ResolvedConfig
 from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from headway.errors import ConfigError
 from headway.kv.block_moves import HostBlocks
@@ -28,6 +28,7 @@ from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder
 from headway.models.decoder_config import DecoderConfig
 from headway.runner.model_runner import ModelRunner
+from headway.settings import GraphMode
 from headway.worker.formats import choose_formats
 from headway.worker.memory_plan import MemoryPlan, free_cuda_bytes, longest_request, plan_memory
 

@@ -15,12 +15,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.config import CacheConfig, CacheSettings, SchedulerConfig, SchedulerSettings, check_names, did_you_mean
+from headway.config import CacheConfig, SchedulerConfig, check_names, did_you_mean
 from headway.errors import ConfigError
 from headway.lab.bench.surroundings import device_name, versions
 from headway.lab.sim.cost_model import CostModel
 from headway.lab.sim.host_time import HostTime
 from headway.lab.sim.machine import Machine
+from headway.settings import CacheSettings, SchedulerSettings
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine

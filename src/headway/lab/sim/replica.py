@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 
-from headway.config import CacheSettings, SchedulerSettings
 from headway.core import Request
 from headway.engine.engine_core import EngineCore, EngineStep
 from headway.engine.kv_wiring import create_scheduler
 from headway.executor.simulated import SimulatedExecutor, VirtualClock
 from headway.lab.sim.machine import Machine
 from headway.lab.sim.variation import Variation
+from headway.settings import CacheSettings, SchedulerSettings
 
 
 class Replica:

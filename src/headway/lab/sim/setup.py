@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.config import CacheSettings, SchedulerConfig, SchedulerSettings, check_names
+from headway.config import SchedulerConfig, check_names
 from headway.errors import ConfigError
 from headway.lab.sim.calibration import Calibration
 from headway.lab.sim.machine import Machine
 from headway.lab.workload.requests import BenchRequest
+from headway.settings import CacheSettings, SchedulerSettings
 
 _SCHEDULER = frozenset(field.name for field in dataclasses.fields(SchedulerConfig))
 _UNPREDICTABLE = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headway.config import CacheConfig, CacheSettings, SchedulerSettings
+from headway.config import CacheConfig
 from headway.core import Request, RequestStatus, Scheduler
 from headway.core.request_options import RequestOptions
 from headway.engine.engine_core import EngineStep
@@ -23,6 +23,7 @@ from headway.lab.sim.replica import Replica
 from headway.lab.sim.router import create_router
 from headway.lab.sim.variation import Variation
 from headway.lab.workload.requests import BenchRequest
+from headway.settings import CacheSettings, SchedulerSettings
 
 
 @dataclass
