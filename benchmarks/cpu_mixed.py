@@ -43,7 +43,7 @@ def main() -> None:
         device="cpu",
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
-        prefix_caching="off",  # every round has the same prompts
+        enable_prefix_caching=False,  # every round has the same prompts
     )
     llm.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=1))
     start_s = process_start_s()

@@ -79,14 +79,14 @@ class Watch:
 
 def load(options: argparse.Namespace) -> LLMEngine:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    block_size = EngineConfig().cache.block_size_on(device)
+    block_size = EngineConfig().resolve(device).cache.block_size
     is_shape = options.model in BUILTIN_SHAPES or str(options.model).endswith(".json")
     config = EngineConfig.from_options(
         model=options.model,
         max_model_len=PROMPT_TOKENS + MAX_OUTPUT,
         num_kv_blocks=options.kv_tokens // block_size,
         max_num_seqs=options.max_num_seqs,
-        prefix_caching="off",
+        enable_prefix_caching=False,
         **({"load_format": "dummy", "dtype": options.dtype} if is_shape else {}),
     )
     return LLMEngine.from_config(config)

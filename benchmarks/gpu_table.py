@@ -37,7 +37,7 @@ def main() -> None:
         dtype=options.dtype,
         kv_cache_dtype=options.kv_cache_dtype,
         max_model_len=SCENARIOS["b1"].max_model_len,
-        prefix_caching="off",  # every round has the same prompts
+        enable_prefix_caching=False,  # every round has the same prompts
     )
     engine = LLMEngine.from_config(config)
     print(f"{options.model}: {measure_start_up(engine)}", flush=True)
@@ -58,7 +58,7 @@ def main() -> None:
             work,
             planned_costs(engine.model_config, engine.plan),
             ceilings,
-            max_num_seqs=engine.config.scheduler.limits.max_num_seqs,
+            max_num_seqs=engine.config.scheduler.max_num_seqs,
         )
         per_token_ms = 1e3 * best.elapsed_s / SCENARIOS[name].output_len.high if name in ("b1", "b64") else float("nan")
         print(

@@ -98,7 +98,7 @@ def num_blocks_for(num_running: int) -> int:
 
 def make_scheduler(num_running: int, policy: str) -> Scheduler:
     kv_cache = KVCacheManager(num_blocks=num_blocks_for(num_running), block_size=BLOCK_SIZE)
-    return Scheduler(config_for(num_running, policy), kv_cache)
+    return Scheduler(config_for(num_running, policy).resolve("cpu"), kv_cache)
 
 
 def scheduler_side(num_running: int, num_waiting: int, policy: str, _max_in_flight: int) -> Step:
@@ -164,7 +164,7 @@ def engine_side(num_running: int, num_waiting: int, policy: str, max_in_flight: 
         bytes_per_block=1,
         max_model_len=1024,
     )
-    config = EngineConfig(scheduler=config_for(num_running, policy))
+    config = EngineConfig(scheduler=config_for(num_running, policy)).resolve("cpu")
     engine = LLMEngine(config, executor=executor, tokenizer=None, model_config=model, plan=plan)
     for _ in range(num_running + num_waiting):
         lengths.submit_to(engine, stream=stream)

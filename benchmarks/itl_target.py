@@ -68,7 +68,7 @@ class Replay:
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             target_itl_ms=target_ms,
-        )
+        ).resolve("cpu")
         kv_cache = KVCacheManager(num_blocks=options.kv_tokens // BLOCK_SIZE, block_size=BLOCK_SIZE)
         self.device = Device(options)
         self.core = EngineCore(Scheduler(config, kv_cache), self.device, now=lambda: self.device.now_s)

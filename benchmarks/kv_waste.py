@@ -33,7 +33,9 @@ def main() -> None:
 
 def replay(rows: list[tuple[float, int, int]], block_size: int, options: argparse.Namespace) -> None:
     """Run the whole trace and print one line."""
-    config = SchedulerConfig(max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens)
+    config = SchedulerConfig(
+        max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens
+    ).resolve("cpu")
     scheduler = Scheduler(config, KVCacheManager(num_blocks=options.kv_tokens // block_size, block_size=block_size))
     allocated = used = preemptions = num_steps = batch = 0
     arrivals = iter(sorted(rows))

@@ -77,8 +77,8 @@ def _simulated(options: argparse.Namespace, speed: float) -> Run:
     machine = calibration.machine(num_blocks=options.kv_tokens and options.kv_tokens // calibration.block_size)
 
     def run(policy: str, work: Sequence[BenchRequest], **more: Any) -> Outcome:
-        config = calibration.scheduler_config(max_num_seqs=options.max_num_seqs, scheduling_policy=policy, **more)
-        result = simulate(work, machine, config, CacheConfig(prefix_caching="off"))
+        config = calibration.scheduler_settings(max_num_seqs=options.max_num_seqs, scheduling_policy=policy, **more)
+        result = simulate(work, machine, config, CacheConfig(enable_prefix_caching=False).resolve("cpu"))
         return Outcome(result.timelines, result.duration_s)
 
     return run
@@ -95,7 +95,7 @@ def _real(options: argparse.Namespace) -> Run:
         model=options.model,
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
-        prefix_caching="off",
+        enable_prefix_caching=False,
         **shape,
     )
     model = LoadedModel(LLMEngine.from_config(config))

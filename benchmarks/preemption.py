@@ -25,7 +25,7 @@ NUM_WARM_UP = 100
 
 
 def load(options: argparse.Namespace) -> LLMEngine:
-    block_size = EngineConfig().cache.block_size_on("cuda" if torch.cuda.is_available() else "cpu")
+    block_size = EngineConfig().resolve("cuda" if torch.cuda.is_available() else "cpu").cache.block_size
     config = EngineConfig.from_options(
         model=options.model,
         load_format="dummy",

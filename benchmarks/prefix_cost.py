@@ -61,7 +61,7 @@ def make_side(num_running: int, block_size: int, policy: str | None) -> Step:
     cache = None if policy is None else PrefixCache(create_eviction_policy(policy))
     num_blocks = num_running * 2048 // block_size
     scheduler = Scheduler(
-        SchedulerConfig(max_num_seqs=num_running, max_num_batched_tokens=8192),
+        SchedulerConfig(max_num_seqs=num_running, max_num_batched_tokens=8192).resolve("cpu"),
         KVCacheManager(num_blocks=num_blocks, block_size=block_size, prefix_cache=cache),
     )
     chats, rng = Chats(), random.Random(1)

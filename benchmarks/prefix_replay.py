@@ -59,7 +59,7 @@ class Replay:
         self._turns = turns
         self._cache = PrefixCache(policy)
         self._scheduler = Scheduler(
-            SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=8192),
+            SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=8192).resolve("cpu"),
             KVCacheManager(num_blocks=num_blocks, block_size=BLOCK_SIZE, prefix_cache=self._cache),
         )
         self._executor = FakeExecutor(self._answer)

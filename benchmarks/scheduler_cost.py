@@ -43,7 +43,9 @@ class Load:
 
     def __init__(self, policy: str, num_running: int, num_waiting: int, memory: str) -> None:
         has_cache = policy == "prefix"
-        config = SchedulerConfig(max_num_seqs=num_running, max_num_batched_tokens=8192, scheduling_policy=policy)
+        config = SchedulerConfig(
+            max_num_seqs=num_running, max_num_batched_tokens=8192, scheduling_policy=policy
+        ).resolve("cpu")
         kv_cache = KVCacheManager(
             num_blocks=BLOCKS_PER_REQUEST[memory] * num_running,
             block_size=BLOCK_SIZE,

@@ -32,14 +32,14 @@ def draw(options: argparse.Namespace, seed: int, vocab_size: int) -> list[BenchR
     ]
 
 
-def measure(options: argparse.Namespace, prefix_caching: str) -> float:
+def measure(options: argparse.Namespace, prefix_caching: bool) -> float:
     """Output tokens per second, of the best round."""
     config = EngineConfig.from_options(
         model=options.model,
         load_format="dummy",
         dtype=options.dtype,
         max_model_len=options.prefix + options.tail + options.out,
-        prefix_caching=prefix_caching,
+        enable_prefix_caching=prefix_caching,
         kv_cache_dtype=options.kv_cache_dtype,
     )
     engine = LLMEngine.from_config(config)
@@ -50,7 +50,10 @@ def measure(options: argparse.Namespace, prefix_caching: str) -> float:
         times.append(one.times.elapsed_s)
         cache = engine.core.scheduler.kv_cache.prefix_cache
         hits = "" if cache is None else f", {100 * cache.stats.hit_rate:.1f}% of all prompt tokens found until now"
-        print(f"  prefix caching {prefix_caching}, round {seed}: {one.times.elapsed_s:.3f} s{hits}", flush=True)
+        print(
+            f"  prefix caching {'on' if prefix_caching else 'off'}, round {seed}: {one.times.elapsed_s:.3f} s{hits}",
+            flush=True,
+        )
     engine.shutdown()
     return options.requests * options.out / min(times[1:])
 
@@ -67,15 +70,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     rates = {}
-    for prefix_caching in ("off", "on"):
+    for prefix_caching in (False, True):
         rates[prefix_caching] = measure(options, prefix_caching)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     print(
         f"{options.model}, {options.requests} requests, {options.prefix} common + {options.tail} own tokens in, "
-        f"{options.out} out: {rates['off']:,.0f} out tok/s without the cache, {rates['on']:,.0f} with it, "
-        f"{rates['on'] / rates['off']:.2f} times as many"
+        f"{options.out} out: {rates[False]:,.0f} out tok/s without the cache, {rates[True]:,.0f} with it, "
+        f"{rates[True] / rates[False]:.2f} times as many"
     )
 
 

@@ -3,6 +3,9 @@
 Each section is a frozen dataclass; each field has a default and, in its metadata, the help text that `--help` and
 docs/options.md print. `EngineConfig.from_options(block_size=32, ...)` builds all sections from flat keywords and
 refuses names it does not know, pointing at the nearest one.
+
+An option left open depends on the kind of device: `EngineConfig.resolve("cuda")` gives a `ResolvedConfig`, which is all
+that the engine reads. What a checkpoint or free memory decides is settled in `headway.worker`.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headway.errors import ConfigError
+from headway.settings import CacheSettings, DeviceSettings, SchedulerSettings
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -36,7 +40,15 @@ LENGTH_PREDICTORS = ("none", "statistics", "oracle")
 """Those with a name; any other is a file."""
 TRAFFIC_LOG_CONTENTS = ("hashed", "ids")
 ATTENTION_BACKENDS = ("auto", "triton", "cpu", "torch_padded", "torch_reference")
-OVERLAPS = ("auto", "on", "off")
+GRAPH_CAPTURES = ("start", "lazy")
+
+RENAMED_OPTIONS = {
+    "prefix_caching": ("enable_prefix_caching",),
+    "cuda_graphs": ("enforce_eager", "cuda_graph_capture"),
+    "overlap": ("async_scheduling",),
+    "predict_lengths": ("length_predictor",),
+}
+"""Former names of options, with those that say the same now."""
 
 _T = TypeVar("_T")
 
@@ -44,6 +56,37 @@ _T = TypeVar("_T")
 def option(default: _T, help: str, *, choices: tuple[str, ...] | None = None, metavar: str | None = None) -> _T:
     """A dataclass field that carries its own documentation."""
     return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
+
+
+@dataclass(frozen=True)
+class _DeviceDefaults:
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    target_itl_ms: float
+    long_prompt_step_ms: float
+    async_scheduling: bool
+
+
+_DEFAULTS = {
+    "cpu": _DeviceDefaults(
+        block_size=16,
+        max_num_seqs=64,
+        max_num_batched_tokens=512,
+        target_itl_ms=0.0,
+        long_prompt_step_ms=500.0,
+        async_scheduling=False,
+    ),
+    "cuda": _DeviceDefaults(
+        block_size=64,  # the memory unit of a GPU copies 64 tokens as one piece
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        target_itl_ms=20.0,
+        long_prompt_step_ms=35.0,
+        async_scheduling=True,
+    ),
+}
+"""By the kind of device: what its options are that were left open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +154,10 @@ class CacheConfig:
         "request needs them. Default: none.",
         metavar="BYTES",
     )
-    prefix_caching: str = option(
-        "on",
+    enable_prefix_caching: bool = option(
+        True,
         "Keep the KV blocks of finished requests while there is room, and start requests that begin with the same "
         "tokens from them.",
-        choices=("on", "off"),
     )
     eviction_policy: str = option(
         "lru",
@@ -149,39 +191,17 @@ class CacheConfig:
         _check_at_least(self, "kv_cache_memory", 1)
         _check_at_least(self, "num_kv_blocks", 1)
         _check_at_least(self, "host_cache_memory", 1)
-        if self.host_cache_memory is not None and self.prefix_caching == "off":
-            raise ConfigError("host_cache_memory keeps blocks of the prefix cache, and prefix_caching is off.")
+        if self.host_cache_memory is not None and not self.enable_prefix_caching:
+            raise ConfigError("host_cache_memory keeps blocks of the prefix cache, and enable_prefix_caching is False.")
         if self.host_cache_memory is not None and self.kv_allocation != "paged":
             raise ConfigError(f"host_cache_memory needs paged KV blocks, and kv_allocation is '{self.kv_allocation}'.")
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise ConfigError("kv_cache_memory and num_kv_blocks both size the KV cache; give one of them.")
 
-    @property
-    def shares_prefixes(self) -> bool:
-        """Whether there is a prefix cache."""
-        return self.prefix_caching == "on" and self.kv_allocation == "paged"
-
-    def block_size_on(self, device: str) -> int:
-        """Tokens per block on this kind of device. The memory unit of a GPU copies 64 tokens as one piece."""
-        return self.block_size or (64 if device == "cuda" else 16)
-
-
-@dataclass(frozen=True)
-class StepLimits:
-    """How large a step may get, with nothing left open."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    target_itl_ms: float
-    """0: time does not limit a step."""
-    long_prompt_step_ms: float
-    """0: a long prompt does not either."""
-
-
-_DEFAULT_LIMITS = {
-    "cpu": StepLimits(max_num_seqs=64, max_num_batched_tokens=512, target_itl_ms=0.0, long_prompt_step_ms=500.0),
-    "cuda": StepLimits(max_num_seqs=256, max_num_batched_tokens=8192, target_itl_ms=20.0, long_prompt_step_ms=35.0),
-}
+    def resolve(self, device: str) -> CacheSettings:
+        """Settle what depends on the kind of device, "cpu" or "cuda"."""
+        block_size = self.block_size or _DEFAULTS[device].block_size
+        return CacheSettings(**{**dataclasses.asdict(self), "block_size": block_size})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,36 +298,31 @@ class SchedulerConfig:
                 "Dynamic batching groups requests by length, and its line is in no other order than that of arrival: "
                 f"scheduling_policy '{self.scheduling_policy}' does not go with it."
             )
-        self.limits_on("cpu")  # raises if the two limits contradict each other
+        num_seqs, num_tokens = self.max_num_seqs, self.max_num_batched_tokens
+        if num_seqs is not None and num_tokens is not None and num_tokens < num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({num_tokens}) must be at least max_num_seqs ({num_seqs}): every running "
+                "request needs a token per step."
+            )
 
-    @property
-    def limits(self) -> StepLimits:
-        """The limits of a step, as on a CPU where an option has been left open."""
-        return self.limits_on("cpu")
-
-    def limits_on(self, device: str) -> StepLimits:
-        """The limits of a step on this kind of device. An option left open gives way to one that was set."""
-        default = _DEFAULT_LIMITS[device]
+    def resolve(self, device: str) -> SchedulerSettings:
+        """Settle what depends on the kind of device, "cpu" or "cuda". A limit left open gives way to one that was
+        set."""
+        default = _DEFAULTS[device]
         num_seqs, num_tokens = self.max_num_seqs, self.max_num_batched_tokens
         if num_seqs is None:
             num_seqs = default.max_num_seqs if num_tokens is None else min(default.max_num_seqs, num_tokens)
         if num_tokens is None:
             num_tokens = max(default.max_num_batched_tokens, num_seqs)
-        if num_tokens < num_seqs:
-            raise ConfigError(
-                f"max_num_batched_tokens ({num_tokens}) must be at least max_num_seqs ({num_seqs}): every running "
-                "request needs a token per step."
-            )
-        return StepLimits(
-            num_seqs,
-            num_tokens,
-            target_itl_ms=_or_default(self.target_itl_ms, default.target_itl_ms),
-            long_prompt_step_ms=_or_default(self.long_prompt_step_ms, default.long_prompt_step_ms),
-        )
-
-
-def _or_default(value: float | None, default: float) -> float:
-    return default if value is None else value
+        settled = {
+            "max_num_seqs": num_seqs,
+            "max_num_batched_tokens": num_tokens,
+            "max_chunk_tokens": num_tokens,
+            "target_itl_ms": default.target_itl_ms,
+            "long_prompt_step_ms": default.long_prompt_step_ms,
+        }
+        given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return SchedulerSettings(**{**settled, **given})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,21 +376,38 @@ class DeviceConfig:
         "Attention kernels. auto: triton on CUDA, cpu on the CPU where the kernels can be compiled, else torch_padded.",
         choices=ATTENTION_BACKENDS,
     )
-    cuda_graphs: str = option(
-        "on",
-        "On CUDA: replay steps as graphs. on: servers and benchmarks capture all sizes of steps at the start, in some "
-        "seconds. lazy: a size is captured when it comes up for the second time, as it is elsewhere in any case.",
-        choices=("on", "lazy", "off"),
+    enforce_eager: bool = option(
+        False, "On CUDA: launch the kernels of each step one by one, without CUDA graphs. Slower; to look for a fault."
     )
-    overlap: str = option(
-        "auto",
-        "Plan and launch a step while the one before it still runs. Changes speed only. auto: on for CUDA, off on CPU.",
-        choices=OVERLAPS,
+    cuda_graph_capture: str = option(
+        "start",
+        "On CUDA: when steps are captured as graphs. start: servers and benchmarks capture all sizes of steps at the "
+        "start, in some seconds. lazy: a size is captured when it comes up for the second time, as it is elsewhere in "
+        "any case.",
+        choices=GRAPH_CAPTURES,
+    )
+    async_scheduling: bool | None = option(
+        None,
+        "Plan and launch a step while the one before it still runs. Changes speed only. Default: on for CUDA, off on "
+        "CPU.",
     )
 
     def __post_init__(self) -> None:
         check_values(self)
         _check_at_least(self, "num_threads", 1)
+        if self.enforce_eager and self.cuda_graph_capture == "lazy":
+            raise ConfigError("cuda_graph_capture 'lazy' captures graphs later, and enforce_eager wants none at all.")
+
+    def resolve(self, device: str) -> DeviceSettings:
+        """Settle what depends on the kind of device, "cpu" or "cuda"."""
+        is_async = self.async_scheduling
+        return DeviceSettings(
+            kind=device,
+            num_threads=self.num_threads,
+            attention_backend=self.attention_backend,
+            graphs="off" if self.enforce_eager else "lazy" if self.cuda_graph_capture == "lazy" else "all",
+            async_scheduling=_DEFAULTS[device].async_scheduling if is_async is None else is_async,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -401,9 +433,7 @@ class EngineConfig:
     def from_options(cls, **options: Any) -> EngineConfig:
         """Sort flat options into their sections. Unknown name: `ConfigError` with the nearest valid one."""
         known = {f.name: section for section, f in iter_options()}
-        for name in options:
-            if name not in known:
-                raise ConfigError(f"Unknown option '{name}'.{did_you_mean(name, known)}")
+        check_names(options)
         sections: dict[str, Any] = {}
         for section_field in dataclasses.fields(cls):
             section = section_field.default_factory
@@ -412,15 +442,24 @@ class EngineConfig:
             sections[section_field.name] = section(**chosen)
         return cls(**sections)
 
-    def for_device(self, device: str) -> EngineConfig:
-        """Settle what depends on the kind of device, "cpu" or "cuda". What is settled already stays as it is."""
-        overlap = self.device.overlap if self.device.overlap != "auto" else ("on" if device == "cuda" else "off")
-        return dataclasses.replace(
-            self,
-            cache=dataclasses.replace(self.cache, block_size=self.cache.block_size_on(device)),
-            scheduler=dataclasses.replace(self.scheduler, **dataclasses.asdict(self.scheduler.limits_on(device))),
-            device=dataclasses.replace(self.device, overlap=overlap),
+    def resolve(self, device: str) -> ResolvedConfig:
+        """Settle what the options and the kind of device, "cpu" or "cuda", decide."""
+        return ResolvedConfig(
+            model=self.model,
+            cache=self.cache.resolve(device),
+            scheduler=self.scheduler.resolve(device),
+            device=self.device.resolve(device),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedConfig:
+    """What an engine is built from. Lengths of answers are predicted outside of it."""
+
+    model: ModelConfig
+    cache: CacheSettings
+    scheduler: SchedulerSettings
+    device: DeviceSettings
 
 
 def iter_options() -> Iterator[tuple[type, dataclasses.Field[Any]]]:
@@ -428,6 +467,25 @@ def iter_options() -> Iterator[tuple[type, dataclasses.Field[Any]]]:
     for section in (ModelConfig, CacheConfig, SchedulerConfig, PredictionConfig, DeviceConfig):
         for option_field in dataclasses.fields(section):
             yield section, option_field
+
+
+def check_names(options: Iterable[str]) -> None:
+    """Raise `ConfigError` for the first name that is no option: with its new name, or the nearest one."""
+    known = {option_field.name for _, option_field in iter_options()}
+    for name in options:
+        if name in RENAMED_OPTIONS:
+            raise ConfigError(f"{name} is now {' and '.join(map(_with_values, RENAMED_OPTIONS[name]))}.")
+        if name not in known:
+            raise ConfigError(f"Unknown option '{name}'.{did_you_mean(name, tuple(sorted(known)))}")
+
+
+def _with_values(name: str) -> str:
+    """An option and what it can be, where that is a few words."""
+    section, option_field = next(one for one in iter_options() if one[1].name == name)
+    if typing.get_type_hints(section)[name] in (bool, bool | None):
+        return f"{name} (True or False)"
+    choices = option_field.metadata["choices"]
+    return name if choices is None else f"{name} ({' or '.join(map(repr, choices))})"
 
 
 def did_you_mean(name: str, valid: Mapping[str, Any] | tuple[str, ...]) -> str:
@@ -476,6 +534,7 @@ _TYPE_NAMES: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     str: "text",
+    bool: "True or False",
     tuple[str, ...]: "a list of texts",
     types.NoneType: "None",
 }
@@ -488,6 +547,8 @@ def _converted(value: Any, kind: Any) -> Any:
     if kind == tuple[str, ...]:
         is_list = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
         return tuple(value) if is_list else None
+    if kind is bool:
+        return value if isinstance(value, bool) else None
     if isinstance(value, bool) or type(value) in (int, kind):
         return None if isinstance(value, bool) else value
     wanted = numbers.Integral if kind is int else numbers.Real

@@ -18,9 +18,9 @@ NUM_TOKENS = 64
 # Everything here changes speed only; the tokens must stay the same.
 VARIANTS: dict[str, dict[str, Any]] = {
     "graphs and overlap": {},
-    "no graphs": {"cuda_graphs": "off"},
-    "no overlap": {"overlap": "off"},
-    "neither": {"cuda_graphs": "off", "overlap": "off"},
+    "no graphs": {"enforce_eager": True},
+    "no overlap": {"async_scheduling": False},
+    "neither": {"enforce_eager": True, "async_scheduling": False},
     "blocks of 16": {"block_size": 16},
     "blocks of 1": {"block_size": 1},
     "blocks of 128": {"block_size": 128},
@@ -29,7 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "few at a time": {"max_num_seqs": 3},
     "torch_padded": {"attention_backend": "torch_padded"},
     "torch_reference": {"attention_backend": "torch_reference"},
-    "torch_reference without overlap": {"attention_backend": "torch_reference", "overlap": "off"},
+    "torch_reference without overlap": {"attention_backend": "torch_reference", "async_scheduling": False},
 }
 
 
@@ -51,15 +51,15 @@ def test_float32_tokens_equal_the_cpus(model: str, cpu_tokens: list[list[int]], 
     assert run(llm, PROMPTS, NUM_TOKENS).tokens == cpu_tokens
 
 
-@pytest.mark.parametrize("overlap", ["on", "off"])
+@pytest.mark.parametrize("async_scheduling", [True, False])
 def test_float32_tokens_equal_the_cpus_with_a_cache_that_is_too_small(
-    model: str, cpu_tokens: list[list[int]], overlap: str
+    model: str, cpu_tokens: list[list[int]], async_scheduling: bool
 ) -> None:
     llm = LLM(
         model,
         dtype="float32",
         device="cuda",
-        overlap=overlap,
+        async_scheduling=async_scheduling,
         block_size=16,
         num_kv_blocks=40,
         max_num_seqs=16,
@@ -79,7 +79,7 @@ def test_sampled_tokens_do_not_depend_on_overlap_graphs_or_company(model: str) -
         return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
 
     together = tokens(PROMPTS[:12])
-    assert tokens(PROMPTS[:12], overlap="off", cuda_graphs="off") == together
+    assert tokens(PROMPTS[:12], async_scheduling=False, enforce_eager=True) == together
     assert [tokens([prompt])[0] for prompt in PROMPTS[:3]] == together[:3]
 
 

@@ -20,16 +20,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "blocks of 1": {"block_size": 1},
     "blocks of 128": {"block_size": 128},
     "priority": {"scheduling_policy": "priority"},
-    "overlap": {"overlap": "on"},
-    "no prefix cache": {"prefix_caching": "off"},
+    "overlap": {"async_scheduling": True},
+    "no prefix cache": {"enable_prefix_caching": False},
     "swapped to the host": {
         "num_kv_blocks": 13,
         "host_cache_memory": 2**25,
         "preemption_mode": "swap",
         "max_chunk_tokens": 20,
-        "overlap": "on",
+        "async_scheduling": True,
     },
-    "overlap in a cache that is too small": {"overlap": "on", "num_kv_blocks": 13, "max_chunk_tokens": 20},
+    "overlap in a cache that is too small": {"async_scheduling": True, "num_kv_blocks": 13, "max_chunk_tokens": 20},
 }
 
 

@@ -114,13 +114,13 @@ def test_a_random_model_gives_the_sequences_of_transformers(
 @pytest.mark.parametrize(
     "options",
     [
-        {"prefix_caching": "off"},
+        {"enable_prefix_caching": False},
         {"num_kv_blocks": 8},
-        {"num_kv_blocks": 8, "prefix_caching": "off"},
-        {"num_kv_blocks": 24, "block_size": 4, "overlap": "on"},
+        {"num_kv_blocks": 8, "enable_prefix_caching": False},
+        {"num_kv_blocks": 24, "block_size": 4, "async_scheduling": True},
         {"block_size": 1},
         {"max_num_seqs": 3, "max_chunk_tokens": 5},
-        {"overlap": "on", "eviction_policy": "cost"},
+        {"async_scheduling": True, "eviction_policy": "cost"},
     ],
     ids=str,
 )

@@ -73,7 +73,7 @@ def test_the_fast_mode_gives_the_same_tokens_in_any_batch_and_chunking(llm: LLM)
 def test_overlapping_steps_give_the_same_tokens_also_when_requests_have_to_give_way(llm: LLM) -> None:
     texts = [one(llm, prompt, GREEDY).outputs[0].text for prompt in PROMPTS[:12]]
     expected = run(llm, PROMPTS[:12], num_tokens=24)
-    overlapped = LLM(max_model_len=1024, overlap="on", block_size=4, num_kv_blocks=40, max_num_seqs=8)
+    overlapped = LLM(max_model_len=1024, async_scheduling=True, block_size=4, num_kv_blocks=40, max_num_seqs=8)
     result = run(overlapped, PROMPTS[:12], num_tokens=24)
     assert result.tokens == expected.tokens
     assert result.num_preemptions >= 2
@@ -81,7 +81,7 @@ def test_overlapping_steps_give_the_same_tokens_also_when_requests_have_to_give_
 
 
 def test_stop_strings_stop_tokens_and_aborts_while_steps_overlap(llm: LLM) -> None:
-    overlapped = LLM(max_model_len=1024, overlap="on")
+    overlapped = LLM(max_model_len=1024, async_scheduling=True)
     free = one(llm, PROMPTS[4], SamplingParams(temperature=0, max_tokens=30)).outputs[0]
     stop = free.text[len(free.text) // 2 :][:9]
     for params in (

@@ -53,7 +53,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
 
 @pytest.fixture(scope="module")
 def alone(tiny: TinyLLM) -> Alone:
-    return Alone(tiny.on_cpu(prefix_caching="off"), MAX_TOKENS)
+    return Alone(tiny.on_cpu(enable_prefix_caching=False), MAX_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,10 @@ def test_tokens_are_those_of_each_request_alone(
     """Without overlap and with it; and levels so small that requests sink."""
     monkeypatch.setattr(by_length, "FIRST_QUANTUM", 3)
     num_preempted, more = 0, needs(mode["scheduling_policy"], predictor)
-    for overlap in ("off", "on"):
-        llm = tiny.on_cpu(overlap=overlap, batch_window_ms=1, starvation_ms=2, **mode, **more, **TOO_SMALL)
+    for async_scheduling in (False, True):
+        llm = tiny.on_cpu(
+            async_scheduling=async_scheduling, batch_window_ms=1, starvation_ms=2, **mode, **more, **TOO_SMALL
+        )
         num_preempted += check(llm, alone)
     if mode["batching"] == "continuous" and mode["prefill_mode"] != "decode-first":
         assert num_preempted, "nothing of what this test is about has happened"

@@ -15,21 +15,26 @@ MAX_MODEL_LEN = 160
 MAX_TOKENS = 24
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "cache off": {"prefix_caching": "off"},
+    "cache off": {"enable_prefix_caching": False},
     "blocks of 1": {"block_size": 1},
     "blocks of 3": {"block_size": 3, "max_chunk_tokens": 7},
     "blocks of 16": {"block_size": 16},
-    "blocks of 64": {"block_size": 64, "overlap": "on"},
+    "blocks of 64": {"block_size": 64, "async_scheduling": True},
     "one token at a time": {"block_size": 4, "max_chunk_tokens": 1, "max_num_batched_tokens": 8},
-    "overlapping steps": {"block_size": 5, "overlap": "on"},
+    "overlapping steps": {"block_size": 5, "async_scheduling": True},
     "by what a block saves": {"block_size": 3, "num_kv_blocks": 60, "eviction_policy": "cost"},
 }
 TOO_SMALL: dict[str, dict[str, Any]] = {
-    "blocks of 1": {"block_size": 1, "num_kv_blocks": 45, "overlap": "on"},
+    "blocks of 1": {"block_size": 1, "num_kv_blocks": 45, "async_scheduling": True},
     "blocks of 3": {"block_size": 3, "num_kv_blocks": 16},
-    "blocks of 16": {"block_size": 16, "num_kv_blocks": 5, "max_chunk_tokens": 9, "overlap": "on"},
+    "blocks of 16": {"block_size": 16, "num_kv_blocks": 5, "max_chunk_tokens": 9, "async_scheduling": True},
     "swapped": {"block_size": 2, "num_kv_blocks": 24, "host_cache_memory": 2**20, "preemption_mode": "swap"},
-    "swapped, large blocks": {"block_size": 16, "num_kv_blocks": 5, "host_cache_memory": 2**16, "overlap": "on"},
+    "swapped, large blocks": {
+        "block_size": 16,
+        "num_kv_blocks": 5,
+        "host_cache_memory": 2**16,
+        "async_scheduling": True,
+    },
 }
 
 
@@ -40,7 +45,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
 
 @pytest.fixture(scope="module")
 def alone(tiny: TinyLLM) -> Alone:
-    return Alone(tiny.on_cpu(prefix_caching="off"), MAX_TOKENS)
+    return Alone(tiny.on_cpu(enable_prefix_caching=False), MAX_TOKENS)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -103,7 +108,7 @@ def test_prompt_logprobs_are_complete_and_the_same(tiny: TinyLLM) -> None:
     llm = tiny.on_cpu(block_size=4)
     llm.generate(prompt, greedy(3), use_tqdm=False)
     (found,) = llm.generate(prompt, params, use_tqdm=False)
-    (expected,) = tiny.on_cpu(prefix_caching="off").generate(prompt, params, use_tqdm=False)
+    (expected,) = tiny.on_cpu(enable_prefix_caching=False).generate(prompt, params, use_tqdm=False)
     assert found.num_cached_tokens == 0
     assert found.prompt_logprobs is not None and expected.prompt_logprobs is not None
     assert len(found.prompt_logprobs) == len(prompt)
@@ -133,7 +138,7 @@ def test_a_conversation_with_the_embedded_model() -> None:
 
     options: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 512}
     answers, cached, lengths = talk(LLM(**options))
-    expected, none, _ = talk(LLM(prefix_caching="off", **options))
+    expected, none, _ = talk(LLM(enable_prefix_caching=False, **options))
     assert answers == expected
     assert none == [0, 0]
     assert cached[1] >= lengths[0], "the whole turn before, and some of its answer"

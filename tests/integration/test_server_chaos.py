@@ -115,7 +115,7 @@ async def _storm(server: ServerProcess) -> Counter[str]:
 
 
 def test_nothing_leaks_and_nobody_hangs() -> None:
-    with running_server("--num-kv-blocks", "600", "--max-num-seqs", "32", "--access-log", "off", *FACTORY) as server:
+    with running_server("--num-kv-blocks", "600", "--max-num-seqs", "32", "--no-access-log", *FACTORY) as server:
         outcomes = asyncio.run(_storm(server))
         gauges = server.wait_until_idle(timeout_s=30)
         print(f"\n{NUM_CLIENTS} clients, {DURATION_S:g} s, {outcomes.total()} requests: {dict(outcomes.most_common())}")

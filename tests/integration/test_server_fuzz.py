@@ -124,7 +124,7 @@ def plausible_document() -> dict[str, Any]:
 def server() -> Iterator[ServerProcess]:
     """With a short context, since a made-up request may ask for all of it."""
     with running_server(
-        "--max-model-len", "256", "--access-log", "off", "--scheduling-policy", "priority", *FACTORY
+        "--max-model-len", "256", "--no-access-log", "--scheduling-policy", "priority", *FACTORY
     ) as running:
         yield running
 

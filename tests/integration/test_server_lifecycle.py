@@ -27,7 +27,7 @@ IDLE_SHARE = 0.1
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    options = ("--engine-hang-timeout-s", "8", "--drain-timeout-s", "1", "--access-log", "off")
+    options = ("--engine-hang-timeout-s", "8", "--drain-timeout-s", "1", "--no-access-log")
     with running_server(*options, "--engine-factory", FACTORY) as running:
         yield running
 
@@ -144,7 +144,7 @@ def test_what_is_not_done_when_the_drain_ends_is_told_so(server: ServerProcess) 
 @pytest.mark.parametrize("num_signals", [1, 2])
 def test_sigterm_does_not_wait_for_an_engine_that_is_stopped(num_signals: int) -> None:
     """With the default options, while a client waits; a second signal waits for nothing."""
-    with running_server("--access-log", "off", "--engine-factory", FACTORY) as server:
+    with running_server("--no-access-log", "--engine-factory", FACTORY) as server:
         pid = server.engine_pid
         with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60) as answer:
             lines = answer.iter_lines()

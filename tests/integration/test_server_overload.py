@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     file.write_text(EXAMPLE.replace("max_waiting = 200 ", "max_waiting = 1 "))
     with running_server(
         *("--service-classes", str(file), "--max-queue-requests", "3", "--scheduling-policy", "slo"),
-        *("--refuse-late", "on", "--access-log", "off", "--engine-factory", FACTORY),
+        *("--refuse-late", "--no-access-log", "--engine-factory", FACTORY),
     ) as running:
         yield running
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.server_process import ServerProcess, running_server
 
-FACTORY = ("--engine-factory", "headway.rpc.engine_without_model:create_engine", "--access-log", "off")
+FACTORY = ("--engine-factory", "headway.rpc.engine_without_model:create_engine", "--no-access-log")
 KEYS = ("--api-key", "alice", "--api-key", "bob")
 BLOCK_SIZE, NUM_BLOCKS = 16, 64
 PROMPT = "The metro of Porto has six lines, and all of them meet at one station in the middle of the town. "
@@ -68,7 +68,7 @@ def test_a_key_cannot_guess_what_another_has_asked(server: ServerProcess) -> Non
     attack = {"length": len(pin), "digits": digits}
     complete(server, [*before, *pin, 300])
     assert guessed(server, before, **attack) == []
-    with running_server(*FACTORY, *KEYS, "--cache-salt-by-key", "off") as shared:
+    with running_server(*FACTORY, *KEYS, "--no-cache-salt-by-key") as shared:
         complete(shared, [*before, *pin, 300])
         assert guessed(shared, before, **attack) == pin, "the attack works where prefixes are shared"
 
@@ -127,7 +127,7 @@ def test_the_command_shows_an_idle_servers_cache(server: ServerProcess) -> None:
 
 
 def test_without_a_prefix_cache_nothing_is_found_and_its_fields_are_refused() -> None:
-    with running_server(*FACTORY, "--prefix-caching", "off") as server:
+    with running_server(*FACTORY, "--no-enable-prefix-caching") as server:
         assert [cached(complete(server, PROMPT)) for _ in range(2)] == [0, 0]
         for fields in ({"cache_salt": "x"}, {"cache_ttl_s": 5}):
             answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": PROMPT} | fields)

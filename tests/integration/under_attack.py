@@ -89,7 +89,7 @@ def attacked_server(
     engine = () if with_model else ("--engine-factory", FACTORY)
     path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     with running_server(
-        *("--access-log", "off", *engine, *arguments),
+        *("--no-access-log", *engine, *arguments),
         environment={"PYTHONPATH": path},
         max_open_files=max_open_files,
     ) as server:

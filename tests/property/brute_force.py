@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 
-from headway.config import SchedulerConfig
 from headway.core.step_time import DecodePace
+from headway.settings import SchedulerSettings
 from tests.property.brute_force_cache import BruteForceCache, Prefix
 from tests.property.brute_force_entry import Entry, Share, Step
 from tests.property.brute_force_guard import BruteForceGuard
@@ -20,7 +20,7 @@ class BruteForceScheduler:
 
     def __init__(
         self,
-        config: SchedulerConfig,
+        config: SchedulerSettings,
         num_blocks: int,
         block_size: int,
         cache: BruteForceCache | None = None,

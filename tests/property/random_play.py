@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass
 
 from headway.config import PREFILL_MODES, SCHEDULING_POLICIES, SchedulerConfig
+from headway.settings import SchedulerSettings
 from tests.property.side_by_side import STOP_TOKEN, Setting, SideBySide
 
 MOST_REQUESTS = 25  # the brute-force model is quadratic
@@ -42,14 +43,14 @@ def paced_world(rng: random.Random, policy: str | None = None) -> World:
         target_itl_ms=rng.choice([5.0, 10.0]),
         long_prompt_step_ms={4: 8.0, 9: 20.0}[max_num_seqs],
         scheduling_policy=policy or rng.choice(["fcfs", "slo", "sjf"]),
-    )
+    ).resolve("cpu")
     setting = Setting(config, num_blocks=rng.choice([60, 200]), block_size=16)
     return World(
         setting, arrival_rate=rng.choice([0.1, 0.4]), max_prompt=800, max_output=30, tick_s=0.02, has_ttft_targets=False
     )
 
 
-def small_config(rng: random.Random, *, kind: str | None = None, tick_s: float = 1.0) -> SchedulerConfig:
+def small_config(rng: random.Random, *, kind: str | None = None, tick_s: float = 1.0) -> SchedulerSettings:
     """Any policy, batching and way to compute prompts; times are some or many of the world's ticks."""
     max_num_seqs = rng.choice([1, 2, 4, 9])
     kind = kind or rng.choice(KINDS)
@@ -68,7 +69,7 @@ def small_config(rng: random.Random, *, kind: str | None = None, tick_s: float =
         max_preemptions=rng.choice([1, 1, 2, 100]),
         max_head_skips=rng.choice([0, 1, 5]),
         skip_window=rng.choice([1, 3, 8]),
-    )
+    ).resolve("cpu")
 
 
 def long_prompt_world(rng: random.Random, policy: str) -> World:
@@ -80,7 +81,7 @@ def long_prompt_world(rng: random.Random, policy: str) -> World:
         short_prompt_share=rng.choice([0.15, 0.5, 1.0]),
         skip_window=rng.choice([1, 3]),
         starvation_ms=rng.choice([0.0, 5_000.0]),
-    )
+    ).resolve("cpu")
     setting = Setting(config, num_blocks=120, block_size=4, prefix_caching=rng.random() < 0.5)
     return World(setting, arrival_rate=0.4, max_prompt=70, max_output=5, step_s=_step_s(config))
 
@@ -108,7 +109,7 @@ def crowded_world(rng: random.Random, kind: str | None = None) -> World:
         world.setting.config,
         max_num_seqs=rng.choice([2, 4]),
         max_num_batched_tokens=16,
-        max_chunk_tokens=None,
+        max_chunk_tokens=16,
         max_preemptions=rng.choice([1, 1, 2, 4]),
         batching="dynamic" if kind == "dynamic" else rng.choice(["continuous", "continuous", "continuous", "static"]),
     )
@@ -116,7 +117,7 @@ def crowded_world(rng: random.Random, kind: str | None = None) -> World:
     return dataclasses.replace(world, setting=setting, arrival_rate=0.3, max_prompt=6, max_output=56)
 
 
-def _step_s(config: SchedulerConfig) -> float | None:
+def _step_s(config: SchedulerSettings) -> float | None:
     """By `slo`, requests wait in the order of times that follow from how long steps take; but while requests wait, that
     order is corrected only where it is looked at. It is exact where all steps take as long as the first is expected to.
     """

@@ -10,7 +10,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from headway.config import SchedulerConfig
 from headway.core import (
     HostTier,
     KVCacheManager,
@@ -28,6 +27,7 @@ from headway.core import (
 from headway.core.cached_block import block_digests, root_digest, tail_digest
 from headway.core.request_options import RequestOptions
 from headway.errors import RequestTooLargeError
+from headway.settings import SchedulerSettings
 from tests.property.brute_force import BruteForceScheduler
 from tests.property.brute_force_cache import BruteForceCache, Prefix
 from tests.property.brute_force_entry import Entry, Step
@@ -40,7 +40,7 @@ STOP_TOKEN = 9
 class Setting:
     """One engine."""
 
-    config: SchedulerConfig
+    config: SchedulerSettings
     num_blocks: int
     block_size: int
     prefix_caching: bool = False

@@ -42,7 +42,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             max_chunk_tokens=max_chunk_tokens,
             skip_window=skip_window,
             max_head_skips=1,
-        )
+        ).resolve("cpu")
         setting = Setting(config, num_blocks, block_size, prefix_caching=True, num_host_slots=num_host_slots)
         self.pair = SideBySide(setting)
         self.names = itertools.count()

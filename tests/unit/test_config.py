@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.config import EngineConfig, did_you_mean, iter_options, parse_bytes
+from headway.config import EngineConfig, SchedulerConfig, did_you_mean, iter_options, parse_bytes
+from headway.core import KVCacheManager, Scheduler
 from headway.errors import ConfigError
 
 OPTION_NAMES = [field.name for _, field in iter_options()]
@@ -44,31 +46,78 @@ def test_no_options_means_all_defaults() -> None:
 
 
 def test_what_is_left_open_is_settled_for_the_device() -> None:
-    cpu, cuda = EngineConfig().for_device("cpu"), EngineConfig().for_device("cuda")
-    assert (cpu.scheduler.max_num_seqs, cpu.scheduler.max_num_batched_tokens, cpu.scheduler.target_itl_ms) == (
-        64,
-        512,
-        0,
-    )
-    assert (cuda.scheduler.max_num_seqs, cuda.scheduler.max_num_batched_tokens) == (256, 8192)
-    assert cuda.scheduler.target_itl_ms == 20
-    assert (cpu.device.overlap, cuda.device.overlap) == ("off", "on")
-    assert cpu.for_device("cuda") == cpu, "settled once is settled"
-    assert EngineConfig().scheduler.limits == cpu.scheduler.limits
+    cpu, cuda = EngineConfig().resolve("cpu"), EngineConfig().resolve("cuda")
+    assert (cpu.scheduler.max_num_seqs, cuda.scheduler.max_num_seqs) == (64, 256)
+    assert (cpu.scheduler.max_num_batched_tokens, cuda.scheduler.max_num_batched_tokens) == (512, 8192)
+    assert (cpu.scheduler.max_chunk_tokens, cuda.scheduler.max_chunk_tokens) == (512, 8192)
+    assert (cpu.scheduler.target_itl_ms, cuda.scheduler.target_itl_ms) == (0, 20)
+    assert (cpu.scheduler.long_prompt_step_ms, cuda.scheduler.long_prompt_step_ms) == (500, 35)
+    assert (cpu.cache.block_size, cuda.cache.block_size) == (16, 64)
+    assert (cpu.device.async_scheduling, cuda.device.async_scheduling) == (False, True)
+    assert (cpu.device.kind, cuda.device.kind) == ("cpu", "cuda")
 
 
 def test_what_was_set_is_kept_on_any_device() -> None:
     limits = {"max_num_seqs": 3, "max_num_batched_tokens": 7, "target_itl_ms": 0, "long_prompt_step_ms": 0}
-    config = EngineConfig.from_options(**limits, overlap="on", block_size=2)
+    config = EngineConfig.from_options(**limits, max_chunk_tokens=5, async_scheduling=True, block_size=2)
     for device in ("cpu", "cuda"):
-        settled = config.for_device(device)
-        assert settled.scheduler == config.scheduler
-        assert (settled.device.overlap, settled.cache.block_size) == ("on", 2)
+        settled = config.resolve(device)
+        assert dataclasses.asdict(settled.scheduler) == dataclasses.asdict(config.scheduler)
+        assert (settled.device.async_scheduling, settled.cache.block_size) == (True, 2)
+    assert not EngineConfig.from_options(async_scheduling=False).resolve("cuda").device.async_scheduling
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_scheduler_gets_a_record_with_nothing_left_open(device: str) -> None:
+    settled = EngineConfig().resolve(device).scheduler
+    assert None not in dataclasses.asdict(settled).values()
+    assert SchedulerConfig(**settled.as_options()).resolve("cpu") == settled, "settled once is settled"
+    with pytest.raises(TypeError):
+        Scheduler(SchedulerConfig(), KVCacheManager(num_blocks=8, block_size=4))  # type: ignore[arg-type]
 
 
 def test_a_limit_that_was_left_open_gives_way_to_one_that_was_set() -> None:
-    assert EngineConfig.from_options(max_num_seqs=700).scheduler.limits.max_num_batched_tokens == 700
-    assert EngineConfig.from_options(max_num_batched_tokens=32).scheduler.limits.max_num_seqs == 32
+    assert SchedulerConfig(max_num_seqs=700).resolve("cpu").max_num_batched_tokens == 700
+    assert SchedulerConfig(max_num_batched_tokens=32).resolve("cpu").max_num_seqs == 32
+    assert SchedulerConfig(max_num_batched_tokens=32).resolve("cpu").max_chunk_tokens == 32
+
+
+def test_an_open_chunk_limit_grows_with_the_steps() -> None:
+    small = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4).resolve("cpu")
+    assert (
+        SchedulerConfig(**{**small.as_options(), "max_num_batched_tokens": 128}).resolve("cpu").max_chunk_tokens == 128
+    )
+    fixed = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, max_chunk_tokens=8).resolve("cpu")
+    assert SchedulerConfig(**{**fixed.as_options(), "max_num_batched_tokens": 128}).resolve("cpu").max_chunk_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "graphs"),
+    [({}, "all"), ({"cuda_graph_capture": "lazy"}, "lazy"), ({"enforce_eager": True}, "off")],
+    ids=str,
+)
+def test_which_graphs_are_made(options: dict[str, Any], graphs: str) -> None:
+    assert EngineConfig.from_options(**options).resolve("cuda").device.graphs == graphs
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefix_caching": "off"}, "prefix_caching is now enable_prefix_caching (True or False)."),
+        (
+            {"cuda_graphs": "lazy"},
+            "cuda_graphs is now enforce_eager (True or False) and cuda_graph_capture ('start' or 'lazy').",
+        ),
+        ({"overlap": "auto"}, "overlap is now async_scheduling (True or False)."),
+        ({"predict_lengths": "oracle"}, "predict_lengths is now length_predictor."),
+        ({"enable_prefix_caching": "off"}, "enable_prefix_caching must be True or False, not 'off'."),
+        ({"async_scheduling": "on"}, "async_scheduling must be True or False or None, not 'on'."),
+    ],
+    ids=str,
+)
+def test_a_former_spelling_is_an_error_that_names_the_new_one(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        EngineConfig.from_options(**options)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +154,10 @@ def test_nothing_near_means_no_guess() -> None:
         ({"target_itl_ms": -1}, "target_itl_ms must be a number that is not negative"),
         ({"target_itl_ms": float("nan")}, "target_itl_ms must be a number that is not negative"),
         ({"target_itl_ms": "20"}, "target_itl_ms must be a number or None, not '20'"),
-        ({"overlap": "yes"}, "overlap must be one of"),
+        ({"async_scheduling": 1}, "async_scheduling must be True or False or None"),
+        ({"enforce_eager": True, "cuda_graph_capture": "lazy"}, "enforce_eager wants none at all"),
+        ({"cuda_graph_capture": "on"}, "cuda_graph_capture must be one of start, lazy"),
+        ({"enable_prefix_caching": False, "host_cache_memory": 1}, "enable_prefix_caching is False"),
         ({"max_model_len": 1}, "max_model_len must be at least 2"),
         ({"num_threads": 0}, "num_threads must be at least 1"),
         ({"dtype": "float8"}, "dtype must be one of"),
@@ -147,19 +199,23 @@ def test_parse_bytes_raises_nothing_else(text: str) -> None:
 WRONG_VALUES: dict[str, list[Any]] = {
     "whole number": ["8", 1.5, 8.0, True, None, [8], float("nan")],
     "number": ["0.5", False, None, [0.5], 1j],
+    "switch": ["on", "True", 1, 0, None, [True]],
     "text": [5, True, b"x", ["x"], 0.5],
 }
+
+
+KINDS = {"int": "whole number", "float": "number", "bool": "switch"}
 
 
 @pytest.mark.parametrize(("section", "option_field"), list(iter_options()), ids=OPTION_NAMES)
 def test_a_value_of_another_type_is_refused_with_the_options_name(section: type, option_field: Any) -> None:
     """Whatever the option: new ones are checked by their declaration."""
     hint = str(typing.get_type_hints(section)[option_field.name])
-    kind = "whole number" if "int" in hint else "number" if "float" in hint else "text"
+    kind = next((kind for word, kind in KINDS.items() if word in hint), "text")
     for value in WRONG_VALUES[kind]:
         if value is None and "None" in hint:
             continue
-        with pytest.raises(ConfigError, match=rf"^{option_field.name} must be (a|one of|text)"):
+        with pytest.raises(ConfigError, match=rf"^{option_field.name} must be (a|one of|text|True)"):
             EngineConfig.from_options(**{option_field.name: value})
 
 

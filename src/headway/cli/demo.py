@@ -85,7 +85,7 @@ def run_demo(engine: LLMEngine, view: BatchView, *, pace_s: float = 0.0) -> Batc
     """Run all requests to their end, each arriving before its step."""
     watch = BatchWatch(
         [WatchedRequest(request.name, request.max_tokens) for request in REQUESTS],
-        token_budget=engine.config.scheduler.limits.max_num_batched_tokens,
+        token_budget=engine.config.scheduler.max_num_batched_tokens,
     )
     expected = list(REQUESTS)
     while expected or engine.has_unfinished_requests():

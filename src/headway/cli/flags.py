@@ -20,7 +20,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from headway.config import did_you_mean, iter_options, parse_bytes
+from headway.config import RENAMED_OPTIONS, did_you_mean, iter_options, parse_bytes
 from headway.errors import ConfigError
 from headway.sampling_params import SamplingParams
 
@@ -46,7 +46,14 @@ class FlagSpec:
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return _flag(self.name)
+
+    @property
+    def usage(self) -> str:
+        """What may be written, values included where they are few."""
+        if self.is_switch:
+            return f"{self.flag} or --no-{self.flag.removeprefix('--')}"
+        return f"{self.flag} {'|'.join(self.choices)}" if self.choices else self.flag
 
     @property
     def default_text(self) -> str:
@@ -54,7 +61,7 @@ class FlagSpec:
         if self.default is None or self.repeatable:
             return ""
         if isinstance(self.default, bool):
-            return "on" if self.default else "off"
+            return str(self.default)
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
 
@@ -73,6 +80,7 @@ def engine_flags(defaults: Mapping[str, Any] | None = None) -> list[FlagSpec]:
                 metavar=metavar or _metavar(hint),
                 choices=field.metadata["choices"],
                 convert=_bytes if metavar == "BYTES" else _converter(hint),
+                is_switch=is_switch(hint),
                 is_engines=True,
             )
         )
@@ -99,7 +107,7 @@ def sampling_flags(defaults: Mapping[str, Any] | None = None, *, without: Collec
                 choices=None,
                 convert=_id_and_bias if pairs else _converter(hint),
                 repeatable=pairs or "Sequence" in str(hint),
-                is_switch=hint is bool,
+                is_switch=is_switch(hint),
             )
         )
     return specs
@@ -152,8 +160,7 @@ def chosen(
     return {**(defaults or {}), **given}
 
 
-RENAMED = {"--predict-lengths": "--length-predictor"}
-"""Flags that had another name."""
+_SWITCH_VALUES = {"on": True, "true": True, "off": False, "false": False}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -183,16 +190,29 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse(self, arguments: list[str]) -> argparse.Namespace:
         """Parse, options and positionals in any order. An unknown option ends the process with code 2."""
+        self._refuse_former_spellings(arguments)
         known = tuple(self._option_string_actions)
-        for name in (argument.split("=", 1)[0] for argument in arguments):
-            if RENAMED.get(name) in known and name not in known:
-                self.error(f"the option '{name}' is called '{RENAMED[name]}' now.")
         namespace, unknown = self.parse_known_intermixed_args(arguments)
         if unknown:
             name = unknown[0].split("=", 1)[0]
             kind = "unknown option" if name.startswith("-") else "unexpected argument"
             self.error(f"{kind} '{name}'.{did_you_mean(name, known) if name.startswith('-') else ''}")
         return namespace
+
+    def _refuse_former_spellings(self, arguments: list[str]) -> None:
+        """Name what an option is called now, and how one is written that once had "on" or "off" behind it."""
+        known = self._option_string_actions
+        for argument, after in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+            flag, equals, value = argument.partition("=")
+            former = flag.removeprefix("--").replace("-", "_") if flag.startswith("--") else ""
+            now = RENAMED_OPTIONS.get(former, ())
+            if flag not in known and now and _flag(now[0]) in known:
+                usages = {spec.name: spec.usage for spec in engine_flags()}
+                self.error(f"the option '{flag}' is now {', and '.join(usages[name] for name in now)}.")
+            value = value if equals else after
+            if isinstance(known.get(flag), argparse.BooleanOptionalAction) and value in (*_SWITCH_VALUES, "auto"):
+                positive, negative = known[flag].option_strings[:2]
+                self.error(f"the option '{flag}' takes no value, and not '{value}': it is {positive} or {negative}.")
 
     def error(self, message: str) -> typing.NoReturn:
         self.exit(2, f"headway: error: {message}\nTry '{self.prog} --help'.\n")
@@ -230,6 +250,15 @@ def positive(text: str) -> float:
     return value
 
 
+def is_switch(hint: Any) -> bool:
+    """Whether a field of this type is on or off."""
+    return _unwrap_optional(hint)[0] is bool
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def _section_title(section: type) -> str:
     return section.__name__.removesuffix("Config").lower()
 
@@ -251,9 +280,11 @@ def _metavar(hint: Any) -> str | None:
 
 def _converter(hint: Any) -> Callable[[str], Any]:
     plain, optional = _unwrap_optional(hint)
-    kind: type = plain if plain in (int, float, str) else (int if "int" in str(plain) else str)
+    kind: type = plain if plain in (int, float, str, bool) else (int if "int" in str(plain) else str)
     if kind is str:
         return str
+    if kind is bool:
+        return _on_or_off
 
     def convert(text: str) -> Any:
         if optional and text.lower() == "none":
@@ -265,6 +296,13 @@ def _converter(hint: Any) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(f"'{text}' is not {wanted}{' or none' if optional else ''}") from None
 
     return convert
+
+
+def _on_or_off(text: str) -> bool:
+    """Where a value stands for a switch, as in a list of values to try."""
+    if text.lower() not in _SWITCH_VALUES:
+        raise argparse.ArgumentTypeError(f"'{text}' is neither true nor false")
+    return _SWITCH_VALUES[text.lower()]
 
 
 def _bytes(text: str) -> int:

@@ -87,7 +87,7 @@ def _facts(state: KVState) -> list[Text]:
     if state.num_host_slots:
         lines.insert(1, _fact("host", Text(state.host_text)))
     if not state.is_caching:
-        return [*lines, _fact("prefixes", Text("are not cached (--prefix-caching off)"))]
+        return [*lines, _fact("prefixes", Text("are not cached (--no-enable-prefix-caching)"))]
     return [*lines, *_cache_facts(state)]
 
 

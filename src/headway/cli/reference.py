@@ -22,8 +22,9 @@ _INTRODUCTION = """\
 <!-- Written by `make docs` from headway/config.py and headway/sampling_params.py. Do not edit. -->
 
 The same names work everywhere: `LLM(block_size=32)` in Python, `--block-size 32` on the command line. An unknown name
-is an error that points at the nearest valid one. Numbers of bytes may carry a unit on the command line: `2GiB`,
-`500MB`.
+is an error that points at the nearest valid one. What is `True` or `False` in Python, such as
+`LLM(enable_prefix_caching=False)`, is a flag that is given or negated: `--enable-prefix-caching`,
+`--no-enable-prefix-caching`. Numbers of bytes may carry a unit on the command line: `2GiB`, `500MB`.
 """
 
 

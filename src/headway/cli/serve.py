@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headway.cli.flags import FlagSpec, add_flags, chosen, engine_flags
+from headway.cli.flags import FlagSpec, add_flags, chosen, engine_flags, is_switch
 from headway.config import EngineConfig, parse_bytes
 from headway.errors import ConfigError
 from headway.server.admission.service_classes import EXAMPLE
@@ -95,6 +95,7 @@ def _flag(field: dataclasses.Field[Any], hint: Any) -> FlagSpec:
         choices=field.metadata["choices"],
         convert=_number(parse_bytes if metavar == "BYTES" else hint) if hint in (int, float) else str,
         repeatable=field.name in _REPEATABLE,
+        is_switch=is_switch(hint),
     )
 
 

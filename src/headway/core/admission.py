@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.config import SchedulerConfig
 from headway.core.batching import ContinuousBatching, Entrants
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.live_requests import LiveRequests
@@ -18,6 +17,7 @@ from headway.core.policy import PolicyView, SchedulingPolicy
 from headway.core.request import Request
 from headway.core.step_plan import ShareAllocator, StepPlan
 from headway.core.step_time import DecodePace
+from headway.settings import SchedulerSettings
 
 MAX_DISPLACED = 4
 """At most this many running requests are preempted in one step for others that wait."""
@@ -92,7 +92,7 @@ class Admission:
 
     def __init__(
         self,
-        config: SchedulerConfig,
+        config: SchedulerSettings,
         *,
         kv_cache: KVCacheManager,
         policy: SchedulingPolicy,

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from headway.config import SchedulerConfig
 from headway.core.admission import Admission, Entry
 from headway.core.batching import create_batching
 from headway.core.kv_cache_manager import KVCacheManager
@@ -41,6 +40,7 @@ from headway.core.scheduler_output import (
 from headway.core.step_plan import ShareAllocator, StepPlan, TokenBudget
 from headway.core.step_time import DecodePace
 from headway.errors import InvalidRequestError, RequestTooLargeError
+from headway.settings import SchedulerSettings
 
 _RUNNING = RequestStatus.RUNNING  # an enum's own attributes are slow to look up
 
@@ -48,25 +48,24 @@ _RUNNING = RequestStatus.RUNNING  # an enum's own attributes are slow to look up
 class Scheduler:
     """Owns all live requests. `schedule()` plans a step, `update()` takes a result, in the order of the steps."""
 
-    def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
+    def __init__(self, config: SchedulerSettings, kv_cache: KVCacheManager) -> None:
         self.config = config
-        self.limits = config.limits
         self.kv_cache = kv_cache
         self.pace = DecodePace(
-            target_s=self.limits.target_itl_ms / 1e3,
-            long_step_s=self.limits.long_prompt_step_ms / 1e3,
-            max_tokens=self.limits.max_num_batched_tokens,
+            target_s=config.target_itl_ms / 1e3,
+            long_step_s=config.long_prompt_step_ms / 1e3,
+            max_tokens=config.max_num_batched_tokens,
         )
         self.view = PolicyView(kv_cache, self.pace, max_head_skips=config.max_head_skips)
         self.policy: SchedulingPolicy = create_policy(config.scheduling_policy, self.view)
         self.batching = create_batching(
-            config.batching, window_s=config.batch_window_ms / 1e3, max_num_seqs=self.limits.max_num_seqs
+            config.batching, window_s=config.batch_window_ms / 1e3, max_num_seqs=config.max_num_seqs
         )
         self.live = LiveRequests(
             waiting=self.batching.create_queue(self._create_queue),
             kv_cache=kv_cache,
             policy=self.policy,
-            max_num_seqs=self.limits.max_num_seqs,
+            max_num_seqs=config.max_num_seqs,
         )
         self.landing = Landing(kv_cache=kv_cache, live=self.live, batching=self.batching, view=self.view)
         entry = Entry(kv_cache=kv_cache, live=self.live, batching=self.batching, view=self.view)
@@ -121,7 +120,7 @@ class Scheduler:
         and pinned blocks go by.
         """
         self._advance(now_s)
-        plan = StepPlan(now_s, TokenBudget(self.limits.max_num_batched_tokens, self.config.max_chunk_tokens))
+        plan = StepPlan(now_s, TokenBudget(self.config.max_num_batched_tokens, self.config.max_chunk_tokens))
         if self.config.prefill_mode == "chunked":
             self._mix(plan)
         elif self.config.prefill_mode == "prefill-first":

@@ -10,19 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Unpack
 
-from headway.config import EngineConfig
-from headway.core import (
-    HostTier,
-    KVCacheManager,
-    PrefixCache,
-    RequestStatus,
-    RequestUpdate,
-    Scheduler,
-    create_eviction_policy,
-)
+from headway.config import EngineConfig, ResolvedConfig
+from headway.core import RequestStatus, RequestUpdate
 from headway.engine.beam_requests import BeamRequests
 from headway.engine.engine_core import EngineCore
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
+from headway.engine.kv_wiring import create_scheduler
 from headway.engine.output_processor import EndedCompletion, OutputProcessor
 from headway.engine.progress import Progress
 from headway.engine.request_options import RequestOptions
@@ -47,7 +40,7 @@ class LLMEngine:
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: ResolvedConfig,
         *,
         executor: Executor,
         tokenizer: Tokenizer | None,
@@ -71,18 +64,7 @@ class LLMEngine:
         """Requests that the last step launched for the first time."""
         self._now = now
         self._lengths = lengths
-        prefix_cache = None
-        if config.cache.shares_prefixes:
-            prefix_cache = PrefixCache(create_eviction_policy(config.cache.eviction_policy))
-        kv_cache = KVCacheManager(
-            num_blocks=plan.num_blocks,
-            block_size=plan.block_size,
-            prefix_cache=prefix_cache,
-            host_tier=HostTier(plan.num_host_slots) if plan.num_host_slots else None,
-            restore_block_s=plan.restore_block_s,
-            reserve_tokens=0 if config.cache.kv_allocation == "paged" else plan.max_model_len,
-        )
-        self.core = EngineCore(Scheduler(config.scheduler, kv_cache), executor, now=now)
+        self.core = EngineCore(create_scheduler(config.scheduler, config.cache, plan), executor, now=now)
         self._inputs = InputProcessor(
             tokenizer=tokenizer, vocab_size=model_config.vocab_size, max_model_len=plan.max_model_len
         )
@@ -100,29 +82,28 @@ class LLMEngine:
         """Load the model that the configuration names and make it ready. Without `predicts`, lengths of answers are
         somebody else's business, whatever the configuration says."""
         # Heavy, and not needed by whoever brings an executor of their own.
-        from headway.executor.local import LocalExecutor, choose_device
+        from headway.executor.local import LocalExecutor
         from headway.loader import open_checkpoint
         from headway.loader.embedded import embedded_model_path
+        from headway.worker.formats import choose_device
 
         # First: what is wrong with a file need not wait for the model.
         lengths = AnswerLengths.from_config(config.prediction) if predicts else None
-        config = config.for_device(choose_device(config.device.device).type)
+        resolved = config.resolve(choose_device(config.device.device).type)
         model = config.model.model or str(embedded_model_path())
         checkpoint = open_checkpoint(model, config.model.load_format, seed=config.model.seed)
         tokenizer = _open_tokenizer(config.model.tokenizer) if config.model.tokenizer else checkpoint.tokenizer()
         if tokenizer is not None:
             tokenizer.drop_end_tokens_outside(checkpoint.config.vocab_size)
-        max_model_len = _resolve_max_model_len(config.model.max_model_len, checkpoint.config)
         executor = LocalExecutor.from_config(
-            config,
+            resolved,
             checkpoint,
-            max_model_len=max_model_len,
             eos_token_ids=() if tokenizer is None else tokenizer.eos_token_ids,
             progress=progress,
         )
         logger.info("memory plan\n%s", executor.plan)
         return cls(
-            config,
+            resolved,
             executor=executor,
             tokenizer=tokenizer,
             model_config=checkpoint.config,
@@ -294,16 +275,6 @@ def _view(request: PreparedRequest) -> PromptView:
         user=request.children[0].options.tenant or None,
         request_id=request.request_id,
     )
-
-
-def _resolve_max_model_len(wanted: int | None, model: DecoderConfig) -> int:
-    if wanted is None:
-        return model.max_position
-    if wanted > model.max_position:
-        raise ConfigError(
-            f"max_model_len {wanted} exceeds the {model.max_position} positions that the model was made for."
-        )
-    return wanted
 
 
 def _open_tokenizer(source: str) -> Tokenizer:

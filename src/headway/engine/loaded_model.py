@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from headway.config import EngineConfig, SchedulerConfig
+from headway.config import CacheConfig, ResolvedConfig, SchedulerConfig, check_names
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import ConfigError
 
-FREE_CACHE_OPTIONS = ("prefix_caching", "eviction_policy", "kv_allocation")
+FREE_CACHE_OPTIONS = ("enable_prefix_caching", "eviction_policy", "kv_allocation")
 """Options of the cache that its memory does not depend on."""
 
 
@@ -54,10 +54,10 @@ class LoadedModel:
         self.engine.shutdown()
 
 
-def _changed(config: EngineConfig, options: dict[str, Any]) -> EngineConfig:
+def _changed(config: ResolvedConfig, options: dict[str, Any]) -> ResolvedConfig:
+    check_names(options)
     in_scheduler = {field.name for field in dataclasses.fields(SchedulerConfig)}
-    scheduler: dict[str, Any] = {}
-    cache: dict[str, Any] = {}
+    scheduler, cache = config.scheduler.as_options(), dataclasses.asdict(config.cache)
     for name, value in options.items():
         if name in in_scheduler:
             scheduler[name] = value
@@ -67,11 +67,11 @@ def _changed(config: EngineConfig, options: dict[str, Any]) -> EngineConfig:
             raise ConfigError(f"'{name}' cannot be changed once the model is loaded.")
     changed = dataclasses.replace(
         config,
-        scheduler=dataclasses.replace(config.scheduler, **scheduler),
-        cache=dataclasses.replace(config.cache, **cache),
+        scheduler=SchedulerConfig(**scheduler).resolve(config.device.kind),
+        cache=CacheConfig(**cache).resolve(config.device.kind),
     )
     for name in ("max_num_seqs", "max_num_batched_tokens"):
-        _at_most(name, *(getattr(one.scheduler.limits, name) for one in (changed, config)))
+        _at_most(name, *(getattr(one.scheduler, name) for one in (changed, config)))
     return changed
 
 

@@ -44,16 +44,3 @@ class Executor(Protocol):
     def shutdown(self) -> None:
         """Free what the executor holds. Nothing may be submitted afterwards."""
         ...
-
-
-class FinishedStep:
-    """What an executor returns that runs a step at once."""
-
-    __slots__ = ("_output",)
-
-    def __init__(self, output: ModelRunnerOutput) -> None:
-        self._output = output
-
-    def result(self) -> ModelRunnerOutput:
-        """No wait."""
-        return self._output

@@ -187,7 +187,7 @@ def _run(engine: LLMEngine, channel: EngineChannel, start: Start, pulse: Pulse) 
 def _ready(engine: LLMEngine) -> EngineReady:
     from headway.loader.embedded import MODEL_NAME
 
-    plan, limits, kv_cache = engine.plan, engine.core.scheduler.limits, engine.core.scheduler.kv_cache
+    plan, limits, kv_cache = engine.plan, engine.config.scheduler, engine.core.scheduler.kv_cache
     return EngineReady(
         model=engine.config.model.model or MODEL_NAME,
         max_model_len=plan.max_model_len,

@@ -28,7 +28,7 @@ DEFAULT_NUM_BLOCKS = 4096
 def create_engine(options: dict[str, Any]) -> LLMEngine:
     """Options are those of `EngineConfig`, and `step_s`: the time that a step takes, 0 by default."""
     step_s = float(options.pop("step_s", 0.0))
-    config = EngineConfig.from_options(**options).for_device("cpu")
+    config = EngineConfig.from_options(**options).resolve("cpu")
     checkpoint = open_checkpoint(config.model.model or str(embedded_model_path()), config.model.load_format)
     tokenizer = checkpoint.tokenizer()
     token_ids = [1] if tokenizer is None else tokenizer.encode(TEXT, add_special_tokens=False)
@@ -38,7 +38,7 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
         weight_bytes=0,
         kv_dtype="none",
         num_blocks=config.cache.num_kv_blocks or DEFAULT_NUM_BLOCKS,
-        block_size=config.cache.block_size_on("cpu"),
+        block_size=config.cache.block_size,
         bytes_per_block=0,
         max_model_len=config.model.max_model_len or checkpoint.config.max_position,
     )

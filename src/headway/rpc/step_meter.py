@@ -85,7 +85,7 @@ class StepMeter:
         """Beams that go on are in the queue between two steps, and in the batch while there is room for them."""
         if not self._beams:
             return 0
-        num_free_seats = self._scheduler.limits.max_num_seqs - len(self._scheduler.running)
+        num_free_seats = self._scheduler.config.max_num_seqs - len(self._scheduler.running)
         return min(self._beams.num_between_steps, max(0, num_free_seats))
 
     def _count_prompts(self, report: StepReport) -> None:

@@ -36,11 +36,11 @@ class ServerConfig:
         "File with further keys, one per line; empty lines and lines that begin with # do not count.",
         metavar="FILE",
     )
-    cache_salt_by_key: str = option(
-        "auto",
+    cache_salt_by_key: bool | None = option(
+        None,
         "Whether requests with different API keys never share cached prefixes, so that no client can tell from "
-        "cached_tokens or the time to a first token what others have asked. auto: on, if there are two keys or more.",
-        choices=("auto", "on", "off"),
+        "cached_tokens or the time to a first token what others have asked. Default: on, if there are two keys or "
+        "more.",
     )
     served_model_name: tuple[str, ...] = option(
         (), "Name of the model in requests and answers; the first one is shown. Default: the name it was loaded by."
@@ -61,10 +61,9 @@ class ServerConfig:
         "may wait, and which are dropped first when the queue is full. --help ends with an example.",
         metavar="FILE",
     )
-    refuse_late: str = option(
-        "off",
+    refuse_late: bool = option(
+        False,
         "Whether a request with a target for its first token gets 429 at once if its class's queue is too long for it.",
-        choices=("on", "off"),
     )
     drain_timeout_s: float = option(
         15.0,
@@ -102,7 +101,7 @@ class ServerConfig:
     )
     ssl_certfile: str | None = option(None, "TLS certificate (PEM, with its chain). Needs --ssl-keyfile.")
     ssl_keyfile: str | None = option(None, "TLS private key (PEM).")
-    access_log: str = option("on", "Write one JSON line per request to stdout.", choices=("on", "off"))
+    access_log: bool = option(True, "Write one JSON line per request to stdout.")
     otlp_traces_endpoint: str | None = option(
         None,
         "Send a span per completion request to this OpenTelemetry collector, e.g. http://localhost:4318/v1/traces. "
@@ -150,18 +149,13 @@ class ServerConfig:
             raise ConfigError(
                 f"otlp_traces_endpoint must be an http:// or https:// URL, not {self.otlp_traces_endpoint!r}."
             )
-        for name in ("access_log", "refuse_late"):
-            if getattr(self, name) not in ("on", "off"):
-                raise ConfigError(f"{name} must be one of on, off; not {getattr(self, name)!r}.")
-        if self.cache_salt_by_key not in ("auto", "on", "off"):
-            raise ConfigError(f"cache_salt_by_key must be one of auto, on, off; not {self.cache_salt_by_key!r}.")
-        if self.cache_salt_by_key == "on" and not self.api_key:
+        if self.cache_salt_by_key and not self.api_key:
             raise ConfigError("cache_salt_by_key tells requests apart by their API key; give an api_key.")
 
     @property
     def keeps_keys_apart(self) -> bool:
         """Whether requests with different API keys never share cached prefixes."""
-        return self.cache_salt_by_key == "on" or (self.cache_salt_by_key == "auto" and len(set(self.api_key)) > 1)
+        return len(set(self.api_key)) > 1 if self.cache_salt_by_key is None else self.cache_salt_by_key
 
     @property
     def url(self) -> str:

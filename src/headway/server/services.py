@@ -103,7 +103,7 @@ class Services:
         """A place in the queue, or 429. Whether the first token would be late is asked only if the operator wants it,
         and if requests wait in the engine: while none do, it takes newcomers in with its next step."""
         stats = self.engine.stats
-        may_be_late = self.config.refuse_late == "on" and stats is not None and stats.num_waiting > 0
+        may_be_late = self.config.refuse_late and stats is not None and stats.num_waiting > 0
         return self.limits.reserve(
             body_bytes=body_bytes,
             service_class=scheduling.service_class,

@@ -63,7 +63,7 @@ def _request_listeners(
 ) -> list[Callable[[AccessRecord], None]]:
     """What is told of every request that has ended: access log and traces."""
     listeners: list[Callable[[AccessRecord], None]] = []
-    if config.access_log == "on":
+    if config.access_log:
         log = AccessLog()
         cleanup.callback(log.close)
         listeners.append(log.write)

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.attention import KVFormat
-from headway.config import EngineConfig
 from headway.errors import ConfigError, OutOfMemoryError
 from headway.models.decoder_config import DecoderConfig
+from headway.settings import CacheSettings
+from headway.worker.formats import Formats
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_CPU_KV_BYTES = 512 * 2**20
+# torch_padded gathers keys and values in slices of at most about this size.
+_ATTENTION_SCRATCH_BYTES = 2 * 2**30
+_CUDA_RESERVE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -69,68 +72,83 @@ class MemoryPlan:
         return f"\nhost      {_mib(self.num_host_slots * self.bytes_per_block)} = {self.num_host_slots:,} blocks{rate}"
 
 
+def longest_request(max_model_len: int | None, model: DecoderConfig) -> int:
+    """The context in tokens: what the option asks for, or all that the model was made for."""
+    if max_model_len is None:
+        return model.max_position
+    if max_model_len > model.max_position:
+        raise ConfigError(
+            f"max_model_len {max_model_len} exceeds the {model.max_position} positions that the model was made for."
+        )
+    return max_model_len
+
+
+def free_cuda_bytes(device: torch.device, *, working_bytes: int, utilization: float) -> int:
+    """What `gpu_memory_utilization` leaves for the KV cache, once weights are loaded and a step has its space."""
+    free, total = torch.cuda.mem_get_info(device)
+    return int(free - (1.0 - utilization) * total - working_bytes - _ATTENTION_SCRATCH_BYTES - _CUDA_RESERVE_BYTES)
+
+
 def plan_memory(
-    config: EngineConfig,
+    cache: CacheSettings,
     model: DecoderConfig,
+    formats: Formats,
     *,
-    device: torch.device,
-    dtype_name: str,
     weight_bytes: int,
-    kv_format: KVFormat,
-    max_model_len: int,
+    max_num_seqs: int,
+    max_model_len: int | None,
     free_bytes: int | None,
 ) -> MemoryPlan:
     """Size the KV cache. `free_bytes`: what the device has left for it; `None` where only the budget counts (CPU).
 
-    Unless the user has fixed the context, it shrinks to what the cache can hold: then every prompt that is accepted can
-    also be answered up to the end of the context.
+    Without a `max_model_len` of the user's, the context shrinks to what the cache can hold: then every prompt that is
+    accepted can also be answered up to the end of the context.
     """
-    block_size = config.cache.block_size_on(device.type)
-    bytes_per_block = block_size * model.num_layers * model.num_kv_heads * kv_format.num_bytes(model.head_dim)
-    num_blocks = _num_blocks(config, block_size, bytes_per_block, max_model_len=max_model_len, free_bytes=free_bytes)
-    _check_room(num_blocks, bytes_per_block, device, free_bytes)
-    if config.model.max_model_len is None and num_blocks * block_size < max_model_len:
+    bytes_per_token = model.num_layers * model.num_kv_heads * formats.kv_format.num_bytes(model.head_dim)
+    bytes_per_block = cache.block_size * bytes_per_token
+    longest = longest_request(max_model_len, model)
+    most_blocks = max_num_seqs * -(-longest // cache.block_size)  # more could not be in use at the same time
+    num_blocks = _num_blocks(cache, bytes_per_block, most_blocks=most_blocks, free_bytes=free_bytes)
+    _check_room(num_blocks, bytes_per_block, formats.device, free_bytes)
+    num_tokens = num_blocks * cache.block_size
+    if max_model_len is None and num_tokens < longest:
         logger.warning(
             "the KV cache holds %d tokens, fewer than the model's context of %d; max_model_len is set to that. "
             "More memory for the cache (kv_cache_memory) lifts it.",
-            num_blocks * block_size,
-            max_model_len,
+            num_tokens,
+            longest,
         )
-        max_model_len = num_blocks * block_size
+        longest = num_tokens
     return MemoryPlan(
-        device=str(device),
-        dtype=dtype_name,
+        device=str(formats.device),
+        dtype=str(formats),
         weight_bytes=weight_bytes,
-        kv_dtype=kv_format.name,
+        kv_dtype=formats.kv_format.name,
         num_blocks=num_blocks,
-        block_size=block_size,
+        block_size=cache.block_size,
         bytes_per_block=bytes_per_block,
-        max_model_len=max_model_len,
-        num_host_slots=_num_host_slots(config, bytes_per_block),
+        max_model_len=longest,
+        num_host_slots=_num_host_slots(cache.host_cache_memory, bytes_per_block),
     )
 
 
-def _num_host_slots(config: EngineConfig, bytes_per_block: int) -> int:
-    wanted = config.cache.host_cache_memory
-    if wanted is None:
+def _num_host_slots(host_cache_memory: int | None, bytes_per_block: int) -> int:
+    if host_cache_memory is None:
         return 0
-    if wanted < bytes_per_block:
+    if host_cache_memory < bytes_per_block:
         raise ConfigError(
-            f"host_cache_memory of {wanted:,} bytes has no room for a single KV block of {bytes_per_block:,} bytes."
+            f"host_cache_memory of {host_cache_memory:,} bytes has no room for a single KV block of "
+            f"{bytes_per_block:,} bytes."
         )
-    return wanted // bytes_per_block
+    return host_cache_memory // bytes_per_block
 
 
-def _num_blocks(
-    config: EngineConfig, block_size: int, bytes_per_block: int, *, max_model_len: int, free_bytes: int | None
-) -> int:
-    """What the options ask for, but never more blocks than could be in use at the same time."""
-    if config.cache.num_kv_blocks is not None:
-        return config.cache.num_kv_blocks
-    budget = config.cache.kv_cache_memory
+def _num_blocks(cache: CacheSettings, bytes_per_block: int, *, most_blocks: int, free_bytes: int | None) -> int:
+    if cache.num_kv_blocks is not None:
+        return cache.num_kv_blocks
+    budget = cache.kv_cache_memory
     if budget is None:
         budget = DEFAULT_CPU_KV_BYTES if free_bytes is None else free_bytes
-    most_blocks = config.scheduler.limits.max_num_seqs * -(-max_model_len // block_size)
     return min(max(budget, 0) // bytes_per_block, most_blocks)
 
 

@@ -35,7 +35,7 @@ class FakeEngine:
     """`answer` maps a prompt's text to what the model says to it."""
 
     def __init__(self, config: EngineConfig, answer: Callable[[str], str], *, max_model_len: int = 4096) -> None:
-        self.config = config = config.for_device("cpu")
+        self.config = config = config.resolve("cpu")
         self.tokenizer = FakeTokenizer()
         self.plan = SimpleNamespace(max_model_len=max_model_len)
         self.last_step: StepReport | None = None
@@ -47,7 +47,7 @@ class FakeEngine:
         kv_cache = KVCacheManager(
             num_blocks=config.cache.num_kv_blocks or 1024,
             block_size=config.cache.block_size,
-            prefix_cache=PrefixCache() if config.cache.prefix_caching == "on" else None,
+            prefix_cache=PrefixCache() if config.cache.enable_prefix_caching else None,
         )
         clock = itertools.count()
         scheduler = Scheduler(config.scheduler, kv_cache)

@@ -119,7 +119,7 @@ def test_what_is_found_in_the_cache_is_shown() -> None:
 
 def test_nothing_is_cached_without_a_cache() -> None:
     camera = Camera(width=90)
-    watch = demo.run_demo(make_engine(prefix_caching="off"), camera)
+    watch = demo.run_demo(make_engine(enable_prefix_caching=False), camera)
     assert watch.summary().num_cached_tokens == 0 and "cached" not in "\n".join(camera.frames[-1])
 
 

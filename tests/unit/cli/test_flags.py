@@ -9,6 +9,7 @@ import pytest
 
 from headway.cli import reference
 from headway.cli.flags import CommandParser, add_flags, chosen, engine_flags, sampling_flags
+from headway.cli.serve import server_flags
 from headway.config import EngineConfig, iter_options
 from headway.sampling_params import SamplingParams
 
@@ -57,6 +58,32 @@ def test_engine_values_arrive_with_their_types() -> None:
         "device": "cpu",
     }
     assert EngineConfig.from_options(**options).cache.kv_cache_memory == 2**31
+
+
+def test_switches_are_given_or_negated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_engine("--enforce-eager", "--no-enable-prefix-caching", "--no-async-scheduling") == {
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "async_scheduling": False,
+    }
+    text = " ".join(reference.plain_text().split())
+    assert "--enable-prefix-caching [True]" in text and "--enforce-eager [False]" in text
+    parser = CommandParser(prog="test")
+    add_flags(parser, engine_flags())
+    parser.print_help_all()
+    assert "--async-scheduling, --no-async-scheduling" in capsys.readouterr().out
+
+
+def test_what_is_no_option_may_be_called_like_a_former_one() -> None:
+    parser = CommandParser(prog="test")
+    parser.add_argument("prompts", nargs="*")
+    add_flags(parser, engine_flags())
+    assert parser.parse(["overlap", "--enforce-eager", "prefix_caching"]).prompts == ["overlap", "prefix_caching"]
+
+
+def test_no_option_is_on_or_off_by_a_word() -> None:
+    for spec in (*engine_flags(), *sampling_flags(), *server_flags()):
+        assert not {"on", "off", "true", "false"} & set(spec.choices or ()), spec.name
 
 
 def test_sampling_values_arrive_with_their_types() -> None:

@@ -139,7 +139,7 @@ def test_large_caches_and_caches_without_prefixes_say_so(state: KVState) -> None
     large = dataclasses.replace(state, cells=BlockCells((Run(Holder.FREE, 0, 10),), blocks_per_cell=7))
     assert "a sign per 7 blocks" in "\n".join(drawn(large))
     off = "\n".join(drawn(dataclasses.replace(state, is_caching=False)))
-    assert "--prefix-caching off" in off and "hit rate" not in off
+    assert "--no-enable-prefix-caching" in off and "hit rate" not in off
 
 
 def test_the_page_stands_for_itself(state: KVState) -> None:

@@ -66,7 +66,24 @@ def test_commands_without_an_engine_have_one_help(command: tuple[str, ...], caps
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("tune", "--predict-lengths", "oracle"), "'--predict-lengths' is called '--length-predictor' now"),
+        (("tune", "--predict-lengths", "oracle"), "'--predict-lengths' is now --length-predictor."),
+        (
+            ("serve", "--prefix-caching", "off"),
+            "'--prefix-caching' is now --enable-prefix-caching or --no-enable-prefix-caching.",
+        ),
+        (("generate", "--overlap=on"), "'--overlap' is now --async-scheduling or --no-async-scheduling."),
+        (
+            ("chat", "--cuda-graphs", "off"),
+            "'--cuda-graphs' is now --enforce-eager or --no-enforce-eager, and --cuda-graph-capture start|lazy.",
+        ),
+        (("sim", "--prefix-caching", "on"), "is now --enable-prefix-caching"),
+        (
+            ("serve", "--access-log", "off"),
+            "'--access-log' takes no value, and not 'off': it is --access-log or --no-access-log.",
+        ),
+        (("serve", "--cache-salt-by-key", "auto"), "it is --cache-salt-by-key or --no-cache-salt-by-key."),
+        (("serve", "--refuse-late=on"), "it is --refuse-late or --no-refuse-late."),
+        (("generate", "--enable-prefix-caching", "false"), "takes no value, and not 'false'"),
         (("generat",), "unknown command 'generat'. Did you mean 'generate'?"),
         (("--verison",), "unknown option '--verison'."),
         (("generate", "--blok-size", "3"), "unknown option '--blok-size'. Did you mean '--block-size'?"),

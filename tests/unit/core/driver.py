@@ -34,7 +34,7 @@ def make_scheduler(
     kv_cache = KVCacheManager(
         num_blocks=num_blocks, block_size=block_size, prefix_cache=prefix_cache, reserve_tokens=reserve_tokens
     )
-    return Scheduler(SchedulerConfig(**options), kv_cache)
+    return Scheduler(SchedulerConfig(**options).resolve("cpu"), kv_cache)
 
 
 def request(name: str, num_prompt_tokens: int, max_tokens: int = 8, **options: object) -> Request:

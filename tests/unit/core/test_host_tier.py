@@ -27,7 +27,7 @@ def make(*, num_blocks: int = 4, num_slots: int = 8, restore_block_s: float = 0.
         host_tier=HostTier(num_slots),
         restore_block_s=restore_block_s,
     )
-    return Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, **options), kv_cache)  # type: ignore[arg-type]
+    return Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, **options).resolve("cpu"), kv_cache)  # type: ignore[arg-type]
 
 
 def run(scheduler: Scheduler, name: str, tokens: range, *, max_tokens: int = 1) -> list[SchedulerOutput]:
@@ -71,7 +71,7 @@ def test_what_is_on_the_device_is_not_taken_from_the_host() -> None:
 
 def test_without_a_tier_nothing_moves() -> None:
     kv_cache = KVCacheManager(num_blocks=4, block_size=BLOCK_SIZE, prefix_cache=PrefixCache())
-    scheduler = Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64), kv_cache)
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64).resolve("cpu"), kv_cache)
     for name, first in (("a", 0), ("b", 100), ("c", 0)):
         for step in run(scheduler, name, range(first, first + 12)):
             assert not any(step.moves)

@@ -114,7 +114,7 @@ def test_a_short_prompt_never_waits_for_a_long_ones_end(seed: int) -> None:
 
 def test_a_long_prompt_makes_no_step_longer_than_its_time() -> None:
     """On a device that takes a millisecond for each token of a prompt, and tokens deep in it cost more and more."""
-    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=2048, long_prompt_step_ms=600.0)
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=2048, long_prompt_step_ms=600.0).resolve("cpu")
     scheduler = Scheduler(config, KVCacheManager(num_blocks=50, block_size=256))
     scheduler.add_request(request("long", 12_000, 1))
     durations = []
@@ -129,7 +129,7 @@ def test_a_long_prompt_makes_no_step_longer_than_its_time() -> None:
 
 
 def test_a_batch_of_long_prompts_is_computed_at_full_speed_until_others_come() -> None:
-    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8192, long_prompt_step_ms=100.0)
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8192, long_prompt_step_ms=100.0).resolve("cpu")
     scheduler = Scheduler(config, KVCacheManager(num_blocks=400, block_size=256))
     for name in ("a", "b", "c"):
         scheduler.add_request(request(name, 30_000, 1))
@@ -145,7 +145,7 @@ def test_a_batch_of_long_prompts_is_computed_at_full_speed_until_others_come() -
 
 
 def test_prompts_that_fit_into_a_step_are_not_shortened() -> None:
-    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=4096, long_prompt_step_ms=100.0)
+    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=4096, long_prompt_step_ms=100.0).resolve("cpu")
     scheduler = Scheduler(config, KVCacheManager(num_blocks=300, block_size=16))
     scheduler.add_request(request("first", 600, 1))
     finish(scheduler, scheduler.schedule(), duration_s=0.06)

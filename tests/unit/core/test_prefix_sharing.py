@@ -278,7 +278,7 @@ def test_what_a_step_computes_for_a_request_that_was_preempted_meanwhile_is_not_
 def test_what_a_failed_step_was_to_move_to_the_host_is_not_there(fails: bool) -> None:
     """The step may not even have been submitted."""
     kv_cache = KVCacheManager(num_blocks=4, block_size=BLOCK, prefix_cache=PrefixCache(), host_tier=HostTier(8))
-    scheduler = Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64), kv_cache)
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64).resolve("cpu"), kv_cache)
     run(scheduler, "a", range(13))
     add(scheduler, "b", range(100, 113))
     output = plan(scheduler)

@@ -77,7 +77,7 @@ def make_engine(
     model = nominal_config(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN)
     plan = nominal_plan(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN)
     return LLMEngine(
-        EngineConfig.from_options(**options),
+        EngineConfig.from_options(**options).resolve("cpu"),
         executor=ScriptedExecutor(max_in_flight=2 if overlap else 1),
         tokenizer=tokenizer,
         model_config=model,

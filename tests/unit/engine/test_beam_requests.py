@@ -51,7 +51,7 @@ def nothing_is_left(engine: LLMEngine) -> bool:
 @both
 @pytest.mark.parametrize(
     "options",
-    [{}, {"prefix_caching": "off"}, {"num_blocks": 6}, {"max_num_seqs": 3}, {"max_chunk_tokens": 2}],
+    [{}, {"enable_prefix_caching": False}, {"num_blocks": 6}, {"max_num_seqs": 3}, {"max_chunk_tokens": 2}],
     ids=str,
 )
 def test_the_same_whatever_the_engine_is_like(overlap: bool, options: dict[str, Any]) -> None:

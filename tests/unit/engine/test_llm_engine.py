@@ -78,7 +78,7 @@ def make_engine(
         max_model_len=64,
     )
     executor = executor_class(next_token, max_in_flight=2 if overlap else 1)
-    config = EngineConfig.from_options(max_num_seqs=max_num_seqs)
+    config = EngineConfig.from_options(max_num_seqs=max_num_seqs).resolve("cpu")
     return LLMEngine(config, executor=executor, tokenizer=None, model_config=MODEL, plan=plan, now=Clock())
 
 

@@ -15,7 +15,7 @@ from tests.unit.runner.tiny_llm import TinyLLM
 CHANGES: tuple[dict[str, Any], ...] = (
     {"batching": "static", "kv_allocation": "contiguous-max"},
     {"scheduling_policy": "sjf", "max_num_seqs": 2},
-    {"prefill_mode": "prefill-first", "prefix_caching": "on", "max_num_batched_tokens": 8},
+    {"prefill_mode": "prefill-first", "enable_prefix_caching": True, "max_num_batched_tokens": 8},
 )
 
 
@@ -38,7 +38,7 @@ def test_the_same_tokens_with_every_scheduler(tmp_path) -> None:
         engine = model.reschedule(**change)
         assert answers(engine, "again") == expected, "names come back, too: the runner has forgotten who had them"
         assert {name: getattr(engine.config.scheduler, name, None) for name in change}.items() >= {
-            (name, value) for name, value in change.items() if name not in ("kv_allocation", "prefix_caching")
+            (name, value) for name, value in change.items() if name not in ("kv_allocation", "enable_prefix_caching")
         }
     engine = model.reschedule(num_blocks=12)
     assert engine.config == model.config, "options are over those of the start, not over the last ones"

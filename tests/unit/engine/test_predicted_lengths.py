@@ -26,7 +26,7 @@ def make_engine(predictor: Any = None, log: TrafficLog | None = None, **options:
     """Requests whose name begins with "s" stop at their third token."""
     executor = FakeExecutor(lambda name, count: STOP if name.startswith("s") and count == 4 else 1)
     return LLMEngine(
-        EngineConfig.from_options(**options),
+        EngineConfig.from_options(**options).resolve("cpu"),
         executor=executor,
         tokenizer=None,
         model_config=nominal_config(vocab_size=100, max_model_len=64),

@@ -53,7 +53,7 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
     if "refuse" in options:
         raise ConfigError(options["refuse"])
     step_s = options.pop("step_s", 0.0)
-    config = EngineConfig.from_options(**options).for_device("cpu")
+    config = EngineConfig.from_options(**options).resolve("cpu")
     tokenizer = small_tokenizer()
     token_ids = [tokenizer.encode(letter)[0] for letter in string.ascii_lowercase]
     model = nominal_config(vocab_size=tokenizer.vocab_size, max_model_len=MAX_MODEL_LEN)

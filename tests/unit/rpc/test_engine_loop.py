@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headway.core import ModelRunnerOutput, SampledTokens, SchedulerOutput
 from headway.engine.input_processor import PreparedRequest
-from headway.executor import FinishedStep, PendingStep
+from headway.executor import PendingStep
 from headway.rpc.channel import ChannelClosedError, EngineChannel, FrameReader, pack
 from headway.rpc.engine_loop import BrokenEngineError, EngineLoop
 from headway.rpc.messages import (
@@ -134,7 +135,7 @@ def test_what_fails_with_one_row_is_no_failure_of_the_step() -> None:
             name: SampledTokens((), error="a logit of nan") if name.startswith("nan") else tokens
             for name, tokens in result.sampled.items()
         }
-        return FinishedStep(ModelRunnerOutput(sampled, {}))
+        return SimpleNamespace(result=lambda: ModelRunnerOutput(sampled, {}))
 
     executor.submit = submit_and_spoil  # type: ignore[method-assign]
     steps = [[add(f"nan-{number}")] for number in range(20)]
@@ -272,10 +273,10 @@ def test_shutdown_ends_what_is_not_done_in_time() -> None:
     assert channel.batches[-1].stats.num_used_blocks == 0
 
 
-@pytest.mark.parametrize("prefix_caching", ["on", "off"])
-def test_preemptions_and_what_is_computed_again_are_counted(prefix_caching: str) -> None:
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_preemptions_and_what_is_computed_again_are_counted(prefix_caching: bool) -> None:
     requests = [add(name, prompt=[5 + number] * 2, max_tokens=20) for number, name in enumerate("abc")]
-    channel = run(requests, *[[]] * 120, num_kv_blocks=16, prefix_caching=prefix_caching)
+    channel = run(requests, *[[]] * 120, num_kv_blocks=16, enable_prefix_caching=prefix_caching)
     last = channel.batches[-1].stats
     assert all(channel.deltas(name)[-1].finish_reason == "length" for name in "abc")
     preemptions = [delta.timings.num_preemptions for name in "abc" if (delta := channel.deltas(name)[-1]).timings]
@@ -284,21 +285,21 @@ def test_preemptions_and_what_is_computed_again_are_counted(prefix_caching: str)
     computed = sum(batch.stats.num_step_tokens for batch in channel.batches)
     assert computed == 3 * (2 + 20 - 1) + last.num_recomputed_tokens
     assert (last.prompt_tokens, last.generation_tokens, last.num_saved_tokens) == (6, 60, 0)
-    if prefix_caching == "off":
+    if not prefix_caching:
         assert last.num_queried_tokens == last.num_hit_tokens == last.num_cached_blocks == 0
     else:
         assert 0 < last.num_hit_tokens < last.num_queried_tokens, "they find some of their own blocks again"
 
 
-@pytest.mark.parametrize("prefix_caching", ["on", "off"])
-def test_lost_chunks_of_a_prompt_are_counted(prefix_caching: str) -> None:
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_lost_chunks_of_a_prompt_are_counted(prefix_caching: bool) -> None:
     """Of the second prompt's 12 tokens 10 are computed when the first request, which generates, needs their blocks."""
     first, second = add("a", prompt=[5] * 8, max_tokens=25), add("b", prompt=[6] * 12)
-    options = {"num_kv_blocks": 8, "max_chunk_tokens": 2, "prefix_caching": prefix_caching}
+    options = {"num_kv_blocks": 8, "max_chunk_tokens": 2, "enable_prefix_caching": prefix_caching}
     channel = run([first], *[[]] * 10, [second], *[[]] * 60, **options)
     last = channel.batches[-1].stats
     assert (last.num_preemptions, last.num_recomputed_tokens + last.num_hit_tokens, last.prompt_tokens) == (1, 10, 20)
-    assert last.num_recomputed_tokens == 10 or prefix_caching == "on"
+    assert last.num_recomputed_tokens == 10 or prefix_caching
     computed = sum(batch.stats.num_step_tokens for batch in channel.batches)
     assert computed == (8 + 24) + (12 + 3) + last.num_recomputed_tokens
 

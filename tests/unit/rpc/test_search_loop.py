@@ -192,7 +192,9 @@ def test_the_page_has_a_row_per_beam_and_a_gap_per_token(overlap: bool) -> None:
 
 
 def test_blocks_belong_to_beams_by_the_same_names() -> None:
-    engine = make_engine(max_chunk_tokens=2, prefix_caching="off")  # a beam takes several steps, and holds blocks
+    engine = make_engine(
+        max_chunk_tokens=2, enable_prefix_caching=False
+    )  # a beam takes several steps, and holds blocks
     shown: set[str] = set()
     now_s = iter(range(10_000))
     channel = ScriptedChannel([Watch(True), ask("a", BEAMS), ask("b", {"max_tokens": 20})], *[[]] * 60)

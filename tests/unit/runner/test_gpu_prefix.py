@@ -20,14 +20,14 @@ from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, random_prompts
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 
 MAX_TOKENS = 6
-NO_PADDING: dict[str, Any] = {} if ON_GPU else {"cuda_graphs": "off"}  # the interpreter computes it line by line
+NO_PADDING: dict[str, Any] = {} if ON_GPU else {"enforce_eager": True}  # the interpreter computes it line by line
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "blocks of 1": {"block_size": 1, "overlap": "on"},
-    "blocks of 4, graphs": {"block_size": 4, "cuda_graphs": "on"},
-    "blocks of 16": {"block_size": 16, "max_chunk_tokens": 5, "overlap": "on"},
+    "blocks of 1": {"block_size": 1, "async_scheduling": True},
+    "blocks of 4, graphs": {"block_size": 4, "cuda_graph_capture": "start"},
+    "blocks of 16": {"block_size": 16, "max_chunk_tokens": 5, "async_scheduling": True},
     "blocks of 64": {"block_size": 64},
-    "a cache that is too small": {"block_size": 2, "num_kv_blocks": 9, "overlap": "on"},
+    "a cache that is too small": {"block_size": 2, "num_kv_blocks": 9, "async_scheduling": True},
 }
 
 
@@ -38,12 +38,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
 
 @pytest.fixture(scope="module")
 def alone(tiny: TinyLLM) -> Alone:
-    return Alone(tiny.on_cpu(prefix_caching="off"), MAX_TOKENS)
+    return Alone(tiny.on_cpu(enable_prefix_caching=False), MAX_TOKENS)
 
 
 @pytest.fixture(scope="module")
 def llm(tiny: TinyLLM) -> LLM:
-    return tiny.on_gpu(block_size=4, overlap="on", **NO_PADDING)
+    return tiny.on_gpu(block_size=4, async_scheduling=True, **NO_PADDING)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -72,7 +72,7 @@ def test_tokens_of_random_conversations_are_those_of_each_request_alone(
 
 
 def test_blocks_come_back_from_the_host(tiny: TinyLLM, alone: Alone) -> None:
-    llm = tiny.on_gpu(**NO_PADDING, block_size=4, num_kv_blocks=4, host_cache_memory=2**18, overlap="on")
+    llm = tiny.on_gpu(**NO_PADDING, block_size=4, num_kv_blocks=4, host_cache_memory=2**18, async_scheduling=True)
     # So small a model computes a block faster than it is copied.
     llm.engine.core.scheduler.kv_cache.restore_block_s = 0.0
     prompt, other = random_prompts(13, 12)
@@ -104,7 +104,7 @@ def test_penalties_count_the_tokens_that_were_not_computed_again(llm: LLM, tiny:
     (prompt,) = random_prompts(9)
     params = SamplingParams(temperature=0, max_tokens=2, repetition_penalty=1.5, presence_penalty=0.5)
     outputs = [llm.generate(prompt, params, use_tqdm=False)[0] for _ in range(2)]
-    (expected,) = tiny.on_cpu(prefix_caching="off").generate(prompt, params, use_tqdm=False)
+    (expected,) = tiny.on_cpu(enable_prefix_caching=False).generate(prompt, params, use_tqdm=False)
     assert outputs[1].num_cached_tokens >= 8
     assert [output.outputs[0].token_ids for output in outputs] == [expected.outputs[0].token_ids] * 2
 
@@ -114,7 +114,7 @@ def test_prompt_logprobs_are_complete(llm: LLM, tiny: TinyLLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0)
     llm.generate(prompt, greedy(2), use_tqdm=False)
     (found,) = llm.generate(prompt, params, use_tqdm=False)
-    (expected,) = tiny.on_cpu(prefix_caching="off").generate(prompt, params, use_tqdm=False)
+    (expected,) = tiny.on_cpu(enable_prefix_caching=False).generate(prompt, params, use_tqdm=False)
     assert found.num_cached_tokens == 0
     assert found.prompt_logprobs is not None and expected.prompt_logprobs is not None
     assert len(found.prompt_logprobs) == len(prompt)

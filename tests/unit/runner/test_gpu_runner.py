@@ -16,10 +16,8 @@ from tests.triton_device import ON_GPU  # isort: split
 
 from headway import LLM, RequestOutput, SamplingParams
 from headway.attention.triton_paged import TritonPagedAttention
-from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from headway.core.scheduler_output import SchedulerOutput
 from headway.errors import ConfigError, RequestFailedError
-from headway.executor.base import FinishedStep
-from headway.executor.local import LocalExecutor
 from headway.runner.cuda_graphs import StepGraphs, StepShape
 from headway.runner.gpu_runner import GpuModelRunner, PendingGpuStep
 from tests.integration.greedy import Run, run
@@ -34,15 +32,15 @@ NUM_TOKENS = 5
 # Everything here changes speed only; the tokens must stay the same.
 VARIANTS: dict[str, dict[str, Any]] = {
     "one step after the other": {},
-    "overlapping steps": {"overlap": "on"},
-    "no graphs": {"cuda_graphs": "off"},
-    "no graphs, overlapping steps": {"cuda_graphs": "off", "overlap": "on"},
-    "chunks of 5": {"max_chunk_tokens": 5, "overlap": "on"},
+    "overlapping steps": {"async_scheduling": True},
+    "no graphs": {"enforce_eager": True},
+    "no graphs, overlapping steps": {"enforce_eager": True, "async_scheduling": True},
+    "chunks of 5": {"max_chunk_tokens": 5, "async_scheduling": True},
     "chunks of 1": {"max_chunk_tokens": 1},
     "blocks of 1": {"block_size": 1},
-    "blocks of 4": {"block_size": 4, "overlap": "on"},
+    "blocks of 4": {"block_size": 4, "async_scheduling": True},
     "blocks of 64": {"block_size": 64},
-    "two at a time": {"max_num_seqs": 2, "overlap": "on"},
+    "two at a time": {"max_num_seqs": 2, "async_scheduling": True},
 }
 
 
@@ -65,7 +63,7 @@ def cpu_tokens(cpu: LLM) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def overlapped(tiny: TinyLLM) -> LLM:
-    return tiny.on_gpu(overlap="on")
+    return tiny.on_gpu(async_scheduling=True)
 
 
 @pytest.fixture
@@ -107,21 +105,21 @@ def test_greedy_tokens_equal_the_cpu_engines(tiny: TinyLLM, cpu_tokens: list[lis
     assert all(result.tokens == cpu_tokens for result in run_often(llm))
 
 
-@pytest.mark.parametrize("overlap", ["on", "off"])
+@pytest.mark.parametrize("async_scheduling", [True, False])
 def test_greedy_tokens_equal_the_cpu_engines_when_requests_have_to_give_way(
-    tiny: TinyLLM, cpu: LLM, overlap: str
+    tiny: TinyLLM, cpu: LLM, async_scheduling: bool
 ) -> None:
     """There are no more rows than requests, so who gives way must leave its row; its output counts when it is back."""
     prompts = [PROMPTS[0], PROMPTS[1], PROMPTS[3]]
     params = SamplingParams(temperature=0, max_tokens=7, frequency_penalty=1.0)
-    llm = tiny.on_gpu(overlap=overlap, block_size=2, num_kv_blocks=6, max_num_seqs=3)
+    llm = tiny.on_gpu(async_scheduling=async_scheduling, block_size=2, num_kv_blocks=6, max_num_seqs=3)
     outputs = generate(llm, prompts, params)
     assert tokens_of(outputs) == tokens_of(generate(cpu, prompts, params))
     assert sum(output.metrics.num_preemptions for output in outputs if output.metrics) >= 3
 
 
 def test_with_the_options_of_a_real_device(tiny: TinyLLM, cpu_tokens: list[list[int]]) -> None:
-    llm = tiny.on_gpu(max_num_seqs=None, max_num_batched_tokens=None, block_size=None, overlap="auto")
+    llm = tiny.on_gpu(max_num_seqs=None, max_num_batched_tokens=None, block_size=None, async_scheduling=None)
     assert all(result.tokens == cpu_tokens for result in run_often(llm))
 
 
@@ -134,13 +132,13 @@ def test_steps_are_padded_to_rungs_and_without_graphs_they_are_not(
         StepShape(4, 4, has_chunks=False),  # of 3 requests
     ]
     shapes.clear()
-    run(tiny.on_gpu(cuda_graphs="off"), PROMPTS[:3], 2)
+    run(tiny.on_gpu(enforce_eager=True), PROMPTS[:3], 2)
     assert shapes == []
 
 
 def runner_of(llm: LLM) -> GpuModelRunner:
-    submit = llm.engine.core.executor.submit.__self__._submit  # type: ignore[attr-defined]
-    return submit.__self__  # type: ignore[no-any-return]
+    (worker,) = llm.engine.core.executor._workers  # type: ignore[attr-defined]
+    return worker._runner._runner  # type: ignore[no-any-return]
 
 
 def test_steps_without_a_request_change_nothing(tiny: TinyLLM, cpu_tokens: list[list[int]]) -> None:
@@ -181,7 +179,7 @@ def test_a_warm_engine_captures_nothing_more(tiny: TinyLLM, cpu_tokens: list[lis
     assert set(runner._graphs._graphs) == set(runner.shapes())
     assert all(result.tokens == cpu_tokens for result in run_often(llm))
     assert set(runner._graphs._graphs) == set(runner.shapes())
-    assert tiny.on_gpu(cuda_graphs="lazy").engine.warm_up() == 0
+    assert tiny.on_gpu(cuda_graph_capture="lazy").engine.warm_up() == 0
 
 
 @pytest.mark.skipif(ON_GPU, reason="needs Triton's interpreter")
@@ -189,13 +187,18 @@ def test_there_is_nothing_to_capture_without_a_gpu(tiny: TinyLLM) -> None:
     assert tiny.on_gpu().engine.warm_up() == 0
 
 
-def test_too_little_memory_for_graphs_is_said_so(tiny: TinyLLM) -> None:
-    def no_room() -> int:
+def test_too_little_memory_for_graphs_is_said_so(tiny: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(self: GpuModelRunner) -> int:
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
-    plan = tiny.on_gpu().engine.plan
-    with pytest.raises(ConfigError, match=r"--cuda-graphs lazy .* \(tried to allocate 2 GiB\)"):
-        LocalExecutor(lambda output: FinishedStep(ModelRunnerOutput({}, {})), plan, capture=no_room).warm_up()
+    monkeypatch.setattr(GpuModelRunner, "capture_graphs", no_room)
+    assert (
+        tiny.on_gpu(cuda_graph_capture="lazy").engine.warm_up() == tiny.on_gpu(enforce_eager=True).engine.warm_up() == 0
+    )
+    with pytest.raises(
+        ConfigError, match=r"--cuda-graph-capture lazy or --enforce-eager\. \(tried to allocate 2 GiB\)"
+    ):
+        tiny.on_gpu().engine.warm_up()
 
 
 def test_a_step_without_single_tokens(tiny: TinyLLM, cpu_tokens: list[list[int]], shapes: list[StepShape]) -> None:
@@ -285,7 +288,7 @@ def test_logprobs_equal_the_cpu_engines(tiny: TinyLLM, cpu: LLM) -> None:
         SamplingParams(temperature=0, max_tokens=2),
     ]
     prompts = [PROMPTS[0], PROMPTS[2], *PROMPTS[:2]]
-    llm = tiny.on_gpu(overlap="on", max_chunk_tokens=4)
+    llm = tiny.on_gpu(async_scheduling=True, max_chunk_tokens=4)
     for expected, output in zip(generate(cpu, prompts, params), generate(llm, prompts, params), strict=True):
         pairs = [(expected.outputs[0].logprobs, output.outputs[0].logprobs)]
         pairs.append((expected.prompt_logprobs, output.prompt_logprobs))
@@ -318,7 +321,7 @@ def test_sampled_tokens_depend_on_the_seed_alone(tiny: TinyLLM, overlapped: LLM)
     together = tokens_of(generate(overlapped, PROMPTS[:2], params))
     alone = [tokens_of(generate(overlapped, [prompt], [own]))[0] for prompt, own in zip(PROMPTS, params)]
     assert alone == together
-    plain = tiny.on_gpu(cuda_graphs="off", max_chunk_tokens=2)
+    plain = tiny.on_gpu(enforce_eager=True, max_chunk_tokens=2)
     assert tokens_of(generate(plain, PROMPTS[:2], params)) == together
     other_seed = [SamplingParams(temperature=1.0, seed=8, max_tokens=4, ignore_eos=True)]
     assert tokens_of(generate(overlapped, PROMPTS[:1], other_seed)) != together[:1]
@@ -329,7 +332,7 @@ def test_sampled_tokens_depend_on_the_seed_alone(tiny: TinyLLM, overlapped: LLM)
 
 def test_a_request_with_broken_logits_fails_and_the_others_go_on(tiny: TinyLLM, cpu_tokens: list[list[int]]) -> None:
     poison = next(token for token in range(VOCAB_SIZE) if all(token not in line for line in [*PROMPTS, *cpu_tokens]))
-    llm = tiny.on_gpu(overlap="on", num_kv_blocks=6)
+    llm = tiny.on_gpu(async_scheduling=True, num_kv_blocks=6)
     runner_of(llm).decoder.embedding[poison] = float("nan")
     params = SamplingParams(temperature=0, max_tokens=3)
     with pytest.raises(RequestFailedError, match="nan"):
@@ -350,7 +353,7 @@ def test_a_request_with_broken_logits_fails_and_the_others_go_on(tiny: TinyLLM, 
 def test_a_step_that_cannot_be_launched_ends_its_requests_and_the_engine_goes_on(
     tiny: TinyLLM, cpu_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm = tiny.on_gpu(overlap="on", max_num_seqs=2)
+    llm = tiny.on_gpu(async_scheduling=True, max_num_seqs=2)
     params = SamplingParams(temperature=0, max_tokens=2)
 
     def no_memory(self: TritonPagedAttention, layer: int, q: torch.Tensor) -> torch.Tensor:
@@ -373,7 +376,7 @@ def test_a_dropped_engine_gives_its_memory_back_at_once(tiny: TinyLLM, monkeypat
         return submit(self, output)
 
     monkeypatch.setattr(GpuModelRunner, "submit", spy)
-    llm = tiny.on_gpu(overlap="on")
+    llm = tiny.on_gpu(async_scheduling=True)
     generate(llm, PROMPTS[1:2], SamplingParams(temperature=0, max_tokens=1))
     assert runners[0]() is not None
     del llm

@@ -28,7 +28,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "chunks of 5": {"max_chunk_tokens": 5},
     "blocks of 1": {"block_size": 1},
     "blocks of 64": {"block_size": 64},
-    "overlap": {"overlap": "on"},
+    "overlap": {"async_scheduling": True},
 }
 
 
@@ -69,7 +69,7 @@ def test_torch_attention_reads_the_same_cache(tiny: TinyLLM, kv_cache_dtype: str
 def test_the_gpu_runner_gives_the_tokens_of_the_cpu(tiny: TinyLLM, kv_cache_dtype: str) -> None:
     prompts = PROMPTS[:3]
     expected = run(tiny.on_cpu(kv_cache_dtype=kv_cache_dtype), prompts, 5).tokens
-    for options in ({}, {"max_chunk_tokens": 5, "block_size": 4, "overlap": "on"}):
+    for options in ({}, {"max_chunk_tokens": 5, "block_size": 4, "async_scheduling": True}):
         assert run(tiny.on_gpu(kv_cache_dtype=kv_cache_dtype, **options), prompts, 5).tokens == expected
 
 

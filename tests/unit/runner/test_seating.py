@@ -29,7 +29,7 @@ PARAMS = [
 RUNNERS: dict[str, Callable[[TinyLLM], LLM]] = {
     "cpu": lambda tiny: tiny.on_cpu(max_num_seqs=4),
     "gpu": lambda tiny: tiny.on_gpu(max_num_seqs=4),
-    "gpu, overlapped": lambda tiny: tiny.on_gpu(max_num_seqs=4, overlap="on"),
+    "gpu, overlapped": lambda tiny: tiny.on_gpu(max_num_seqs=4, async_scheduling=True),
 }
 
 

@@ -49,7 +49,13 @@ class TinyLLM:
 
     def on_gpu(self, **options: Any) -> LLM:
         """The GPU runner, with small limits, so that padding costs the interpreter little; and nothing overlaps."""
-        small = {"max_num_seqs": 6, "max_num_batched_tokens": 16, "block_size": 8, "overlap": "off", "dtype": "float32"}
+        small = {
+            "max_num_seqs": 6,
+            "max_num_batched_tokens": 16,
+            "block_size": 8,
+            "async_scheduling": False,
+            "dtype": "float32",
+        }
         fixed = {"device": DEVICE.type, "attention_backend": "triton"}
         memory = {} if "num_kv_blocks" in options else {"kv_cache_memory": 2**20}
         return self._make(**fixed, **{**small, **memory, **options})

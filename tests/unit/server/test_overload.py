@@ -265,7 +265,7 @@ def test_who_is_dropped_while_its_prompt_is_tokenised_never_reaches_the_engine(m
 
 
 def test_only_with_the_option_and_a_queue_in_the_engine_is_anybody_late() -> None:
-    def answer(refuse_late: str, num_waiting: int) -> int:
+    def answer(refuse_late: bool, num_waiting: int) -> int:
         async def scenario() -> int:
             server = FakeServer(FakeEngine(manual=True), classes=CLASSES, refuse_late=refuse_late)
             clock = Clock()
@@ -284,9 +284,9 @@ def test_only_with_the_option_and_a_queue_in_the_engine_is_anybody_late() -> Non
 
         return run(scenario())
 
-    assert answer("on", 3) == 429
-    assert answer("on", 0) == 200
-    assert answer("off", 3) == 200
+    assert answer(True, 3) == 429
+    assert answer(True, 0) == 200
+    assert answer(False, 3) == 200
 
 
 def test_metrics_by_class() -> None:

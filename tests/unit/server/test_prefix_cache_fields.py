@@ -72,7 +72,7 @@ def test_without_a_prefix_cache_both_are_refused(fields: dict[str, Any]) -> None
     server = FakeServer(engine)
     error = server.chat(**fields).json()["error"]
     assert (error["param"], error["code"]) == (*fields, "unsupported_field")
-    assert "--prefix-caching off" in error["message"]
+    assert "--no-enable-prefix-caching" in error["message"]
     assert server.chat(cache_salt=None, cache_ttl_s=0).status_code == 200, "these ask for nothing"
 
 
@@ -87,7 +87,7 @@ def salts(server: FakeServer, *calls: tuple[dict[str, str], str | None]) -> list
 
 
 def test_keys_share_where_that_was_chosen() -> None:
-    server = FakeServer(api_key=("one", "two"), cache_salt_by_key="off")
+    server = FakeServer(api_key=("one", "two"), cache_salt_by_key=False)
     assert salts(server, (bearer("one"), None), (bearer("two"), None), (bearer("two"), "x")) == [None, None, "x"]
 
 
@@ -96,8 +96,8 @@ def test_a_single_key_sets_nothing_apart() -> None:
     assert salts(server, (bearer("one"), None), (bearer("one"), "x")) == [None, "x"]
 
 
-@pytest.mark.parametrize("options", [{}, {"cache_salt_by_key": "on"}])
-def test_requests_with_different_keys_never_share(options: dict[str, str]) -> None:
+@pytest.mark.parametrize("options", [{}, {"cache_salt_by_key": True}])
+def test_requests_with_different_keys_never_share(options: dict[str, bool]) -> None:
     server = FakeServer(api_key=("one", "two"), **options)
     basic = {"authorization": "Basic " + base64.b64encode(b"anybody:one").decode()}
     found = salts(
@@ -114,13 +114,13 @@ def test_requests_with_different_keys_never_share(options: dict[str, str]) -> No
 
 
 def test_no_salt_of_ones_own_looks_like_another_keys() -> None:
-    server = FakeServer(api_key=("one", "two"), cache_salt_by_key="on")
+    server = FakeServer(api_key=("one", "two"), cache_salt_by_key=True)
     (others,) = salts(server, (bearer("two"), None))
     assert others is not None
     assert salts(server, (bearer("one"), others), (bearer("one"), others.rstrip(":")))[1:].count(others) == 0
 
 
-@pytest.mark.parametrize("options", [{"cache_salt_by_key": "on"}, {"cache_salt_by_key": "yes", "api_key": ("a",)}])
+@pytest.mark.parametrize("options", [{"cache_salt_by_key": True}, {"cache_salt_by_key": "yes", "api_key": ("a",)}])
 def test_keys_that_are_not_there_cannot_tell_requests_apart(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="cache_salt_by_key"):
         ServerConfig(**options)

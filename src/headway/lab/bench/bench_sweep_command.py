@@ -12,7 +12,7 @@ from typing import Any
 
 from headway.cli.flags import engine_flags
 from headway.cli.output_files import check_writable, print_table, write_json
-from headway.config import did_you_mean, iter_options
+from headway.config import check_names
 from headway.errors import ConfigError
 from headway.lab.bench.load_flags import Probing, add_probe_flags, judging_of, targets_of
 from headway.lab.bench.online_metrics import OnlineMetrics, is_thin, thin_note
@@ -72,9 +72,7 @@ def parse_knob(text: str) -> tuple[str, list[str]]:
     """From `OPTION=VALUE,VALUE`, the values still as text. `ConfigError` names the option that was probably meant."""
     name, _, values = text.partition("=")
     name = name.replace("-", "_").removeprefix("__")
-    known = tuple(option.name for _, option in iter_options())
-    if name not in known:
-        raise ConfigError(f"There is no engine option '{name}'.{did_you_mean(name, known)}")
+    check_names([name])
     if not values or not all(values.split(",")):
         raise ConfigError(f"A knob is OPTION=VALUE,VALUE, e.g. max_num_seqs=16,64, not '{text}'.")
     return name, values.split(",")

@@ -288,7 +288,7 @@ class _Run:
             self.work,
             planned_costs(self.engine.model_config, self.engine.plan),
             self.ceilings,
-            max_num_seqs=self.engine.config.scheduler.limits.max_num_seqs,
+            max_num_seqs=self.engine.config.scheduler.max_num_seqs,
         )
         print_rounds(self.console, self.job.measures, rounds, floor.times)
         best = min(measured, key=lambda one: one.times.elapsed_s)
@@ -361,7 +361,7 @@ def _engine_config(arguments: argparse.Namespace, scenario: Scenario | None) -> 
     """The engine's options: those given, over the scenario's, over what a shape without weights needs."""
     given = chosen(arguments, engine_flags())
     # Every round has the same prompts: with a prefix cache only the first would measure their computation.
-    defaults: dict[str, Any] = {"prefix_caching": "off"}
+    defaults: dict[str, Any] = {"enable_prefix_caching": False}
     if scenario is not None:
         defaults["max_model_len"] = scenario.max_model_len
     defaults |= shape_defaults(given.get("model"))

@@ -48,7 +48,7 @@ def describe_setting(
     """Read off the engine what a reader of the result must know."""
     import torch
 
-    plan, limits = engine.plan, engine.config.scheduler.limits
+    plan, limits = engine.plan, engine.config.scheduler
     return Setting(
         model=model,
         device=device_name(plan.device),
@@ -57,7 +57,7 @@ def describe_setting(
             "max_num_seqs": limits.max_num_seqs,
             "max_num_batched_tokens": limits.max_num_batched_tokens,
             "target_itl_ms": limits.target_itl_ms,
-            "overlap": engine.config.device.overlap,
+            "async_scheduling": engine.config.device.async_scheduling,
             "max_model_len": plan.max_model_len,
             "num_kv_blocks": plan.num_blocks,
             "block_size": plan.block_size,

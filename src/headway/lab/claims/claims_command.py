@@ -163,6 +163,6 @@ def _name(text: str) -> str:
 
 
 def _has_gpu(options: dict[str, Any]) -> bool:
-    from headway.executor.local import choose_device
+    from headway.worker.formats import choose_device
 
     return choose_device(options.get("device", "auto")).type == "cuda"

@@ -170,7 +170,7 @@ class EngineTestbed:
 
     @property
     def max_num_seqs(self) -> int:
-        return self._model.config.scheduler.limits.max_num_seqs
+        return self._model.config.scheduler.max_num_seqs
 
     @property
     def bytes_per_token(self) -> float:
@@ -194,7 +194,7 @@ class EngineTestbed:
         **options: Any,
     ) -> Run:
         """On a GPU some like it go before, until kernels are compiled and graphs are captured."""
-        part = {**self._part(kv_tokens, max_model_len), "prefix_caching": "off", **options}
+        part = {**self._part(kv_tokens, max_model_len), "enable_prefix_caching": False, **options}
         engine = self._model.reschedule(**part)
         check_room(work, engine.plan.max_model_len)
         if not self.is_cpu:
@@ -295,7 +295,7 @@ class SimulatedTestbed:
 
     @property
     def max_num_seqs(self) -> int:
-        return self._calibration.scheduler_config().limits.max_num_seqs
+        return self._calibration.scheduler_settings().max_num_seqs
 
     @property
     def bytes_per_token(self) -> float:
@@ -320,7 +320,7 @@ class SimulatedTestbed:
     ) -> Run:
         calibration = self._calibration
         num_blocks = min(self.kv_tokens, kv_tokens or self.kv_tokens) // options.get("block_size", self.block_size)
-        setup = set_up(calibration, {"prefix_caching": "off", **options, "num_kv_blocks": max(1, num_blocks)})
+        setup = set_up(calibration, {"enable_prefix_caching": False, **options, "num_kv_blocks": max(1, num_blocks)})
         longest = min(max_model_len or calibration.max_model_len, calibration.max_model_len)
         machine = dataclasses.replace(setup.machine, max_model_len=longest)
         check_work(work, machine)

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headway.config import CacheConfig, SchedulerConfig, did_you_mean
+from headway.config import CacheConfig, SchedulerConfig, check_names, did_you_mean
 from headway.errors import ConfigError
 from headway.lab.bench.environment import device_name, versions
 from headway.lab.sim.cost_model import CostModel, non_negative_least_squares
+from headway.settings import CacheSettings, SchedulerSettings
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
@@ -136,7 +137,7 @@ class Calibration:
             block_size=plan.block_size,
             max_model_len=plan.max_model_len,
             vocab_size=engine.model_config.vocab_size,
-            scheduler=dataclasses.asdict(engine.config.scheduler),
+            scheduler=engine.config.scheduler.as_options(),
             cache={name: getattr(cache, name) for name in CACHE_OPTIONS},
             num_host_slots=plan.num_host_slots,
             restore_block_s=plan.restore_block_s,
@@ -161,13 +162,20 @@ class Calibration:
             restore_block_s=self.restore_block_s,
         )
 
-    def scheduler_config(self, **options: Any) -> SchedulerConfig:
-        """The measured engine's, but for these options."""
-        return SchedulerConfig(**{**self.scheduler, **options})
+    @property
+    def device_kind(self) -> str:
+        """Whose defaults hold for options that the file leaves open."""
+        return "cuda" if self.device.startswith("cuda") else "cpu"
 
-    def cache_config(self, **options: Any) -> CacheConfig:
+    def scheduler_settings(self, **options: Any) -> SchedulerSettings:
         """The measured engine's, but for these options."""
-        return CacheConfig(**{**self.cache, "block_size": self.block_size, **options})
+        return SchedulerConfig(**{**self.scheduler, **options}).resolve(self.device_kind)
+
+    def cache_settings(self, **options: Any) -> CacheSettings:
+        """Likewise."""
+        given = {**self.cache, **options}
+        block_size = given.get("block_size") or self.block_size
+        return CacheConfig(**{**given, "block_size": block_size}).resolve(self.device_kind)
 
     def scaled(self, factor: float) -> Calibration:
         """The same machine when it takes so many times as long for everything."""
@@ -227,7 +235,7 @@ def shipped_machines() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.json"))}
 
 
-CACHE_OPTIONS = ("prefix_caching", "eviction_policy", "kv_allocation", "kv_cache_dtype")
+CACHE_OPTIONS = ("enable_prefix_caching", "eviction_policy", "kv_allocation", "kv_cache_dtype")
 _COUNTS = ("num_blocks", "block_size", "max_model_len", "vocab_size")
 
 
@@ -251,5 +259,6 @@ def _parse(document: dict[str, Any]) -> Calibration:
             "host": HostTime.from_json(document["host"]),
         }
     )
-    parsed.scheduler_config(), parsed.cache_config()  # raise if the options are not this version's
+    check_names([*parsed.scheduler, *parsed.cache])
+    parsed.scheduler_settings(), parsed.cache_settings()  # raise if the values are not this version's
     return parsed

@@ -216,7 +216,7 @@ def measure_waves(
     with metered(engine, now=now) as meter:
         runner = _Waves(engine, meter, random.Random(seed), temperature, now)
         limits = WaveLimits(
-            max_num_seqs=engine.config.scheduler.limits.max_num_seqs,
+            max_num_seqs=engine.config.scheduler.max_num_seqs,
             max_model_len=engine.plan.max_model_len,
             num_cache_tokens=engine.plan.num_tokens,
             num_prompt_tokens=max(int(runner.prompt_rate()), 32),

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.config import CacheConfig, SchedulerConfig
+from headway.config import SchedulerConfig, check_names
 from headway.errors import ConfigError
 from headway.lab.sim.calibration import Calibration, Machine
 from headway.lab.workload.bench_requests import BenchRequest
+from headway.settings import CacheSettings, SchedulerSettings
 
 _SCHEDULER = frozenset(field.name for field in dataclasses.fields(SchedulerConfig))
 _UNPREDICTABLE = {
@@ -24,25 +25,26 @@ class Setup:
     """What a simulation runs on, and how."""
 
     machine: Machine
-    scheduler: SchedulerConfig
-    cache: CacheConfig
+    scheduler: SchedulerSettings
+    cache: CacheSettings
     notes: Sequence[str] = ()
     """What is not as it was measured."""
 
 
 def set_up(calibration: Calibration, options: Mapping[str, Any]) -> Setup:
     """The calibrated engine with these options of its scheduler and cache put over its own."""
+    check_names(options)
     for name, reason in _UNPREDICTABLE.items():
         if name in options and options[name] != calibration.cache.get(name):
             raise ConfigError(f"--{name.replace('_', '-')} cannot be simulated from a calibration: {reason}.")
     scheduler = _scheduler(calibration, {name: value for name, value in options.items() if name in _SCHEDULER})
     cache_options = {name: value for name, value in options.items() if name not in _SCHEDULER}
-    cache = calibration.cache_config(**cache_options)
+    cache = calibration.cache_settings(**cache_options)
     machine, notes = _machine(calibration, cache, scheduler)
     return Setup(machine, scheduler, cache, notes)
 
 
-def _scheduler(calibration: Calibration, options: Mapping[str, Any]) -> SchedulerConfig:
+def _scheduler(calibration: Calibration, options: Mapping[str, Any]) -> SchedulerSettings:
     """One of the two limits may contradict the calibrated other: then that gives way, as defaults do."""
     merged = {**calibration.scheduler, **options}
     if (
@@ -52,12 +54,14 @@ def _scheduler(calibration: Calibration, options: Mapping[str, Any]) -> Schedule
         merged["max_num_batched_tokens"] = options["max_num_seqs"]
     if "max_num_seqs" not in options and (options.get("max_num_batched_tokens") or 1 << 60) < merged["max_num_seqs"]:
         merged["max_num_seqs"] = options["max_num_batched_tokens"]
-    return SchedulerConfig(**merged)
+    return SchedulerConfig(**merged).resolve(calibration.device_kind)
 
 
-def _machine(calibration: Calibration, cache: CacheConfig, scheduler: SchedulerConfig) -> tuple[Machine, Sequence[str]]:
+def _machine(
+    calibration: Calibration, cache: CacheSettings, scheduler: SchedulerSettings
+) -> tuple[Machine, Sequence[str]]:
     machine, notes = calibration.machine(), []
-    block_size = cache.block_size or machine.block_size
+    block_size = cache.block_size
     num_blocks = machine.num_blocks * machine.block_size // block_size
     bytes_per_block = calibration.bytes_per_block * block_size // machine.block_size
     if block_size != machine.block_size:
@@ -76,10 +80,9 @@ def _machine(calibration: Calibration, cache: CacheConfig, scheduler: SchedulerC
             raise ConfigError(
                 "--host-cache-memory: how fast blocks come back from the host was not measured; calibrate with it."
             )
-    limits = scheduler.limits
-    measured_seqs = calibration.scheduler.get("max_num_seqs") or limits.max_num_seqs
-    if limits.max_num_seqs > 2 * measured_seqs:
-        notes.append(f"Steps of up to {limits.max_num_seqs} requests; measured were up to {measured_seqs}.")
+    measured_seqs = calibration.scheduler.get("max_num_seqs") or scheduler.max_num_seqs
+    if scheduler.max_num_seqs > 2 * measured_seqs:
+        notes.append(f"Steps of up to {scheduler.max_num_seqs} requests; measured were up to {measured_seqs}.")
     changed = dataclasses.replace(machine, num_blocks=num_blocks, block_size=block_size, num_host_slots=num_host_slots)
     return changed, notes
 

@@ -76,7 +76,7 @@ def capacity(work: Work, calibration: Calibration, options: Mapping[str, Any]) -
     """Requests each second that one machine serves while its batch is full, in order of arrival: an order that lets
     short ones go first would only show that these are quick."""
     setup = set_up(calibration, {**options, "scheduling_policy": "fcfs"})
-    num_seqs = setup.scheduler.limits.max_num_seqs
+    num_seqs = setup.scheduler.max_num_seqs
     crowd = _crowd(work, max(_FULL_BATCHES * num_seqs, len(work)))
     timelines = simulate(crowd, setup.machine, setup.scheduler, setup.cache).timelines
     begun = [timeline.token_times_s[0] for timeline in timelines]

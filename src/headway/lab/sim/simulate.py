@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headway.config import CacheConfig, SchedulerConfig
-from headway.core import HostTier, KVCacheManager, PrefixCache, Request, RequestStatus, Scheduler, SchedulerOutput
-from headway.core.eviction import create_eviction_policy
+from headway.config import CacheConfig
+from headway.core import Request, RequestStatus, Scheduler, SchedulerOutput
 from headway.core.request_options import RequestOptions
 from headway.engine.engine_core import EngineCore, EngineStep
+from headway.engine.kv_wiring import create_scheduler
 from headway.errors import ConfigError
 from headway.executor.simulated import SimulatedExecutor, StepTime, VirtualClock
 from headway.lab.bench.replay import Agenda
@@ -26,6 +26,7 @@ from headway.lab.sim.calibration import Machine
 from headway.lab.sim.cost_model import CostModel
 from headway.lab.sim.router import create_router
 from headway.lab.workload.bench_requests import BenchRequest
+from headway.settings import CacheSettings, SchedulerSettings
 
 if TYPE_CHECKING:
     from headway.cli.progress import Meter
@@ -65,7 +66,9 @@ def _spread(step_s: StepTime, quantiles: tuple[float, ...], rng: random.Random) 
 class Replica:
     """An engine that serves its share of the requests."""
 
-    def __init__(self, machine: Machine, scheduler: SchedulerConfig, cache: CacheConfig, variation: Variation) -> None:
+    def __init__(
+        self, machine: Machine, scheduler: SchedulerSettings, cache: CacheSettings, variation: Variation
+    ) -> None:
         self.clock = VirtualClock()
         self._after_s = machine.host.after
         self.executor = SimulatedExecutor(
@@ -75,7 +78,7 @@ class Replica:
             host_s=machine.host.before,
         )
         self.core = EngineCore(
-            Scheduler(scheduler, _kv_cache(machine, cache)), self.executor, now=self.clock.now, sleep=self.clock.sleep
+            create_scheduler(scheduler, cache, machine), self.executor, now=self.clock.now, sleep=self.clock.sleep
         )
         self._num_outstanding = 0
         self._done: deque[tuple[float, int]] = deque()  # (when, how many tokens)
@@ -118,17 +121,6 @@ class Replica:
         return self._num_outstanding
 
 
-def _kv_cache(machine: Machine, config: CacheConfig) -> KVCacheManager:
-    return KVCacheManager(
-        num_blocks=machine.num_blocks,
-        block_size=machine.block_size,
-        prefix_cache=PrefixCache(create_eviction_policy(config.eviction_policy)) if config.shares_prefixes else None,
-        host_tier=HostTier(machine.num_host_slots) if machine.num_host_slots else None,
-        restore_block_s=machine.restore_block_s,
-        reserve_tokens=0 if config.kv_allocation == "paged" else machine.max_model_len,
-    )
-
-
 @dataclass
 class Simulation:
     timelines: list[RequestTimeline]
@@ -155,8 +147,8 @@ class Simulation:
 def simulate(
     work: Sequence[BenchRequest],
     machine: Machine,
-    scheduler_config: SchedulerConfig,
-    cache_config: CacheConfig | None = None,
+    scheduler: SchedulerSettings,
+    cache: CacheSettings | None = None,
     *,
     num_replicas: int = 1,
     router: str = "round-robin",
@@ -169,9 +161,9 @@ def simulate(
     `seed`: of the spread of steps around their means; `None`: every step takes what the cost model says. `speed`: how
     many times as long steps take at a certain time.
     """
-    cache_config = cache_config or CacheConfig()
+    cache = cache or CacheConfig().resolve("cpu")  # nothing of it that counts here depends on the device
     seeds = [None if seed is None else f"{seed}/{place}" for place in range(num_replicas)]
-    replicas = [Replica(machine, scheduler_config, cache_config, Variation(seed, speed)) for seed in seeds]
+    replicas = [Replica(machine, scheduler, cache, Variation(seed, speed)) for seed in seeds]
     return _Cluster(work, replicas, router, progress).run()
 
 

@@ -56,15 +56,7 @@ class Space:
     def of(calibration: Calibration, work: Sequence[BenchRequest], fixed: Options) -> Space:
         """What can be searched for this work on this machine."""
         setup = set_up(calibration, fixed)
-        limits = setup.scheduler.limits
-        default = {
-            "max_num_seqs": limits.max_num_seqs,
-            "max_num_batched_tokens": limits.max_num_batched_tokens,
-            "target_itl_ms": limits.target_itl_ms,
-            "max_chunk_tokens": setup.scheduler.max_chunk_tokens,
-            "scheduling_policy": setup.scheduler.scheduling_policy,
-            "prefill_mode": setup.scheduler.prefill_mode,
-        }
+        limits = setup.scheduler
         knobs: dict[str, Sequence[Any]] = {
             "max_num_seqs": _up_to(_SEQS, 2 * limits.max_num_seqs),
             "max_num_batched_tokens": _up_to(_TOKENS, 2 * limits.max_num_batched_tokens),
@@ -73,6 +65,8 @@ class Space:
             "scheduling_policy": _policies(work),
             "prefill_mode": ("chunked", "prefill-first", "decode-first"),
         }
+        options = limits.as_options()
+        default = {name: options[name] for name in knobs}
         searched = {name: _with(values, default[name]) for name, values in knobs.items() if name not in fixed}
         return Space(calibration, default, searched, dict(fixed))
 

@@ -212,7 +212,7 @@ def _check_cache(request: GenerationRequest, info: EngineReady) -> None:
     for name in ("cache_salt", "cache_ttl_s"):
         if getattr(request, name) and not info.prefix_caching:
             raise bad_request(
-                f"'{name}' needs a prefix cache, and this server was started with --prefix-caching off.",
+                f"'{name}' needs a prefix cache, and this server was started with --no-enable-prefix-caching.",
                 param=name,
                 code="unsupported_field",
             )

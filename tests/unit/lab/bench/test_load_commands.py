@@ -348,6 +348,8 @@ def test_results_beside_each_other(server: SSEServer, tmp_path: Path, capsys: py
         (["serve", "--base-url", "http://127.0.0.1:9"], "No server answers"),
         (["sweep", "--rates", "x"], "--rates must be"),
         (["sweep", "--knob", "max_num_seqs=x"], "'x' is not a whole number"),
+        (["sweep", "--knob", "enable_prefix_caching=true,maybe"], "'maybe' is neither true nor false"),
+        (["sweep", "--knob", "overlap=on,off"], "overlap is now async_scheduling"),
         (["sweep", "--base-url", "http://127.0.0.1:9", "--knob", "max_num_seqs=1"], "--base-url chooses a server"),
         (["capacity", "--base-url", "http://127.0.0.1:9", "--max-num-seqs", "3"], "--max-num-seqs is an option of"),
         (["capacity", "--port", "9", "--max-num-seqs", "3"], "--port chooses a server, which has its own"),

@@ -232,6 +232,8 @@ def test_knobs() -> None:
     assert parse_knob("--max-num-seqs=16,64") == ("max_num_seqs", ["16", "64"])
     with pytest.raises(ConfigError, match="Did you mean 'max_num_seqs'"):
         parse_knob("max_seqs=1")
+    with pytest.raises(ConfigError, match="prefix_caching is now enable_prefix_caching"):
+        parse_knob("prefix_caching=on,off")
     with pytest.raises(ConfigError, match="OPTION=VALUE,VALUE"):
         parse_knob("max_num_seqs=1,,2")
     assert settings_of({}) == [{}]

@@ -21,7 +21,7 @@ def calibration(cost: CostModel | None = None, **changes: Any) -> Calibration:
         "max_model_len": 256,
         "vocab_size": 1000,
         "scheduler": SCHEDULER,
-        "cache": {"prefix_caching": "off"},
+        "cache": {"enable_prefix_caching": False},
         "bytes_per_block": 1024,
         "model": "small",
         "device": "cpu",

@@ -38,7 +38,7 @@ class SlowExecutor(FakeExecutor):
 
 def make_engine(**options: Any) -> LLMEngine:
     return LLMEngine(
-        EngineConfig.from_options(max_num_seqs=16, max_num_batched_tokens=128, **options),
+        EngineConfig.from_options(max_num_seqs=16, max_num_batched_tokens=128, **options).resolve("cpu"),
         executor=SlowExecutor(),
         tokenizer=None,
         model_config=nominal_config(vocab_size=100, max_model_len=256),

@@ -48,6 +48,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> str:
         (changed(lambda d: d["host"].update(colour=1.0)), "cannot be used"),
         (changed(lambda d: d["scheduler"].update(colour=1.0)), "cannot be used"),
         (changed(lambda d: d["scheduler"].update(scheduling_policy="none")), "scheduling_policy"),
+        (changed(lambda d: d["cache"].update(prefix_caching="on")), "prefix_caching is now enable_prefix_caching"),
     ],
 )
 def test_something_else_is_refused(tmp_path: Path, content: str, message: str) -> None:

@@ -13,13 +13,13 @@ from tests.unit.lab.sim.machines import calibration
 def test_what_is_left_open_is_as_calibrated() -> None:
     setup = set_up(calibration(), {})
     assert (setup.scheduler.max_num_seqs, setup.scheduler.max_num_batched_tokens) == (8, 64)
-    assert (setup.machine.num_blocks, setup.machine.block_size, setup.cache.prefix_caching) == (200, 4, "off")
+    assert (setup.machine.num_blocks, setup.machine.block_size, setup.cache.enable_prefix_caching) == (200, 4, False)
     assert not setup.notes
 
 
 def test_options_of_scheduler_and_cache() -> None:
-    setup = set_up(calibration(), {"scheduling_policy": "sjf", "prefix_caching": "on", "num_kv_blocks": 50})
-    assert (setup.scheduler.scheduling_policy, setup.cache.prefix_caching) == ("sjf", "on")
+    setup = set_up(calibration(), {"scheduling_policy": "sjf", "enable_prefix_caching": True, "num_kv_blocks": 50})
+    assert (setup.scheduler.scheduling_policy, setup.cache.enable_prefix_caching) == ("sjf", True)
     assert setup.machine.num_blocks == 50
     assert set_up(calibration(), {"kv_cache_memory": 10 * 1024}).machine.num_blocks == 10
 
@@ -31,9 +31,9 @@ def test_the_same_memory_in_other_blocks() -> None:
 
 
 def test_a_limit_that_was_given_goes_before_a_calibrated_one() -> None:
-    limits = set_up(calibration(), {"max_num_seqs": 100}).scheduler.limits
+    limits = set_up(calibration(), {"max_num_seqs": 100}).scheduler
     assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (100, 100)
-    limits = set_up(calibration(), {"max_num_batched_tokens": 4}).scheduler.limits
+    limits = set_up(calibration(), {"max_num_batched_tokens": 4}).scheduler
     assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (4, 4)
     with pytest.raises(ConfigError, match="must be at least max_num_seqs"):
         set_up(calibration(), {"max_num_seqs": 100, "max_num_batched_tokens": 50})
@@ -45,7 +45,7 @@ def test_a_limit_that_was_given_goes_before_a_calibrated_one() -> None:
         ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype cannot be simulated"),
         ({"gpu_memory_utilization": 0.5}, "--num-kv-blocks"),
         ({"kv_cache_memory": 10}, "no room"),
-        ({"host_cache_memory": 10_000_000, "prefix_caching": "on"}, "was not measured"),
+        ({"host_cache_memory": 10_000_000, "enable_prefix_caching": True}, "was not measured"),
     ],
 )
 def test_what_cannot_be_known_is_refused(options: dict[str, object], message: str) -> None:

@@ -23,8 +23,8 @@ STEP = CostModel.of_terms(decode_constant=0.010, chunk_constant=0.010)
 """Every step takes 10 ms."""
 PER_TOKEN = CostModel.of_terms(rows_over_0=0.001, tokens_over_0=0.001)
 """A millisecond for each token."""
-NO_CACHE = CacheConfig(prefix_caching="off")
-CONFIG = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64)
+NO_CACHE = CacheConfig(enable_prefix_caching=False).resolve("cpu")
+CONFIG = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64).resolve("cpu")
 
 
 def machine(cost: CostModel = STEP, **changes: object) -> Machine:
@@ -75,7 +75,7 @@ def test_tokens_are_out_when_the_host_has_handed_them_out() -> None:
 def test_static_batching_waits_for_the_slowest_and_reserves_memory() -> None:
     requests = work((0.0, 4, 2), (0.0, 4, 10), (0.0, 4, 2))
     config = dataclasses.replace(CONFIG, max_num_seqs=2, batching="static")
-    reserved = CacheConfig(prefix_caching="off", kv_allocation="contiguous-max")
+    reserved = CacheConfig(enable_prefix_caching=False, kv_allocation="contiguous-max").resolve("cpu")
     result = simulate(requests, machine(num_blocks=50), config, reserved)
     assert result.timelines[0].token_times_s == pytest.approx([0.01, 0.02])
     assert result.timelines[2].token_times_s == pytest.approx([0.11, 0.12])
@@ -192,7 +192,7 @@ def replayed(work: Sequence[BenchRequest], *, policy: str, speed: float = 1.0) -
     config = SchedulerConfig(
         max_num_seqs=256, max_num_batched_tokens=8192, target_itl_ms=20.0, scheduling_policy=policy
     )
-    return simulate(work, machine, config, CacheConfig(prefix_caching="off")).timelines
+    return simulate(work, machine, config, CacheConfig(enable_prefix_caching=False).resolve("cpu")).timelines
 
 
 def requests(tenant: str, rate: float, count: int, seed: int) -> list[BenchRequest]:

@@ -237,11 +237,11 @@ def test_a_trial_is_measured_with_its_options() -> None:
     goal = Goal.parse(["p99_ttft_ms=60000"])
     space = Space.of(calibration(), work, {})
     trial = simulate_trial(space, goal, {**space.default, "max_num_seqs": 4, "scheduling_policy": "mlfq"}, work)
-    one = verify(trial, work, goal, options={"prefix_caching": "off"}, load=load, temperature=1.0)
+    one = verify(trial, work, goal, options={"enable_prefix_caching": False}, load=load, temperature=1.0)
     assert one.trial is trial
     assert (one.metrics.num_completed, one.metrics.num_lost) == (21, 0)
     assert one.score.good_share == 1.0
     config = made[0].config
     assert (config.scheduler.max_num_seqs, config.scheduler.scheduling_policy) == (4, "mlfq")
-    assert config.cache.prefix_caching == "off"
+    assert config.cache.enable_prefix_caching is False
     assert not made[0].has_unfinished_requests()

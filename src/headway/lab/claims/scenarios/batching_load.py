@@ -249,7 +249,7 @@ class _Queue:
     """A scheduler with a full batch and so many waiting. A request that ends is replaced: the load stays the same."""
 
     def __init__(self, depth: int) -> None:
-        config = SchedulerConfig(max_num_seqs=_NUM_RUNNING, max_num_batched_tokens=8192)
+        config = SchedulerConfig(max_num_seqs=_NUM_RUNNING, max_num_batched_tokens=8192).resolve("cpu")
         self._scheduler = Scheduler(config, KVCacheManager(num_blocks=64 * _NUM_RUNNING, block_size=_BLOCK_SIZE))
         self._rng = random.Random(0)
         self._ids = itertools.count()

@@ -184,7 +184,7 @@ PREEMPTION_TAIL = Claim(
 _PREFIX, _TAIL, _OUT = 4_096, 64, 64
 _SHARING_PUBLISHED = 6.4
 _OFF, _ON = "prefix cache off", "prefix cache on"
-_STATES = {_OFF: "off", _ON: "on"}
+_STATES = {_OFF: False, _ON: True}
 
 
 def measure_prefix_sharing(context: Context) -> Outcome:
@@ -193,7 +193,7 @@ def measure_prefix_sharing(context: Context) -> Outcome:
     prefix, tail, out = _PREFIX // part, _TAIL // part, _OUT // part
     drawn = shared_prefix(context, count, prefix=prefix, tail=tail, out=out)
     turns = run_alternating(
-        context, {name: Variant(drawn.at_once(), {"prefix_caching": state}) for name, state in _STATES.items()}
+        context, {name: Variant(drawn.at_once(), {"enable_prefix_caching": state}) for name, state in _STATES.items()}
     )
     runs = turns.best
     off, on = runs.values()

@@ -12,17 +12,18 @@ import pytest
 import torch
 
 from headway.cache_dir import why_not_writable
-from headway.config import EngineConfig
-from headway.executor import local
+from headway.worker import formats
+from headway.worker.formats import choose_device, keep_compiled_kernels
+from tests.unit.worker.test_formats import chosen
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def nothing_said_yet() -> Iterator[None]:
-    local._warn_once.cache_clear()
+    formats._warn_once.cache_clear()
     yield
-    local._warn_once.cache_clear()
+    formats._warn_once.cache_clear()
 
 
 def said(caplog: pytest.LogCaptureFixture) -> str:
@@ -34,24 +35,24 @@ def said(caplog: pytest.LogCaptureFixture) -> str:
 
 def test_a_format_without_cpu_kernels(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        local._choose_formats(EngineConfig.from_options(dtype="bfloat16"), "float32", CPU)
+        chosen("cpu", "float32", dtype="bfloat16")
     assert "several times as slow: they know no bfloat16" in said(caplog)
 
 
 def test_what_is_fast_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     for dtype in ("auto", "float32"):
-        local._choose_formats(EngineConfig.from_options(dtype=dtype), "bfloat16", CPU)
+        chosen("cpu", "bfloat16", dtype=dtype)
     assert not caplog.records
 
 
 def test_cuda_without_triton(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None)
-    local._choose_formats(EngineConfig(), "bfloat16", CUDA)
+    monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
+    chosen("cuda", "bfloat16")
     assert "there is no package triton" in said(caplog)
 
 
 def test_slow_attention_on_cuda(caplog: pytest.LogCaptureFixture) -> None:
-    local._choose_formats(EngineConfig.from_options(attention_backend="torch_padded"), "bfloat16", CUDA)
+    chosen("cuda", "bfloat16", attention_backend="torch_padded")
     assert "attention_backend 'torch_padded' is a slow reference on CUDA" in said(caplog)
 
 
@@ -59,11 +60,11 @@ def test_a_gpu_that_torch_does_not_see(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(local, "_NVIDIA_DRIVER", str(tmp_path / "version"))
-    assert local.choose_device("auto") == CPU
+    monkeypatch.setattr(formats, "_NVIDIA_DRIVER", str(tmp_path / "version"))
+    assert choose_device("auto") == CPU
     assert not caplog.records
     (tmp_path / "version").write_text("550")
-    assert local.choose_device("auto") == CPU == local.choose_device("cpu")
+    assert choose_device("auto") == CPU == choose_device("cpu")
     assert "torch sees no CUDA device" in said(caplog)
 
 
@@ -75,12 +76,12 @@ def test_an_unwritable_triton_cache(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what is set below is undone
     monkeypatch.setenv(variable, str(tmp_path))
-    local.keep_compiled_kernels()
+    keep_compiled_kernels()
     assert not caplog.records
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
     monkeypatch.setenv(variable, str(tmp_path / "file" / "below"))
-    local.keep_compiled_kernels()
+    keep_compiled_kernels()
     assert why_not_writable(Path(os.environ["TRITON_CACHE_DIR"])) is None
     assert "the GPU kernels are compiled for this run alone" in said(caplog)
 

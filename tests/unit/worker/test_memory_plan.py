@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -8,9 +9,10 @@ import torch
 
 from headway.attention import FORMATS
 from headway.config import EngineConfig
-from headway.errors import OutOfMemoryError
+from headway.errors import ConfigError, OutOfMemoryError
 from headway.kv.layer_cache import LayerKVCache
 from headway.models.decoder_config import DecoderConfig
+from headway.worker.formats import Formats
 from headway.worker.memory_plan import DEFAULT_CPU_KV_BYTES, MemoryPlan, plan_memory
 
 # 2 (k and v) x 2 layers x 2 heads x 32 numbers x 2 bytes = 512 bytes a token, 8 KiB a block of 16
@@ -28,30 +30,32 @@ MODEL = DecoderConfig(
 
 
 def plan(
-    *, free_bytes: int | None = None, max_model_len: int = 8192, kv_format: str = "float16", **options: Any
+    *, free_bytes: int | None = None, max_position: int = 8192, kv_format: str = "float16", **options: Any
 ) -> MemoryPlan:
-    """For a model with that context; the user has said nothing about it."""
-    config = EngineConfig.from_options(**options)
-    return plan_from(config, free_bytes=free_bytes, max_model_len=max_model_len, kv_format=kv_format)
-
-
-def plan_from(
-    config: EngineConfig, *, max_model_len: int, free_bytes: int | None = None, kv_format: str = "float16"
-) -> MemoryPlan:
+    """For a model with that context."""
+    config = EngineConfig.from_options(**options).resolve("cpu")
     return plan_memory(
-        config,
-        MODEL,
-        device=torch.device("cpu"),
-        dtype_name="float32",
+        config.cache,
+        dataclasses.replace(MODEL, max_position=max_position),
+        Formats(
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            quantization="none",
+            kernels="torch",
+            attention_backend="torch_padded",
+            kv_format=FORMATS[kv_format],
+            torch_threads=None,
+            native_threads=None,
+        ),
         weight_bytes=1000,
-        kv_format=FORMATS[kv_format],
-        max_model_len=max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=config.model.max_model_len,
         free_bytes=free_bytes,
     )
 
 
 def test_a_byte_budget_becomes_blocks_by_a_formula_one_can_check_by_hand() -> None:
-    result = plan(kv_cache_memory=1_000_000, max_model_len=1024)
+    result = plan(kv_cache_memory=1_000_000, max_position=1024)
     assert result.bytes_per_block == 8192
     assert result.num_blocks == 1_000_000 // 8192
     assert result.num_tokens == result.num_blocks * 16
@@ -64,7 +68,7 @@ def test_a_byte_budget_becomes_blocks_by_a_formula_one_can_check_by_hand() -> No
 )
 def test_fewer_bits_make_for_more_blocks(kv_format: str, bytes_per_head: int) -> None:
     """Scales count: 2 bytes for a key and 2 for a value."""
-    result = plan(kv_cache_memory=1_000_000, max_model_len=1024, kv_format=kv_format)
+    result = plan(kv_cache_memory=1_000_000, max_position=1024, kv_format=kv_format)
     assert result.bytes_per_block == 16 * 2 * 2 * bytes_per_head
     assert result.num_blocks == 1_000_000 // result.bytes_per_block
     assert f"({kv_format})" in str(result)
@@ -72,14 +76,14 @@ def test_fewer_bits_make_for_more_blocks(kv_format: str, bytes_per_head: int) ->
 
 def test_the_plan_counts_what_a_cache_takes() -> None:
     for name, kv_format in FORMATS.items():
-        result = plan(num_kv_blocks=3, max_model_len=16, kv_format=name)
+        result = plan(num_kv_blocks=3, max_position=16, kv_format=name)
         layer = LayerKVCache.zeros(3, MODEL.num_kv_heads, MODEL.head_dim, 16, dtype=kv_format)
         assert result.kv_bytes == MODEL.num_layers * sum(tensor.nbytes for tensor in layer.tensors)
 
 
 def test_no_more_blocks_are_made_than_could_ever_be_in_use() -> None:
-    assert plan(max_num_seqs=2, max_model_len=100).num_blocks == 2 * 7
-    assert plan(free_bytes=10**8, max_num_seqs=2, max_model_len=100).num_blocks == 2 * 7
+    assert plan(max_num_seqs=2, max_position=100).num_blocks == 2 * 7
+    assert plan(free_bytes=10**8, max_num_seqs=2, max_position=100).num_blocks == 2 * 7
 
 
 def test_the_default_budget_on_a_cpu() -> None:
@@ -87,7 +91,7 @@ def test_the_default_budget_on_a_cpu() -> None:
 
 
 def test_an_exact_number_of_blocks_is_taken_as_it_is() -> None:
-    assert plan(num_kv_blocks=7, max_model_len=50).num_blocks == 7
+    assert plan(num_kv_blocks=7, max_position=50).num_blocks == 7
 
 
 def test_the_context_shrinks_to_the_cache_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -97,8 +101,18 @@ def test_the_context_shrinks_to_the_cache_with_a_warning(caplog: pytest.LogCaptu
 
 
 def test_a_context_that_the_user_has_fixed_does_not_shrink() -> None:
-    config = EngineConfig.from_options(num_kv_blocks=10, max_model_len=1024)
-    assert plan_from(config, max_model_len=1024).max_model_len == 1024
+    assert plan(num_kv_blocks=10, max_model_len=1024).max_model_len == 1024
+
+
+def test_a_context_beyond_the_models_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_model_len 8193 exceeds the 8192 positions"):
+        plan(max_model_len=8193)
+
+
+def test_a_host_cache_below_one_block_is_refused() -> None:
+    assert plan(num_kv_blocks=4, max_position=64, host_cache_memory=3 * 8192 + 1).num_host_slots == 3
+    with pytest.raises(ConfigError, match="host_cache_memory of 8,191 bytes has no room for a single KV block"):
+        plan(num_kv_blocks=4, host_cache_memory=8191)
 
 
 @pytest.mark.parametrize("options", [{"kv_cache_memory": 100}, {"free_bytes": -5}])
@@ -121,6 +135,6 @@ def test_a_system_that_does_not_count_free_pages_is_believed(monkeypatch: pytest
 
 
 def test_the_plan_can_be_read_by_people() -> None:
-    text = str(plan(num_kv_blocks=64, max_model_len=512))
+    text = str(plan(num_kv_blocks=64, max_position=512))
     assert "64 blocks of 16 tokens" in text
     assert "1,024 tokens = 2.0 requests of full length (512 tokens)" in text

@@ -1,0 +1,79 @@
+"""What the options came to on a kind of device: the records that the engine reads, made by `headway.config`.
+
+A record here has nothing left open that the options and the device decide. What a checkpoint or free memory decides is
+still open in some fields, and settled by `headway.worker.formats` and `headway.worker.memory_plan`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+GraphMode = Literal["off", "lazy", "all"]
+"""Which CUDA graphs are made: none, those of steps that come up twice, or those of all steps before the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSettings:
+    """`CacheConfig` on a kind of device. The options that are still open are settled by `headway.worker`."""
+
+    block_size: int
+    gpu_memory_utilization: float
+    kv_cache_memory: int | None
+    num_kv_blocks: int | None
+    host_cache_memory: int | None
+    enable_prefix_caching: bool
+    eviction_policy: str
+    kv_allocation: str
+    kv_cache_dtype: str
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether there is a prefix cache."""
+        return self.enable_prefix_caching and self.kv_allocation == "paged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerSettings:
+    """`SchedulerConfig` on a kind of device, with nothing left open: all that a scheduler takes."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    target_itl_ms: float
+    """0: time does not limit a step."""
+    max_chunk_tokens: int
+    short_prompt_share: float
+    long_prompt_step_ms: float
+    """0: a long prompt does not limit a step either."""
+    scheduling_policy: str
+    batching: str
+    batch_window_ms: float
+    prefill_mode: str
+    starvation_ms: float
+    starvation_stretch: float
+    max_preemptions: int
+    max_head_skips: int
+    preemption_mode: str
+    """May stay "auto": that is decided for each request."""
+    skip_window: int
+
+    def as_options(self) -> dict[str, Any]:
+        """Options of a `SchedulerConfig` that resolves to this. A chunk limit that limits nothing is left open, so
+        that it grows with the step's."""
+        options = dataclasses.asdict(self)
+        if self.max_chunk_tokens == self.max_num_batched_tokens:
+            options["max_chunk_tokens"] = None
+        return options
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSettings:
+    """`DeviceConfig` on a kind of device. Kernels and threads that are still open are settled by `headway.worker`."""
+
+    kind: str
+    """Of the device: "cpu" or "cuda"."""
+    num_threads: int | None
+    attention_backend: str
+    graphs: GraphMode
+    async_scheduling: bool

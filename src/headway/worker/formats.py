@@ -1,0 +1,187 @@
+"""What a model runs with: the one place that settles every "auto" which depends on checkpoint, device or kernels.
+
+    device     dtype auto         quantization auto    kernels    attention       KV cache auto
+    cuda       the checkpoint's   none                 triton     triton          the dtype
+    cpu        float32            int8, if dtype auto  native     cpu             float16 with int8 weights
+    cpu, where the native kernels cannot run:
+               float32            none                 torch      torch_padded    the dtype
+
+Each choice that makes the engine slower than it could be on this machine is said, once.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from headway import native
+from headway.attention import FORMATS, KVFormat
+from headway.cache_dir import temporary_folder, why_not_writable
+from headway.config import ModelConfig
+from headway.errors import ConfigError
+from headway.settings import DeviceSettings
+
+logger = logging.getLogger(__name__)
+
+_NVIDIA_DRIVER = "/proc/driver/nvidia/version"
+# From here on (Ada, Hopper) Triton converts float8 e4m3.
+_FP8_CAPABILITY = (8, 9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formats:
+    """Number formats, kernels and threads of a model on a device."""
+
+    device: torch.device
+    dtype: torch.dtype
+    """Of activations and of weights that are not quantised."""
+    quantization: str
+    """Of the linear layers: "none" or "int8"."""
+    kernels: str
+    """Whose operations run: "native", "triton" or "torch"."""
+    attention_backend: str
+    kv_format: KVFormat
+    torch_threads: int | None
+    """How many threads torch gets during a step; `None`: as many as it has."""
+    native_threads: int | None
+    """How many the native kernels get; `None`: as many as they have."""
+
+    def __str__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        return name if self.quantization == "none" else f"{self.quantization} weights, {name} activations"
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that the option names; `ConfigError` if torch does not see it."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cpu" and os.path.exists(_NVIDIA_DRIVER):
+            _warn_once(
+                "the model runs on the CPU although this machine has an NVIDIA driver: torch sees no CUDA device"
+            )
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda' was asked for, but torch sees no CUDA device. Use device 'cpu' or 'auto'.")
+    return torch.device(name)
+
+
+def choose_formats(
+    model: ModelConfig, device: DeviceSettings, *, kv_cache_dtype: str, checkpoint_dtype: str
+) -> Formats:
+    """Settle what is "auto", and refuse what the device or its kernels cannot run."""
+    on = torch.device(device.kind)
+    if device.kind == "cuda":
+        kernels = _cuda_kernels(model, device.attention_backend)
+        dtype = checkpoint_dtype if model.dtype == "auto" else model.dtype
+    else:
+        dtype = "float32" if model.dtype == "auto" else model.dtype
+        kernels = _cpu_kernels(model, dtype, device.attention_backend)
+    quantization = "int8" if _quantizes(model, kernels) else "none"
+    torch_dtype = getattr(torch, dtype)
+    torch_threads, native_threads = _threads(device, kernels)
+    return Formats(
+        device=on,
+        dtype=torch_dtype,
+        quantization=quantization,
+        kernels=kernels,
+        attention_backend=_attention_backend(device.attention_backend, kernels),
+        kv_format=_kv_format(kv_cache_dtype, torch_dtype, quantization, kernels, on),
+        torch_threads=torch_threads,
+        native_threads=native_threads,
+    )
+
+
+def keep_compiled_kernels() -> None:
+    """Let Triton compile even where its cache cannot be written: then for this process alone."""
+    home = Path(os.environ.get("TRITON_HOME") or Path("~").expanduser())
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+    error = why_not_writable(folder)
+    if error is not None:
+        os.environ["TRITON_CACHE_DIR"] = str(temporary_folder() / "triton")
+        reason = error.strerror or error
+        _warn_once(
+            f"the GPU kernels are compiled for this run alone, and will be again at each start, since nothing can be "
+            f"written to {folder} ({reason}); set TRITON_CACHE_DIR to a folder that you can write to"
+        )
+
+
+def _cuda_kernels(model: ModelConfig, backend: str) -> str:
+    if model.quantization == "int8":
+        raise ConfigError("quantization 'int8' runs on the CPU only; use quantization 'none' on CUDA.")
+    if backend == "cpu":
+        raise ConfigError("attention backend 'cpu' does not run on CUDA; use 'triton', or 'auto'.")
+    if importlib.util.find_spec("triton") is None:
+        _warn_once("torch takes the place of the GPU kernels, several times as slow: there is no package triton")
+        return "torch"
+    if backend not in ("auto", "triton"):
+        _warn_once(f"attention_backend '{backend}' is a slow reference on CUDA, and runs without CUDA graphs")
+    else:
+        keep_compiled_kernels()
+    return "triton"
+
+
+def _cpu_kernels(model: ModelConfig, dtype: str, backend: str) -> str:
+    if backend == "triton":
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            raise ConfigError("attention backend 'triton' needs a CUDA device (or, for tests, TRITON_INTERPRET=1).")
+        return "triton"
+    if dtype != "float32":
+        _warn_once(f"torch takes the place of the CPU kernels, several times as slow: they know no {dtype}; see dtype")
+    has_native = dtype == "float32" and native.is_available()
+    if model.quantization == "int8" and not has_native:
+        native.load()  # raises with the compiler's own words
+    return "native" if has_native else "torch"
+
+
+def _quantizes(model: ModelConfig, kernels: str) -> bool:
+    """Only the native kernels compute with quantised weights; a dtype that was asked for is kept."""
+    if kernels != "native":
+        return False
+    return model.quantization == "int8" or (model.quantization == "auto" and model.dtype == "auto")
+
+
+def _attention_backend(name: str, kernels: str) -> str:
+    return {"native": "cpu", "triton": "triton", "torch": "torch_padded"}[kernels] if name == "auto" else name
+
+
+def _kv_format(name: str, dtype: torch.dtype, quantization: str, kernels: str, device: torch.device) -> KVFormat:
+    """Settle "auto", and refuse what the kernels that will run cannot write or read."""
+    own = KVFormat.of(dtype)
+    if name == "auto":
+        # With quantised weights the exact reference is given up anyway; half the KV bytes then cost next to nothing.
+        return KVFormat.of(torch.float16) if quantization == "int8" else own
+    format = FORMATS[name]
+    if kernels == "native" and name == "bfloat16":
+        raise ConfigError("kv_cache_dtype 'bfloat16' is not for the CPU kernels; use 'float16', which takes as much.")
+    if kernels != "triton":
+        return format
+    if not format.is_scaled and format != own:
+        raise ConfigError(
+            f"kv_cache_dtype '{name}' does not go with the Triton kernels and a model in {own.name}; "
+            f"use 'auto' or '{own.name}', or a quantised format: fp8, int8, int4."
+        )
+    if name == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise ConfigError(
+            f"kv_cache_dtype 'fp8' needs a GPU that knows float8, and {torch.cuda.get_device_name(device)} does not; "
+            "use 'int8', which takes as much."
+        )
+    return format
+
+
+def _threads(device: DeviceSettings, kernels: str) -> tuple[int | None, int | None]:
+    """(torch's, the native kernels')"""
+    if device.kind != "cpu":
+        return None, None
+    if kernels == "native":
+        return 1, device.num_threads  # torch's threads would only fight the native ones for the same cores
+    return device.num_threads, None
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)

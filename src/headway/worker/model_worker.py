@@ -1,0 +1,307 @@
+"""One model on one device: load it, profile its largest step, allocate the KV cache, submit steps.
+
+worker = ModelWorker(config, checkpoint.config, eos_token_ids=...)   formats, kernels and the context are settled
+worker.load(checkpoint)                                              weights are on the device
+free_bytes = worker.profile()                                        what the largest step leaves for KV blocks
+plan = worker.allocate(free_bytes)                                   KV blocks, those on the host, the runner
+worker.submit(output)                                                step after step
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from headway import native
+from headway.attention import AttentionBackend, create_backend
+from headway.config import ResolvedConfig
+from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from headway.errors import ConfigError
+from headway.kv.host_blocks import HostBlocks
+from headway.kv.layer_cache import LayerKVCache
+from headway.layers import create_ops
+from headway.models import load_decoder
+from headway.models.assembly import Progress
+from headway.models.checkpoint import Checkpoint
+from headway.models.decoder import Decoder
+from headway.models.decoder_config import DecoderConfig
+from headway.runner.model_runner import ModelRunner
+from headway.settings import GraphMode
+from headway.worker.formats import choose_formats
+from headway.worker.memory_plan import MemoryPlan, free_cuda_bytes, longest_request, plan_memory
+
+if TYPE_CHECKING:
+    from headway.runner.gpu_runner import GpuModelRunner
+
+
+class ModelWorker:
+    """Its methods are called in the order of their definition; `submit` again and again."""
+
+    def __init__(self, config: ResolvedConfig, model: DecoderConfig, *, eos_token_ids: tuple[int, ...]) -> None:
+        self.formats = choose_formats(
+            config.model,
+            config.device,
+            kv_cache_dtype=config.cache.kv_cache_dtype,
+            checkpoint_dtype=model.torch_dtype,
+        )
+        self._config = config
+        self._eos_token_ids = eos_token_ids
+        self._max_model_len = longest_request(config.model.max_model_len, model)
+        self._cuda_device: int | None = None
+        self._decoder: Decoder | None = None
+        self._runner: Runner | None = None
+
+    def load(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
+        """Read the weights onto the device. `progress(done_bytes, total_bytes)` is called meanwhile."""
+        formats = self.formats
+        if formats.native_threads is not None:
+            native.set_num_threads(formats.native_threads)
+        self._decoder = load_decoder(
+            checkpoint,
+            device=formats.device,
+            dtype=formats.dtype,
+            quantization=formats.quantization,
+            ops=create_ops(formats.kernels, device=formats.device, dtype=formats.dtype),
+            max_model_len=self._max_model_len,
+            progress=progress,
+        )
+        if formats.device.type == "cuda":
+            # Each thread has a current device of its own; steps belong to that of the thread that loads the model.
+            self._cuda_device = torch.cuda.current_device()
+
+    def profile(self) -> int | None:
+        """Run the largest step's largest parts. Returns the bytes left for the KV cache; `None` on a CPU, where only
+        the options limit it."""
+        assert self._decoder is not None, "load() comes first"
+        if self.formats.device.type != "cuda":
+            return None
+        limits = self._config.scheduler
+        working_bytes = _working_bytes(
+            self._decoder,
+            self.formats.device,
+            num_tokens=limits.max_num_batched_tokens,
+            num_rows=min(limits.max_num_seqs, limits.max_num_batched_tokens),
+        )
+        return free_cuda_bytes(
+            self.formats.device,
+            working_bytes=working_bytes,
+            utilization=self._config.cache.gpu_memory_utilization,
+        )
+
+    def allocate(self, free_bytes: int | None) -> MemoryPlan:
+        """Lay out the KV cache in what `profile` has found, and make ready to run."""
+        config, decoder = self._config, self._decoder
+        assert decoder is not None, "load() comes first"
+        plan = plan_memory(
+            config.cache,
+            decoder.config,
+            self.formats,
+            weight_bytes=decoder.num_bytes,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_model_len=config.model.max_model_len,
+            free_bytes=free_bytes,
+        )
+        attention = create_backend(
+            self.formats.attention_backend, self._kv_caches(plan, decoder), decoder.config.num_heads
+        )
+        host_blocks = None
+        if plan.num_host_slots:
+            host_blocks = HostBlocks(attention.kv_caches, plan.num_host_slots)
+            plan = dataclasses.replace(plan, restore_block_s=host_blocks.measure_restore())
+        settings = RunnerSettings(
+            device=self.formats.device,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_model_len=plan.max_model_len,
+            block_size=plan.block_size,
+            eos_token_ids=self._eos_token_ids,
+            seed=config.model.seed,
+            graphs=config.device.graphs,
+            num_threads=self.formats.torch_threads,
+        )
+        self._runner = _create_runner(decoder, attention, settings, host_blocks)
+        return plan
+
+    def warm_up(self) -> int:
+        """Make ready what would slow down first steps, as the runner knows it; returns for how many kinds of steps."""
+        assert self._runner is not None, "allocate() comes first"
+        try:
+            return self._runner.warm_up()
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                "There is not enough GPU memory left for the CUDA graphs of all steps. Lower --gpu-memory-utilization "
+                f"or --max-num-seqs, or use --cuda-graph-capture lazy or --enforce-eager. ({error})"
+            ) from error
+
+    def submit(self, output: SchedulerOutput) -> PendingStep:
+        """Run a step, or start it."""
+        assert self._runner is not None, "allocate() comes first"
+        if self._cuda_device is not None and torch.cuda.current_device() != self._cuda_device:
+            torch.cuda.set_device(self._cuda_device)
+        return self._runner.submit(output)
+
+    def shutdown(self) -> None:
+        """Drop the model and its cache."""
+        if self._runner is not None:
+            self._runner.shutdown()
+        self._runner = self._decoder = None
+
+    def _kv_caches(self, plan: MemoryPlan, decoder: Decoder) -> list[LayerKVCache]:
+        model = decoder.config
+        return [
+            LayerKVCache.zeros(
+                plan.num_blocks,
+                model.num_kv_heads,
+                model.head_dim,
+                plan.block_size,
+                dtype=self.formats.kv_format,
+                device=self.formats.device,
+                token_major=self.formats.kernels == "triton",
+            )
+            for _ in range(model.num_layers)
+        ]
+
+
+def _working_bytes(decoder: Decoder, device: torch.device, *, num_tokens: int, num_rows: int) -> int:
+    """What a step of so many tokens takes beside weights and KV cache, measured."""
+    model = decoder.config
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    with torch.inference_mode():
+        hidden = torch.zeros(num_tokens, model.hidden_size, dtype=decoder.embedding.dtype, device=device)
+        layer = decoder.layers[0]
+        norm, eps = layer.input_norm, model.rms_norm_eps
+        layer.mlp.add_to(hidden, None, ops=decoder.ops, norm=norm, eps=eps, next_norm=norm)
+        logits = decoder.logits(hidden[:num_rows]).float()
+        # Room for what sampling may add to the logits (a float32 copy, logprobs, what each row has seen; float64 sums
+        # without Triton) and for the working memory that CUDA graphs keep to themselves.
+        scratch = torch.empty(4 * logits.numel(), dtype=torch.float64, device=device)
+        del hidden, logits, scratch
+    working = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return working
+
+
+# ---- until `headway.runner` has these under the same names: all below becomes one import of create_runner, Runner,
+# ---- RunnerSettings and PendingStep from there
+
+
+class PendingStep(Protocol):
+    """A step that has been submitted."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait until the step has run."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs planned steps in order."""
+
+    def submit(self, output: SchedulerOutput) -> PendingStep: ...
+
+    def warm_up(self) -> int: ...
+
+    def shutdown(self) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunnerSettings:
+    """The limits of a batch, and how its steps run."""
+
+    device: torch.device
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    eos_token_ids: tuple[int, ...]
+    seed: int
+    graphs: GraphMode
+    num_threads: int | None
+    """Threads that torch gets for the time of a step on the CPU; `None`: as many as it has."""
+
+
+def _create_runner(
+    decoder: Decoder, attention: AttentionBackend, settings: RunnerSettings, host_blocks: HostBlocks | None
+) -> Runner:
+    if decoder.ops.name == "triton":
+        return _GraphedRunner(decoder, attention, settings, host_blocks)
+    return _EagerRunner(decoder, attention, settings, host_blocks)
+
+
+class _FinishedStep:
+    def __init__(self, output: ModelRunnerOutput) -> None:
+        self._output = output
+
+    def result(self) -> ModelRunnerOutput:
+        return self._output
+
+
+class _EagerRunner:
+    def __init__(
+        self, decoder: Decoder, attention: AttentionBackend, settings: RunnerSettings, host_blocks: HostBlocks | None
+    ) -> None:
+        self._num_threads = settings.num_threads
+        self._runner: ModelRunner | None = ModelRunner(
+            decoder,
+            attention,
+            device=settings.device,
+            max_num_seqs=settings.max_num_seqs,
+            max_model_len=settings.max_model_len,
+            block_size=settings.block_size,
+            eos_token_ids=settings.eos_token_ids,
+            seed=settings.seed,
+            host_blocks=host_blocks,
+        )
+
+    def submit(self, output: SchedulerOutput) -> PendingStep:
+        assert self._runner is not None
+        if self._num_threads is None:
+            return _FinishedStep(self._runner.execute(output))
+        callers_threads = torch.get_num_threads()  # the rest of the process may want them: they are only borrowed
+        torch.set_num_threads(self._num_threads)
+        try:
+            return _FinishedStep(self._runner.execute(output))
+        finally:
+            torch.set_num_threads(callers_threads)
+
+    def warm_up(self) -> int:
+        return 0
+
+    def shutdown(self) -> None:
+        self._runner = None
+
+
+class _GraphedRunner:
+    def __init__(
+        self, decoder: Decoder, attention: AttentionBackend, settings: RunnerSettings, host_blocks: HostBlocks | None
+    ) -> None:
+        from headway.runner.gpu_runner import GpuModelRunner
+
+        self._captures_all = settings.graphs == "all"
+        self._runner: GpuModelRunner | None = GpuModelRunner(
+            decoder,
+            attention,
+            device=settings.device,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=settings.max_model_len,
+            block_size=settings.block_size,
+            eos_token_ids=settings.eos_token_ids,
+            seed=settings.seed,
+            use_graphs=settings.graphs != "off",
+            host_blocks=host_blocks,
+        )
+
+    def submit(self, output: SchedulerOutput) -> PendingStep:
+        assert self._runner is not None
+        return self._runner.submit(output)
+
+    def warm_up(self) -> int:
+        assert self._runner is not None
+        return self._runner.capture_graphs() if self._captures_all else 0
+
+    def shutdown(self) -> None:
+        self._runner = None

@@ -1,0 +1,123 @@
+"""What "auto" becomes on each device, and what its kernels cannot run."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+
+from headway import native
+from headway.attention import FORMATS, KVFormat
+from headway.config import EngineConfig
+from headway.errors import ConfigError
+from headway.worker.formats import Formats, choose_device, choose_formats
+
+
+def chosen(device: str, checkpoint_dtype: str = "bfloat16", **options: Any) -> Formats:
+    config = EngineConfig.from_options(**options).resolve(device)
+    return choose_formats(
+        config.model, config.device, kv_cache_dtype=config.cache.kv_cache_dtype, checkpoint_dtype=checkpoint_dtype
+    )
+
+
+@pytest.fixture
+def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+@pytest.fixture
+def native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "is_available", lambda: True)
+
+
+@pytest.fixture
+def no_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "is_available", lambda: False)
+
+
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr("headway.worker.formats.keep_compiled_kernels", lambda: None)
+
+
+@pytest.mark.usefixtures("native_kernels")
+def test_a_cpu_quantises_unless_a_dtype_was_asked_for() -> None:
+    auto = chosen("cpu")
+    assert (auto.dtype, auto.quantization, auto.kernels) == (torch.float32, "int8", "native")
+    assert (auto.attention_backend, auto.kv_format) == ("cpu", KVFormat.of(torch.float16))
+    assert str(auto) == "int8 weights, float32 activations"
+    exact = chosen("cpu", dtype="float32")
+    assert (exact.quantization, exact.kernels, exact.kv_format) == ("none", "native", KVFormat.of(torch.float32))
+    assert str(exact) == "float32"
+    assert chosen("cpu", dtype="float32", quantization="int8").quantization == "int8"
+    assert chosen("cpu", quantization="none").quantization == "none"
+
+
+@pytest.mark.usefixtures("no_native_kernels")
+def test_without_native_kernels_torch_computes_in_float32() -> None:
+    formats = chosen("cpu")
+    assert (formats.dtype, formats.quantization, formats.kernels) == (torch.float32, "none", "torch")
+    assert (formats.attention_backend, formats.kv_format) == ("torch_padded", KVFormat.of(torch.float32))
+
+
+def test_a_dtype_that_only_torch_knows_on_a_cpu() -> None:
+    formats = chosen("cpu", dtype="bfloat16")
+    assert (formats.dtype, formats.kernels, formats.attention_backend) == (torch.bfloat16, "torch", "torch_padded")
+
+
+@pytest.mark.usefixtures("triton")
+def test_cuda_takes_the_checkpoints_dtype() -> None:
+    formats = chosen("cuda")
+    assert (formats.dtype, formats.quantization, formats.kernels) == (torch.bfloat16, "none", "triton")
+    assert (formats.attention_backend, formats.kv_format) == ("triton", KVFormat.of(torch.bfloat16))
+    assert chosen("cuda", dtype="float32").dtype == torch.float32
+    assert chosen("cuda", kv_cache_dtype="int8").kv_format == FORMATS["int8"]
+    assert (formats.torch_threads, formats.native_threads) == (None, None)
+
+
+@pytest.mark.usefixtures("native_kernels")
+def test_threads_go_to_those_who_compute() -> None:
+    own = chosen("cpu", num_threads=3)
+    assert (own.torch_threads, own.native_threads) == (1, 3)
+    assert (chosen("cpu").torch_threads, chosen("cpu").native_threads) == (1, None)
+    torchs = chosen("cpu", dtype="bfloat16", num_threads=3)
+    assert (torchs.torch_threads, torchs.native_threads) == (3, None)
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "message"),
+    [
+        ("cuda", {"quantization": "int8"}, "'int8' runs on the CPU only"),
+        ("cuda", {"attention_backend": "cpu"}, "'cpu' does not run on CUDA"),
+        ("cuda", {"kv_cache_dtype": "float16"}, "does not go with the Triton kernels and a model in bfloat16"),
+        ("cpu", {"attention_backend": "triton"}, "needs a CUDA device"),
+        ("cpu", {"kv_cache_dtype": "bf16"}, "use 'float16', which takes as much"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("triton", "no_interpreter", "native_kernels")
+def test_what_cannot_run_is_refused_with_what_can(device: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        chosen(device, **options)
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_gpu_without_float8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an A100")
+    with pytest.raises(ConfigError, match="an A100 does not; use 'int8'"):
+        chosen("cuda", kv_cache_dtype="fp8")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert chosen("cuda", kv_cache_dtype="fp8").kv_format == FORMATS["fp8"]
+
+
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="torch sees no CUDA device"):
+        choose_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("auto").type == "cuda"
+    assert choose_device("cpu").type == "cpu"
