@@ -191,7 +191,7 @@ def replayed(work: Sequence[BenchRequest], *, policy: str, speed: float = 1.0) -
     machine = Machine(LARGE_GPU.scaled(1 / speed), num_blocks=4096, block_size=64, max_model_len=4096, overlap=True)
     config = SchedulerConfig(
         max_num_seqs=256, max_num_batched_tokens=8192, target_itl_ms=20.0, scheduling_policy=policy
-    )
+    ).resolve("cpu")
     return simulate(work, machine, config, CacheConfig(enable_prefix_caching=False).resolve("cpu")).timelines
 
 
