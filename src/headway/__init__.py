@@ -10,6 +10,7 @@ from headway.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutp
 from headway.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
+    from headway.core.request_options import RequestOptions
     from headway.engine.llm_engine import LLMEngine
     from headway.llm import LLM
 
@@ -27,6 +28,7 @@ __all__ = [
     "LLMEngine",
     "Logprob",
     "RequestFailedError",
+    "RequestOptions",
     "RequestOutput",
     "SamplingParams",
     "__version__",
@@ -34,11 +36,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`LLM` and `LLMEngine` bring torch with them; whoever needs only the records does not wait for it."""
+    """`LLM` and `LLMEngine` bring torch with them: a program that needs only the records does not wait for it."""
     if name == "LLM":
         from headway.llm import LLM
 
         return LLM
+    if name == "RequestOptions":
+        from headway.core.request_options import RequestOptions
+
+        return RequestOptions
     if name == "LLMEngine":
         from headway.engine.llm_engine import LLMEngine
 

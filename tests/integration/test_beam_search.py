@@ -57,7 +57,7 @@ def searched(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list
     for index, prompt in enumerate(prompts):
         llm.engine.add_request(str(index), prompt, params, stream=False)
     while llm.engine.has_unfinished_requests():
-        done |= {output.request_id: output for output in llm.engine.step()}
+        done |= {output.request_id: output for output in llm.engine.step().outputs}
         llm.engine.check_invariants()
     assert llm.engine.core.scheduler.kv_cache.num_used_blocks == 0
     return [

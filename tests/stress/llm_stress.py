@@ -180,7 +180,7 @@ def reference(prompt: list[int], params: SamplingParams) -> list[Any]:
     engine.add_request("alone", prompt, params, stream=False)
     outputs: list[Any] = []
     while engine.has_unfinished_requests():
-        outputs += engine.step()
+        outputs += engine.step().outputs
     return [(each.text, each.token_ids, each.finish_reason, each.stop_reason) for each in outputs[0].outputs]
 
 

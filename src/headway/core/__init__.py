@@ -19,6 +19,7 @@ from headway.core.scheduler_output import (
     SampledTokens,
     ScheduledRequest,
     SchedulerOutput,
+    TokenLogprobs,
 )
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Scheduler",
     "SchedulerOutput",
     "SchedulingPolicy",
+    "TokenLogprobs",
     "check_invariants",
     "create_eviction_policy",
     "create_policy",

@@ -36,6 +36,7 @@ from headway.core.scheduler_output import (
     SampledTokens,
     ScheduledRequest,
     SchedulerOutput,
+    TokenLogprobs,
     make_tuple,
 )
 from headway.core.token_budget import TokenBudget
@@ -55,7 +56,7 @@ class RequestUpdate(NamedTuple):
 
     request_id: str
     new_token_ids: tuple[int, ...]
-    logprobs: tuple[object, ...]
+    logprobs: tuple[TokenLogprobs, ...]
     finish_status: RequestStatus | None
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None

@@ -13,7 +13,7 @@ import threading
 import time
 
 from headway.rpc.frames import FrameReader, pack
-from headway.rpc.messages import FromEngine, ToEngine, decode_to_engine
+from headway.rpc.messages import FromEngine, ToEngine, UnreadableRequest, decode_to_engine
 
 RECEIVE_BYTES = 2**20
 MAX_UNSENT_BYTES = 64 * 2**20
@@ -40,12 +40,12 @@ class EngineChannel:
             wakeup.setblocking(False)
             self._poll.register(wakeup, select.POLLIN)
 
-    def receive(self, *, timeout_s: float) -> list[ToEngine]:
+    def receive(self, *, timeout_s: float) -> list[ToEngine | UnreadableRequest]:
         """All messages that are there; if there are none, wait for one at most so long.
 
         Raises `ChannelClosedError`; and `BrokenFrameError` or `msgspec.DecodeError` for what is no message.
         """
-        messages: list[ToEngine] = []
+        messages: list[ToEngine | UnreadableRequest] = []
         while self._wait_for_input(0.0 if messages else timeout_s):
             try:
                 data = self._socket.recv(RECEIVE_BYTES)

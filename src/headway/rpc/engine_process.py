@@ -10,6 +10,8 @@ that is no message.
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import importlib
 import logging
 import os
@@ -23,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headway.engine.collector import spare_the_collector
 from headway.errors import HeadwayError
 from headway.rpc.engine_channel import ChannelClosedError, EngineChannel
 from headway.rpc.frames import BrokenFrameError
@@ -42,6 +43,10 @@ SIGTERM_DRAIN_S = 15.0
 ORPHAN_S = 10.0
 """How long a step, or the loading of a model, may go on when the front end is gone."""
 
+YOUNG_OBJECTS = 50_000
+"""New containers that the garbage collector waits for. A step makes some thousand, nearly all of which die by
+themselves."""
+
 EXIT_FAILED = 1
 EXIT_BROKEN_FRAME = 2
 
@@ -53,8 +58,7 @@ class Pulse:
     """
 
     def __init__(self, channel: EngineChannel, *, interval_s: float) -> None:
-        self.turn_s: Callable[[], float] = lambda: 0.0
-        """Asked at every beat. Before there is a loop, its turn has taken no time."""
+        self._turn_s: Callable[[], float] = lambda: 0.0  # before there is a loop, its turn has taken no time
         self._channel = channel
         self._interval_s = interval_s
         self._stopped = threading.Event()
@@ -63,6 +67,10 @@ class Pulse:
     def start(self) -> None:
         """Begin to beat."""
         self._thread.start()
+
+    def follow(self, turn_s: Callable[[], float]) -> None:
+        """From now on ask this at every beat."""
+        self._turn_s = turn_s
 
     def stop(self) -> None:
         """Send nothing more. To be called before the channel is closed."""
@@ -73,7 +81,7 @@ class Pulse:
     def _run(self) -> None:
         try:
             while not self._stopped.wait(self._interval_s):
-                self._channel.send(Heartbeat(self.turn_s()))
+                self._channel.send(Heartbeat(self._turn_s()))
         except ChannelClosedError:  # the loop learns it too, after its turn; but that may never end
             if not self._stopped.wait(ORPHAN_S):
                 logger.error("the front end is gone and the engine does not end by itself; it is ended")
@@ -115,6 +123,16 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
     engine = LLMEngine.from_config(config, predicts=False)
     logger.info("weights loaded and memory laid out in %.1f s", time.monotonic() - imported_s)
     return engine
+
+
+def spare_the_collector() -> None:
+    """Keep the garbage collector from looking through the engine's memory during steps: what is loaded now is not
+    looked at again, and what is new seldom. Its settings belong to the whole process, so this is for processes that do
+    nothing but run an engine (this one, benchmarks), never for a program that uses `LLM`."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+    atexit.register(gc.unfreeze)  # extension modules that count what is left at the end would call it leaked
 
 
 def _serve(channel: EngineChannel, factory: str) -> int:
@@ -167,7 +185,7 @@ def _run(engine: LLMEngine, channel: EngineChannel, start: Start, pulse: Pulse) 
     from headway.rpc.engine_loop import EngineLoop  # brings torch, which a wrong option need not wait for
 
     loop = EngineLoop(engine, channel, counted=start.counted)
-    pulse.turn_s = lambda: loop.turn_s
+    pulse.follow(lambda: loop.turn_s)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain(SIGTERM_DRAIN_S))
     channel.send(_ready(engine))
     try:

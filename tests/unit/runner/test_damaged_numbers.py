@@ -32,7 +32,7 @@ def finish_all(llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
         llm.engine.add_request(str(place), prompt, params, stream=False)
     done = {}
     while llm.engine.has_unfinished_requests():
-        done |= {output.request_id: output.outputs[0] for output in llm.engine.step()}
+        done |= {output.request_id: output.outputs[0] for output in llm.engine.step().outputs}
     return done
 
 

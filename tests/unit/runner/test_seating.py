@@ -55,7 +55,7 @@ def break_length(request: Any) -> None:
 def finish_all(llm: LLM, names: list[str]) -> dict[str, RequestOutput]:
     done: dict[str, RequestOutput] = {}
     while llm.engine.has_unfinished_requests():
-        done |= {output.request_id: output for output in llm.engine.step()}
+        done |= {output.request_id: output for output in llm.engine.step().outputs}
         llm.engine.check_invariants()
     assert set(done) == set(names)
     return done

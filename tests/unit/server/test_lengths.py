@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from headway.core.request_options import RequestOptions
 from headway.engine.llm_engine import LLMEngine
 from headway.predict import AnswerLengths, PromptView, TrafficLog
 from headway.rpc import engine_process
 from headway.rpc.messages import AddRequest, Delta
+from headway.sampling_params import SamplingParams
 from headway.server.admission import length_desk
 from headway.server.admission.length_desk import Ended, LengthDesk
 from tests.unit.predict.predictors import BrokenPredictor, Predictor
@@ -78,7 +80,7 @@ def test_the_predictor_sees_the_text_and_what_fits_into_the_context(setup: Setup
 def test_the_scheduler_gets_it() -> None:
     engine = create_engine({"scheduling_policy": "sjf", "max_num_seqs": 1})
     script = [
-        AddRequest(name, [5, 6], {"max_tokens": 2}, predicted_tokens=guess)
+        AddRequest(name, [5, 6], SamplingParams(max_tokens=2), RequestOptions(predicted_tokens=guess))
         for name, guess in zip("abc", (30, 10.5, 20))
     ]
     channel = run_loop(script, *[[]] * 6, engine=engine)

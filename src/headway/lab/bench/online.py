@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headway.lab.bench.agenda import Agenda
@@ -34,6 +34,8 @@ class Replay:
     num_steps: int
     samples: Sequence[BatchSample] = ()
     """How the batch stood after steps, thinned."""
+    errors: Mapping[str, str] = field(default_factory=dict)
+    """Why requests have failed, by their number."""
 
     @property
     def num_lost(self) -> int:
@@ -57,6 +59,7 @@ def replay(
     params = [sampling_params(request, temperature) for request in work]
     timelines = [RequestTimeline(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work]
     agenda, log, num_steps = Agenda(work), SampleLog(), 0
+    errors: dict[str, str] = {}
     gc.collect()
     started_s = now()
     while agenda or engine.has_unfinished_requests():
@@ -64,14 +67,15 @@ def replay(
         for index, due_s in agenda.take_due(elapsed_s):
             request = work[index]
             timelines[index].arrival_s = due_s
-            engine.add_request(str(index), request.prompt_token_ids, params[index], stream=True, **request.options)
+            engine.add_request(str(index), request.prompt_token_ids, params[index], request.options, stream=True)
         if not engine.has_unfinished_requests():
             sleep(agenda.next_due_s - elapsed_s)
             continue
-        outputs = step()
+        stepped = step()
         num_steps += 1
         elapsed_s = now() - started_s
-        for output in outputs:
+        errors |= stepped.errors
+        for output in stepped.outputs:
             index = int(output.request_id)
             timeline = timelines[index]
             num_new = len(output.outputs[0].token_ids) - len(timeline.token_times_s)
@@ -84,4 +88,4 @@ def replay(
                     progress()
         if log.is_due(is_idle=not engine.has_unfinished_requests()):
             log.add(sample_of(engine.core.scheduler, elapsed_s))
-    return Replay(timelines, now() - started_s, num_steps, log.samples)
+    return Replay(timelines, now() - started_s, num_steps, log.samples, errors)

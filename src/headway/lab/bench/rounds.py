@@ -15,10 +15,11 @@ from headway.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
+    from headway.engine.step_report import EngineStep
     from headway.outputs import RequestOutput
 
-Step = Callable[[], "list[RequestOutput]"]
-"""One step of the engine, perhaps with somebody watching."""
+Step = Callable[[], "EngineStep"]
+"""One step of the engine, perhaps watched."""
 
 Progress = Callable[[], object]
 """Called when a request has ended."""
@@ -67,20 +68,23 @@ def run_round(
     params = [sampling_params(request, temperature) for request in work]
     step = step or engine.step
     finished: dict[str, RequestOutput] = {}
+    errors: dict[str, str] = {}
     num_steps = 0
     gc.collect()
     started_s = now()
     for index, (request, own_params) in enumerate(zip(work, params)):
-        engine.add_request(str(index), request.prompt_token_ids, own_params, stream=False, **request.options)
+        engine.add_request(str(index), request.prompt_token_ids, own_params, request.options, stream=False)
     while engine.has_unfinished_requests():
         num_steps += 1
-        for output in step():
+        stepped = step()
+        errors |= stepped.errors
+        for output in stepped.outputs:
             if output.finished:
                 finished[output.request_id] = output
                 if progress is not None:
                     progress()
     elapsed_s = now() - started_s
-    check_tokens(work, finished, engine.errors)
+    check_tokens(work, finished, errors)
     return Round(
         RoundTimes.of(work, elapsed_s=elapsed_s, pace_s=_mean_pace(finished.values())),
         num_steps,

@@ -18,8 +18,8 @@ from headway.lab.bench.trace_file import SPAN_PREFIX, STEP_SPAN, move_spans
 from headway.tracing import Recorder, record_into, span
 
 if TYPE_CHECKING:
+    from headway.engine.step_report import EngineStep
     from headway.lab.bench.rounds import Step
-    from headway.outputs import RequestOutput
 
 WARMUP_STEPS = 3
 """Steps under the profiler before the window, thrown away: its first ones cost extra."""
@@ -42,7 +42,7 @@ class StepProfiler:
         self._recorder = Recorder(annotate=_annotation)
         self._exported: dict[str, Any] | None = None
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> EngineStep:
         """One step of the engine."""
         index = self._index
         self._index += 1
@@ -54,7 +54,7 @@ class StepProfiler:
             record_into(self._recorder)
         try:
             with span(STEP_SPAN, index=index):
-                outputs = self._step()
+                step = self._step()
         except BaseException:
             self._stop()
             raise
@@ -62,7 +62,7 @@ class StepProfiler:
             self._stop()
         else:
             self._profile.step()
-        return outputs
+        return step
 
     def finish(self) -> dict[str, Any]:
         """The trace, as JSON that `write_trace` takes. An error if the run ended before the window began."""

@@ -15,7 +15,7 @@ from headway.lab.workload.requests import BenchRequest, Work, highest_token_id
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
-    from headway.outputs import RequestOutput
+    from headway.engine.step_report import EngineStep
 
 Load = Callable[..., "LLMEngine"]
 """(options over those of the command) → a loaded engine"""
@@ -116,7 +116,7 @@ class _Watch:
         self.waste: list[float] = []
         self.num_running: list[int] = []
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> EngineStep:
         scheduler = self._engine.core.scheduler
         if (waste := scheduler.kv_waste) is not None:
             self.waste.append(waste)

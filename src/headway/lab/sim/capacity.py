@@ -70,7 +70,7 @@ def _crowd(work: Work, number: int) -> list[BenchRequest]:
     """So many of these requests, all at once, again and again from the first; each round has its own prefixes."""
     crowd = []
     for place, request in enumerate(itertools.islice(itertools.cycle(work), number)):
-        salt = f"{place // len(work)}/{request.options.get('cache_salt') or ''}"
-        options = {**request.options, "cache_salt": salt}
-        crowd.append(dataclasses.replace(request, arrival_s=0.0, think_s=0.0, after=None, options=options))  # type: ignore[arg-type]
+        salt = f"{place // len(work)}/{request.options.cache_salt or ''}"
+        options = dataclasses.replace(request.options, cache_salt=salt)
+        crowd.append(dataclasses.replace(request, arrival_s=0.0, think_s=0.0, after=None, options=options))
     return crowd

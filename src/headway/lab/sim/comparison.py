@@ -178,7 +178,7 @@ def _csv_rows(case: Case, run: SimRun) -> Iterable[list[Any]]:
         tpot_s = line.tpot_s
         yield [
             *(case.policy, "" if case.rate is None else f"{case.rate:g}", run.seed, place, names[place]),
-            *(request.options.get("priority") or 0, f"{line.arrival_s:.6f}"),
+            *(request.options.priority, f"{line.arrival_s:.6f}"),
             *(line.num_prompt_tokens, line.num_output_tokens),
             *(f"{1e3 * line.ttft_s:.3f}", "" if tpot_s is None else f"{1e3 * tpot_s:.3f}", f"{1e3 * line.e2e_s:.3f}"),
             line.num_preemptions,

@@ -11,7 +11,7 @@ from collections import deque
 from headway.config import CacheConfig, SchedulerConfig
 from headway.core import HostTier, KVCacheManager, PrefixCache, Request, Scheduler
 from headway.core.eviction import create_eviction_policy
-from headway.engine.engine_core import EngineCore, EngineStep
+from headway.engine.engine_core import CoreStep, EngineCore
 from headway.executor.simulated import SimulatedExecutor, VirtualClock
 from headway.lab.sim.machine import Machine
 from headway.lab.sim.variation import Variation
@@ -52,7 +52,7 @@ class Replica:
         self._num_outstanding += request.max_total_tokens
         self.core.add_request(request)
 
-    def step(self) -> EngineStep:
+    def step(self) -> CoreStep:
         """One step, up to the time when its tokens are out."""
         step = self.core.step()
         num_rows = len(step.report.snapshot.output.scheduled)

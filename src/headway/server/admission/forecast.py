@@ -58,7 +58,7 @@ async def forecast(job: Job, services: Services, *, arrival_s: float) -> Forecas
     A beam search has no length that could be foreseen like this, and where only the prompt is wanted there is none.
     """
     desk = services.lengths
-    if desk is None or job.hide_output or job.params.get("use_beam_search"):
+    if desk is None or job.hide_output or job.params.use_beam_search:
         return None
     prompts = [_view(job, prompt, services.info) for prompt in job.prompts]
     started_s = time.perf_counter()
@@ -71,11 +71,11 @@ async def forecast(job: Job, services: Services, *, arrival_s: float) -> Forecas
 def _view(job: Job, prompt: Prompt, info: EngineReady) -> PromptView:
     """As the engine would see it, which cuts `max_tokens` to what fits into the context."""
     room = info.max_model_len - len(prompt.token_ids)
-    max_tokens = job.params["max_tokens"]
+    max_tokens = job.params.max_tokens
     return PromptView(
         prompt.token_ids,
         max_tokens=room if max_tokens is None else min(max_tokens, room),
-        temperature=job.params.get("temperature", 1.0),
+        temperature=job.params.temperature,
         text=prompt.text,
-        user=job.user or None,
+        user=job.options.tenant or None,
     )
