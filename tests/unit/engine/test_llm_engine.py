@@ -15,7 +15,7 @@ from headway.engine.input_processor import InputProcessor
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor, FakeStep
 from headway.models.decoder_config import DecoderConfig
-from headway.outputs import RequestOutput
+from headway.outputs import Logprob, RequestOutput
 from headway.sampling_params import SamplingParams
 from headway.worker.memory_plan import MemoryPlan
 
@@ -269,3 +269,11 @@ def test_a_sequence_whose_tokens_make_no_output_fails_alone(monkeypatch: pytest.
     assert (ends["good"].finish_reason, len(ends["good"].token_ids)) == ("length", 4)
     assert (ends["bad"].finish_reason, len(ends["bad"].token_ids)) == ("error", 2)
     assert errors == {"bad": output_processor.OUTPUT_FAILED}
+
+
+def test_logprobs_of_a_position_begin_with_its_token_and_repeat_nothing() -> None:
+    record = TokenLogprobs(5, -3.0, 9, [2, 5, 1], [-1.0, -3.0, -4.0])
+    told = output_processor.position_logprobs(record, str)
+    assert told == {5: Logprob(-3.0, 9, "5"), 2: Logprob(-1.0, 1, "2"), 1: Logprob(-4.0, 3, "1")}
+    assert list(output_processor.position_logprobs(record)) == [5, 2, 1]
+    assert output_processor.position_logprobs(record)[2].decoded_token is None

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headway.rpc.messages import Delta
+from headway.sampling_params import SamplingParams
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, events, run, until
 
 
@@ -44,7 +45,7 @@ def test_log_probabilities_of_very_many_prompt_tokens_are_refused() -> None:
 def test_sixteen_tokens_by_default() -> None:
     server = FakeServer()
     server.complete()
-    assert server.engine.requests[0].params == {"max_tokens": 16}
+    assert server.engine.requests[0].params == SamplingParams(max_tokens=16)
 
 
 @pytest.mark.parametrize(

@@ -99,14 +99,14 @@ def test_the_engine_process_does_not_predict(monkeypatch: pytest.MonkeyPatch, tm
 def test_nothing_is_predicted_unless_asked_for() -> None:
     server = FakeServer()
     server.complete("Hi")
-    assert server.engine.requests[0].predicted_tokens is None
+    assert server.engine.requests[0].options.predicted_tokens is None
     assert samples(server)["headway:length_prediction_time_seconds_count"] == 0
 
 
 def test_a_log_alone_predicts_nothing(tmp_path: Path) -> None:
     setup = Setup(tmp_path)
     setup.server.complete([5, 6])
-    assert setup.server.engine.requests[0].predicted_tokens is None
+    assert setup.server.engine.requests[0].options.predicted_tokens is None
     assert samples(setup.server)["headway:length_predictions_missing_total"] == 0
     assert setup.ends() == [(2, 3, "stop")]
 
@@ -219,7 +219,7 @@ def test_a_slow_predictor_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.
     predictor = SlowPredictor()
     setup = Setup(tmp_path, predictor)
     assert setup.server.complete([5, 6]).status_code == 200
-    assert setup.server.engine.requests[0].predicted_tokens is None
+    assert setup.server.engine.requests[0].options.predicted_tokens is None
     predictor.may_go.release(2)
     assert setup.ends() == [(2, 3, "stop")]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.rpc.messages import AddRequest
+from headway.core.request_options import RequestOptions
 from headway.server.admission.service_classes import EXAMPLE, ServiceClass, ServiceClasses, parse_service_classes
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, engine_ready
 from tests.unit.server.scripted_channel import add, run
@@ -16,23 +16,22 @@ from tests.unit.server.small_engine import create_engine
 
 CLASSES = ServiceClasses(
     {
-        "interactive": ServiceClass("interactive", ttft_target_ms=500, tpot_target_ms=50, priority=-10),
-        "batch": ServiceClass("batch", priority=10, max_waiting=3),
+        "interactive": ServiceClass("interactive", RequestOptions(ttft_target_s=0.5, tpot_target_s=0.05, priority=-10)),
+        "batch": ServiceClass("batch", RequestOptions(priority=10), max_waiting=3),
     },
     "batch",
 )
 
 
-def asked(server: FakeServer, **fields: Any) -> AddRequest:
+def asked(server: FakeServer, **fields: Any) -> RequestOptions:
     for path, body in (
         ("/v1/completions", {"prompt": "Hi"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
     ):
         response = server.post(path, body | fields)
         assert response.status_code == 200, response.text
-    by_chat, by_text = server.engine.requests[-1], server.engine.requests[-2]
-    for name in ("priority", "tenant", "ttft_target_s", "tpot_target_s"):
-        assert getattr(by_chat, name) == getattr(by_text, name)
+    by_chat, by_text = server.engine.requests[-1].options, server.engine.requests[-2].options
+    assert by_chat == by_text
     return by_chat
 
 
