@@ -65,7 +65,7 @@ def setup(tmp_path: Path, predictor: Predictor) -> Iterator[Setup]:
 
 def test_the_prediction_goes_with_the_request(setup: Setup, predictor: Predictor) -> None:
     setup.server.complete([[30, 1], [31, 1]], user="me", max_tokens=9, temperature=0.5)
-    assert [request.predicted_tokens for request in setup.server.engine.requests] == [30.0, 31.0]
+    assert [request.options.predicted_tokens for request in setup.server.engine.requests] == [30.0, 31.0]
     assert predictor.asked[0][0] == PromptView([30, 1], max_tokens=9, temperature=0.5, user="me")
 
 
@@ -180,7 +180,7 @@ def test_a_broken_predictor_fails_no_request(tmp_path: Path, caplog: pytest.LogC
             assert setup.server.complete([5, 6]).status_code == 200
         assert setup.ends() == [(2, 3, "stop")] * 3
     assert len(caplog.records) == 1
-    assert [request.predicted_tokens for request in setup.server.engine.requests] == [None] * 3
+    assert [request.options.predicted_tokens for request in setup.server.engine.requests] == [None] * 3
     assert samples(setup.server)["headway:length_predictions_missing_total"] == 3
 
 

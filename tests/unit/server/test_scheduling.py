@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from headway.core.request_options import RequestOptions
+from headway.rpc.messages import AddRequest, decode_to_engine, encode
+from headway.sampling_params import SamplingParams
 from headway.server.admission.service_classes import EXAMPLE, ServiceClass, ServiceClasses, parse_service_classes
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, engine_ready
 from tests.unit.server.scripted_channel import add, run
@@ -118,16 +120,11 @@ def test_the_access_log_names_the_class_where_there_are_several() -> None:
 
 def test_the_engine_gives_it_to_the_scheduler() -> None:
     engine = create_engine({"scheduling_policy": "slo"})
-    message = add("a", max_tokens=3)
-    message.tenant, message.priority, message.ttft_target_s, message.tpot_target_s = "me", -2, 0.5, 0.05
-    seen: list[tuple[Any, ...]] = []
-
-    def look() -> None:
-        request = engine.core.scheduler.requests["a"]
-        seen.append((request.tenant, request.priority, request.ttft_target_s, request.tpot_target_s))
-
-    run([message], look, [], [], engine=engine)
-    assert seen == [("me", -2, 0.5, 0.05)]
+    options = RequestOptions(tenant="me", priority=-2, ttft_target_s=0.5, tpot_target_s=0.05)
+    message = decode_to_engine(encode(AddRequest("a", [5, 6], SamplingParams(max_tokens=3), options)))
+    seen: list[RequestOptions] = []
+    run([message], lambda: seen.append(engine.core.scheduler.requests["a"].options), [], [], engine=engine)
+    assert seen == [options]
 
 
 def test_the_engine_tells_who_has_begun_before_there_is_a_token() -> None:
