@@ -24,10 +24,10 @@ import torch
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.engine.loaded_model import LoadedModel
+from headway.engine.step_report import EngineStep
 from headway.lab.bench.replay import run_round
 from headway.lab.workload.bench_requests import BenchRequest, highest_token_id
 from headway.loader.dummy import BUILTIN_SHAPES
-from headway.outputs import RequestOutput
 
 PROMPT_TOKENS, MEAN_OUTPUT, MAX_OUTPUT = 512, 128, 1536
 MODES: dict[str, dict[str, Any]] = {
@@ -67,7 +67,7 @@ class Watch:
     waste_while_some_wait: list[float] = field(default_factory=list)
     num_in_batch: list[int] = field(default_factory=list)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> EngineStep:
         scheduler = self.engine.core.scheduler
         if (waste := scheduler.kv_waste) is not None:
             self.waste.append(waste)

@@ -79,7 +79,7 @@ class Lengths:
     def submit_to(self, engine: LLMEngine, *, stream: bool) -> None:
         params = SamplingParams(max_tokens=self._draw(), detokenize=False, ignore_eos=True)
         prompt, priority = list(range(self._draw())), self._rng.randint(0, 9)
-        engine.add_request(f"r{next(self._ids)}", prompt, params, priority=priority, stream=stream)
+        engine.add_request(f"r{next(self._ids)}", prompt, params, RequestOptions(priority=priority), stream=stream)
 
     def _draw(self) -> int:
         return self._rng.randint(16, 256)
@@ -172,7 +172,7 @@ def engine_side(num_running: int, num_waiting: int, policy: str, max_in_flight: 
     def step() -> float:
         executor.spent_s = 0.0
         started = time.perf_counter()
-        outputs = engine.step()
+        outputs = engine.step().outputs
         spent = time.perf_counter() - started - executor.spent_s
         for output in outputs:
             if output.finished:

@@ -148,7 +148,7 @@ def answers(llm: LLM, todo: list[Conversation], options: argparse.Namespace) -> 
                 running[conversation.key] = conversation, text
         if not running:
             return
-        for output in llm.engine.step():
+        for output in llm.engine.step().outputs:
             yield length_row(output, *running.pop(output.request_id), options)
 
 

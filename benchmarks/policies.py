@@ -229,7 +229,7 @@ def ltr(options: argparse.Namespace) -> None:
 
 
 def _with(request: BenchRequest, **options: Any) -> BenchRequest:
-    return dataclasses.replace(request, options={**request.options, **options})
+    return dataclasses.replace(request, options=dataclasses.replace(request.options, **options))
 
 
 # ---------------------------------------------------------------------------------------------------------------- slo
@@ -278,7 +278,7 @@ def fair(options: argparse.Namespace) -> None:
         ]
         heavy = _tenant("heavy", poisson(lengths, HEAVY * rate, HEAVY * options.requests, seed=1))
         work = sorted([*itertools.chain(*own), *heavy], key=lambda one: one.arrival_s)
-        first = [one.options["tenant"] == "own 0" for one in work]
+        first = [one.options.tenant == "own 0" for one in work]
         both_s = min(requests[-1].arrival_s for requests in (*own, heavy))
         alone_s = _mean(run("fcfs", own[0]).timelines)
         share_s = _mean(make_run(options, speed=share)("fcfs", own[0]).timelines) if options.calibration else math.nan

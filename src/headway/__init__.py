@@ -11,6 +11,7 @@ from headway.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from headway.async_llm import AsyncLLM
+    from headway.core.request_options import RequestOptions
     from headway.engine.llm_engine import LLMEngine
     from headway.llm import LLM
 
@@ -30,6 +31,7 @@ __all__ = [
     "LLMEngine",
     "Logprob",
     "RequestFailedError",
+    "RequestOptions",
     "RequestOutput",
     "SamplingParams",
     "__version__",
@@ -46,6 +48,10 @@ def __getattr__(name: str) -> Any:
         from headway.llm import LLM
 
         return LLM
+    if name == "RequestOptions":
+        from headway.core.request_options import RequestOptions
+
+        return RequestOptions
     if name == "LLMEngine":
         from headway.engine.llm_engine import LLMEngine
 

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from headway.config import EngineConfig
-from headway.core.request_options import RequestOptions
-from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
+from headway.core.request_options import OPTION_NAMES, RequestOptions
+from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt, options_each
 from headway.errors import EngineUnavailableError, InvalidRequestError
 from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.outputs import RequestOutput
@@ -140,13 +140,8 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        priority: int = 0,
-        tenant: str = "",
-        predicted_tokens: float | None = None,
-        ttft_target_s: float | None = None,
-        tpot_target_s: float | None = None,
-        cache_salt: str | None = None,
-        cache_ttl_s: float = 0.0,
+        options: RequestOptions | None = None,
+        **named_options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the growing output of one prompt; the last one has `finished`. Prompt and options are as in
         `LLM.generate`; a reader that is slower than the engine gets fewer outputs, and misses nothing.
@@ -156,16 +151,8 @@ class AsyncLLM:
         `use_beam_search`), the last output is the only one. Closing or dropping the generator, or cancelling the task
         that waits for it, aborts the request.
         """
-        options = RequestOptions(
-            priority=priority,
-            tenant=tenant,
-            predicted_tokens=predicted_tokens,
-            ttft_target_s=ttft_target_s,
-            tpot_target_s=tpot_target_s,
-            cache_salt=cache_salt,
-            cache_ttl_s=cache_ttl_s,
-        )
-        return self._run(lambda: prompt, _num_chars(prompt), sampling_params, request_id, options)
+        (own_options,) = options_each(1, options, named_options)
+        return self._run(lambda: prompt, _num_chars(prompt), sampling_params, request_id, own_options)
 
     def chat(
         self,
@@ -173,33 +160,21 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        priority: int = 0,
-        tenant: str = "",
-        predicted_tokens: float | None = None,
-        ttft_target_s: float | None = None,
-        tpot_target_s: float | None = None,
-        cache_salt: str | None = None,
-        cache_ttl_s: float = 0.0,
-        **template_options: Any,
+        options: RequestOptions | None = None,
+        **more: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation. `template_options` go to the model's chat template; the rest is as in `generate`."""
-        options = RequestOptions(
-            priority=priority,
-            tenant=tenant,
-            predicted_tokens=predicted_tokens,
-            ttft_target_s=ttft_target_s,
-            tpot_target_s=tpot_target_s,
-            cache_salt=cache_salt,
-            cache_ttl_s=cache_ttl_s,
-        )
+        """Answer a conversation. Keywords that are not options go to the model's chat template; the
+        rest is as in `generate`."""
+        named_options = {name: more.pop(name) for name in OPTION_NAMES if name in more}
+        (own_options,) = options_each(1, options, named_options)
 
         def chat_prompt() -> list[int]:
             tokenizer = self.get_tokenizer()
-            text = tokenizer.apply_chat_template(messages, **template_options)
+            text = tokenizer.apply_chat_template(messages, **more)
             return tokenizer.encode(text, add_special_tokens=False)  # the template writes the special tokens itself
 
         num_chars = sum(len(str(message)) for message in messages)
-        return self._run(chat_prompt, num_chars, sampling_params, request_id, options)
+        return self._run(chat_prompt, num_chars, sampling_params, request_id, own_options)
 
     async def abort(self, request_id: str) -> None:
         """End a request: its generator yields what there is, with the finish reason "abort". An id that is not live
@@ -221,7 +196,7 @@ class AsyncLLM:
         params = SamplingParams() if sampling_params is None else sampling_params
 
         def prepare() -> PreparedRequest:
-            return inputs.prepare(live.request_id, make_prompt(), params, **dataclasses.asdict(options))
+            return inputs.prepare(live.request_id, make_prompt(), params, options)
 
         prediction: _Prediction | None = None
         answer: AnswerBuilder | None = None
@@ -234,7 +209,7 @@ class AsyncLLM:
                 return
             guess = None if prediction is None else prediction.num_tokens
             engine_id = f"{live.request_id}-{next(self._engine_ids)}"
-            live.stream = self._client.submit(_message(engine_id, request, params, guess))
+            live.stream = self._client.submit(_message(engine_id, request, guess))
             async for deltas in live.stream:
                 news = [delta for delta in deltas if delta.progress is None]
                 if news:
@@ -317,29 +292,13 @@ class _LiveRequest:
             self.stream.end(self.last_delta)
 
 
-def _message(request_id: str, request: PreparedRequest, params: SamplingParams, guess: float | None) -> AddRequest:
+def _message(request_id: str, request: PreparedRequest, guess: float | None) -> AddRequest:
     """The request as the engine process takes it. The id is never used again, unlike the caller's own: what is on its
     way from the engine for an aborted request must not reach the next one."""
-    options, spelt = request.children[0].options, request.params.bad_word_token_ids
-    return AddRequest(
-        request_id,
-        list(request.prompt_token_ids),
-        _values(params),
-        priority=options.priority,
-        cache_salt=options.cache_salt,
-        cache_ttl_s=options.cache_ttl_s,
-        tenant=options.tenant,
-        ttft_target_s=options.ttft_target_s,
-        tpot_target_s=options.tpot_target_s,
-        predicted_tokens=options.predicted_tokens if guess is None else guess,
-        bad_word_token_ids=None if spelt is None else [list(word) for word in spelt],
-    )
-
-
-def _values(params: SamplingParams) -> dict[str, Any]:
-    """What differs from the defaults."""
-    fields = [field for field in dataclasses.fields(params) if field.init]
-    return {field.name: value for field in fields if (value := getattr(params, field.name)) != field.default}
+    options = request.children[0].options
+    if guess is not None:
+        options = dataclasses.replace(options, predicted_tokens=guess)
+    return AddRequest(request_id, list(request.prompt_token_ids), request.params, options)
 
 
 def _num_chars(prompt: Prompt) -> int:

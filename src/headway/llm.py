@@ -7,20 +7,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from headway.config import EngineConfig
+from headway.core.request_options import OPTION_NAMES, RequestOptions
 from headway.engine.engine_thread import EngineThread
-from headway.engine.input_processor import PreparedRequest, Prompt, as_prompts
+from headway.engine.input_processor import PreparedRequest, Prompt, as_prompts, one_each, options_each
 from headway.engine.llm_engine import LLMEngine
-from headway.engine.request_options import RequestOptions
 from headway.errors import InvalidRequestError, RequestFailedError
 from headway.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, GrowingOutput, RequestOutput
 from headway.sampling_params import BeamSearchParams, SamplingParams
 from headway.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
-_Number = float | None
 _BAR_S = 0.1  # how often a progress bar is drawn while nothing ends
 
 
@@ -64,47 +63,29 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priority: int | Sequence[int] = 0,
-        tenant: str | Sequence[str] = "",
-        predicted_tokens: _Number | Sequence[_Number] = None,
-        ttft_target_s: _Number | Sequence[_Number] = None,
-        tpot_target_s: _Number | Sequence[_Number] = None,
-        cache_salt: str | None = None,
-        cache_ttl_s: float = 0.0,
+        options: RequestOptions | Sequence[RequestOptions] | None = None,
         use_tqdm: bool | None = None,
+        **named_options: Any,
     ) -> list[RequestOutput]:
         """Complete prompts, one or many, batched; outputs come in the order of the prompts. A prompt is text, token ids
         (a list, or an array or tensor with one dimension), or a dict with `prompt` or `prompt_token_ids`.
 
         Everything is checked before anything runs. A request that fails later does not end the others: when all are
-        done, `RequestFailedError` has their outputs. What the scheduler may know of a request, for all prompts or as a
-        list with one each; which of it counts depends on `scheduling_policy`, and the rest changes nothing:
+        done, `RequestFailedError` has their outputs. `use_tqdm`: a progress bar; by default on a terminal.
 
-        * `priority`: the smallest number goes first (priority).
-        * `tenant`: whose request it is (fair).
-        * `predicted_tokens`: how many tokens it is going to generate (sjf, srpt, ltr, hrrn; dynamic batching). Where it
-          is not given, `length_predictor` predicts it, if there is one.
-        * `ttft_target_s`, `tpot_target_s`: when its first token should be there, in seconds from now, and how long
-          after one token the next (slo).
-
-        Only calls with the same `cache_salt` share cached prefixes, and `cache_ttl_s` keeps those of these prompts for
-        so long, if at all possible. `use_tqdm`: a progress bar; by default on a terminal.
+        `options` say what the scheduler and the cache may know of a request, for all prompts or as a list with one
+        each. Each field of `RequestOptions` is also a keyword here, with one value or one per prompt:
+        `generate(prompts, priority=[2, 1])`. Which of it counts depends on `scheduling_policy`, and the rest changes
+        nothing. `cache_salt` and `cache_ttl_s` always count: only requests with the same salt share cached prefixes,
+        and prefixes stay for so long, if at all possible. Where `predicted_tokens` is not given, `length_predictor`
+        predicts it, if there is one.
         """
         many = as_prompts(prompts)
-        params = _one_each(sampling_params or SamplingParams(), len(many), "sampling_params", SamplingParams)
-        options = _options_each(
-            len(many),
-            priority=priority,
-            tenant=tenant,
-            predicted_tokens=predicted_tokens,
-            ttft_target_s=ttft_target_s,
-            tpot_target_s=tpot_target_s,
-            cache_salt=cache_salt,
-            cache_ttl_s=cache_ttl_s,
-        )
+        params = one_each(sampling_params or SamplingParams(), len(many), "sampling_params", SamplingParams)
+        each = options_each(len(many), options, named_options)
         requests = [
-            self.engine.prepare(self._next_id(), prompt, own_params, **own_options)
-            for prompt, own_params, own_options in zip(many, params, options, strict=True)
+            self.engine.prepare(self._next_id(), prompt, own_params, own_options)
+            for prompt, own_params, own_options in zip(many, params, each, strict=True)
         ]
         return self._run(requests, use_tqdm)
 
@@ -125,32 +106,16 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priority: int | Sequence[int] = 0,
-        tenant: str | Sequence[str] = "",
-        predicted_tokens: _Number | Sequence[_Number] = None,
-        ttft_target_s: _Number | Sequence[_Number] = None,
-        tpot_target_s: _Number | Sequence[_Number] = None,
-        cache_salt: str | None = None,
-        cache_ttl_s: float = 0.0,
+        options: RequestOptions | Sequence[RequestOptions] | None = None,
         use_tqdm: bool | None = None,
-        **template_options: Any,
+        **more: Any,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several. `template_options` go to the model's chat template; the rest is as in
-        `generate`."""
+        """Answer a conversation, or several. Keywords that are fields of `RequestOptions` are as in `generate`; all
+        others go to the model's chat template."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self.chat_prompt(conversation, **template_options) for conversation in conversations]  # type: ignore[arg-type]
-        return self.generate(
-            prompts,
-            sampling_params,
-            priority=priority,
-            tenant=tenant,
-            predicted_tokens=predicted_tokens,
-            ttft_target_s=ttft_target_s,
-            tpot_target_s=tpot_target_s,
-            cache_salt=cache_salt,
-            cache_ttl_s=cache_ttl_s,
-            use_tqdm=use_tqdm,
-        )
+        named_options = {name: more.pop(name) for name in OPTION_NAMES if name in more}
+        prompts = [self.chat_prompt(conversation, **more) for conversation in conversations]  # type: ignore[arg-type]
+        return self.generate(prompts, sampling_params, options=options, use_tqdm=use_tqdm, **named_options)
 
     def chat_prompt(self, messages: Sequence[Message], **template_options: Any) -> list[int]:
         """The token ids that the model's chat template makes of a conversation."""
@@ -159,12 +124,19 @@ class LLM:
         return tokenizer.encode(text, add_special_tokens=False)  # the template writes the special tokens itself
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        options: RequestOptions | None = None,
+        **named_options: Any,
     ) -> Stream:
         """Yield the growing output of one request at each token. Closing the iterator early, or dropping it, aborts the
-        request, also if nothing was read."""
+        request, also if nothing was read. Options are as in `generate`."""
+        (own_options,) = options_each(1, options, named_options)
         request_id = self._next_id() if request_id is None else request_id
-        request = self.engine.prepare(request_id, prompt, sampling_params or SamplingParams())
+        request = self.engine.prepare(request_id, prompt, sampling_params or SamplingParams(), own_options)
         stream = Stream(self._thread, request)
         try:
             stream.start()
@@ -296,30 +268,3 @@ class _Bar:
             sys.stderr.write(f"\r{line.ljust(len(self._drawn))}")
             sys.stderr.flush()
             self._drawn = line
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a string, or a list of token ids, is one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    many: list[Any] = list(prompts)
-    if not many:
-        raise InvalidRequestError("There is no prompt: the list of prompts or of token ids is empty.", param="prompts")
-    if any(isinstance(item, str) or hasattr(item, "__iter__") for item in many):
-        return many
-    return [many]
-
-
-def _options_each(count: int, **given: Any) -> list[RequestOptions]:
-    """Of options that are given once or one each, those of each request. Values are checked later."""
-    columns = [_one_each(value, count, name, str) for name, value in given.items()]
-    return [cast(RequestOptions, dict(zip(given, own, strict=True))) for own in zip(*columns, strict=True)]
-
-
-def _one_each(value: Any, count: int, name: str, kind: type) -> list[Any]:
-    if isinstance(value, kind) or not hasattr(value, "__iter__"):
-        return [value] * count
-    values = list(value)
-    if len(values) != count:
-        raise InvalidRequestError(f"{len(values)} {name} for {count} prompts; give one, or one each.", param=name)
-    return values

@@ -6,7 +6,7 @@ The two of which streaming makes one per token are not frozen: that alone would 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 """stop: end-of-sequence, a stop token or a stop string · length: max_tokens or the context is used up · abort: by the
@@ -100,6 +100,15 @@ class RequestOutput:
     num_cached_tokens: int = 0
     """Prompt tokens whose keys and values were found in the prefix cache."""
     metrics: RequestMetrics | None = None
+
+
+class SilentProgress(NamedTuple):
+    """What one step has done for a request that gives no output before its end: a search, or one with `best_of`."""
+
+    num_started: int
+    """Sequences that got their first token. A search starts with all its beams at once."""
+    num_tokens: int
+    """Tokens that were added to its sequences, whether or not these are going to be returned."""
 
 
 class GrowingOutput:

@@ -3,6 +3,9 @@
 Names, defaults and meanings are those that vLLM's users know. A value that is out of range, not a number, of the wrong
 type, or in conflict with another one raises `InvalidRequestError` whose `param` names the field, so nothing downstream
 has to check again. Token ids can only be checked once the vocabulary is known: `validate_for_vocabulary`.
+
+A field declares its own check. Flags of the command line, fields of the HTTP API and the message to the engine process
+are derived from the fields, so a new parameter is a field here and the place in the sampler that reads it.
 """
 
 from __future__ import annotations
@@ -12,11 +15,14 @@ import dataclasses
 import difflib
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from headway.errors import InvalidRequestError
+
+Check = Callable[[str, Any], Any]
+"""(field name, value) → the value as it is kept; raises `InvalidRequestError`."""
 
 GREEDY_TEMPERATURE = 1e-5
 """Below this temperature a request is greedy: dividing logits by it would only pick the maximum, less exactly."""
@@ -32,62 +38,191 @@ MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 SHOWN_VALUE_CHARS = 80
 
 
+def _param(default: Any, check: Check, *, hash: bool | None = None) -> Any:
+    """A parameter, and what its values must be."""
+    return field(default=default, hash=hash, metadata={"check": check})
+
+
+# ---- checks of single values ----------------------------------------------------------------------------------------
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits refuses to become text
+        return f"a value of type {type(value).__name__} too large to show"
+    return text if len(text) <= SHOWN_VALUE_CHARS else text[: SHOWN_VALUE_CHARS - 3] + "..."
+
+
+def _wrong(name: str, value: object, rule: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{name} {rule}, got {_shown(value)}", param=name)
+
+
+def _real(low: float, high: float, *, low_open: bool = False) -> Check:
+    """A number in a range; `low_open`: above `low`."""
+
+    def check(name: str, value: object) -> float:
+        number = _as_float(value)
+        if low < number <= high or (number == low and not low_open):  # never true of NaN
+            return number + 0.0  # no -0
+        words = ("above", "and at most") if low_open else ("from", "to")
+        raise _wrong(name, value, f"must be a number {words[0]} {low:g} {words[1]} {high:g}")
+
+    return check
+
+
+def _as_float(value: object) -> float:
+    """NaN for what is no number, or none that a float can hold."""
+    if type(value) is float:
+        return value
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def _integer(low: int, high: int, *, optional: bool = False) -> Check:
+    """A whole number in a range, or None where that is `optional`."""
+
+    def check(name: str, value: object) -> int | None:
+        if value is None and optional:
+            return None
+        if type(value) is int and low <= value <= high:
+            return value
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) <= high:
+            raise _wrong(name, value, f"must be an integer from {low} to {high}{' or None' if optional else ''}")
+        return int(value)
+
+    return check
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "must be True or False")
+    return value
+
+
+def _items(name: str, value: Any, kind: str) -> list[Any]:
+    if value is None:
+        return []
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise _wrong(name, value, f"must be a list of {kind}")
+    return list(value)
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    items = _items(name, value, "non-empty strings")
+    for item in items:
+        if not isinstance(item, str) or not item:
+            raise _wrong(name, item, "must hold only non-empty strings")
+    return tuple(items)
+
+
+def _stop_strings(name: str, value: Any) -> tuple[str, ...]:
+    return _strings(name, [value] if isinstance(value, str) else value)
+
+
+_token_id = _integer(0, MAX_COUNT)
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(_token_id(name, item) for item in _items(name, value, "token ids"))
+
+
+def _check_token_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"{name} has token id {token_id}, but the vocabulary has ids 0 to {vocab_size - 1}", param=name
+            )
+
+
+def _early_stopping(name: str, value: Any) -> bool | str:
+    """A command line has only text, so "true" stands for True."""
+    known: dict[object, bool | str] = {True: True, False: False, "true": True, "false": False, "never": "never"}
+    kept = known.get(value.lower() if isinstance(value, str) else value) if isinstance(value, bool | str) else None
+    if kept is None:
+        raise _wrong(name, value, "must be True, False or 'never'")
+    return kept
+
+
+_bias = _real(-100.0, 100.0)
+
+
+def _logit_bias(name: str, value: Any) -> dict[int, float] | None:
+    """A plain dict with integer keys; JSON has only string keys, so "123" stands for 123."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise _wrong(name, value, "must map token ids to numbers from -100 to 100")
+    bias: dict[int, float] = {}
+    for key, number in value.items():
+        token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12 else key
+        bias[_token_id(name, token_id)] = _bias(name, number)
+    return bias or None
+
+
+# ---- the records ----------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to choose, and when to stop choosing, the tokens of one request."""
 
-    n: int = 1
+    n: int = _param(1, _integer(1, MAX_N))
     """How many completions of the prompt to return; independent ones, unless `use_beam_search`."""
-    best_of: int | None = None
+    best_of: int | None = _param(None, _integer(1, MAX_N, optional=True))
     """Make this many completions and return the `n` with the highest log-probability per token, the best first. With
     `use_beam_search`: how many beams. None: as many as `n`."""
-    temperature: float = 1.0
+    temperature: float = _param(1.0, _real(0.0, MAX_TEMPERATURE))
     """Divides the logits: 0 (or below 1e-5) is greedy, 1 the model's own distribution, more, up to 100, is flatter."""
-    top_p: float = 1.0
+    top_p: float = _param(1.0, _real(0.0, 1.0, low_open=True))
     """Keep the smallest set of most likely tokens whose probabilities reach this sum. 1 keeps all."""
-    top_k: int = 0
+    top_k: int = _param(0, _integer(-1, MAX_COUNT))
     """Keep this many most likely tokens. 0 or -1 keeps all."""
-    min_p: float = 0.0
+    min_p: float = _param(0.0, _real(0.0, 1.0))
     """Keep tokens at least this times as likely as the most likely one. 0 keeps all."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = _param(1.0, _real(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY))
     """Above 1 makes tokens of the prompt and the output less likely, below 1 more likely; from 0.01 to 100."""
-    presence_penalty: float = 0.0
+    presence_penalty: float = _param(0.0, _real(-2.0, 2.0))
     """Subtracted from the logit of each token that the output already has."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: float = _param(0.0, _real(-2.0, 2.0))
     """Subtracted from a token's logit once for each time the output has it."""
-    seed: int | None = None
+    seed: int | None = _param(None, _integer(MIN_SEED, MAX_SEED, optional=True))
     """Any 64-bit integer makes the request reproducible, alone or in any batch. None: drawn by the engine."""
-    max_tokens: int | None = 16
+    max_tokens: int | None = _param(16, _integer(1, MAX_COUNT, optional=True))
     """Stop after this many output tokens. None: when the context is full."""
-    min_tokens: int = 0
+    min_tokens: int = _param(0, _integer(0, MAX_COUNT))
     """No end-of-sequence or stop token is chosen, and no stop string looked for, before this many output tokens."""
-    stop: str | Sequence[str] | None = None
+    stop: str | Sequence[str] | None = _param(None, _stop_strings)
     """A string or strings that end the output where they appear. Kept as a tuple: see `stop_strings`."""
-    stop_token_ids: Sequence[int] | None = None
+    stop_token_ids: Sequence[int] | None = _param(None, _token_ids)
     """Token ids that end the output, besides the model's own end-of-sequence ids. Kept as a tuple."""
-    bad_words: Sequence[str] | None = None
+    bad_words: Sequence[str] | None = _param(None, _strings)
     """Words that must not appear: the token that would complete one is never chosen. Kept as a tuple."""
-    include_stop_str_in_output: bool = False
+    include_stop_str_in_output: bool = _param(False, _flag)
     """Leave the stop string at the end of the text instead of cutting it off."""
-    ignore_eos: bool = False
+    ignore_eos: bool = _param(False, _flag)
     """Go on past the model's end-of-sequence tokens (`stop_token_ids` still stop)."""
-    logprobs: int | None = None
+    logprobs: int | None = _param(None, _integer(0, MAX_LOGPROBS, optional=True))
     """For each output token return its log-probability and those of this many most likely tokens. None: nothing."""
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = _param(None, _integer(0, MAX_LOGPROBS, optional=True))
     """The same for each prompt token."""
-    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    logit_bias: Mapping[int, float] | None = _param(None, _logit_bias, hash=False)
     """Added to the logits of these token ids, each from -100 (practically never) to 100 (practically always)."""
-    skip_special_tokens: bool = True
+    skip_special_tokens: bool = _param(True, _flag)
     """Leave special tokens such as end-of-sequence markers out of the text."""
-    detokenize: bool = True
+    detokenize: bool = _param(True, _flag)
     """Make text from the output tokens. False returns token ids only, which rules out stop strings."""
-    use_beam_search: bool = False
+    use_beam_search: bool = _param(False, _flag)
     """Look for the most likely sequences instead of sampling tokens: `best_of` beams go on at a time, and the `n` best
     sequences are returned, the best first."""
-    length_penalty: float = 1.0
+    length_penalty: float = _param(1.0, _real(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY))
     """Beam search ranks by the sum of logprobs / length**length_penalty: above 0 favours long sequences, below short
     ones."""
-    early_stopping: bool | str = False
+    early_stopping: bool | str = _param(False, _early_stopping)
     """When beam search ends. False: when the best beam, were it to end now, is not better than the worst of `best_of`
     ended ones. True: as soon as that many have ended. "never": when no beam can become better at any length."""
 
@@ -102,20 +237,12 @@ class SamplingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        set_field = object.__setattr__
-        for name, (low, high, low_open) in _REAL_RANGES.items():
-            set_field(self, name, _real(name, getattr(self, name), low=low, high=high, low_open=low_open))
-        for name, (least, most, optional) in _INTEGER_RANGES.items():
-            set_field(self, name, _integer(name, getattr(self, name), low=least, high=most, optional=optional))
-        for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise _wrong(name, getattr(self, name), "must be True or False")
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop
-        set_field(self, "stop", _strings("stop", stop))
-        set_field(self, "bad_words", _strings("bad_words", self.bad_words))
-        set_field(self, "stop_token_ids", _token_ids(self.stop_token_ids))
-        set_field(self, "logit_bias", _logit_bias(self.logit_bias))
-        set_field(self, "early_stopping", _early_stopping(self.early_stopping))
+        for name, default, kept, check in _CHECKS:
+            value = getattr(self, name)
+            if value is not default:
+                object.__setattr__(self, name, check(name, value))
+            elif kept is not default:
+                object.__setattr__(self, name, kept)
         self._check_conflicts()
         self._check_search()
 
@@ -145,7 +272,10 @@ class SamplingParams:
                 if getattr(self, name) != default:
                     raise InvalidRequestError(f"{name} is for beam search: set use_beam_search too", param=name)
             return
-        for name, neutral in _NEUTRAL_IN_BEAM_SEARCH.items():
+        for name, _, kept, _ in _CHECKS:
+            if name in _GOES_WITH_BEAM_SEARCH:
+                continue
+            neutral = _ALSO_NEUTRAL_IN_BEAM_SEARCH.get(name, (kept,))
             if getattr(self, name) not in neutral and not (name == "temperature" and self.greedy):
                 shown = " or ".join(_shown(value) for value in neutral if value != ())
                 raise InvalidRequestError(
@@ -168,17 +298,10 @@ class SamplingParams:
 
     def validate_for_vocabulary(self, vocab_size: int) -> None:
         """Raise if a token id does not exist in, or a number of logprobs exceeds, a vocabulary of this size."""
-        id_fields: tuple[tuple[str, Iterable[int]], ...] = (
-            ("stop_token_ids", self.extra_stop_token_ids),
-            ("logit_bias", self.logit_bias or ()),
-            ("bad_words", (token for word in self.bad_word_token_ids or () for token in word)),
-        )
-        for name, ids in id_fields:
-            for token_id in ids:
-                if not 0 <= token_id < vocab_size:
-                    raise InvalidRequestError(
-                        f"{name} has token id {token_id}, but the vocabulary has ids 0 to {vocab_size - 1}", param=name
-                    )
+        for name in _TOKEN_ID_FIELDS:
+            _check_token_ids(name, getattr(self, name) or (), vocab_size)
+        for word in self.bad_word_token_ids or ():
+            _check_token_ids("bad_words", word, vocab_size)
         for name in ("logprobs", "prompt_logprobs"):
             number = getattr(self, name)
             if number is not None and number > vocab_size:
@@ -258,44 +381,25 @@ class SamplingParams:
         return cast("tuple[int, ...]", self.stop_token_ids)
 
 
-_FIELD_NAMES = tuple(item.name for item in dataclasses.fields(SamplingParams) if item.init)
-_FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize", "use_beam_search")
-# name: (lowest, highest, whether the lowest itself is excluded)
-_REAL_RANGES: dict[str, tuple[float, float, bool]] = {
-    "temperature": (0.0, MAX_TEMPERATURE, False),
-    "top_p": (0.0, 1.0, True),
-    "min_p": (0.0, 1.0, False),
-    "repetition_penalty": (MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY, False),
-    "presence_penalty": (-2.0, 2.0, False),
-    "frequency_penalty": (-2.0, 2.0, False),
-    "length_penalty": (-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY, False),
-}
-# name: (lowest, highest, whether None is allowed)
-_INTEGER_RANGES: dict[str, tuple[int, int, bool]] = {
-    "n": (1, MAX_N, False),
-    "best_of": (1, MAX_N, True),
-    "top_k": (-1, MAX_COUNT, False),
-    "seed": (MIN_SEED, MAX_SEED, True),
-    "max_tokens": (1, MAX_COUNT, True),
-    "min_tokens": (0, MAX_COUNT, False),
-    "logprobs": (0, MAX_LOGPROBS, True),
-    "prompt_logprobs": (0, MAX_LOGPROBS, True),
-}
-# name: the values that change nothing
-_NEUTRAL_IN_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
-    "temperature": (0.0, 1.0),
-    "top_p": (1.0,),
-    "top_k": (0, -1),
-    "min_p": (0.0,),
-    "repetition_penalty": (1.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "stop": ((),),
-    "bad_words": ((),),
-    "logprobs": (None,),
-    "prompt_logprobs": (None,),
-    "logit_bias": (None,),
-}
+_CHECKS: tuple[tuple[str, Any, Any, Check], ...] = tuple(
+    (item.name, item.default, item.metadata["check"](item.name, item.default), item.metadata["check"])
+    for item in dataclasses.fields(SamplingParams)
+    if item.init
+)
+"""(field, default, the default as it is kept, check)"""
+_FIELD_NAMES = tuple(name for name, *_ in _CHECKS)
+_TOKEN_ID_FIELDS = tuple(name for name, _, _, check in _CHECKS if check in (_token_ids, _logit_bias))
+"""What holds ids of the vocabulary."""
+_GOES_WITH_BEAM_SEARCH = frozenset(
+    {
+        *("n", "best_of", "seed", "max_tokens", "min_tokens", "stop_token_ids", "include_stop_str_in_output"),
+        *("ignore_eos", "skip_special_tokens", "detokenize"),
+        *("use_beam_search", "length_penalty", "early_stopping"),
+    }
+)
+"""Every other parameter changes what is sampled, so it must have the value that changes nothing: its default, or one of
+these."""
+_ALSO_NEUTRAL_IN_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {"temperature": (0.0, 1.0), "top_k": (0, -1)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +416,7 @@ class BeamSearchParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "beam_width", _integer("beam_width", self.beam_width, low=1, high=MAX_N))
+        object.__setattr__(self, "beam_width", _integer(1, MAX_N)("beam_width", self.beam_width))
         self.sampling_params()
 
     def sampling_params(self) -> SamplingParams:
@@ -335,89 +439,3 @@ def _unknown_name(name: object) -> InvalidRequestError:
     near = difflib.get_close_matches(text.lower(), _FIELD_NAMES, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"valid names are: {', '.join(_FIELD_NAMES)}"
     return InvalidRequestError(f"unknown sampling parameter {_shown(text)}; {hint}", param=text)
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of thousands of digits refuses to become text
-        return f"a value of type {type(value).__name__} too large to show"
-    return text if len(text) <= SHOWN_VALUE_CHARS else text[: SHOWN_VALUE_CHARS - 3] + "..."
-
-
-def _wrong(name: str, value: object, rule: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{name} {rule}, got {_shown(value)}", param=name)
-
-
-def _real(name: str, value: object, *, low: float, high: float, low_open: bool = False) -> float:
-    number = _as_float(value)
-    if low < number <= high or (number == low and not low_open):  # never true of NaN
-        return number + 0.0  # no -0
-    rule = f"must be a number {'above' if low_open else 'from'} {low:g} {'and at most' if low_open else 'to'} {high:g}"
-    raise _wrong(name, value, rule)
-
-
-def _as_float(value: object) -> float:
-    """NaN for what is no number, or none that a float can hold."""
-    if type(value) is float:
-        return value
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan
-
-
-def _integer(name: str, value: object, *, low: int, high: int, optional: bool = False) -> int | None:
-    if value is None and optional:
-        return None
-    if type(value) is int and low <= value <= high:
-        return value
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) <= high:
-        raise _wrong(name, value, f"must be an integer from {low} to {high}{' or None' if optional else ''}")
-    return int(value)
-
-
-def _items(name: str, value: Any, kind: str) -> list[Any]:
-    if value is None:
-        return []
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise _wrong(name, value, f"must be a list of {kind}")
-    return list(value)
-
-
-def _strings(name: str, value: Any) -> tuple[str, ...]:
-    items = _items(name, value, "non-empty strings")
-    for item in items:
-        if not isinstance(item, str) or not item:
-            raise _wrong(name, item, "must hold only non-empty strings")
-    return tuple(items)
-
-
-def _token_ids(value: Any) -> tuple[int, ...]:
-    items = _items("stop_token_ids", value, "token ids")
-    return tuple(cast(int, _integer("stop_token_ids", item, low=0, high=MAX_COUNT)) for item in items)
-
-
-def _early_stopping(value: Any) -> bool | str:
-    """A command line has only text, so "true" stands for True."""
-    known: dict[object, bool | str] = {True: True, False: False, "true": True, "false": False, "never": "never"}
-    kept = known.get(value.lower() if isinstance(value, str) else value) if isinstance(value, bool | str) else None
-    if kept is None:
-        raise _wrong("early_stopping", value, "must be True, False or 'never'")
-    return kept
-
-
-def _logit_bias(value: Any) -> dict[int, float] | None:
-    """A plain dict with integer keys; JSON has only string keys, so "123" stands for 123."""
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        raise _wrong("logit_bias", value, "must map token ids to numbers from -100 to 100")
-    bias: dict[int, float] = {}
-    for key, number in value.items():
-        token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12 else key
-        checked = cast(int, _integer("logit_bias", token_id, low=0, high=MAX_COUNT))
-        bias[checked] = _real("logit_bias", number, low=-100.0, high=100.0)
-    return bias or None

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from headway import LLM, RequestOutput, SamplingParams
-from headway.engine.request_options import RequestOptions
+from headway.core.request_options import RequestOptions
 
 
 def greedy(max_tokens: int, n: int = 1) -> SamplingParams:
@@ -45,7 +45,7 @@ class Conversations:
             if self._prompts and num_steps % 19 == 0:
                 self._break_off(self.rng.choice(list(self._prompts)))
             if self._prompts:
-                for output in self.llm.engine.step():
+                for output in self.llm.engine.step().outputs:
                     if output.finished:
                         self._take(output, finished=True)
             self.llm.engine.check_invariants()
@@ -60,10 +60,10 @@ class Conversations:
         prompt = (*old[: self.max_prompt - len(new)], *new) if self.rng.random() < 0.8 else said[: self.max_prompt]
         params = greedy(self.rng.randint(1, self.max_tokens), n=3 if self.rng.random() < 0.15 else 1)
         self._prompts[name] = prompt
-        self.llm.engine.add_request(name, list(prompt), params, **self._options())
+        self.llm.engine.add_request(name, list(prompt), params, self._options())
 
     def _options(self) -> RequestOptions:
-        return {"cache_salt": self.rng.choice([None, None, None, "x"])}
+        return RequestOptions(cache_salt=self.rng.choice([None, None, None, "x"]))
 
     def _break_off(self, name: str) -> None:
         output = self.llm.engine.abort(name)

@@ -48,7 +48,7 @@ def run(llm: LLM, prompts: Sequence[str] | Sequence[list[int]], num_tokens: int)
     for index, prompt in enumerate(prompts):
         llm.engine.add_request(f"p{index}", prompt, params, stream=False)
     while llm.engine.has_unfinished_requests():
-        done |= {output.request_id: output for output in llm.engine.step()}
+        done |= {output.request_id: output for output in llm.engine.step().outputs}
         llm.engine.check_invariants()
     assert llm.engine.core.scheduler.kv_cache.num_used_blocks == 0
     outputs = [done[f"p{index}"] for index in range(len(prompts))]

@@ -57,7 +57,7 @@ def searched(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list
     for index, prompt in enumerate(prompts):
         llm.engine.add_request(str(index), prompt, params, stream=False)
     while llm.engine.has_unfinished_requests():
-        done |= {output.request_id: output for output in llm.engine.step()}
+        done |= {output.request_id: output for output in llm.engine.step().outputs}
         llm.engine.check_invariants()
     assert llm.engine.core.scheduler.kv_cache.num_used_blocks == 0
     return [
@@ -216,10 +216,8 @@ def peak_blocks(llm: LLM, prompt: list[int], params: SamplingParams) -> int:
     engine.add_request("a", prompt, params, stream=False)
     peak = 0
     while engine.has_unfinished_requests():
-        engine.step()
+        peak = max(peak, engine.step().report.num_used_blocks)
         engine.check_invariants()
-        assert engine.last_step is not None
-        peak = max(peak, engine.last_step.num_used_blocks)
     assert engine.core.scheduler.kv_cache.num_used_blocks == 0
     return peak
 
@@ -233,7 +231,5 @@ def test_beams_of_a_position_share_a_step_and_compute_one_token_each(llm: LLM) -
     llm.engine.add_request("b", prompt, params, stream=False)
     shares = []
     while llm.engine.has_unfinished_requests():
-        llm.engine.step()
-        assert llm.engine.last_step is not None
-        shares.append([row.num_tokens for row in llm.engine.last_step.rows])
+        shares.append([row.num_tokens for row in llm.engine.step().report.rows])
     assert shares == [[1]] + [[1] * 4] * 23

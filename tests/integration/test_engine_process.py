@@ -48,7 +48,9 @@ def test_the_same_tokens_and_text_as_in_one_process(llm: LLM, run: Run) -> None:
     async def test(client: EngineClient) -> None:
         assert client.info is not None
         assert (client.info.max_model_len, client.info.num_blocks, client.info.device) == (1024, 256, "cpu")
-        requests = [AddRequest(f"same-{index}", prompt, PARAMS) for index, prompt in enumerate(token_ids)]
+        requests = [
+            AddRequest(f"same-{index}", prompt, SamplingParams(**PARAMS)) for index, prompt in enumerate(token_ids)
+        ]
         for deltas, whole in zip(await asyncio.gather(*(read(client, request) for request in requests)), expected):
             assert "".join(delta.text for delta in deltas) == whole.text
             assert [token for delta in deltas for token in delta.token_ids] == whole.token_ids
@@ -64,7 +66,7 @@ def test_logprobs_travel(llm: LLM, run: Run) -> None:
     (whole,) = llm.generate([token_ids], SamplingParams(**params))
 
     async def test(client: EngineClient) -> None:
-        deltas = await read(client, AddRequest("logprobs", token_ids, params))
+        deltas = await read(client, AddRequest("logprobs", token_ids, SamplingParams(**params)))
         found = [position for delta in deltas for position in delta.logprobs or []]
         expected = whole.outputs[0].logprobs
         assert expected is not None and len(found) == 3
@@ -82,11 +84,11 @@ def test_stop_strings_and_several_completions(llm: LLM, run: Run) -> None:
     token_ids = llm.get_tokenizer().encode(PROMPTS[0])
 
     async def test(client: EngineClient) -> None:
-        params = {"temperature": 0.0, "max_tokens": 40, "stop": ["."]}
+        params = SamplingParams(temperature=0.0, max_tokens=40, stop=["."])
         deltas = await read(client, AddRequest("stop", token_ids, params))
         assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", ".")
         assert "." not in "".join(delta.text for delta in deltas)
-        params = {"n": 3, "temperature": 1.0, "seed": 5, "max_tokens": 12, "ignore_eos": True}
+        params = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=12, ignore_eos=True)
         deltas = await read(client, AddRequest("many", token_ids, params))
         lengths = [sum(len(delta.token_ids) for delta in deltas if delta.index == index) for index in range(3)]
         assert lengths == [12, 12, 12] and [delta.is_last for delta in deltas].count(True) == 1

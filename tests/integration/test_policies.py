@@ -3,6 +3,7 @@ alone, in a cache so small that requests have to give way, with tenants, targets
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 from itertools import product
@@ -13,7 +14,7 @@ import pytest
 from headway import LLM
 from headway.config import PREFILL_MODES, SCHEDULING_POLICIES
 from headway.core.policy import by_length
-from headway.engine.request_options import RequestOptions
+from headway.core.request_options import RequestOptions
 from headway.predict.ranker_file import save_ranker
 from headway.predict.training import train_ranker
 from tests.integration.conversations import Alone, Conversations
@@ -29,14 +30,14 @@ class ManyKinds(Conversations):
 
     def _options(self) -> RequestOptions:
         rng = self.rng
-        return {
-            **super()._options(),
-            "priority": rng.randint(0, 2),
-            "tenant": rng.choice("abc"),
-            "predicted_tokens": rng.choice([None, rng.uniform(1, 60)]),
-            "ttft_target_s": rng.choice([None, rng.uniform(0.001, 0.02)]),
-            "tpot_target_s": rng.choice([None, 0.001]),
-        }
+        return dataclasses.replace(
+            super()._options(),
+            priority=rng.randint(0, 2),
+            tenant=rng.choice("abc"),
+            predicted_tokens=rng.choice([None, rng.uniform(1, 60)]),
+            ttft_target_s=rng.choice([None, rng.uniform(0.001, 0.02)]),
+            tpot_target_s=rng.choice([None, 0.001]),
+        )
 
 
 def modes() -> Iterator[dict[str, str]]:

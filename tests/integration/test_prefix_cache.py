@@ -95,7 +95,7 @@ def test_several_answers_share_their_prompt(tiny: TinyLLM, alone: Alone) -> None
     llm.engine.add_request("r", list(prompt), greedy(8, n=8))
     most = 0
     while llm.engine.has_unfinished_requests():
-        outputs = llm.engine.step()
+        outputs = llm.engine.step().outputs
         most = max(most, llm.engine.core.scheduler.kv_cache.num_used_blocks)
     assert [answer.token_ids for answer in outputs[-1].outputs] == [alone.answer(prompt)[:8]] * 8
     assert most <= 17 + 8 * 3, "the prompt's full blocks once, and what differs for each"

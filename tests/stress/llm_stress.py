@@ -180,7 +180,7 @@ def reference(prompt: list[int], params: SamplingParams) -> list[Any]:
     engine.add_request("alone", prompt, params, stream=False)
     outputs: list[Any] = []
     while engine.has_unfinished_requests():
-        outputs += engine.step()
+        outputs += engine.step().outputs
     return [(each.text, each.token_ids, each.finish_reason, each.stop_reason) for each in outputs[0].outputs]
 
 
@@ -255,7 +255,6 @@ def check_idle(llm: LLM) -> None:
     stop_failing(llm)
     assert llm.generate([[5, 6]], SamplingParams(max_tokens=2, temperature=0), use_tqdm=False)[0].finished
     assert not llm.engine.has_unfinished_requests()
-    assert not llm.engine.errors
     llm.engine.core.drain()
     llm.engine.check_invariants()
     assert llm.engine.core.scheduler.kv_cache.num_used_blocks == 0

@@ -177,8 +177,11 @@ class Chat:
 
     def _stream(self, request_id: str, interrupted: Callable[[], bool]) -> str:
         answer = ""
+        errors: dict[str, str] = {}
         while self.engine.has_unfinished_requests():
-            for output in self.engine.step():
+            step = self.engine.step()
+            errors |= step.errors
+            for output in step.outputs:
                 text = output.outputs[0].text
                 print(text[len(answer) :], end="", flush=True)
                 answer = text
@@ -186,8 +189,8 @@ class Chat:
                 self.engine.abort(request_id)
                 print(" [stopped]", end="")
         print(flush=True)
-        if request_id in self.engine.errors:
-            self._notice(f"headway: error: the answer failed: {self.engine.errors[request_id]}")
+        if request_id in errors:
+            self._notice(f"headway: error: the answer failed: {errors[request_id]}")
         return answer
 
     def _notice(self, text: str) -> None:

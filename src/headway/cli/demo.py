@@ -91,12 +91,10 @@ def run_demo(engine: LLMEngine, view: BatchView, *, pace_s: float = 0.0) -> Batc
     while expected or engine.has_unfinished_requests():
         while expected and (watch.num_steps >= expected[0].arrival_step or not engine.has_unfinished_requests()):
             _arrive(engine, watch, view, expected.pop(0))
-        outputs = engine.step()
-        report = engine.last_step
-        assert report is not None
-        watch.stepped(report, outputs, _block_tables(engine), _cached_blocks(engine))
+        step = engine.step()
+        watch.stepped(step.report, step.outputs, _block_tables(engine), _cached_blocks(engine))
         view.stepped(watch)
-        time.sleep(max(0.0, pace_s - report.duration_s))
+        time.sleep(max(0.0, pace_s - step.report.duration_s))
     return watch
 
 

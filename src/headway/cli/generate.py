@@ -7,6 +7,7 @@ import dataclasses
 import json
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,14 +56,24 @@ def run(arguments: argparse.Namespace) -> int:
     order = _queue(engine, prompts, params, chat=arguments.chat)
     printer = _JsonPrinter() if arguments.json else _TextPrinter(len(prompts), params)
     if arguments.profile is None:
-        finished = _run_to_end(engine, order, printer, engine.step)
+        ended = _run_to_end(engine, order, printer, engine.step)
     else:
-        finished = _run_profiled(engine, order, printer, params, arguments, console)
+        ended = _run_profiled(engine, order, printer, params, arguments, console)
     if not arguments.quiet:
-        console.print(_statistics(finished, time.monotonic() - started), style="dim")
-    for request_id, reason in engine.errors.items():
+        console.print(_statistics(ended.outputs, time.monotonic() - started), style="dim")
+    for request_id, reason in ended.errors.items():
         console.print(f"headway: error: {request_id} failed: {reason}", markup=False)
-    return 1 if engine.errors else 0
+    return 1 if ended.errors else 0
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """What came of the prompts."""
+
+    outputs: list[RequestOutput]
+    """In the order of the prompts."""
+    errors: dict[str, str]
+    """Why requests have failed, by request id."""
 
 
 def _collect_prompts(arguments: argparse.Namespace) -> list[str]:
@@ -107,35 +118,36 @@ def _run_profiled(
     params: SamplingParams,
     arguments: argparse.Namespace,
     console: Console,
-) -> list[RequestOutput]:
+) -> _Ended:
     """The same as `_run_to_end`, with a trace of some steps. An answer may end early, so the window begins early."""
-    finished: list[RequestOutput] = []
+    ended: list[_Ended] = []
     profile_steps(
         engine.step,
-        lambda step: finished.extend(_run_to_end(engine, order, printer, step)),
+        lambda step: ended.append(_run_to_end(engine, order, printer, step)),
         path=arguments.profile,
         first_step=min(LATEST_FIRST_STEP, first_step_of(params.max_tokens or engine.plan.max_model_len)),
         num_steps=arguments.profile_steps,
         console=console,
     )
-    return finished
+    return ended[0]
 
 
-def _run_to_end(
-    engine: LLMEngine, order: list[str], printer: _TextPrinter | _JsonPrinter, step: Step
-) -> list[RequestOutput]:
+def _run_to_end(engine: LLMEngine, order: list[str], printer: _TextPrinter | _JsonPrinter, step: Step) -> _Ended:
     """Step until nothing is left; results are printed in the order of the prompts, each as early as that allows."""
     finished: dict[str, RequestOutput] = {}
+    errors: dict[str, str] = {}
     num_printed = 0
     while engine.has_unfinished_requests():
-        for output in step():
+        stepped = step()
+        errors |= stepped.errors
+        for output in stepped.outputs:
             printer.progress(output)
             if output.finished:
                 finished[output.request_id] = output
         while num_printed < len(order) and order[num_printed] in finished:
             printer.result(finished[order[num_printed]])
             num_printed += 1
-    return [finished[request_id] for request_id in order]
+    return _Ended([finished[request_id] for request_id in order], errors)
 
 
 class _TextPrinter:

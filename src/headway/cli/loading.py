@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from headway.cli.progress import meter
 from headway.config import EngineConfig
-from headway.engine.collector import spare_the_collector
+from headway.rpc.engine_process import spare_the_collector
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine

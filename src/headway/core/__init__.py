@@ -20,6 +20,7 @@ from headway.core.scheduler_output import (
     SampledTokens,
     ScheduledRequest,
     SchedulerOutput,
+    TokenLogprobs,
 )
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Scheduler",
     "SchedulerOutput",
     "SchedulingPolicy",
+    "TokenLogprobs",
     "check_invariants",
     "create_eviction_policy",
     "create_policy",

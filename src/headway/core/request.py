@@ -23,9 +23,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from headway.core.cached_block import block_digests, root_digest
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
+
+if TYPE_CHECKING:  # carried, never read here
+    from headway.sampling_params import SamplingParams
 
 
 class RequestStatus(enum.Enum):
@@ -104,7 +108,7 @@ class Request:
         max_tokens: int,
         min_tokens: int = 0,
         stop_token_ids: frozenset[int] = frozenset(),
-        sampling_params: object = None,
+        sampling_params: SamplingParams | None = None,
         reads_cache: bool = True,
         options: RequestOptions = DEFAULT_OPTIONS,
         is_beam: bool = False,

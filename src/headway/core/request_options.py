@@ -1,56 +1,79 @@
 """What a request asks of the scheduler and the cache, beside its prompt and its sampling: one frozen record.
 
 It is made once, at the edge (HTTP or `LLM.generate`), travels whole to the scheduler, also over the engine process's
-socket, and is never changed on the way. A new option is a field here and the place that reads it; see docs.
+socket, and is never changed on the way. The keywords of `LLM.generate`, the fields of the HTTP API and the names in
+files of service and workload classes are derived from its fields, so a new option is a field here and the place that
+reads it: see docs/adding_an_option.md.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 from headway.errors import InvalidRequestError
 
+_Check = Callable[[Any], bool]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestOptions:
-    """Every option may be left out. Which of them count depends on the scheduling policy."""
 
-    priority: int = 0
-    """The smallest number goes first (policy `priority`)."""
-    tenant: str = ""
-    """Requests of one tenant share its part of the batch (policy `fair`)."""
-    predicted_tokens: float | None = None
-    """How many tokens the request is expected to generate (sjf, srpt, ltr, hrrn; dynamic batching)."""
-    ttft_target_s: float | None = None
-    """Target for the time from arrival to the first token (policy `slo`)."""
-    tpot_target_s: float | None = None
-    """Target for the time between later tokens (policy `slo`)."""
-    cache_salt: str | None = None
-    """Only requests with the same salt share cached prefixes."""
-    cache_ttl_s: float = 0.0
-    """How long the prompt's blocks stay pinned in the prefix cache, where there is room."""
-
-    def __post_init__(self) -> None:
-        """`InvalidRequestError` names the option that is wrong."""
-        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
-            raise InvalidRequestError(f"priority must be a whole number, not {self.priority!r}.", param="priority")
-        if not isinstance(self.tenant, str):
-            raise InvalidRequestError(f"tenant must be a string, not {self.tenant!r}.", param="tenant")
-        if self.cache_salt is not None and not isinstance(self.cache_salt, str):
-            raise InvalidRequestError(f"cache_salt must be a string, not {self.cache_salt!r}.", param="cache_salt")
-        if not _is_number(self.cache_ttl_s) or not 0 <= self.cache_ttl_s < math.inf:
-            raise InvalidRequestError(
-                f"cache_ttl_s must be 0 or more seconds, not {self.cache_ttl_s!r}.", param="cache_ttl_s"
-            )
-        for name in ("predicted_tokens", "ttft_target_s", "tpot_target_s"):
-            number = getattr(self, name)
-            if number is not None and (not _is_number(number) or not 0 < number < math.inf):
-                raise InvalidRequestError(f"{name} must be a number above 0, not {number!r}.", param=name)
+def _option(default: Any, check: _Check, rule: str) -> Any:
+    """An option; `rule` says what values `check` accepts besides the default."""
+    return field(default=default, metadata={"check": check, "rule": rule})
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and 0 < value < math.inf
+
+
+def _is_duration(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < math.inf
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestOptions:
+    """Every option may be left out. Which of them count depends on the scheduling policy."""
+
+    priority: int = _option(0, _is_whole, "a whole number")
+    """The smallest number goes first (policy `priority`)."""
+    tenant: str = _option("", _is_text, "a string")
+    """Requests of one tenant share its part of the batch (policy `fair`)."""
+    predicted_tokens: float | None = _option(None, _is_positive, "a number above 0")
+    """How many tokens the request is expected to generate (sjf, srpt, ltr, hrrn; dynamic batching)."""
+    ttft_target_s: float | None = _option(None, _is_positive, "a number above 0")
+    """Target for the time from arrival to the first token (policy `slo`)."""
+    tpot_target_s: float | None = _option(None, _is_positive, "a number above 0")
+    """Target for the time between later tokens (policy `slo`)."""
+    cache_salt: str | None = _option(None, _is_text, "a string")
+    """Only requests with the same salt share cached prefixes."""
+    cache_ttl_s: float = _option(0.0, _is_duration, "0 or more seconds")
+    """How long the prompt's blocks stay pinned in the prefix cache, where there is room."""
+
+    def __post_init__(self) -> None:
+        """`InvalidRequestError` names the option that is wrong."""
+        for name, default, check, rule in _CHECKS:
+            value = getattr(self, name)
+            if value is not default and not check(value):
+                raise InvalidRequestError(f"{name} must be {rule}, not {value!r}.", param=name)
+
+
+_CHECKS: tuple[tuple[str, Any, _Check, str], ...] = tuple(
+    (item.name, item.default, item.metadata["check"], item.metadata["rule"])
+    for item in dataclasses.fields(RequestOptions)
+)
+OPTION_NAMES = tuple(name for name, *_ in _CHECKS)
 DEFAULT_OPTIONS = RequestOptions()

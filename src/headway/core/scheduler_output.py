@@ -8,7 +8,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # carried, never read here
+    from headway.sampling_params import SamplingParams
 
 from headway.core.request import RequestStatus
 
@@ -23,7 +26,8 @@ class NewRequest:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     output_token_ids: tuple[int, ...]
-    sampling_params: object
+    sampling_params: SamplingParams | None
+    """None where no token is chosen, as in a simulation."""
     num_computed_tokens: int = 0
     """How many of its tokens are in the KV cache already, computed for requests that began with the same."""
     block_ids: tuple[int, ...] = ()
@@ -92,11 +96,25 @@ class SchedulerOutput:
         return dataclasses.replace(self, scheduled=scheduled, num_scheduled_tokens=num_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: of the token that stands there, and of the most likely ones."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 + how many tokens are more likely."""
+    top_ids: list[int]
+    """Most likely first; equally likely ones by id."""
+    top_logprobs: list[float]
+
+
 class SampledTokens(NamedTuple):
     """What one request got out of a step. `error` set: the request cannot go on, and why."""
 
     token_ids: tuple[int, ...]
-    logprobs: tuple[object, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token, if the request asked for them."""
     error: str | None = None
 
 
@@ -105,7 +123,7 @@ class PromptLogprobs:
     """Logprobs of consecutive prompt tokens, the first of them at position `start`."""
 
     start: int
-    values: tuple[object, ...]
+    values: tuple[TokenLogprobs, ...]
 
 
 class RequestUpdate(NamedTuple):
@@ -113,7 +131,7 @@ class RequestUpdate(NamedTuple):
 
     request_id: str
     new_token_ids: tuple[int, ...]
-    logprobs: tuple[object, ...]
+    logprobs: tuple[TokenLogprobs, ...]
     finish_status: RequestStatus | None
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None

@@ -40,8 +40,8 @@ _LONGEST_SLEEP_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStep:
-    """What one call of `step()` brought."""
+class CoreStep:
+    """What one call of `EngineCore.step()` brought."""
 
     launched: list[SchedulerOutput]
     """Plans handed to the executor since the last call; their results come with later calls, or came with this one."""
@@ -59,7 +59,7 @@ class _InFlight(NamedTuple):
 
 
 class EngineCore:
-    """A scheduler and an executor. Knows tokens only; text is the business of `LLMEngine`."""
+    """A scheduler and an executor. Knows tokens only; `LLMEngine` makes text of them."""
 
     def __init__(
         self,
@@ -74,13 +74,14 @@ class EngineCore:
         self._now = now
         self._sleep = sleep
         self._in_flight: deque[_InFlight] = deque()
-        self._launched: list[SchedulerOutput] = []  # what no `EngineStep` has told of
+        self._launched: list[SchedulerOutput] = []  # what no `CoreStep` has told of
         self._last_result_s = float("-inf")
+        self._schedule_s = 0.0  # spent on planning since the last report
 
     def add_request(self, request: Request) -> None:
         """Queue a request, or refuse it with the reason."""
         if not self.scheduler.has_unfinished_requests:
-            self.drain()  # nobody waited for these results, so the time until now is not theirs
+            self.drain()  # no request waited for these results, so the time until now is not theirs
         self.scheduler.add_request(request, now_s=self._now())
 
     def finish_request(self, request_id: str, status: RequestStatus) -> None:
@@ -93,10 +94,10 @@ class EngineCore:
 
     @property
     def has_unfinished_requests(self) -> bool:
-        """Whether there is anything to step for. Steps may be in flight although nobody waits for them any more."""
+        """Whether there is anything to step for. Steps may be in flight although no request waits for them any more."""
         return self.scheduler.has_unfinished_requests
 
-    def step(self) -> EngineStep:
+    def step(self) -> CoreStep:
         """schedule → submit, while there is room in the pipeline; then the oldest result → update."""
         if len(self._in_flight) != len(self.scheduler.in_flight):
             self._find_lost()
@@ -108,7 +109,7 @@ class EngineCore:
             self._wait_for_batch()
         return self._idle_step(updates)
 
-    def drain(self) -> list[EngineStep]:
+    def drain(self) -> list[CoreStep]:
         """Take in the results of all steps in flight, and launch no other."""
         self._find_lost()
         steps = []
@@ -130,8 +131,10 @@ class EngineCore:
     def _fill_pipeline(self) -> None:
         """Plan and launch until the pipeline is full, or nothing can be planned before a result has come."""
         while self._has_room():
+            started_s = self._now()
             with span("schedule"):
-                output = self.scheduler.schedule(now_s=self._now())
+                output = self.scheduler.schedule(now_s=started_s)
+            self._schedule_s += self._now() - started_s
             if output.is_empty:
                 break
             self._launched.append(output)
@@ -167,7 +170,7 @@ class EngineCore:
         """Only the newest step can be."""
         return _InFlight(output, take_snapshot(self.scheduler, output), _FailedStep(KeyboardInterrupt()), self._now())
 
-    def _take_result(self) -> EngineStep:
+    def _take_result(self) -> CoreStep:
         """Wait for the oldest step and take in what came of it."""
         step = self._in_flight[0]
         is_awaited = self.has_unfinished_requests
@@ -182,13 +185,13 @@ class EngineCore:
             raise
         previous_s, self._last_result_s = self._last_result_s, self._now()
         duration_s = self._last_result_s - max(previous_s, step.submitted_s)
-        # A failed step has no time of its own, and one that nobody waited for may have ended long ago.
+        # A failed step has no time of its own, and one that no request waited for may have ended long ago.
         observed_s = duration_s if failure is None and is_awaited else None
         with span("update"):
             updates = self.scheduler.update(step.output, result, duration_s=observed_s)
         self._in_flight.popleft()
         launched, self._launched = self._launched, []
-        return EngineStep(launched, updates, self._report(step.snapshot, updates, duration_s, failure))
+        return CoreStep(launched, updates, self._report(step.snapshot, updates, duration_s, failure))
 
     def _wait_for_batch(self) -> None:
         """Nothing can be planned before a batch has been waited for; but not long, since others may come."""
@@ -197,9 +200,9 @@ class EngineCore:
             raise RuntimeError("requests are waiting, nothing is in flight, and yet nothing can be planned")
         self._sleep(min(max(opens_at_s - self._now(), 0.0), _LONGEST_SLEEP_S))
 
-    def _idle_step(self, updates: list[RequestUpdate]) -> EngineStep:
+    def _idle_step(self, updates: list[RequestUpdate]) -> CoreStep:
         snapshot = take_snapshot(self.scheduler, self.scheduler.nothing())
-        return EngineStep([], updates, self._report(snapshot, updates, 0.0))
+        return CoreStep([], updates, self._report(snapshot, updates, 0.0))
 
     def _report(
         self,
@@ -209,8 +212,16 @@ class EngineCore:
         failure: Exception | None = None,
     ) -> StepReport:
         kv_cache = self.scheduler.kv_cache
-        error = None if failure is None else _words(failure)
-        return StepReport(snapshot, updates, duration_s, kv_cache.num_blocks, kv_cache.block_size, error)
+        schedule_s, self._schedule_s = self._schedule_s, 0.0
+        return StepReport(
+            snapshot=snapshot,
+            updates=updates,
+            duration_s=duration_s,
+            schedule_s=schedule_s,
+            num_blocks=kv_cache.num_blocks,
+            block_size=kv_cache.block_size,
+            error=None if failure is None else _words(failure),
+        )
 
 
 class _FailedStep:

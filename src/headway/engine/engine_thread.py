@@ -28,6 +28,7 @@ from typing import Any
 
 from headway.engine.input_processor import PreparedRequest
 from headway.engine.llm_engine import LLMEngine
+from headway.engine.step_report import EngineStep
 from headway.errors import EngineDeadError, HeadwayError
 from headway.outputs import GrowingOutput, RequestOutput, Streaming
 
@@ -337,21 +338,19 @@ class _Loop:
             self._fail_all(_GONE)
             return
         try:
-            outputs = self._engine.step()
+            step = self._engine.step()
         except BaseException as error:
             self._recover(error)
             return
-        report = self._engine.last_step
-        if report is not None:
-            self.num_tokens += report.num_tokens
-            self.num_running = report.num_running
-        if outputs:
-            self._deliver(outputs)
+        self.num_tokens += step.report.num_tokens
+        self.num_running = step.report.num_running
+        if step.outputs:
+            self._deliver(step)
 
-    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+    def _deliver(self, step: EngineStep) -> None:
         """To each caller at once what is its own. Requests that came past this thread have no account."""
         deliveries: dict[_Account, Delivery] = {}
-        for output in outputs:
+        for output in step.outputs:
             account = self._by_request.get(output.request_id)
             if account is None:
                 continue
@@ -361,9 +360,8 @@ class _Loop:
                 account.grown.add(output)
             if output.finished:
                 self._close_request(account, output.request_id)
-                error = self._engine.errors.pop(output.request_id, None)
-                if error is not None:
-                    delivery.errors[output.request_id] = error
+                if output.request_id in step.errors:
+                    delivery.errors[output.request_id] = step.errors[output.request_id]
         for account, delivery in deliveries.items():
             account.deliver(delivery)
 

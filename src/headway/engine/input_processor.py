@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
+from headway.config import did_you_mean
 from headway.core import Request
-from headway.core.request_options import RequestOptions
-from headway.engine.request_options import RequestOptions as OptionsDict
+from headway.core.request_options import DEFAULT_OPTIONS, OPTION_NAMES, RequestOptions
 from headway.errors import InvalidRequestError, RequestTooLargeError
 from headway.sampling_params import MAX_LOGPROBS, SamplingParams
 from headway.tokenizer import Tokenizer, spell_bad_words
@@ -73,6 +74,36 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [many]
 
 
+def options_each(
+    count: int, options: RequestOptions | Sequence[RequestOptions] | None, named: Mapping[str, Any]
+) -> list[RequestOptions]:
+    """The options of each request, where they are given once or one each, as records or by their names."""
+    for name in named:
+        if name not in OPTION_NAMES:
+            known = f" The options are: {', '.join(OPTION_NAMES)}."
+            raise InvalidRequestError(
+                f"There is no option '{name}'.{did_you_mean(name, OPTION_NAMES) or known}", param=name
+            )
+    records: list[RequestOptions] = one_each(options or DEFAULT_OPTIONS, count, "options", RequestOptions)
+    if not named:
+        return records
+    columns = [one_each(value, count, name, str) for name, value in named.items()]
+    return [
+        dataclasses.replace(record, **dict(zip(named, own, strict=True)))
+        for record, own in zip(records, zip(*columns, strict=True), strict=True)
+    ]
+
+
+def one_each(value: Any, count: int, name: str, kind: type) -> list[Any]:
+    """A value for all prompts, or one each, as a list."""
+    if isinstance(value, kind) or not hasattr(value, "__iter__"):
+        return [value] * count
+    values = list(value)
+    if len(values) != count:
+        raise InvalidRequestError(f"{len(values)} {name} for {count} prompts; give one, or one each.", param=name)
+    return values
+
+
 def core_id(request_id: str, index: int | None = None) -> str:
     """What the scheduler knows a request by, or its completion or beam of this number.
 
@@ -97,6 +128,11 @@ class PreparedRequest:
     params: SamplingParams
     children: tuple[Request, ...]
 
+    @property
+    def options(self) -> RequestOptions:
+        """What it asks of the scheduler and the cache."""
+        return self.children[0].options
+
 
 class InputProcessor:
     """Tokenises and validates. Knows nothing of the requests before, but for how their bad words are spelt."""
@@ -112,7 +148,7 @@ class InputProcessor:
         request_id: str,
         prompt: Prompt,
         params: SamplingParams,
-        **options: Unpack[OptionsDict],
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> PreparedRequest:
         """Check everything about a request; `InvalidRequestError` says what is wrong with it."""
         if not isinstance(request_id, str) or not request_id:
@@ -121,27 +157,38 @@ class InputProcessor:
             raise InvalidRequestError(
                 f"sampling_params must be a SamplingParams, not {type(params).__name__}.", param="sampling_params"
             )
+        if not isinstance(options, RequestOptions):
+            raise InvalidRequestError(f"options must be RequestOptions, not {type(options).__name__}.", param="options")
         parts = PromptParts.of(prompt)
         if parts.cache_salt is not None:
-            options["cache_salt"] = parts.cache_salt
-        wishes = RequestOptions(**options)
+            options = dataclasses.replace(options, cache_salt=parts.cache_salt)
         prompt_token_ids = self._tokenize(parts)
         params = self._resolve(params, num_prompt_tokens=len(prompt_token_ids))
-        num_children = 1 if params.use_beam_search else params.num_choices
         return PreparedRequest(
             request_id=request_id,
             prompt=parts.text,
             prompt_token_ids=prompt_token_ids,
             params=params,
-            children=tuple(
-                self._child(
-                    core_id(request_id, None if num_children == 1 else index),
-                    prompt_token_ids,
-                    params.for_choice(index),
-                    wishes,
-                )
-                for index in range(num_children)
-            ),
+            children=self._children(request_id, prompt_token_ids, params, options),
+        )
+
+    def with_options(self, request: PreparedRequest, options: RequestOptions) -> PreparedRequest:
+        """The same request with other options. It must not have been queued."""
+        children = self._children(request.request_id, request.prompt_token_ids, request.params, options)
+        return dataclasses.replace(request, children=children)
+
+    def _children(
+        self, request_id: str, prompt_token_ids: tuple[int, ...], params: SamplingParams, options: RequestOptions
+    ) -> tuple[Request, ...]:
+        num_children = 1 if params.use_beam_search else params.num_choices
+        return tuple(
+            self._child(
+                core_id(request_id, None if num_children == 1 else index),
+                prompt_token_ids,
+                params.for_choice(index),
+                options,
+            )
+            for index in range(num_children)
         )
 
     def _tokenize(self, prompt: PromptParts) -> tuple[int, ...]:

@@ -8,18 +8,16 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Unpack
 
 from headway.config import EngineConfig, ResolvedConfig
 from headway.core import RequestStatus, RequestUpdate
-from headway.engine.beam_requests import BeamRequests
+from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
+from headway.engine.beam_search import BeamRequests, SearchedStep
 from headway.engine.engine_core import EngineCore
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
 from headway.engine.kv_wiring import create_scheduler
 from headway.engine.output_processor import EndedCompletion, OutputProcessor
-from headway.engine.progress import Progress
-from headway.engine.request_options import RequestOptions
-from headway.engine.step_report import StepReport
+from headway.engine.step_report import EngineStep
 from headway.errors import ConfigError, InvalidRequestError
 from headway.executor import Executor
 from headway.models.decoder_config import DecoderConfig
@@ -34,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class LLMEngine:
-    """Synchronous, and for a single thread: whoever calls `step()` drives it. An exception that comes from outside in
+    """Synchronous, and for a single thread: the caller of `step()` drives it. An exception that comes from outside in
     the middle of a call, as Ctrl-C does in the main thread, may leave a step half done; `abort_all` mends that, and
     `LLM` steps in a thread of its own, where none comes."""
 
@@ -55,13 +53,6 @@ class LLMEngine:
         self.tokenizer = tokenizer
         self.model_config = model_config
         self.plan = plan
-        self.last_step: StepReport | None = None
-        self.errors: dict[str, str] = {}
-        """Why requests that finished with reason "error" did so, by request id."""
-        self.progress: list[Progress] = []
-        """What the last step did for requests that give no output before their end."""
-        self.begun: list[str] = []
-        """Requests that the last step launched for the first time."""
         self._now = now
         self._lengths = lengths
         self.core = EngineCore(create_scheduler(config.scheduler, config.cache, plan), executor, now=now)
@@ -116,10 +107,10 @@ class LLMEngine:
         request_id: str,
         prompt: Prompt,
         params: SamplingParams,
-        **options: Unpack[RequestOptions],
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> PreparedRequest:
         """Check a request without queueing it; what is returned can be given to `submit`."""
-        prepared = self._inputs.prepare(request_id, prompt, params, **options)
+        prepared = self._inputs.prepare(request_id, prompt, params, options)
         self.core.scheduler.check_fits(prepared.children[0])
         return prepared
 
@@ -133,20 +124,26 @@ class LLMEngine:
         for request in requests:
             self._check_new(request, stream)
         if self._lengths is not None and self._lengths.predicts:
-            self._predict(self._lengths, requests)
+            requests = self._predict(self._lengths, requests)
         for request in requests:
             self._queue(request, stream)
 
-    def _predict(self, lengths: AnswerLengths, requests: Sequence[PreparedRequest]) -> None:
-        """For requests that do not know better; a beam search has no length that could be foreseen like this."""
+    def _predict(self, lengths: AnswerLengths, requests: Sequence[PreparedRequest]) -> list[PreparedRequest]:
+        """The same requests, each with a predicted length if it had none; a beam search has no length that could be
+        foreseen like this."""
         unknown = [
             request
             for request in requests
-            if request.children[0].options.predicted_tokens is None and not request.params.use_beam_search
+            if request.options.predicted_tokens is None and not request.params.use_beam_search
         ]
-        for request, predicted in zip(unknown, lengths.predict([_view(request) for request in unknown]), strict=True):
-            for child in request.children:
-                child.options = dataclasses.replace(child.options, predicted_tokens=predicted)
+        guesses = lengths.predict([_view(request) for request in unknown])
+        known = {
+            request.request_id: self._inputs.with_options(
+                request, dataclasses.replace(request.options, predicted_tokens=guess)
+            )
+            for request, guess in zip(unknown, guesses, strict=True)
+        }
+        return [known.get(request.request_id, request) for request in requests]
 
     def _check_new(self, request: PreparedRequest, stream: Streaming) -> None:
         if self.is_live(request.request_id):
@@ -167,37 +164,35 @@ class LLMEngine:
         request_id: str,
         prompt: Prompt,
         params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
         *,
         stream: Streaming = True,
-        **options: Unpack[RequestOptions],
     ) -> None:
         """Check and queue a request. `stream` says when it gives outputs and whether they are cumulative."""
-        prepared = self.prepare(request_id, prompt, params, **options)
-        self.submit(prepared, stream=stream)
+        self.submit(self.prepare(request_id, prompt, params, options), stream=stream)
 
-    def step(self) -> list[RequestOutput]:
-        """Take in the result of one step and return the outputs that changed; unless they are deltas, text and token
-        ids are cumulative.
-
-        Where steps overlap, others have been launched by then; see `EngineCore.step`.
-        """
+    def step(self) -> EngineStep:
+        """Take in the result of one step. Where steps overlap, others have been launched by then; see
+        `EngineCore.step`."""
         started_s = self._now()
         step = self.core.step()
-        self.last_step = step.report
-        self.begun = []
+        begun = []
         for launched in step.launched:
-            self.begun += self._outputs.note_launched(launched, now_s=started_s)
-            self.begun += self.beams.note_launched(launched, now_s=started_s)
+            begun += self._outputs.note_launched(launched, now_s=started_s)
+            begun += self.beams.note_launched(launched, now_s=started_s)
         with span("outputs"):
-            updates = step.updates
-            outputs: list[RequestOutput] = []
-            self.progress = []
-            if self.beams:
-                updates, outputs = self._search(updates)
+            searched = self._search(step.updates) if self.beams else None
+            updates = step.updates if searched is None else searched.others
             processed = self._outputs.process(updates, now_s=self._now())
-        self.errors.update(processed.errors)
-        self.progress += processed.progress
-        return outputs + processed.outputs
+        if searched is None:
+            return EngineStep(processed.outputs, processed.errors, processed.progress, begun, step.report)
+        return EngineStep(
+            outputs=searched.outputs + processed.outputs,
+            errors=searched.errors | processed.errors,
+            progress=searched.progress | processed.progress,
+            begun=begun,
+            report=step.report,
+        )
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request and free its blocks at once. Returns what it had, or as a delta what was new; `None` if there
@@ -208,7 +203,6 @@ class LLMEngine:
         output, running = owner.abort(request_id, now_s=self._now())
         for child_id in running:
             self.core.finish_request(child_id, RequestStatus.FINISHED_ABORTED)
-        self.errors.pop(request_id, None)  # of a completion that had failed before
         return output
 
     def abort_all(self) -> None:
@@ -219,18 +213,15 @@ class LLMEngine:
         for request_id in list(self.core.scheduler.requests):
             self.core.finish_request(request_id, RequestStatus.FINISHED_ABORTED)
         self.core.drain()
-        self.errors.clear()
 
-    def _search(self, updates: list[RequestUpdate]) -> tuple[list[RequestUpdate], list[RequestOutput]]:
-        """Let beam searches go on with their part of a step's result. Returns the rest of it, and their outputs."""
+    def _search(self, updates: list[RequestUpdate]) -> SearchedStep:
+        """Let beam searches go on with their part of a step's result."""
         searched = self.beams.process(updates, now_s=self._now())
         for request_id in searched.dropped_request_ids:
             self.core.finish_request(request_id, RequestStatus.FINISHED_ABORTED)
         for beam in searched.new_beams:
             self.core.add_request(beam)
-        self.errors.update(searched.errors)
-        self.progress += searched.progress
-        return searched.others, searched.outputs
+        return searched
 
     def is_live(self, request_id: str) -> bool:
         """Whether a request with this id waits or runs."""
@@ -272,7 +263,7 @@ def _view(request: PreparedRequest) -> PromptView:
         max_tokens=request.params.max_tokens,
         temperature=request.params.temperature,
         text=request.prompt,
-        user=request.children[0].options.tenant or None,
+        user=request.options.tenant or None,
         request_id=request.request_id,
     )
 

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
-from headway.core import NewRequest, PromptLogprobs, RequestStatus, RequestUpdate, SchedulerOutput
-from headway.engine.best_of import choose_best
-from headway.engine.detokenizer import IncrementalDetokenizer
+from headway.core import NewRequest, PromptLogprobs, RequestStatus, RequestUpdate, SchedulerOutput, TokenLogprobs
+from headway.engine.detokenizer import IncrementalDetokenizer, StopChecker
 from headway.engine.input_processor import PreparedRequest
-from headway.engine.progress import Progress
-from headway.engine.stop_strings import StopChecker
 from headway.outputs import (
     CompletionOutput,
     FinishReason,
+    Logprob,
     LogprobsOfOnePosition,
     RequestMetrics,
     RequestOutput,
+    SilentProgress,
     Streaming,
 )
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from headway.runner.logprobs import TokenLogprobs
-
 logger = logging.getLogger(__name__)
 
 OUTPUT_FAILED = "its tokens could not be made into an output"
+_NO_PROGRESS = SilentProgress(0, 0)
 
 
 class _Completion:
@@ -38,7 +36,8 @@ class _Completion:
 
     def __init__(self, index: int, request: PreparedRequest, tokenizer: Tokenizer | None) -> None:
         child = request.children[index]
-        params = cast(SamplingParams, child.sampling_params)
+        params = child.sampling_params
+        assert params is not None
         self.index = index
         self.params = params
         self.request_id = child.request_id
@@ -59,8 +58,8 @@ class _Completion:
             self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
 
     def take(self, update: RequestUpdate) -> bool:
-        """Take in new tokens. Returns whether a stop string has just ended what the scheduler thinks goes on: then
-        somebody has to tell both that it is over."""
+        """Take in new tokens. Returns whether a stop string has just ended what the scheduler thinks goes on: then the
+        caller has to tell both that it is over."""
         if self._ending is None:
             last_status = update.finish_status or update.held_status
             if self.logprobs is not None:
@@ -138,8 +137,8 @@ class _Completion:
 
     def _take_logprobs(self, update: RequestUpdate) -> None:
         assert self.logprobs is not None and self.cumulative_logprob is not None
-        for record in cast("Sequence[TokenLogprobs]", update.logprobs):
-            self.logprobs.append(record.as_output(self._token_text))
+        for record in update.logprobs:
+            self.logprobs.append(position_logprobs(record, self._token_text))
             self.cumulative_logprob += record.logprob
 
     def _finish_text(self, ending: tuple[FinishReason, int | str | None]) -> None:
@@ -166,7 +165,8 @@ class _LiveRequest:
         self.request = request
         self.stream = stream
         self.tells_progress = not request.params.can_stream
-        self.changed: dict[_Completion, None] = {}  # in the step that is being processed; for deltas only
+        self.error: str | None = None  # of a completion that has failed
+        self._changed: dict[_Completion, None] = {}  # in the step that is being processed; for deltas only
         self.completions = [_Completion(index, request, tokenizer) for index in range(len(request.children))]
         self.prompt_logprobs: list[LogprobsOfOnePosition | None] | None = (
             None if request.params.prompt_logprobs is None else [None]
@@ -196,6 +196,14 @@ class _LiveRequest:
         self._num_cached_tokens = new.num_computed_tokens
         return True
 
+    def note_changed(self, completion: _Completion) -> None:
+        """The next delta has news of this completion."""
+        self._changed[completion] = None
+
+    def note_failure(self, why: str) -> None:
+        """One of its completions has failed."""
+        self.error = why
+
     def note_first_token(self, now_s: float) -> None:
         """Its first token has come."""
         self._metrics = dataclasses.replace(self._metrics, first_token_s=now_s)
@@ -203,8 +211,8 @@ class _LiveRequest:
     def take_prompt_logprobs(self, found: PromptLogprobs, token_text: Callable[[int], str] | None) -> None:
         """After a preemption, or from a second completion, known positions come again and are passed over."""
         assert self.prompt_logprobs is not None
-        new = cast("Sequence[TokenLogprobs]", found.values[max(0, len(self.prompt_logprobs) - found.start) :])
-        self.prompt_logprobs.extend(record.as_output(token_text) for record in new)
+        new = found.values[max(0, len(self.prompt_logprobs) - found.start) :]
+        self.prompt_logprobs.extend(position_logprobs(record, token_text) for record in new)
 
     def news(self, now_s: float) -> RequestOutput:
         """The output that the request's user has asked for."""
@@ -213,7 +221,7 @@ class _LiveRequest:
     def _delta(self, now_s: float) -> RequestOutput:
         """What is new since the last delta. By position: made for every streamed token."""
         finished = self.is_finished
-        changed, self.changed = self.changed, {}
+        changed, self._changed = self._changed, {}
         prompt_logprobs = None if self._has_told_prompt else self.prompt_logprobs
         self._has_told_prompt = True
         return RequestOutput(
@@ -271,7 +279,9 @@ class ProcessedStep:
 
     outputs: list[RequestOutput]
     errors: dict[str, str]
-    progress: list[Progress]
+    """By id of the requests among `outputs` of which a completion has failed, now or before: why."""
+    progress: dict[str, SilentProgress]
+    """By request id."""
 
 
 class OutputProcessor:
@@ -315,7 +325,7 @@ class OutputProcessor:
         for completion in running:
             completion.abort()
             self._tell_end(live, completion, now_s)
-        live.changed = dict.fromkeys(running)
+            live.note_changed(completion)
         self._forget(live)
         return live.news(now_s), [completion.request_id for completion in running]
 
@@ -339,7 +349,7 @@ class OutputProcessor:
         """Take in a step's result and say what changed for users."""
         errors: dict[str, str] = {}
         changed: dict[_LiveRequest, None] = {}
-        progress: dict[str, Progress] = {}
+        progress: dict[str, SilentProgress] = {}
         for update in updates:
             live, completion = self._owner[update.request_id]
             if update.prompt_logprobs is not None:
@@ -353,11 +363,11 @@ class OutputProcessor:
             if live.tells_progress:
                 _add_progress(progress, live.request.request_id, num_tokens_before, len(completion.token_ids))
             if completion.error is not None:
-                errors[live.request.request_id] = completion.error
+                live.note_failure(completion.error)
             if live.stream or completion.finish_reason is not None:
                 changed[live] = None
                 if live.stream == "delta":
-                    live.changed[completion] = None
+                    live.note_changed(completion)
                 if completion.finish_reason is not None:
                     self._tell_end(live, completion, now_s)
         outputs = []
@@ -365,9 +375,11 @@ class OutputProcessor:
             if live.stream or live.is_finished:
                 output = live.news(now_s)
                 outputs.append(output)
+                if live.error is not None:
+                    errors[output.request_id] = live.error
                 if output.finished:
                     self._forget(live)
-        return ProcessedStep(outputs, errors, list(progress.values()))
+        return ProcessedStep(outputs, errors, progress)
 
     def _take(self, completion: _Completion, update: RequestUpdate) -> bool:
         """As `_Completion.take`; a sequence whose tokens cannot be made into text fails alone."""
@@ -394,10 +406,41 @@ class OutputProcessor:
             del self._owner[child.request_id]
 
 
-def _add_progress(progress: dict[str, Progress], request_id: str, num_tokens_before: int, num_tokens: int) -> None:
+def _add_progress(
+    progress: dict[str, SilentProgress], request_id: str, num_tokens_before: int, num_tokens: int
+) -> None:
     """One of the request's sequences had so many tokens, and has so many now."""
-    known = progress.get(request_id, Progress(request_id, 0, 0))
+    known = progress.get(request_id, _NO_PROGRESS)
     is_start = num_tokens_before == 0 < num_tokens
-    progress[request_id] = Progress(
-        request_id, known.num_started + is_start, known.num_tokens + num_tokens - num_tokens_before
+    progress[request_id] = SilentProgress(
+        known.num_started + is_start, known.num_tokens + num_tokens - num_tokens_before
     )
+
+
+def position_logprobs(record: TokenLogprobs, token_text: Callable[[int], str] | None = None) -> LogprobsOfOnePosition:
+    """The record users get: the position's token first, then the most likely ones."""
+
+    def text(token_id: int) -> str | None:
+        return None if token_text is None else token_text(token_id)
+
+    position = {record.token_id: Logprob(record.logprob, record.rank, text(record.token_id))}
+    for index, (token_id, logprob) in enumerate(zip(record.top_ids, record.top_logprobs, strict=True)):
+        position.setdefault(token_id, Logprob(logprob, index + 1, text(token_id)))
+    return position
+
+
+def choose_best(completions: list[CompletionOutput], params: SamplingParams) -> list[CompletionOutput]:
+    """The `n` best, numbered anew from the best on; of equals, the one that came first. What is compared is the
+    log-probability per token, the end-of-sequence token included: the sum would favour short ones. Logprobs were needed
+    to find them and are shown only if they were asked for."""
+    hidden: dict[str, Any] = {"logprobs": None, "cumulative_logprob": None} if params.logprobs is None else {}
+    best = sorted(completions, key=_rank)[: params.n]
+    return [dataclasses.replace(completion, index=index, **hidden) for index, completion in enumerate(best)]
+
+
+def _rank(completion: CompletionOutput) -> tuple[bool, float]:
+    """Smallest first. A failure comes before everything else, since it must not be hidden behind the others."""
+    assert completion.cumulative_logprob is not None
+    num_tokens = len(completion.token_ids)
+    per_token = completion.cumulative_logprob / num_tokens if num_tokens else -math.inf
+    return (completion.finish_reason != "error", -per_token)

@@ -1,6 +1,6 @@
-"""What one step did, for people and programs that watch: demo, live page, benchmarks, logs.
+"""What one step brought (`EngineStep`), and what it did (`StepReport`: demo, live page, benchmarks, logs).
 
-Most steps are watched by nobody, so a step only keeps what is gone later; rows are made when they are asked for.
+Few steps are watched, so a report only keeps what is gone later; its rows are made when they are asked for.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from headway.core import Request, RequestUpdate, Scheduler, SchedulerOutput
+from headway.outputs import RequestOutput, SilentProgress
 
 
 class StepRow(NamedTuple):
@@ -52,13 +53,15 @@ class BatchSnapshot:
 
 @dataclass(frozen=True, eq=False)
 class StepReport:
-    """The batch during one step. Blocks and slots are as they were while it ran, before anybody left."""
+    """The batch during one step. Blocks and slots are as they were while it ran, before any request left."""
 
     snapshot: BatchSnapshot
     updates: Sequence[RequestUpdate]
     duration_s: float
     """From the result before this one, or from the step's own start if that came later, to its result: the device's
     time for the step, also when steps overlap."""
+    schedule_s: float
+    """How long the host planned steps since the report before; where steps overlap, these were later ones."""
     num_blocks: int
     block_size: int
     error: str | None = None
@@ -129,6 +132,21 @@ class StepReport:
     def finished(self) -> tuple[str, ...]:
         """Requests that this step's tokens ended."""
         return tuple(update.request_id for update in self.updates if update.finish_status is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """What one call of `LLMEngine.step()` brought."""
+
+    outputs: list[RequestOutput]
+    """Of requests that changed; unless they are deltas, text and token ids are cumulative."""
+    errors: dict[str, str]
+    """By id of the requests among `outputs` of which a completion has failed, now or before: why."""
+    progress: dict[str, SilentProgress]
+    """By id, of requests that give no output before their end."""
+    begun: list[str]
+    """Requests that were launched for the first time."""
+    report: StepReport
 
 
 def take_snapshot(scheduler: Scheduler, output: SchedulerOutput) -> BatchSnapshot:

@@ -33,6 +33,7 @@ from headway.rpc.messages import (
     StartUpFailed,
     StepBatch,
     ToEngine,
+    UnreadableRequest,
     decode_from_engine,
     decode_to_engine,
     encode,
@@ -112,12 +113,12 @@ class EngineChannel:
             wakeup.setblocking(False)
             self._poll.register(wakeup, select.POLLIN)
 
-    def receive(self, *, timeout_s: float) -> list[ToEngine]:
+    def receive(self, *, timeout_s: float) -> list[ToEngine | UnreadableRequest]:
         """All messages that are there; if there are none, wait for one at most `timeout_s`.
 
         Raises `ChannelClosedError`; and `BrokenFrameError` or `msgspec.DecodeError` for what is no message.
         """
-        messages: list[ToEngine] = []
+        messages: list[ToEngine | UnreadableRequest] = []
         while self._wait_for_input(0.0 if messages else timeout_s):
             try:
                 data = self._socket.recv(RECEIVE_BYTES)

@@ -37,6 +37,7 @@ from headway.rpc.messages import (
 )
 from headway.rpc.streams import RequestStream, SnapshotStream
 from headway.rpc.supervision import Backoff, Patience, Watchdog
+from headway.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +88,7 @@ class EngineClient:
         self._problem: str | None = "the engine is starting"
         self._was_well = True
         self._streams: dict[str, RequestStream] = {}
-        self._sent_params: dict[str, Any] | None = None  # of the last request that this process got
-        self._sent_bad_words: list[list[int]] | None = None
+        self._sent_params: SamplingParams | None = None  # of the last request that this process got
         self._aborted: list[str] = []
         self._viewers: list[SnapshotStream] = []
         self._step_listeners: list[Callable[[EngineStats], None]] = []
@@ -162,15 +162,12 @@ class EngineClient:
             raise EngineUnavailableError(self._problem or ENGINE_STOPPED)
         if request.request_id in self._streams:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
-        same_params = request.params is self._sent_params and request.bad_word_token_ids is self._sent_bad_words
+        is_known = request.params is self._sent_params
         try:
-            if same_params:
-                self._connection.send(msgspec.structs.replace(request, params=None, bad_word_token_ids=None))
-            else:
-                self._connection.send(request)
+            self._connection.send(msgspec.structs.replace(request, params=None) if is_known else request)
         except (UnicodeEncodeError, OverflowError, TypeError) as error:
             raise InvalidRequestError("The request has a text or a number that cannot be stored.") from error
-        self._sent_params, self._sent_bad_words = request.params, request.bad_word_token_ids
+        self._sent_params = request.params
         stream = RequestStream(request.request_id, self._abort)
         self._streams[request.request_id] = stream
         return stream
@@ -248,7 +245,7 @@ class EngineClient:
         if connection.lost.is_set():  # it said that it was ready, and died
             return
         self._connection = connection
-        self._sent_params = self._sent_bad_words = None
+        self._sent_params = None
         self._watchdog.note_ready()
         self._ready_s = asyncio.get_running_loop().time()
         if not self._closing:

@@ -12,12 +12,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
+
+import msgspec
 
 from headway.engine.llm_engine import LLMEngine
-from headway.engine.step_report import StepReport
+from headway.engine.step_report import EngineStep, StepReport
 from headway.errors import HeadwayError, InvalidRequestError
-from headway.outputs import LogprobsOfOnePosition, RequestMetrics, RequestOutput
+from headway.outputs import LogprobsOfOnePosition, RequestMetrics, RequestOutput, Streaming
+from headway.rpc.engine_counters import EngineCounters
 from headway.rpc.messages import (
     AbortRequests,
     AddRequest,
@@ -25,18 +28,16 @@ from headway.rpc.messages import (
     EngineStats,
     FromEngine,
     PositionLogprobs,
-    Progress,
     RequestTimings,
     Shutdown,
     StepBatch,
     ToEngine,
     TokenLogprob,
+    UnreadableRequest,
     Watch,
 )
-from headway.rpc.step_meter import StepMeter
 from headway.rpc.step_snapshots import SnapshotMaker
 from headway.sampling_params import SamplingParams
-from headway.tracing import record_into
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +53,8 @@ PROBE = "#probe"
 
 REQUEST_FAILED = "the engine failed to process this request"
 SHUTTING_DOWN = "the server is shutting down"
+NO_PARAMS = "the request has the parameters of one before it that could not be read"
 NOTHING_FOUND = "stop_token_ids and min_tokens leave no token that a search could go on with"
-
-_GivenParams = tuple[dict[str, Any], list[list[int]] | None]
 
 
 class BrokenEngineError(HeadwayError):
@@ -64,7 +64,7 @@ class BrokenEngineError(HeadwayError):
 class Channel(Protocol):
     """What the loop needs of `EngineChannel`."""
 
-    def receive(self, *, timeout_s: float) -> list[ToEngine]: ...
+    def receive(self, *, timeout_s: float) -> list[ToEngine | UnreadableRequest]: ...
 
     def send(self, message: FromEngine) -> None: ...
 
@@ -83,11 +83,10 @@ class EngineLoop:
         self._engine = engine
         self._channel = channel
         self._now = now
-        self._meter = StepMeter(engine.core.scheduler, engine.beams, counted=counted)
+        self._counters = EngineCounters(engine.core.scheduler, engine.beams, counted=counted)
         self._snapshots = SnapshotMaker(engine.core.scheduler, engine.beams, now=now)
-        self._line: deque[tuple[AddRequest, _GivenParams]] = deque()  # requests that have come and are not prepared
-        self._given: _GivenParams = ({}, None)  # of the request that came last
-        self._checked: tuple[_GivenParams, SamplingParams] | None = None  # of the one that was prepared last
+        self._line: deque[AddRequest] = deque()  # requests that have come and are not prepared
+        self._last_params: SamplingParams | None = None  # of the request that came last, if they could be read
         self._refused: list[Delta] = []
         self._live: set[str] = set()
         self._silent: set[str] = set()  # those of them that tell nothing but progress before their end
@@ -107,19 +106,15 @@ class EngineLoop:
     def run(self) -> None:
         """Until a shutdown has been asked for and done. Raises `ChannelClosedError` if the front end goes away, and
         whatever the engine cannot recover from."""
-        record_into(self._meter.planning)
-        try:
-            while True:
-                self._take_messages()
-                if self._is_drained():
-                    self._refuse_rest()
-                    return
-                if self._engine.has_unfinished_requests():
-                    self._step()
-                elif self._is_in_doubt:
-                    self._probe()
-        finally:
-            record_into(None)
+        while True:
+            self._take_messages()
+            if self._is_drained():
+                self._refuse_rest()
+                return
+            if self._engine.has_unfinished_requests():
+                self._step()
+            elif self._is_in_doubt:
+                self._probe()
 
     def drain(self, drain_s: float) -> None:
         """Refuse new requests and end within that time. May be called again, also from a signal handler."""
@@ -148,14 +143,12 @@ class EngineLoop:
             self._send_step(self._refused)
             self._refused = []
 
-    def _take(self, message: ToEngine) -> None:
+    def _take(self, message: ToEngine | UnreadableRequest) -> None:
         if isinstance(message, AddRequest):
-            if message.params is not None:
-                self._given = (message.params, message.bad_word_token_ids)
-            if self._drain_until_s is None:
-                self._line.append((message, self._given))
-            else:
-                self._refused.append(_failure(message.request_id, SHUTTING_DOWN, status=503))
+            self._take_request(message)
+        elif isinstance(message, UnreadableRequest):
+            self._last_params = None  # those that follow must not be served with the parameters of others
+            self._refused.append(_failure(message.request_id, message.message, status=400, param=message.param))
         elif isinstance(message, AbortRequests):
             self._abort(message.request_ids)
         elif isinstance(message, Watch):
@@ -165,30 +158,34 @@ class EngineLoop:
         elif isinstance(message, Shutdown):
             self.drain(message.drain_s)
 
+    def _take_request(self, request: AddRequest) -> None:
+        """Into the line, with parameters of its own."""
+        if request.params is None:
+            request = msgspec.structs.replace(request, params=self._last_params)
+        self._last_params = request.params
+        if self._drain_until_s is not None:
+            self._refused.append(_failure(request.request_id, SHUTTING_DOWN, status=503))
+        elif request.params is None:
+            self._refused.append(_failure(request.request_id, NO_PARAMS, status=400, param="params"))
+        else:
+            self._line.append(request)
+
     def _admit_line(self) -> None:
         """Prepare requests in order of arrival, at least one and no more than there is time for."""
         until_s = self._now() + INTAKE_S
         while self._line:
-            self._add(*self._line.popleft())
+            self._add(self._line.popleft())
             if self._now() >= until_s:
                 return
 
-    def _add(self, request: AddRequest, given: _GivenParams) -> None:
+    def _add(self, request: AddRequest) -> None:
         """Queue a request, or say why not. Nothing that is wrong with one request may hurt another."""
+        params = request.params
+        assert params is not None
+        stream: Streaming = "delta" if params.can_stream else False
         try:
-            params = self._check_params(given)
             self._engine.add_request(
-                request.request_id,
-                request.prompt_token_ids,
-                params,
-                priority=request.priority,
-                cache_salt=request.cache_salt,
-                cache_ttl_s=request.cache_ttl_s,
-                tenant=request.tenant,
-                ttft_target_s=request.ttft_target_s,
-                tpot_target_s=request.tpot_target_s,
-                predicted_tokens=request.predicted_tokens,
-                stream="delta" if params.can_stream else False,
+                request.request_id, request.prompt_token_ids, params, request.options, stream=stream
             )
         except InvalidRequestError as error:
             refusal = _failure(request.request_id, str(error), status=error.http_status, param=error.param)
@@ -201,29 +198,18 @@ class EngineLoop:
             if not params.can_stream:
                 self._silent.add(request.request_id)
 
-    def _check_params(self, given: _GivenParams) -> SamplingParams:
-        """Once for all prompts of an HTTP request, which come one after the other."""
-        if self._checked is None or self._checked[0] is not given:
-            values, bad_word_token_ids = given
-            params = SamplingParams.from_dict(values)
-            if bad_word_token_ids is not None:
-                params = params.with_bad_word_token_ids(bad_word_token_ids)
-            self._checked = (given, params)
-        return self._checked[1]
-
     def _abort(self, request_ids: list[str]) -> None:
         """Who is still in line leaves it without having been prepared."""
         if self._line:
             aborted = frozenset(request_ids)
-            self._line = deque(entry for entry in self._line if entry[0].request_id not in aborted)
+            self._line = deque(request for request in self._line if request.request_id not in aborted)
         for request_id in request_ids:
             self._engine.abort(request_id)
             self._forget(request_id)
         self._stats_are_stale = True
-        self._snapshots.is_map_stale = True
+        self._snapshots.note_blocks_changed()
 
     def _forget(self, request_id: str) -> None:
-        self._engine.errors.pop(request_id, None)
         self._live.discard(request_id)
         self._silent.discard(request_id)
 
@@ -239,32 +225,25 @@ class EngineLoop:
     # ---- a step ---------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        outputs = self._engine.step()
-        report = self._engine.last_step
-        assert report is not None
-        deltas, num_new_tokens = self._progress()
-        for output in outputs:
+        step = self._engine.step()
+        deltas = [Delta(request_id, progress=progress) for request_id, progress in step.progress.items()]
+        num_new_tokens = sum([progress.num_tokens for progress in step.progress.values()])
+        for output in step.outputs:
             if output.request_id not in self._silent:
                 num_new_tokens += sum([len(new.token_ids) for new in output.outputs])
-            self._add_deltas(deltas, output, tells_why=report.error is None)
-        self._meter.take(report, num_new_tokens=num_new_tokens)
+            self._add_deltas(deltas, output, step)
+        self._counters.take(step.report, num_new_tokens=num_new_tokens)
         self._has_checked = False
-        self._send_step(deltas, begun=self._engine.begun)
+        self._send_step(deltas, begun=step.begun)
         if self._is_watched:
-            self._channel.send(self._snapshots.snapshot(report))
-        self._note_outcome(report)
+            self._channel.send(self._snapshots.snapshot(step.report))
+        self._note_outcome(step.report)
 
     def _send_step(self, deltas: list[Delta], *, begun: Sequence[str] = ()) -> None:
         self._stats_are_stale = False
-        self._channel.send(StepBatch(deltas, self._meter.stats(), list(begun)))
+        self._channel.send(StepBatch(deltas, self._counters.stats(), list(begun)))
 
-    def _progress(self) -> tuple[list[Delta], int]:
-        """How those go on that tell nothing else, and how many tokens they got."""
-        made = self._engine.progress
-        deltas = [Delta(each.request_id, progress=Progress(each.num_started, each.num_tokens)) for each in made]
-        return deltas, sum([each.num_tokens for each in made])
-
-    def _add_deltas(self, deltas: list[Delta], output: RequestOutput, *, tells_why: bool) -> None:
+    def _add_deltas(self, deltas: list[Delta], output: RequestOutput, step: EngineStep) -> None:
         """A delta for each completion that has news; the last of a request that has ended says so. Why a request failed
         may be told if that is its own affair; what is wrong with a whole step is for the log."""
         request_id = output.request_id
@@ -281,7 +260,7 @@ class EngineLoop:
             if new.finish_reason is not None:
                 delta.finish_reason, delta.stop_reason = new.finish_reason, new.stop_reason
                 if new.finish_reason == "error":
-                    why = self._engine.errors.get(request_id) if tells_why else None
+                    why = step.errors.get(request_id) if step.report.error is None else None
                     delta.error = REQUEST_FAILED if why is None else f"{REQUEST_FAILED}: {why}"
             deltas.append(delta)
         if output.prompt_logprobs is not None:
@@ -309,9 +288,10 @@ class EngineLoop:
         """Ask for one token, in the plainest way: if that works, the fault was in the requests."""
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
         self._engine.add_request(PROBE, [0], params, stream=False)
+        has_failed = False
         while self._engine.has_unfinished_requests():
-            self._engine.step()
-        if self._engine.errors.pop(PROBE, None) is not None:
+            has_failed |= PROBE in self._engine.step().errors
+        if has_failed:
             raise BrokenEngineError(f"{self._num_failed_steps} steps in a row have failed, and so has a plain request")
         logger.warning("%d steps in a row have failed, a plain request has not", self._num_failed_steps)
         self._num_failed_steps = 0
@@ -326,7 +306,7 @@ class EngineLoop:
 
     def _refuse_rest(self) -> None:
         """End what was not done in time."""
-        unfinished = sorted({*self._live, *(request.request_id for request, _ in self._line)})
+        unfinished = sorted({*self._live, *(request.request_id for request in self._line)})
         self._abort(unfinished)
         self._send_step([_failure(request_id, SHUTTING_DOWN, status=503) for request_id in unfinished])
 

@@ -10,6 +10,8 @@ that is no message.
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import importlib
 import logging
 import os
@@ -23,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headway.engine.collector import spare_the_collector
 from headway.errors import HeadwayError
 from headway.rpc.channel import BrokenFrameError, ChannelClosedError, EngineChannel
 from headway.rpc.messages import EngineReady, Heartbeat, Start, StartUpFailed
@@ -41,6 +42,10 @@ SIGTERM_DRAIN_S = 15.0
 """When the signal comes from outside; the front end sends a message with its own limit."""
 ORPHAN_S = 10.0
 """How long a step, or the loading of a model, may go on when the front end is gone."""
+
+YOUNG_OBJECTS = 50_000
+"""New containers that the garbage collector waits for. A step makes some thousand, nearly all of which die by
+themselves."""
 
 EXIT_FAILED = 1
 EXIT_BROKEN_FRAME = 2
@@ -118,6 +123,16 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
     engine = LLMEngine.from_config(config, predicts=False)
     logger.info("weights loaded and memory laid out in %.1f s", time.monotonic() - imported_s)
     return engine
+
+
+def spare_the_collector() -> None:
+    """Keep the garbage collector from looking through the engine's memory during steps: what is loaded now is not
+    looked at again, and what is new seldom. Its settings belong to the whole process, so this is for processes that do
+    nothing but run an engine (this one, benchmarks), never for a program that uses `LLM`."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+    atexit.register(gc.unfreeze)  # extension modules that count what is left at the end would call it leaked
 
 
 def _serve(channel: EngineChannel, factory: str) -> int:

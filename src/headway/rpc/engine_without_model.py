@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from headway.config import EngineConfig
+from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.core.scheduler_output import SchedulerOutput
 from headway.engine.input_processor import PreparedRequest, Prompt
 from headway.engine.llm_engine import LLMEngine
@@ -52,14 +53,16 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
 
 
 class _ModellessEngine(LLMEngine):
-    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams, **options: Any) -> PreparedRequest:
+    def prepare(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, options: RequestOptions = DEFAULT_OPTIONS
+    ) -> PreparedRequest:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(params, name) is not None:
                 raise InvalidRequestError("This engine has no model, and so no log-probabilities.", param=name)
         if not params.can_stream:
             name = "use_beam_search" if params.use_beam_search else "best_of"
             raise InvalidRequestError("This engine has no model, and so nothing to compare sequences by.", param=name)
-        return super().prepare(request_id, prompt, params, **options)
+        return super().prepare(request_id, prompt, params, options)
 
 
 class _SlowExecutor(FakeExecutor):

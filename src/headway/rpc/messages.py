@@ -2,7 +2,8 @@
 
 Each direction has one union, and only its members travel as messages of their own; every other record is a part of one
 of them. All are packed as arrays, without field names: both ends are always of the same version. The parts hold nothing
-that could form a cycle, so the garbage collector need not look at them.
+that could form a cycle, so the garbage collector need not look at them. A request's own records, `SamplingParams` and
+`RequestOptions`, travel as they are; they check themselves when they are unpacked.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+
+from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
+from headway.errors import InvalidRequestError
+from headway.outputs import SilentProgress
+from headway.sampling_params import SamplingParams
 
 StepKind = Literal["decode", "prefill", "mixed"]
 """decode: one token for each request · prefill: chunks of prompts only · mixed: both."""
@@ -43,23 +49,11 @@ class AddRequest(_Message):
 
     request_id: str
     prompt_token_ids: list[int]
-    params: dict[str, Any] | None = {}
-    """Fields of `SamplingParams`. None: those of the request before it, with the same bad words. All prompts of an HTTP
-    request have the same parameters, which may be larger than their prompts, and travel once."""
-    priority: int = 0
-    cache_salt: str | None = None
-    """Only requests with the same one share cached prefixes."""
-    cache_ttl_s: float = 0.0
-    """So long its prompt's blocks are kept if at all possible."""
-    tenant: str = ""
-    """Whose it is."""
-    ttft_target_s: float | None = None
-    tpot_target_s: float | None = None
-    """When it should have its first token, from its arrival, and how long after one the next."""
-    predicted_tokens: float | None = None
-    """How many tokens it is going to generate, if the front end has an idea; the engine makes no guess of its own."""
-    bad_word_token_ids: list[list[int]] | None = None
-    """How `bad_words` of the parameters are spelt: the front end tokenises, the engine's loop has steps to make."""
+    params: SamplingParams | None
+    """None: those of the request before it. All prompts of an HTTP request have the same parameters, which may be
+    larger than their prompts, and travel once. With `bad_words` they say how these are spelt: the front end tokenises,
+    the engine's loop has steps to make."""
+    options: RequestOptions = DEFAULT_OPTIONS
 
 
 class AbortRequests(_Message):
@@ -137,15 +131,6 @@ class RequestTimings(_Part):
     """Prompt tokens found in the prefix cache."""
 
 
-class Progress(_Part):
-    """How a request goes on that tells nothing of its completions before they have ended."""
-
-    num_started: int
-    """Sequences that have just got their first token."""
-    num_tokens: int
-    """Tokens that were made for it in the step, whether or not they are going to be returned."""
-
-
 class Delta(_Part):
     """What is new for one completion of a request."""
 
@@ -171,7 +156,7 @@ class Delta(_Part):
     """With an error: the HTTP status it stands for. 400 says that the request itself was refused."""
     error_param: str | None = None
     """With an error: the field of the request at fault, if one is."""
-    progress: Progress | None = None
+    progress: SilentProgress | None = None
     """Comes alone: nothing is new for any completion. The tokens of the completions that follow have been counted."""
     cumulative_logprob: float | None = None
     """Of a completion that was compared with others by it."""
@@ -316,6 +301,29 @@ FromEngine = EngineReady | StartUpFailed | StepBatch | Snapshot | Heartbeat
 
 encode = msgspec.msgpack.Encoder().encode
 """Any message → bytes. Raises for text that is no valid Unicode and for integers beyond 64 bits."""
-decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 """Bytes → a message. `msgspec.DecodeError`, of which `ValidationError` is one, says what is wrong with it."""
+_decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+
+
+class UnreadableRequest(msgspec.Struct, frozen=True):
+    """Stands for an `AddRequest` that has a request id and is wrong otherwise. It is made here and never travels."""
+
+    request_id: str
+    message: str
+    param: str | None = None
+
+
+def decode_to_engine(payload: bytes | memoryview) -> ToEngine | UnreadableRequest:
+    """Bytes → a message; as `decode_from_engine`, but a request with a wrong field is not an error of the front end's
+    other requests."""
+    try:
+        return _decode_to_engine(payload)
+    except msgspec.ValidationError as error:
+        fields = msgspec.msgpack.decode(payload)
+        is_request = isinstance(fields, list) and len(fields) > 1 and fields[0] == AddRequest.__name__
+        if not is_request or not isinstance(fields[1], str):
+            raise
+        cause = error.__cause__
+        param = cause.param if isinstance(cause, InvalidRequestError) else None
+        return UnreadableRequest(fields[1], str(error), param)

@@ -1,4 +1,4 @@
-"""A step in full, for whoever watches the engine: who computed what, who waits, and who owns which block.
+"""A step in full, for viewers of the engine: which requests computed what, which wait, and which own each block.
 
 A beam is another request at each position, and shown as one that goes on: the n-th beam of a search has one name, the
 search's prompt, and as output what the search has found.
@@ -10,9 +10,12 @@ import itertools
 import time
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from headway.core import KVCacheManager, Request, Scheduler
-from headway.engine.beam_requests import BeamRequest, BeamRequests
+from headway.engine.beam_search import BeamRequest, BeamRequests
 from headway.engine.step_report import StepReport, StepRow
+from headway.rpc.engine_counters import kind_of
 from headway.rpc.messages import (
     CACHED,
     SHARED,
@@ -23,11 +26,10 @@ from headway.rpc.messages import (
     StepSnapshot,
     WaitingRow,
 )
-from headway.rpc.step_meter import kind_of
 
 NUM_WAITING_SHOWN = 8
 BLOCK_MAP_INTERVAL_S = 0.1
-"""A map costs a time that grows with the number of blocks, and nobody sees more than ten a second."""
+"""A map costs a time that grows with the number of blocks, and viewers see no more than ten a second."""
 
 
 class SnapshotMaker:
@@ -39,7 +41,11 @@ class SnapshotMaker:
         self._now = now
         self._map_due_s = float("-inf")
         self.is_map_stale = True
-        """Whether blocks may have changed hands since the last map. Whoever changes them without a step sets this."""
+        """Whether blocks may have changed hands since the last map."""
+
+    def note_blocks_changed(self) -> None:
+        """Blocks have changed hands without a step."""
+        self.is_map_stale = True
 
     def snapshot(self, report: StepReport) -> StepSnapshot:
         """Rows and counts are of the step; queue and blocks are as they are now, after it."""
@@ -98,8 +104,7 @@ class SnapshotMaker:
         self._map_due_s = self._now() + BLOCK_MAP_INTERVAL_S
         self.is_map_stale = False
         found = block_map(self._scheduler.kv_cache)
-        found.owners = self._names(found.owners)
-        return found
+        return msgspec.structs.replace(found, owners=self._names(found.owners))
 
 
 def _name(request: Request) -> str:
@@ -131,7 +136,7 @@ def _row(row: StepRow, request: Request) -> SnapshotRow:
 
 
 def block_map(kv_cache: KVCacheManager) -> BlockMap:
-    """Whose each block is: one request's, several requests', the prefix cache's or nobody's."""
+    """Whose each block is: one request's, several requests', the prefix cache's, or free."""
     owners = list(kv_cache.requests_with_blocks)
     owner_of: list[int | None] = [None] * kv_cache.num_blocks
     for block in kv_cache.prefix_cache or ():

@@ -25,6 +25,7 @@ from headway.core.scheduler_output import (
     PromptLogprobs,
     SampledTokens,
     SchedulerOutput,
+    TokenLogprobs,
 )
 from headway.kv.host_blocks import HostBlocks, apply_moves
 from headway.models.decoder import Decoder
@@ -321,7 +322,7 @@ class GpuModelRunner:
     def _logprobs_of_chunk(self, wanted: _WantedPrompt, hidden: Tensor, start: int) -> PromptLogprobs | None:
         """The token at position p gives the logprobs of the prompt token at p + 1."""
         next_tokens = wanted.token_ids[start + 1 : start + 1 + len(hidden)]
-        values: list[object] = []
+        values: list[TokenLogprobs] = []
         for offset in range(0, len(next_tokens), _PROMPT_ROWS_AT_A_TIME):
             tokens = next_tokens[offset : offset + _PROMPT_ROWS_AT_A_TIME]
             logits = self.decoder.logits(hidden[offset : offset + len(tokens)]).float()

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headway.runner.logprobs import TokenLogprobs
+from headway.core import TokenLogprobs
 from headway.runner.sampler import NO_TOKEN, SamplerOutput
 from headway.runner.sampling_batch import (
     Feature,

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headway.outputs import Logprob, LogprobsOfOnePosition
+from headway.core import TokenLogprobs
 
 # Rows of a prompt whose log-softmax is held at one time: 64 rows of a 150k vocabulary are 40 MB.
 PROMPT_ROWS_AT_A_TIME = 64
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """One position: the token that stands there, and the most likely ones."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    """1 + how many tokens are more likely."""
-    top_ids: list[int]
-    """Most likely first; equally likely ones by id."""
-    top_logprobs: list[float]
-
-    def as_output(self, token_text: Callable[[int], str] | None = None) -> LogprobsOfOnePosition:
-        """The record users get: this token first, then the most likely ones."""
-
-        def text(token_id: int) -> str | None:
-            return None if token_text is None else token_text(token_id)
-
-        position = {self.token_id: Logprob(self.logprob, self.rank, text(self.token_id))}
-        for index, (token_id, logprob) in enumerate(zip(self.top_ids, self.top_logprobs, strict=True)):
-            position.setdefault(token_id, Logprob(logprob, index + 1, text(token_id)))
-        return position
 
 
 def gather_logprobs(logprobs: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:

@@ -12,6 +12,7 @@ from headway.core.scheduler_output import (
     SampledTokens,
     ScheduledRequest,
     SchedulerOutput,
+    TokenLogprobs,
 )
 from headway.kv.host_blocks import HostBlocks, apply_moves
 from headway.models.decoder import Decoder
@@ -161,7 +162,7 @@ class ModelRunner:
         if end <= start:
             return None
         next_tokens = self._rows.token_ids_of(self._rows.row_of[scheduled.request_id], start + 1, end + 1).tolist()
-        values: list[object] = []
+        values: list[TokenLogprobs] = []
         for offset in range(0, end - start, _PROMPT_ROWS_AT_A_TIME):
             tokens = next_tokens[offset : offset + _PROMPT_ROWS_AT_A_TIME]
             rows = hidden[first_row + offset : first_row + offset + len(tokens)]

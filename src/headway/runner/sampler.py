@@ -21,7 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headway.runner.logprobs import TokenLogprobs, gather_logprobs
+from headway.core import TokenLogprobs
+from headway.runner.logprobs import gather_logprobs
 from headway.runner.sampling_batch import Feature, IntArray, SamplingBatch
 
 # Up to this top_k the draw works on the candidates alone instead of the whole vocabulary.

@@ -107,7 +107,7 @@ class Services:
         return self.limits.reserve(
             body_bytes=body_bytes,
             service_class=scheduling.service_class,
-            in_time_s=scheduling.ttft_target_s if may_be_late else None,
+            in_time_s=scheduling.options.ttft_target_s if may_be_late else None,
         )
 
     def max_waiting(self, service_class: ServiceClass) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from headway.config import EngineConfig
 from headway.core import KVCacheManager, PrefixCache, Request, RequestStatus, Scheduler
 from headway.engine.engine_core import EngineCore
-from headway.engine.step_report import StepReport
+from headway.engine.step_report import EngineStep
 from headway.errors import InvalidRequestError, RequestTooLargeError
 from headway.executor.fake import FakeExecutor
 from headway.outputs import CompletionOutput, RequestOutput
@@ -38,7 +38,6 @@ class FakeEngine:
         self.config = config = config.resolve("cpu")
         self.tokenizer = FakeTokenizer()
         self.plan = SimpleNamespace(max_model_len=max_model_len)
-        self.last_step: StepReport | None = None
         self.prompts: list[str] = []
         self._answer = answer
         self._answers: dict[str, str] = {}
@@ -52,7 +51,6 @@ class FakeEngine:
         clock = itertools.count()
         scheduler = Scheduler(config.scheduler, kv_cache)
         self.core = EngineCore(scheduler, FakeExecutor(self._next_token), now=lambda: next(clock) / 1000)
-        self.errors: dict[str, str] = {}
 
     def add_request(self, request_id: str, prompt: str | Sequence[int], params: SamplingParams) -> None:
         token_ids = tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
@@ -70,9 +68,8 @@ class FakeEngine:
         request = Request(request_id, token_ids, max_tokens=max_tokens, stop_token_ids=frozenset({EOS}))
         self.core.add_request(request)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> EngineStep:
         step = self.core.step()
-        self.last_step = step.report
         changed = []
         for update in step.updates:
             before = self._outputs[update.request_id]
@@ -81,7 +78,7 @@ class FakeEngine:
             output = self._output(update.request_id, before.prompt_token_ids, text, reason)
             self._outputs[update.request_id] = output
             changed.append(output)
-        return changed
+        return EngineStep(changed, errors={}, progress={}, begun=[], report=step.report)
 
     def abort(self, request_id: str) -> bool:
         self.core.finish_request(request_id, RequestStatus.FINISHED_ABORTED)

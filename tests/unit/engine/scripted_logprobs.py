@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from headway.config import EngineConfig
-from headway.core import ModelRunnerOutput, SampledTokens, SchedulerOutput
+from headway.core import ModelRunnerOutput, SampledTokens, SchedulerOutput, TokenLogprobs
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor, FakeStep
 from headway.outputs import RequestOutput
-from headway.runner.logprobs import TokenLogprobs
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
 from tests.unit.no_model import nominal_config, nominal_plan
@@ -85,11 +84,14 @@ def make_engine(
     )
 
 
-def run_to_end(engine: LLMEngine) -> dict[str, RequestOutput]:
-    """Last outputs by request id; invariants are checked after every step."""
+def run_to_end(engine: LLMEngine, errors: dict[str, str] | None = None) -> dict[str, RequestOutput]:
+    """Last outputs by request id; invariants are checked after every step. Failures are added to `errors`."""
     outputs = {}
     while engine.has_unfinished_requests():
-        outputs |= {output.request_id: output for output in engine.step()}
+        step = engine.step()
+        outputs |= {output.request_id: output for output in step.outputs}
+        if errors is not None:
+            errors |= step.errors
         engine.check_invariants()
     assert engine.core.scheduler.kv_cache.num_used_blocks == 0
     return outputs

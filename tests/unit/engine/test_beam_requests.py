@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from headway.core.request_options import RequestOptions
 from headway.engine.beam_search import BeamRules, BeamSearch
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import InvalidRequestError, RequestTooLargeError
@@ -97,9 +98,7 @@ def test_a_step_per_position_and_one_token_per_beam() -> None:
     engine.add_request("a", PROMPT, SamplingParams(n=4, use_beam_search=True, max_tokens=9), stream=False)
     shares = []
     while engine.has_unfinished_requests():
-        engine.step()
-        assert engine.last_step is not None
-        shares.append([row.num_tokens for row in engine.last_step.rows])
+        shares.append([row.num_tokens for row in engine.step().report.rows])
     assert shares == [[len(PROMPT)]] + [[1] * 4] * 8
 
 
@@ -128,9 +127,9 @@ def test_progress_is_told_of_what_cannot_be_streamed(params: SamplingParams, num
     engine.add_request("a", PROMPT, params, stream=False)
     told = []
     while engine.has_unfinished_requests():
-        engine.step()
-        told += engine.progress
-    assert {each.request_id for each in told} <= {"a"}
+        progress = engine.step().progress
+        assert set(progress) <= {"a"}
+        told += progress.values()
     assert sum(each.num_started for each in told) == num_started
     assert sum(each.num_tokens for each in told) == num_started * 6
     assert all(each.num_tokens > 0 for each in told)
@@ -145,7 +144,7 @@ def test_abort_at_any_time_frees_everything(overlap: bool) -> None:
         engine.add_request("b", PROMPT[:3], SamplingParams(temperature=0, max_tokens=45))
         other = {}
         for _ in range(num_steps):
-            other |= {output.request_id: output for output in engine.step()}
+            other |= {output.request_id: output for output in engine.step().outputs}
             engine.check_invariants()
         output = engine.abort("a")
         if output is None:
@@ -168,10 +167,11 @@ def test_a_failing_step_ends_the_search_with_the_reason(overlap: bool, failing_s
     engine = make_engine(overlap=overlap, max_num_seqs=3)  # the beams of a position take two steps
     cast(ScriptedExecutor, engine.core.executor).fails_at = lambda output: output.step_id == failing_step
     engine.add_request("a", PROMPT, beams(), stream=False)
-    output = run_to_end(engine)["a"]
+    errors: dict[str, str] = {}
+    output = run_to_end(engine, errors)["a"]
     assert output.finished
     assert {completion.finish_reason for completion in output.outputs} == {"error"}
-    assert "caught fire" in engine.errors["a"]
+    assert "caught fire" in errors["a"]
     assert nothing_is_left(engine)
     engine.add_request("a", PROMPT, beams(), stream=False)
     assert sequences(run_to_end(engine)["a"]) == expected(PROMPT, beams())
@@ -239,7 +239,7 @@ def test_times_and_cached_tokens_are_those_of_the_request() -> None:
 def test_only_the_same_salt_shares() -> None:
     engine = make_engine()
     for name, salt in (("a", "x"), ("b", "x"), ("c", "y")):
-        engine.add_request(name, PROMPT, beams(), stream=False, cache_salt=salt)
+        engine.add_request(name, PROMPT, beams(), RequestOptions(cache_salt=salt), stream=False)
         output = run_to_end(engine)[name]
         assert sequences(output) == expected(PROMPT, beams())
         assert output.num_cached_tokens == (len(PROMPT) - 1 if name == "b" else 0)
@@ -257,8 +257,6 @@ def _peak_blocks(prompt: list[int], params: SamplingParams) -> int:
     engine, peak = make_engine(), 0
     engine.add_request("a", prompt, params, stream=False)
     while engine.has_unfinished_requests():
-        engine.step()
+        peak = max(peak, engine.step().report.num_used_blocks)
         engine.check_invariants()
-        assert engine.last_step is not None
-        peak = max(peak, engine.last_step.num_used_blocks)
     return peak

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+from headway.core import TokenLogprobs
 from headway.engine.beam_search import Beam, BeamRules, BeamSearch
-from headway.runner.logprobs import TokenLogprobs
 
 Model = Callable[[tuple[int, ...]], list[float]]
 """Output tokens so far → the logprob of each next token."""

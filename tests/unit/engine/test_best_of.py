@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.engine.best_of import choose_best
+from headway.engine.output_processor import choose_best
 from headway.outputs import CompletionOutput
 from headway.sampling_params import SamplingParams
 from tests.unit.engine.scripted_logprobs import make_engine, run_to_end
@@ -63,7 +63,9 @@ def test_a_failure_is_not_hidden_and_equals_keep_their_order() -> None:
     ]
     best = choose_best(made[:4], SamplingParams(n=4, best_of=5, logprobs=0))
     assert [each.token_ids for each in best] == [[4], [1, 2], [3], []]
-    assert choose_best(made, SamplingParams(n=1, best_of=5)) == made[4:]
+    (failed,) = choose_best(made, SamplingParams(n=1, best_of=5))
+    assert (failed.index, failed.finish_reason, failed.token_ids) == (0, "error", [5])
+    assert failed.logprobs is failed.cumulative_logprob is None
 
 
 @both

@@ -16,7 +16,7 @@ from tests.unit.rpc.small_engine import create_engine
 def run_to_end(engine: LLMEngine) -> list[RequestOutput]:
     outputs = []
     while engine.has_unfinished_requests():
-        outputs += engine.step()
+        outputs += engine.step().outputs
     return outputs
 
 
@@ -76,7 +76,7 @@ def test_prompt_logprobs_come_once_with_the_first_delta() -> None:
 def test_an_aborted_delta_stream_returns_what_was_new() -> None:
     engine = create_engine({})
     engine.add_request("a", [5], SamplingParams(max_tokens=40, stop=["bcz"]), stream="delta")
-    told = "".join(output.outputs[0].text for output in (engine.step() + engine.step()))
+    told = "".join(output.outputs[0].text for output in (engine.step().outputs + engine.step().outputs))
     last = engine.abort("a")
     assert told == "" and last is not None
     assert (last.outputs[0].text, last.outputs[0].token_ids, last.outputs[0].finish_reason) == ("bc", [], "abort")

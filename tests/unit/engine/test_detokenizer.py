@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from headway.engine.detokenizer import MAX_PENDING_TOKENS, IncrementalDetokenizer
-from headway.engine.stop_strings import StopChecker
+from headway.engine.detokenizer import MAX_PENDING_TOKENS, IncrementalDetokenizer, StopChecker
 from headway.tokenizer import Tokenizer, tokenizer_from_gguf
 from tests.unit.tokenizer.small import TEXTS, byte_level_metadata, sentencepiece_metadata
 

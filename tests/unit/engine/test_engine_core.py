@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from headway.core import ModelRunnerOutput, Request, RequestStatus, SchedulerOutput
-from headway.engine.engine_core import EngineCore, EngineStep
+from headway.engine.engine_core import CoreStep, EngineCore
 from headway.executor.fake import FakeExecutor, FakeStep
 from tests.unit.core.driver import make_scheduler, request
 
@@ -60,7 +60,7 @@ def make_core(executor: Executor, *, now: Callable[[], float] | None = None, **o
     return EngineCore(make_scheduler(**options), executor, now=now or Clock())
 
 
-def step(core: EngineCore) -> EngineStep:
+def step(core: EngineCore) -> CoreStep:
     done = core.step()
     core.check_invariants()
     return done

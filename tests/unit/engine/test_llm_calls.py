@@ -45,7 +45,7 @@ def alone(prompt: list[int], max_tokens: int = 8) -> list[int]:
     engine.add_request("alone", prompt, params(max_tokens), stream=False)
     outputs: list[RequestOutput] = []
     while engine.has_unfinished_requests():
-        outputs += engine.step()
+        outputs += engine.step().outputs
     return outputs[0].outputs[0].token_ids
 
 

@@ -8,14 +8,13 @@ import pytest
 
 from headway import tracing
 from headway.config import EngineConfig
-from headway.core import ModelRunnerOutput, PromptLogprobs, RequestUpdate, SchedulerOutput
+from headway.core import ModelRunnerOutput, PromptLogprobs, RequestUpdate, SchedulerOutput, TokenLogprobs
 from headway.engine import output_processor
 from headway.engine.input_processor import InputProcessor
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor, FakeStep
 from headway.models.decoder_config import DecoderConfig
-from headway.outputs import RequestOutput
-from headway.runner.logprobs import TokenLogprobs
+from headway.outputs import Logprob, RequestOutput
 from headway.sampling_params import SamplingParams
 from headway.worker.memory_plan import MemoryPlan
 
@@ -82,10 +81,13 @@ def make_engine(
     return LLMEngine(config, executor=executor, tokenizer=None, model_config=MODEL, plan=plan, now=Clock())
 
 
-def run_to_end(engine: LLMEngine) -> list[RequestOutput]:
+def run_to_end(engine: LLMEngine, errors: dict[str, str] | None = None) -> list[RequestOutput]:
     outputs = []
     while engine.has_unfinished_requests():
-        outputs += engine.step()
+        step = engine.step()
+        outputs += step.outputs
+        if errors is not None:
+            errors |= step.errors
         engine.check_invariants()
     return outputs
 
@@ -151,11 +153,11 @@ def test_a_new_request_inherits_nothing_from_an_aborted_one_with_its_id() -> Non
     assert len(outputs) == 9
     metrics = outputs[-1].metrics
     assert metrics is not None and metrics.first_scheduled_s > arrived_s and metrics.first_token_s > arrived_s
-    assert outputs[-1].prompt_logprobs == [None, {1: logprob(1).as_output()[1]}]
+    assert outputs[-1].prompt_logprobs == [None, output_processor.position_logprobs(logprob(1))]
 
 
 @both
-def test_the_failure_of_one_completion_is_forgotten_when_the_request_is_aborted(overlap: bool) -> None:
+def test_the_failure_of_one_completion_is_told_with_the_requests_outputs(overlap: bool) -> None:
     def next_token(name: str, count: int) -> int:
         if name == "a#1":
             raise RuntimeError("the kernel caught fire")
@@ -163,10 +165,13 @@ def test_the_failure_of_one_completion_is_forgotten_when_the_request_is_aborted(
 
     engine = make_engine(next_token, overlap=overlap, max_num_seqs=1)  # one after the other
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2, n=3, temperature=1.0), stream=False)
-    while "a" not in engine.errors:
-        engine.step()
-    assert engine.abort("a") is not None
-    assert not engine.errors
+    steps = []
+    while engine.has_unfinished_requests():
+        steps.append(engine.step())
+    (last,) = [step for step in steps if step.outputs]
+    assert [completion.finish_reason for completion in last.outputs[0].outputs] == ["length", "error", "length"]
+    assert "caught fire" in last.errors["a"]
+    assert not any(step.errors for step in steps if step is not last)
 
 
 @both
@@ -178,15 +183,33 @@ def test_a_request_may_end_with_the_step_that_finds_its_prompts_logprobs(overlap
     assert [None if p is None else list(p) for p in output.prompt_logprobs] == [None, [1], [2]]
 
 
-def test_the_last_report_is_of_the_step_whose_outputs_were_returned() -> None:
+def test_the_report_is_of_the_step_whose_outputs_were_returned() -> None:
     engine = make_engine(overlap=True)
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2))
-    engine.step()
-    assert engine.last_step is not None
-    assert [(row.request_id, row.num_tokens) for row in engine.last_step.rows] == [("a", 3)]
-    engine.step()
-    assert [(row.request_id, row.num_tokens) for row in engine.last_step.rows] == [("a", 1)]
-    assert engine.last_step.finished == ("a",)
+    step = engine.step()
+    assert [(row.request_id, row.num_tokens) for row in step.report.rows] == [("a", 3)]
+    step = engine.step()
+    assert [(row.request_id, row.num_tokens) for row in step.report.rows] == [("a", 1)]
+    assert step.report.finished == ("a",)
+
+
+def test_the_report_has_the_time_of_planning() -> None:
+    engine = make_engine(overlap=True)
+    schedule, clock = engine.core.scheduler.schedule, engine._now
+
+    def slow(*, now_s: float) -> SchedulerOutput:
+        until_s = clock() + 10.0
+        while clock() < until_s:
+            pass
+        return schedule(now_s=now_s)
+
+    engine.core.scheduler.schedule = slow  # type: ignore[method-assign]
+    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=4))
+    times_s = []
+    while engine.has_unfinished_requests():
+        times_s.append(engine.step().report.schedule_s)
+    assert times_s[0] >= 20.0, "it plans the first two steps before it takes a result"
+    assert all(10.0 <= time_s < 20.0 for time_s in times_s[1:])
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -240,7 +263,16 @@ def test_a_sequence_whose_tokens_make_no_output_fails_alone(monkeypatch: pytest.
         return take(completion, update)
 
     monkeypatch.setattr(output_processor._Completion, "take", take_or_raise)
-    ends = {output.request_id: output.outputs[0] for output in run_to_end(engine) if output.finished}
+    errors: dict[str, str] = {}
+    ends = {output.request_id: output.outputs[0] for output in run_to_end(engine, errors) if output.finished}
     assert (ends["good"].finish_reason, len(ends["good"].token_ids)) == ("length", 4)
     assert (ends["bad"].finish_reason, len(ends["bad"].token_ids)) == ("error", 2)
-    assert engine.errors == {"bad": output_processor.OUTPUT_FAILED}
+    assert errors == {"bad": output_processor.OUTPUT_FAILED}
+
+
+def test_logprobs_of_a_position_begin_with_its_token_and_repeat_nothing() -> None:
+    record = TokenLogprobs(5, -3.0, 9, [2, 5, 1], [-1.0, -3.0, -4.0])
+    told = output_processor.position_logprobs(record, str)
+    assert told == {5: Logprob(-3.0, 9, "5"), 2: Logprob(-1.0, 1, "2"), 1: Logprob(-4.0, 3, "1")}
+    assert list(output_processor.position_logprobs(record)) == [5, 2, 1]
+    assert output_processor.position_logprobs(record)[2].decoded_token is None

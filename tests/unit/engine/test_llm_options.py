@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headway.core import Request
+from headway.core.request_options import OPTION_NAMES, RequestOptions
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import InvalidRequestError
 from headway.llm import LLM
@@ -32,7 +33,7 @@ class Watched(LLM):
         super().__init__()
 
     def column(self, name: str) -> list[Any]:
-        return [getattr(request, name) for request in self.seen]
+        return [getattr(request.options, name) for request in self.seen]
 
 
 @pytest.fixture
@@ -46,7 +47,13 @@ OPTIONS: dict[str, list[Any]] = {
     "predicted_tokens": [7.5, None, 2],
     "ttft_target_s": [0.5, None, 2],
     "tpot_target_s": [None, 0.05, 1],
+    "cache_salt": ["x", None, "y"],
+    "cache_ttl_s": [1.5, 0, 2.0],
 }
+
+
+def test_every_option_is_tried_here() -> None:
+    assert set(OPTIONS) == set(OPTION_NAMES)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -65,6 +72,29 @@ def test_nothing_said(llm: Watched) -> None:
     llm.chat(CHAT, PARAMS)
     for name, expected in (("priority", 0), ("tenant", ""), ("predicted_tokens", None), ("ttft_target_s", None)):
         assert llm.column(name) == [expected] * 4
+
+
+def test_records_and_names_go_together(llm: Watched) -> None:
+    one, each = RequestOptions(priority=2, tenant="a"), [RequestOptions(tenant=name) for name in "abc"]
+    llm.generate(PROMPTS, PARAMS, options=one)
+    llm.generate(PROMPTS, PARAMS, options=each, priority=[1, 2, 3])
+    list(llm.stream(PROMPTS[0], PARAMS, options=one, cache_salt="x"))
+    assert llm.column("tenant") == ["a"] * 3 + ["a", "b", "c"] + ["a"]
+    assert llm.column("priority") == [2] * 3 + [1, 2, 3] + [2]
+    assert llm.column("cache_salt") == [None] * 6 + ["x"]
+
+
+def test_an_unknown_option_names_the_nearest(llm: Watched) -> None:
+    with pytest.raises(InvalidRequestError, match="no option 'ttft_target'. Did you mean 'ttft_target_s'") as caught:
+        llm.generate(PROMPTS, PARAMS, ttft_target=1.0)
+    assert caught.value.param == "ttft_target"
+    with pytest.raises(InvalidRequestError, match="The options are: priority, tenant"):
+        llm.stream(PROMPTS[0], PARAMS, xyz=1)
+    with pytest.raises(InvalidRequestError, match="options must be RequestOptions, not dict"):
+        llm.generate(PROMPTS, PARAMS, options=[{"priority": 1}] * 3)  # type: ignore[list-item]
+    with pytest.raises(InvalidRequestError, match="2 options for 3 prompts"):
+        llm.generate(PROMPTS, PARAMS, options=[RequestOptions()] * 2)
+    assert not llm.seen
 
 
 @pytest.mark.parametrize(
@@ -89,9 +119,9 @@ def test_the_targets_reach_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     step = llm.engine.step
 
     def noted() -> Any:
-        outputs = step()
-        finished.extend(output.request_id for output in outputs)
-        return outputs
+        stepped = step()
+        finished.extend(output.request_id for output in stepped.outputs)
+        return stepped
 
     monkeypatch.setattr(llm.engine, "step", noted)
     llm.generate(PROMPTS, PARAMS, ttft_target_s=[None, 100.0, 50.0])
@@ -104,7 +134,6 @@ def test_who_has_begun_is_told_once(llm: Watched) -> None:
     engine.add_request("pair", [6], SamplingParams(max_tokens=2, n=2))
     begun: list[list[str]] = []
     while engine.has_unfinished_requests():
-        engine.step()
-        begun.append(engine.begun)
+        begun.append(engine.step().begun)
     assert begun[0] == ["long"]
     assert [request_id for step in begun for request_id in step] == ["long", "pair"]

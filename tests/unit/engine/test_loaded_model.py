@@ -25,7 +25,7 @@ def answers(engine: LLMEngine, name: str) -> list[list[int]]:
     for number in range(9):
         engine.add_request(f"{name} {number}", list(range(1 + number, 9 + number)), params, stream=False)
     while engine.has_unfinished_requests():
-        for output in engine.step():
+        for output in engine.step().outputs:
             done[output.request_id] = list(output.outputs[0].token_ids)
         engine.check_invariants()
     return [done[f"{name} {number}"] for number in range(9)]

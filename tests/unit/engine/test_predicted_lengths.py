@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headway.config import EngineConfig
+from headway.core.request_options import RequestOptions
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import ConfigError
 from headway.executor.fake import FakeExecutor
@@ -43,7 +44,7 @@ def run_to_end(engine: LLMEngine) -> list[str]:
     """The names of requests in the order in which they ended."""
     ended = []
     while engine.has_unfinished_requests():
-        ended += [output.request_id for output in engine.step() if output.finished]
+        ended += [output.request_id for output in engine.step().outputs if output.finished]
         engine.check_invariants()
     return ended
 
@@ -69,7 +70,7 @@ def test_without_predictor_the_limit_counts_under_sjf() -> None:
 def test_a_request_that_brings_a_prediction_is_not_asked_about() -> None:
     predictor = Predictor()
     engine = make_engine(predictor)
-    engine.add_request("a", [30, 1], params(), predicted_tokens=2.5)
+    engine.add_request("a", [30, 1], params(), RequestOptions(predicted_tokens=2.5))
     assert engine.core.scheduler.requests["a"].options.predicted_tokens == 2.5
     assert predictor.asked == []
 
@@ -79,7 +80,7 @@ def test_many_requests_are_predicted_with_one_call_and_completions_share_it() ->
     engine = make_engine(predictor)
     prepared = [
         engine.prepare("a", [30, 1], params(n=2)),
-        engine.prepare("b", [31], params(), predicted_tokens=4.0),
+        engine.prepare("b", [31], params(), RequestOptions(predicted_tokens=4.0)),
         engine.prepare("c", [32, 1], params()),
     ]
     engine.submit_all(prepared, stream=False)
@@ -99,7 +100,7 @@ def test_generate_asks_once_for_all_prompts(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_the_predictor_sees() -> None:
     predictor = Predictor()
-    make_engine(predictor).add_request("a", [3, 1], params(None, temperature=0.5), tenant="me")
+    make_engine(predictor).add_request("a", [3, 1], params(None, temperature=0.5), RequestOptions(tenant="me"))
     make_engine(predictor).add_request("b", [3], params(8))
     (first,), (second,) = predictor.asked
     assert first == PromptView((3, 1), max_tokens=62, temperature=0.5, user="me", request_id="a")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections import Counter
 from typing import Any
@@ -33,8 +32,9 @@ def engine_of(batching: str, **options: Any) -> LLMEngine:
 def answers(engine: LLMEngine, jobs: list[Job]) -> list[list[CompletionOutput]]:
     for index, (prompt, params) in enumerate(jobs):
         engine.add_request(str(index), prompt, params, stream=False)
-    outputs = run_to_end(engine)
-    assert not engine.errors
+    errors: dict[str, str] = {}
+    outputs = run_to_end(engine, errors)
+    assert not errors
     return [outputs[str(index)].outputs for index in range(len(jobs))]
 
 
@@ -120,7 +120,7 @@ def test_a_stream_tells_the_same_and_ends_once(seed: int, stream: Streaming, bat
     told: dict[tuple[str, int], tuple[str, list[int]]] = {}
     ended: dict[tuple[str, int], tuple[str | None, int | str | None]] = {}
     while engine.has_unfinished_requests():
-        for output in engine.step():
+        for output in engine.step().outputs:
             for new in output.outputs:
                 key = (output.request_id, new.index)
                 if stream == "delta":
@@ -151,7 +151,7 @@ def test_answers_of_a_batch_end_together_whatever_ended_them(batching: str) -> N
     ends: list[set[str]] = []
     num_in_batch: list[int] = []
     while engine.has_unfinished_requests():
-        ends.append({output.request_id for output in engine.step() if output.finished})
+        ends.append({output.request_id for output in engine.step().outputs if output.finished})
         scheduler = engine.core.scheduler
         num_in_batch.append(scheduler.num_in_batch)
         engine.check_invariants()
@@ -189,8 +189,9 @@ def test_a_search_goes_on_in_the_batch_that_it_is_in_and_others_wait_for_its_end
     ended: list[str] = []
     num_steps = 1
     while engine.has_unfinished_requests():
-        ended += [output.request_id for output in engine.step() if output.finished]
-        begun += [(num_steps, request_id) for request_id in engine.begun]
+        step = engine.step()
+        ended += [output.request_id for output in step.outputs if output.finished]
+        begun += [(num_steps, request_id) for request_id in step.begun]
         num_steps += 1
         engine.check_invariants()
     assert [name for _, name in begun] == ["later"]
@@ -206,7 +207,7 @@ def test_the_loop_of_the_server_tells_the_same(seed: int, batching: str, overlap
     rng = random.Random(seed)
     jobs = [random_job(rng) for _ in range(16)]
     expected = answers(engine_of("continuous"), jobs)
-    asked = [AddRequest(str(index), prompt, _as_message(params)) for index, (prompt, params) in enumerate(jobs)]
+    asked = [AddRequest(str(index), prompt, params) for index, (prompt, params) in enumerate(jobs)]
     channel = run(asked, *[[]] * 300, engine=engine_of(batching, overlap=overlap))
     for index, outputs in enumerate(expected):
         deltas = [delta for delta in channel.deltas(str(index)) if delta.progress is None]
@@ -217,7 +218,3 @@ def test_the_loop_of_the_server_tells_the_same(seed: int, batching: str, overlap
             assert [token_id for delta in own for token_id in delta.token_ids] == each.token_ids
             ends = [(delta.finish_reason, delta.stop_reason) for delta in own if delta.finish_reason is not None]
             assert ends == [(each.finish_reason, each.stop_reason)]
-
-
-def _as_message(params: SamplingParams) -> dict[str, Any]:
-    return {name: value for name, value in dataclasses.asdict(params).items() if value is not None}

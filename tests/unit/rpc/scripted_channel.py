@@ -8,7 +8,17 @@ from typing import Any
 from headway.engine.llm_engine import LLMEngine
 from headway.rpc.channel import ChannelClosedError, pack
 from headway.rpc.engine_loop import EngineLoop
-from headway.rpc.messages import AddRequest, Delta, StepBatch, decode_from_engine
+from headway.rpc.messages import (
+    AddRequest,
+    Delta,
+    StepBatch,
+    ToEngine,
+    UnreadableRequest,
+    decode_from_engine,
+    decode_to_engine,
+    encode,
+)
+from headway.sampling_params import SamplingParams
 from tests.unit.rpc.small_engine import create_engine
 
 
@@ -42,7 +52,12 @@ class ScriptedChannel:
 
 
 def add(request_id: str, prompt: list[int] | None = None, **params: Any) -> AddRequest:
-    return AddRequest(request_id, prompt or [5, 6], {"max_tokens": 4} | params)
+    return AddRequest(request_id, prompt or [5, 6], SamplingParams(**{"max_tokens": 4, **params}))
+
+
+def add_raw(request_id: Any, prompt: Any, params: Any, options: Any = None) -> ToEngine | UnreadableRequest:
+    """What the channel makes of such a request, however wrong its records are."""
+    return decode_to_engine(encode(["AddRequest", request_id, prompt, params, options or {}]))
 
 
 def run(*script: Any, engine: LLMEngine | None = None, **options: Any) -> ScriptedChannel:
@@ -54,5 +69,4 @@ def run(*script: Any, engine: LLMEngine | None = None, **options: Any) -> Script
     except ChannelClosedError:
         pass
     engine.check_invariants()
-    assert not engine.errors
     return channel

@@ -19,6 +19,7 @@ from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest, BlockSnapshot, Delta, EngineStats, StepSnapshot
 from headway.rpc.streams import RequestStream, SnapshotStream
 from headway.rpc.supervision import Backoff, Patience
+from headway.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parents[3]
 FACTORY = "tests.unit.rpc.small_engine:create_engine"
@@ -64,7 +65,7 @@ def served() -> Iterator[Served]:
 
 
 def add(request_id: str, **params: Any) -> AddRequest:
-    return AddRequest(request_id, [5, 6, 7], {"max_tokens": 8} | params)
+    return AddRequest(request_id, [5, 6, 7], SamplingParams(**{"max_tokens": 8, **params}))
 
 
 async def read(stream: RequestStream) -> list[Delta]:
@@ -102,7 +103,7 @@ def test_parameters_that_several_requests_share_travel_once(served: Served, monk
             sent.append(message.params)
 
         monkeypatch.setattr(client._connection, "send", note)
-        shared, other = {"max_tokens": 3}, {"max_tokens": 3}
+        shared, other = SamplingParams(max_tokens=3), SamplingParams(max_tokens=3)
         with pytest.raises(InvalidRequestError):
             client.submit(AddRequest("unsendable-\ud800", [5], shared))  # the engine has not got them
         streams = [client.submit(AddRequest(f"shared-{number}", [5], shared)) for number in range(3)]

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from headway.core import ModelRunnerOutput, SampledTokens, SchedulerOutput
+from headway.core.request_options import RequestOptions
 from headway.engine.input_processor import PreparedRequest
 from headway.executor import PendingStep
 from headway.rpc.channel import ChannelClosedError, EngineChannel, FrameReader, pack
@@ -30,11 +32,14 @@ from headway.rpc.messages import (
     Shutdown,
     StepBatch,
     StepSnapshot,
+    UnreadableRequest,
     Watch,
+    decode_to_engine,
+    encode,
 )
 from headway.rpc.step_snapshots import block_map
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.scripted_channel import ScriptedChannel, add, run
+from tests.unit.rpc.scripted_channel import ScriptedChannel, add, add_raw, run
 from tests.unit.rpc.small_engine import create_engine
 
 
@@ -85,23 +90,44 @@ def test_aborts_take_effect_before_the_next_step_and_the_numbers_follow() -> Non
 @pytest.mark.parametrize(
     ("request_", "param"),
     [
-        (add("bad", temperature=-1), "temperature"),
-        (add("bad", no_such_parameter=1), "no_such_parameter"),
+        (add_raw("bad", [5], {"temperature": -1}), "temperature"),
+        (add_raw("bad", [5], {"temperature": "hot"}), None),
+        (add_raw("bad", [5], [1, 2]), None),
+        (add_raw("bad", ["a"], {}), None),
+        (add_raw("bad", [5], {}, {"ttft_target_s": -1}), "ttft_target_s"),
+        (add_raw("bad", [5], {}, {"cache_salt": 5}), None),
+        (add_raw("bad", [5], None, {}), "params"),
         (add("bad", prompt=[10**6]), "prompt"),
         (add("bad", prompt=[1] * 5000), "prompt"),
-        (AddRequest("bad", []), "prompt"),
+        (AddRequest("bad", [], SamplingParams()), "prompt"),
         (add("bad", stop_token_ids=[10**6]), "stop_token_ids"),
         (add("good"), "request_id"),
         (add("", prompt=[1]), "request_id"),
     ],
 )
-def test_a_bad_request_fails_alone(request_: AddRequest, param: str) -> None:
-    channel = run([add("good"), request_], *[[]] * 5)
+def test_a_bad_request_fails_alone(request_: AddRequest | UnreadableRequest, param: str | None) -> None:
+    before = [] if isinstance(request_, AddRequest) and request_.params is None else [add("good")]
+    channel = run([*before, request_], [] if before else [add("good")], *[[]] * 5)
     refusals = [delta for batch in channel.batches for delta in batch.deltas if delta.error is not None]
     (refusal,) = refusals
     assert (refusal.request_id, refusal.finish_reason, refusal.is_last) == (request_.request_id, "error", True)
     assert (refusal.error_status, refusal.error_param) == (400, param)
     assert channel.deltas("good")[-1].finish_reason == "length"
+
+
+def test_parameters_that_could_not_be_read_are_not_replaced_by_those_of_others() -> None:
+    bad = add_raw("bad", [5], {"top_p": 7})
+    channel = run([add("first", max_tokens=2), bad, AddRequest("same", [5], None)], [add("last")], *[[]] * 5)
+    for request_id, param in (("bad", "top_p"), ("same", "params")):
+        (refusal,) = channel.deltas(request_id)
+        assert (refusal.error_status, refusal.error_param) == (400, param)
+    assert channel.deltas("first")[-1].finish_reason == channel.deltas("last")[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("payload", [["AddRequest", 5, [5], {}], ["AddRequest"], ["Nonsense", "a"], {"a": 1}, 7])
+def test_what_is_no_request_is_no_message(payload: Any) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode_to_engine(encode(payload))
 
 
 def test_a_failed_step_ends_its_requests_and_says_nothing_of_why() -> None:
@@ -223,30 +249,31 @@ def test_the_loop_knows_for_how_long_it_has_been_in_a_turn() -> None:
     assert seen == [7.0, 7.0, 0.0]
 
 
-def test_bad_words_come_spelt_and_parameters_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_words_come_spelt_and_the_loop_checks_no_parameters_again(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = create_engine({})
     assert engine.tokenizer is not None
-    spelt, params, checked = [[7], [8, 9]], {"max_tokens": 2, "bad_words": ["x"]}, []
+    params = SamplingParams(max_tokens=2, bad_words=["x"]).with_bad_word_token_ids([[7], [8, 9]])
     monkeypatch.setattr(engine.tokenizer, "encode", lambda *args, **options: pytest.fail("the loop tokenises"))
-    prepare, from_dict = engine.prepare, SamplingParams.from_dict
+    prepare, check, checked = engine.prepare, SamplingParams.__post_init__, []
 
-    def note(request_id: str, prompt: Any, params: SamplingParams, **options: Any) -> PreparedRequest:
-        prepared = prepare(request_id, prompt, params, **options)
+    def note(request_id: str, prompt: Any, params: SamplingParams, options: RequestOptions) -> PreparedRequest:
+        prepared = prepare(request_id, prompt, params, options)
         assert prepared.params.bad_word_token_ids == ((7,), (8, 9))
         return prepared
 
-    def note_check(values: dict[str, Any]) -> SamplingParams:
-        checked.append(values)
-        return from_dict(values)
+    def note_check(made: SamplingParams) -> None:
+        checked.append(made)
+        check(made)
 
-    engine.prepare = note  # type: ignore[method-assign]
-    monkeypatch.setattr(SamplingParams, "from_dict", note_check)
-    first = AddRequest("first", [5, 6], params, bad_word_token_ids=spelt)
+    engine.prepare = note  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(SamplingParams, "__post_init__", note_check)
+    first = decode_to_engine(encode(AddRequest("first", [5, 6], params)))
+    assert isinstance(first, AddRequest)
     others = [AddRequest(f"r{number}", [5, 6], None) for number in range(50)]
     long = AddRequest("long", [5] * 4095, None)  # cuts its max_tokens
     channel = run([first, *others], [long], *[[]] * 10, engine=engine)
     assert all(channel.deltas(each.request_id)[-1].finish_reason == "length" for each in (first, *others, long))
-    assert checked == [params]
+    assert not checked, "a record that has been unpacked has checked itself"
 
 
 def test_completions_end_one_by_one_and_the_last_says_so() -> None:
@@ -353,7 +380,8 @@ def test_several_completions_count_their_prompt_once() -> None:
 @pytest.mark.parametrize(("salts", "found"), [(("x", "x"), 12), (("x", "y"), 0), ((None, "x"), 0), (("x", None), 0)])
 def test_only_requests_with_the_same_salt_share(salts: tuple[str | None, str | None], found: int) -> None:
     one, other = (
-        AddRequest(name, PROMPT, {"max_tokens": 2}, cache_salt=salt) for name, salt in zip("ab", salts, strict=True)
+        AddRequest(name, PROMPT, SamplingParams(max_tokens=2), RequestOptions(cache_salt=salt))
+        for name, salt in zip("ab", salts, strict=True)
     )
     channel = run([one], *[[]] * 4, [other], *[[]] * 4)
     assert cached_tokens(channel, "b") == found
@@ -362,7 +390,10 @@ def test_only_requests_with_the_same_salt_share(salts: tuple[str | None, str | N
 @pytest.mark.parametrize(("ttl_s", "found"), [(0.0, 0), (1000.0, 12)])
 def test_a_prompt_with_a_time_limit_outlives_others(ttl_s: float, found: int) -> None:
     """Seven others pass through a cache that has no room for all of them."""
-    script: list[Any] = [[AddRequest("kept", PROMPT, {"max_tokens": 2}, cache_ttl_s=ttl_s)], *[[]] * 3]
+    script: list[Any] = [
+        [AddRequest("kept", PROMPT, SamplingParams(max_tokens=2), RequestOptions(cache_ttl_s=ttl_s))],
+        *[[]] * 3,
+    ]
     for number in range(7):
         script += [[add(f"other-{number}", prompt=[30 + number] * 13, max_tokens=2)], *[[]] * 3]
     channel = run(*script, [add("again", prompt=PROMPT)], *[[]] * 5, num_kv_blocks=12)

@@ -8,16 +8,26 @@ from typing import Any
 import msgspec
 import pytest
 
+from headway.core.request_options import RequestOptions
 from headway.rpc import messages as m
 from headway.rpc.channel import MAX_FRAME_BYTES, BrokenFrameError, FrameReader, pack
+from headway.sampling_params import SamplingParams
 
 LOGPROBS = [[m.TokenLogprob(5, -0.5, 1, "a"), m.TokenLogprob(6, float("-inf"), None, None)]]
 STATS = m.EngineStats(num_running=3, step_s=0.25, kind="mixed")
+SPELT = SamplingParams(
+    n=2, best_of=3, bad_words=["no"], stop_token_ids=[3], top_k=5, min_p=0.5, max_tokens=None, logprobs=0
+).with_bad_word_token_ids([[1, 2], [3]])
 TO_ENGINE = [
     m.Start({"model": None, "block_size": 16}, counted=STATS),
-    m.AddRequest("a", [1, 2, 3], {"seed": 2**64 - 1, "logit_bias": {7: -1.5}, "stop": ["é", "\x00"]}, priority=-3),
-    m.AddRequest("b", [1], cache_salt="é", cache_ttl_s=0.5),
-    m.AddRequest("c", [1], tenant="é", ttft_target_s=0.5, tpot_target_s=0.05),
+    m.AddRequest(
+        "a",
+        [1, 2, 3],
+        SamplingParams(seed=2**64 - 1, logit_bias={7: -1.5}, stop=["é", "\x00"]),
+        RequestOptions(priority=-3),
+    ),
+    m.AddRequest("b", [1], None, RequestOptions(cache_salt="é", cache_ttl_s=0.5)),
+    m.AddRequest("c", [1], SPELT, RequestOptions(tenant="é", ttft_target_s=0.5, tpot_target_s=0.05)),
     m.AbortRequests(["a", "b"]),
     m.Watch(True),
     m.Shutdown(1.5),

@@ -25,7 +25,7 @@ overlaps = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "ov
 
 
 def ask(request_id: str, params: dict[str, Any], prompt: list[int] | None = None, **more: Any) -> AddRequest:
-    return AddRequest(request_id, prompt or PROMPT, params | more)
+    return AddRequest(request_id, prompt or PROMPT, SamplingParams(**{**params, **more}))
 
 
 def looped(*script: Any, overlap: bool = False, **options: Any) -> tuple[ScriptedChannel, LLMEngine]:

@@ -26,13 +26,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
     return TinyLLM(tmp_path_factory.mktemp("tiny"))
 
 
-def finish_all(llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
+def finish_all(llm: LLM, prompts: list[list[int]], errors: dict[str, str] | None = None) -> dict[str, Any]:
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     for place, prompt in enumerate(prompts):
         llm.engine.add_request(str(place), prompt, params, stream=False)
     done = {}
     while llm.engine.has_unfinished_requests():
-        done |= {output.request_id: output.outputs[0] for output in llm.engine.step()}
+        step = llm.engine.step()
+        done |= {output.request_id: output.outputs[0] for output in step.outputs}
+        if errors is not None:
+            errors |= step.errors
     return done
 
 
@@ -57,7 +60,8 @@ def test_a_token_whose_state_is_no_number_ends_its_request(
     expected = [done.token_ids for done in finish_all(llm, PROMPTS).values()]
     for ops in (NativeOps, TorchOps):
         monkeypatch.setattr(ops, "embedding", damaged(ops.embedding))
-    done = finish_all(llm, [*PROMPTS, BROKEN])
+    errors: dict[str, str] = {}
+    done = finish_all(llm, [*PROMPTS, BROKEN], errors)
     assert done["3"].finish_reason == "error" and not done["3"].token_ids
-    assert "the model gave a logit of" in llm.engine.errors["3"]
+    assert "the model gave a logit of" in errors["3"]
     assert [done[str(place)].token_ids for place in range(len(PROMPTS))] == expected

@@ -237,7 +237,7 @@ def test_the_engine_goes_on_after_an_abort_with_steps_in_flight(overlapped: LLM,
     done: dict[str, RequestOutput] = {}
 
     def step() -> None:
-        done.update((output.request_id, output) for output in engine.step() if output.finished)
+        done.update((output.request_id, output) for output in engine.step().outputs if output.finished)
         engine.check_invariants()
 
     for name, prompt in zip("abc", PROMPTS):
@@ -340,10 +340,13 @@ def test_a_request_with_broken_logits_fails_and_the_others_go_on(tiny: TinyLLM, 
     done: dict[str, RequestOutput] = {}
     for name, prompt in (("a", PROMPTS[0]), ("broken", [5, poison, 6]), ("b", PROMPTS[1])):
         llm.engine.add_request(name, prompt, params, stream=False)
+    errors: dict[str, str] = {}
     while llm.engine.has_unfinished_requests():
-        done |= {output.request_id: output for output in llm.engine.step()}
+        step = llm.engine.step()
+        done |= {output.request_id: output for output in step.outputs}
+        errors |= step.errors
     assert done["broken"].outputs[0].finish_reason == "error"
-    assert "nan" in llm.engine.errors["broken"]
+    assert "nan" in errors["broken"]
     assert done["a"].outputs[0].token_ids == cpu_tokens[0][:3]
     assert done["b"].outputs[0].token_ids == cpu_tokens[1][:3]
     # What it left behind in blocks that others get now is not read.

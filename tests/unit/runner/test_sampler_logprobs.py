@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from headway.outputs import Logprob
+from headway.core import TokenLogprobs
 from headway.runner import logprobs as logprobs_module
-from headway.runner.logprobs import TokenLogprobs, prompt_logprobs
+from headway.runner.logprobs import prompt_logprobs
 from headway.runner.sampler import Sampler
 from headway.runner.sampling_batch import SamplingBatch
 from headway.sampling_params import SamplingParams
@@ -77,10 +77,3 @@ def test_sampled_logprobs_are_those_of_the_untouched_logits() -> None:
     assert result.token_ids[4] == 7
     assert result.logprobs[5] is not None
     assert result.logprobs[5].rank == 2
-
-
-def test_as_output_puts_the_token_first_and_repeats_nothing() -> None:
-    record = TokenLogprobs(5, -3.0, 9, [2, 5, 1], [-1.0, -3.0, -4.0])
-    assert record.as_output(str) == {5: Logprob(-3.0, 9, "5"), 2: Logprob(-1.0, 1, "2"), 1: Logprob(-4.0, 3, "1")}
-    assert list(record.as_output()) == [5, 2, 1]
-    assert record.as_output()[2].decoded_token is None

@@ -52,10 +52,13 @@ def break_length(request: Any) -> None:
     request.prompt_token_ids = (1,) * (MAX_MODEL_LEN + 5)
 
 
-def finish_all(llm: LLM, names: list[str]) -> dict[str, RequestOutput]:
+def finish_all(llm: LLM, names: list[str], errors: dict[str, str] | None = None) -> dict[str, RequestOutput]:
     done: dict[str, RequestOutput] = {}
     while llm.engine.has_unfinished_requests():
-        done |= {output.request_id: output for output in llm.engine.step()}
+        step = llm.engine.step()
+        done |= {output.request_id: output for output in step.outputs}
+        if errors is not None:
+            errors |= step.errors
         llm.engine.check_invariants()
     assert set(done) == set(names)
     return done
@@ -87,10 +90,11 @@ def test_a_request_that_cannot_be_seated_fails_alone(tiny: TinyLLM, runner: str,
     llm = RUNNERS[runner](tiny)
     expected = {name: output.outputs[0].token_ids for name, output in finish_all(llm, add(llm)).items()}
     for place in (1, 0):  # all rows are needed each time: none may be lost
-        done = finish_all(llm, add(llm, broken=broken, place=place))
+        errors: dict[str, str] = {}
+        done = finish_all(llm, add(llm, broken=broken, place=place), errors)
         failed = done.pop("broken").outputs[0]
         assert failed.finish_reason == "error" and not failed.token_ids
-        assert llm.engine.errors["broken"]
+        assert errors["broken"]
         assert {name: output.outputs[0].token_ids for name, output in done.items()} == expected
 
 

@@ -11,11 +11,11 @@ import httpx
 from starlette.types import ASGIApp, Message, Scope
 
 from headway.errors import EngineUnavailableError
+from headway.outputs import SilentProgress
 from headway.predict.prediction_thread import PredictionThread
 from headway.rpc.engine_client import Health
-from headway.rpc.messages import AddRequest, Delta, EngineReady, EngineStats, Progress, RequestTimings, TokenLogprob
+from headway.rpc.messages import AddRequest, Delta, EngineReady, EngineStats, RequestTimings, TokenLogprob
 from headway.rpc.streams import RequestStream, SnapshotStream
-from headway.sampling_params import SamplingParams
 from headway.server.admission.service_classes import ONE_CLASS, ServiceClasses
 from headway.server.app import create_app
 from headway.server.server_config import ServerConfig
@@ -93,25 +93,24 @@ class FakeEngine:
         """Each of the `n` completions gets the same words, one per delta, as far as `max_tokens` lets it. Those that
         cannot be streamed tell their progress for each word, and give all of them at once."""
         params = request.params
-        words = self._words[: params["max_tokens"]]
+        assert params is not None
+        words = self._words[: params.max_tokens]
         reason = "stop" if words == self._words else "length"
-        num_choices = params.get("n", 1)
-        checked = SamplingParams(**params)
-        if not checked.can_stream:
-            width = checked.num_choices
+        if not params.can_stream:
+            width = params.num_choices
             for place in range(len(words)):
-                self.push(Delta(request.request_id, progress=Progress(0 if place else width, width)))
-        for index in range(num_choices):
-            for place, word in enumerate(words if checked.can_stream else ["".join(words)]):
-                is_end = not checked.can_stream or place == len(words) - 1
-                is_last = is_end and index == num_choices - 1
+                self.push(Delta(request.request_id, progress=SilentProgress(0 if place else width, width)))
+        for index in range(params.n):
+            for place, word in enumerate(words if params.can_stream else ["".join(words)]):
+                is_end = not params.can_stream or place == len(words) - 1
+                is_last = is_end and index == params.n - 1
                 self.push(
                     Delta(
                         request.request_id,
                         index=index,
                         text=word,
-                        token_ids=[300 + place] if checked.can_stream else list(range(300, 300 + len(words))),
-                        logprobs=[_logprobs(300 + place, params["logprobs"])] if "logprobs" in params else None,
+                        token_ids=[300 + place] if params.can_stream else list(range(300, 300 + len(words))),
+                        logprobs=None if params.logprobs is None else [_logprobs(300 + place, params.logprobs)],
                         finish_reason=reason if is_end else None,
                         is_last=is_last,
                         timings=RequestTimings(0.1, 0.2, 0.3, 1, 4) if is_last else None,
@@ -120,7 +119,8 @@ class FakeEngine:
                 )
 
     def _prompt_logprobs(self, request: AddRequest) -> list[list[TokenLogprob] | None] | None:
-        number = request.params.get("prompt_logprobs")
+        assert request.params is not None
+        number = request.params.prompt_logprobs
         if number is None:
             return None
         return [None, *(_logprobs(token_id, number) for token_id in request.prompt_token_ids[1:])]

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from headway.core.request_options import RequestOptions
+from headway.sampling_params import SamplingParams
 from headway.server.api.requests import (
     ChatCompletionRequest,
     ChatMessage,
@@ -89,16 +91,16 @@ def test_sampling_fields_reach_the_engine() -> None:
     }
     response = server.chat(max_completion_tokens=9, priority=3, user="me", **fields)
     assert response.status_code == 200
-    assert server.engine.requests[0].params == fields | {"max_tokens": 9}
-    assert server.engine.requests[0].bad_word_token_ids == spell_bad_words(["x"], server.tokenizer)
-    assert server.engine.requests[0].priority == 3
+    spelt = spell_bad_words(["x"], server.tokenizer)
+    assert server.engine.requests[0].params == SamplingParams(max_tokens=9, **fields).with_bad_word_token_ids(spelt)
+    assert server.engine.requests[0].options == RequestOptions(priority=3, tenant="me")
     assert [choice["index"] for choice in response.json()["choices"]] == [0, 1]
 
 
 def test_without_max_tokens_the_context_is_the_limit() -> None:
     server = FakeServer()
     server.chat(temperature=None, stop=None)
-    assert server.engine.requests[0].params == {"max_tokens": None}
+    assert server.engine.requests[0].params == SamplingParams(max_tokens=None)
 
 
 def test_stream() -> None:

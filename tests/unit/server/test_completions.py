@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headway.rpc.messages import Delta
+from headway.sampling_params import SamplingParams
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, events, run, until
 
 
@@ -28,8 +29,10 @@ def test_bad_words_are_spelt_once_for_all_prompts(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(server.tokenizer, "encode", note)
     assert server.complete([[1], [2], [3]], bad_words=["fox", "dog"]).status_code == 200
     assert texts == ["fox", " fox", "dog", " dog"]
-    expected = [encode(text, add_special_tokens=False) for text in texts]
-    assert [request.bad_word_token_ids for request in server.engine.requests] == [expected] * 3
+    expected = tuple(tuple(encode(text, add_special_tokens=False)) for text in texts)
+    params = [request.params for request in server.engine.requests]
+    assert [each.bad_word_token_ids for each in params if each is not None] == [expected] * 3
+    assert params[0] is params[1] is params[2], "they travel once"
 
 
 def test_log_probabilities_of_very_many_prompt_tokens_are_refused() -> None:
@@ -44,7 +47,7 @@ def test_log_probabilities_of_very_many_prompt_tokens_are_refused() -> None:
 def test_sixteen_tokens_by_default() -> None:
     server = FakeServer()
     server.complete()
-    assert server.engine.requests[0].params == {"max_tokens": 16}
+    assert server.engine.requests[0].params == SamplingParams(max_tokens=16)
 
 
 @pytest.mark.parametrize(

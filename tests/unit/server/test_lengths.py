@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from headway.core.request_options import RequestOptions
 from headway.engine.llm_engine import LLMEngine
 from headway.predict import AnswerLengths, PromptView, TrafficLog, prediction_thread
 from headway.predict.prediction_thread import Ended, PredictionThread
 from headway.rpc import engine_process
 from headway.rpc.messages import AddRequest, Delta
+from headway.sampling_params import SamplingParams
 from tests.unit.predict.predictors import BrokenPredictor, Predictor
 from tests.unit.rpc.scripted_channel import run as run_loop
 from tests.unit.rpc.small_engine import create_engine
@@ -62,7 +64,7 @@ def setup(tmp_path: Path, predictor: Predictor) -> Iterator[Setup]:
 
 def test_the_prediction_goes_with_the_request(setup: Setup, predictor: Predictor) -> None:
     setup.server.complete([[30, 1], [31, 1]], user="me", max_tokens=9, temperature=0.5)
-    assert [request.predicted_tokens for request in setup.server.engine.requests] == [30.0, 31.0]
+    assert [request.options.predicted_tokens for request in setup.server.engine.requests] == [30.0, 31.0]
     assert predictor.asked[0][0] == PromptView([30, 1], max_tokens=9, temperature=0.5, user="me")
 
 
@@ -77,7 +79,7 @@ def test_the_predictor_sees_the_text_and_what_fits_into_the_context(setup: Setup
 def test_the_scheduler_gets_it() -> None:
     engine = create_engine({"scheduling_policy": "sjf", "max_num_seqs": 1})
     script = [
-        AddRequest(name, [5, 6], {"max_tokens": 2}, predicted_tokens=guess)
+        AddRequest(name, [5, 6], SamplingParams(max_tokens=2), RequestOptions(predicted_tokens=guess))
         for name, guess in zip("abc", (30, 10.5, 20))
     ]
     channel = run_loop(script, *[[]] * 6, engine=engine)
@@ -96,14 +98,14 @@ def test_the_engine_process_does_not_predict(monkeypatch: pytest.MonkeyPatch, tm
 def test_nothing_is_predicted_unless_asked_for() -> None:
     server = FakeServer()
     server.complete("Hi")
-    assert server.engine.requests[0].predicted_tokens is None
+    assert server.engine.requests[0].options.predicted_tokens is None
     assert samples(server)["headway:length_prediction_time_seconds_count"] == 0
 
 
 def test_a_log_alone_predicts_nothing(tmp_path: Path) -> None:
     setup = Setup(tmp_path)
     setup.server.complete([5, 6])
-    assert setup.server.engine.requests[0].predicted_tokens is None
+    assert setup.server.engine.requests[0].options.predicted_tokens is None
     assert samples(setup.server)["headway:length_predictions_missing_total"] == 0
     assert setup.ends() == [(2, 3, "stop")]
 
@@ -177,7 +179,7 @@ def test_a_broken_predictor_fails_no_request(tmp_path: Path, caplog: pytest.LogC
             assert setup.server.complete([5, 6]).status_code == 200
         assert setup.ends() == [(2, 3, "stop")] * 3
     assert len(caplog.records) == 1
-    assert [request.predicted_tokens for request in setup.server.engine.requests] == [None] * 3
+    assert [request.options.predicted_tokens for request in setup.server.engine.requests] == [None] * 3
     assert samples(setup.server)["headway:length_predictions_missing_total"] == 3
 
 
@@ -216,7 +218,7 @@ def test_a_slow_predictor_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.
     predictor = SlowPredictor()
     setup = Setup(tmp_path, predictor)
     assert setup.server.complete([5, 6]).status_code == 200
-    assert setup.server.engine.requests[0].predicted_tokens is None
+    assert setup.server.engine.requests[0].options.predicted_tokens is None
     predictor.may_go.release(2)
     assert setup.ends() == [(2, 3, "stop")]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headway.core.request_options import RequestOptions
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import Delta, EngineStats, StepBatch
 from headway.rpc.streams import RequestStream
@@ -19,7 +20,7 @@ from headway.server.api.api_errors import ApiError
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run, until
 
 PATH = "/v1/completions"
-HIGH = ServiceClass("high", ttft_target_ms=500)
+HIGH = ServiceClass("high", RequestOptions(ttft_target_s=0.5))
 MIDDLE = ServiceClass("middle", shed=1)
 LOW = ServiceClass("low", shed=2, max_waiting=3)
 CLASSES = ServiceClasses({each.name: each for each in (HIGH, MIDDLE, LOW)}, "middle")

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from headway.core.request_options import RequestOptions
 from headway.errors import ConfigError
-from headway.rpc.messages import AddRequest
 from headway.server.server_config import ServerConfig
 from tests.unit.server.fake_engine import JSON, FakeEngine, FakeServer, engine_ready
 
 
-def last_request(server: FakeServer) -> AddRequest:
-    return server.engine.requests[-1]
+def last_request(server: FakeServer) -> RequestOptions:
+    return server.engine.requests[-1].options
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -26,7 +26,6 @@ def test_both_fields_reach_the_engine(send: Any) -> None:
     server = FakeServer()
     assert send(server, cache_salt="team a", cache_ttl_s=60).status_code == 200
     assert (last_request(server).cache_salt, last_request(server).cache_ttl_s) == ("team a", 60.0)
-    assert "cache_salt" not in last_request(server).params and "cache_ttl_s" not in last_request(server).params
     assert send(server, cache_salt=None, cache_ttl_s=None).status_code == 200
     assert (last_request(server).cache_salt, last_request(server).cache_ttl_s) == (None, 0.0)
 
@@ -34,7 +33,8 @@ def test_both_fields_reach_the_engine(send: Any) -> None:
 def test_every_prompt_of_a_request_has_them() -> None:
     server = FakeServer()
     server.complete(["one", "two"], cache_salt="s", cache_ttl_s=0.5)
-    assert [(request.cache_salt, request.cache_ttl_s) for request in server.engine.requests] == [("s", 0.5)] * 2
+    asked = [request.options for request in server.engine.requests]
+    assert [(options.cache_salt, options.cache_ttl_s) for options in asked] == [("s", 0.5)] * 2
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def salts(server: FakeServer, *calls: tuple[dict[str, str], str | None]) -> list
     for headers, salt in calls:
         body = {"prompt": "Hi", "cache_salt": salt}
         assert server.post("/v1/completions", body, headers=headers).status_code == 200
-    return [request.cache_salt for request in server.engine.requests]
+    return [request.options.cache_salt for request in server.engine.requests]
 
 
 def test_keys_share_where_that_was_chosen() -> None:

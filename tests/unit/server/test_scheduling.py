@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from headway.rpc.messages import AddRequest
+from headway.core.request_options import RequestOptions
+from headway.rpc.messages import AddRequest, decode_to_engine, encode
+from headway.sampling_params import SamplingParams
 from headway.server.admission.service_classes import EXAMPLE, ServiceClass, ServiceClasses, parse_service_classes
 from tests.unit.rpc.scripted_channel import add, run
 from tests.unit.rpc.small_engine import create_engine
@@ -16,23 +18,22 @@ from tests.unit.server.fake_engine import FakeEngine, FakeServer, engine_ready
 
 CLASSES = ServiceClasses(
     {
-        "interactive": ServiceClass("interactive", ttft_target_ms=500, tpot_target_ms=50, priority=-10),
-        "batch": ServiceClass("batch", priority=10, max_waiting=3),
+        "interactive": ServiceClass("interactive", RequestOptions(ttft_target_s=0.5, tpot_target_s=0.05, priority=-10)),
+        "batch": ServiceClass("batch", RequestOptions(priority=10), max_waiting=3),
     },
     "batch",
 )
 
 
-def asked(server: FakeServer, **fields: Any) -> AddRequest:
+def asked(server: FakeServer, **fields: Any) -> RequestOptions:
     for path, body in (
         ("/v1/completions", {"prompt": "Hi"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
     ):
         response = server.post(path, body | fields)
         assert response.status_code == 200, response.text
-    by_chat, by_text = server.engine.requests[-1], server.engine.requests[-2]
-    for name in ("priority", "tenant", "ttft_target_s", "tpot_target_s"):
-        assert getattr(by_chat, name) == getattr(by_text, name)
+    by_chat, by_text = server.engine.requests[-1].options, server.engine.requests[-2].options
+    assert by_chat == by_text
     return by_chat
 
 
@@ -119,16 +120,11 @@ def test_the_access_log_names_the_class_where_there_are_several() -> None:
 
 def test_the_engine_gives_it_to_the_scheduler() -> None:
     engine = create_engine({"scheduling_policy": "slo"})
-    message = add("a", max_tokens=3)
-    message.tenant, message.priority, message.ttft_target_s, message.tpot_target_s = "me", -2, 0.5, 0.05
-    seen: list[tuple[Any, ...]] = []
-
-    def look() -> None:
-        options = engine.core.scheduler.requests["a"].options
-        seen.append((options.tenant, options.priority, options.ttft_target_s, options.tpot_target_s))
-
-    run([message], look, [], [], engine=engine)
-    assert seen == [("me", -2, 0.5, 0.05)]
+    options = RequestOptions(tenant="me", priority=-2, ttft_target_s=0.5, tpot_target_s=0.05)
+    message = decode_to_engine(encode(AddRequest("a", [5, 6], SamplingParams(max_tokens=3), options)))
+    seen: list[RequestOptions] = []
+    run([message], lambda: seen.append(engine.core.scheduler.requests["a"].options), [], [], engine=engine)
+    assert seen == [options]
 
 
 def test_the_engine_tells_who_has_begun_before_there_is_a_token() -> None:

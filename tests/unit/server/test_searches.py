@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from headway.rpc.messages import Delta, Progress
+from headway.outputs import SilentProgress
+from headway.rpc.messages import Delta
+from headway.sampling_params import SamplingParams
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, engine_ready, run, until
 
 COMPLETIONS = "/v1/completions"
@@ -35,7 +37,7 @@ def test_fields_reach_the_engine_and_n_are_returned(endpoint: str, fields: dict[
     server = FakeServer()
     answer = getattr(server, endpoint)(max_tokens=9, **fields)
     assert answer.status_code == 200, answer.text
-    assert server.engine.requests[0].params == fields | {"max_tokens": 9}
+    assert server.engine.requests[0].params == SamplingParams(max_tokens=9, **fields)
     assert [choice["index"] for choice in answer.json()["choices"]] == list(range(fields.get("n", 1)))
 
 
@@ -157,14 +159,14 @@ def test_every_sequence_has_a_place_in_the_queue_until_it_has_started(fields: di
         assert waiting(server) == (8, 5)
         async with server.client() as client:
             assert (await client.post(COMPLETIONS, json={"prompt": "a"})).status_code == 429
-        server.engine.push(Delta(one, progress=Progress(num_started=1, num_tokens=1)))
+        server.engine.push(Delta(one, progress=SilentProgress(num_started=1, num_tokens=1)))
         await until(lambda: waiting(server) == (7, 2))
-        server.engine.push(Delta(one, progress=Progress(num_started=3, num_tokens=4)))
+        server.engine.push(Delta(one, progress=SilentProgress(num_started=3, num_tokens=4)))
         await until(lambda: waiting(server) == (4, 2))
-        server.engine.push(Delta(other, progress=Progress(num_started=4, num_tokens=4)))
+        server.engine.push(Delta(other, progress=SilentProgress(num_started=4, num_tokens=4)))
         await until(lambda: waiting(server) == (0, 0))
         for request_id in (one, other):
-            server.engine.push(Delta(request_id, progress=Progress(num_started=0, num_tokens=4)))
+            server.engine.push(Delta(request_id, progress=SilentProgress(num_started=0, num_tokens=4)))
             for index in range(2):
                 is_last = index == 1
                 server.engine.push(Delta(request_id, index, "ab", [1, 2], finish_reason="length", is_last=is_last))
@@ -194,7 +196,7 @@ def test_a_search_that_has_started_is_not_waiting(fields: dict[str, Any]) -> Non
         client = RawClient(server.app, COMPLETIONS, {"prompt": "a", **fields})
         await until(lambda: server.engine.requests)
         request_id = server.engine.requests[0].request_id
-        server.engine.push(Delta(request_id, progress=Progress(4, 4)))
+        server.engine.push(Delta(request_id, progress=SilentProgress(4, 4)))
         await asyncio.sleep(0.1)
         for index in range(2):
             server.engine.push(Delta(request_id, index, "ab", [1, 2], finish_reason="stop", is_last=index == 1))
@@ -213,7 +215,7 @@ def test_both_limits_of_time_hold(fields: dict[str, Any], has_started: bool, sta
         client = RawClient(server.app, COMPLETIONS, {"prompt": "a", **fields})
         await until(lambda: server.engine.requests)
         if has_started:
-            server.engine.push(Delta(server.engine.requests[0].request_id, progress=Progress(4, 4)))
+            server.engine.push(Delta(server.engine.requests[0].request_id, progress=SilentProgress(4, 4)))
         await client.task
         assert client.sent[0]["status"] == status
         assert len(server.engine.aborted) == 1
@@ -232,7 +234,9 @@ def test_a_client_that_leaves_ends_all(fields: dict[str, Any], num_steps: int) -
         client = RawClient(server.app, COMPLETIONS, {"prompt": ["a", "b"], **fields})
         await until(lambda: len(server.engine.requests) == 2)
         for step in range(num_steps):
-            server.engine.push(Delta(server.engine.requests[0].request_id, progress=Progress(0 if step else 4, 4)))
+            server.engine.push(
+                Delta(server.engine.requests[0].request_id, progress=SilentProgress(0 if step else 4, 4))
+            )
             await asyncio.sleep(0)
         await client.leave()
         assert sorted(server.engine.aborted) == sorted(request.request_id for request in server.engine.requests)

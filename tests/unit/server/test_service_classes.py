@@ -12,6 +12,7 @@ import pytest
 from headway.cli import serve
 from headway.cli.flags import CommandParser
 from headway.cli.main import main
+from headway.core.request_options import RequestOptions
 from headway.errors import ConfigError
 from headway.server.admission.service_classes import EXAMPLE, ServiceClass, parse_service_classes, read_service_classes
 
@@ -35,9 +36,9 @@ def test_the_example_in_both_formats(tmp_path: Path) -> None:
         list(from_toml)
         == list(from_json)
         == [
-            ServiceClass("interactive", ttft_target_ms=500, tpot_target_ms=50, priority=-10),
+            ServiceClass("interactive", RequestOptions(ttft_target_s=0.5, tpot_target_s=0.05, priority=-10)),
             ServiceClass("standard", max_waiting=200, shed=1),
-            ServiceClass("batch", priority=10, max_waiting=1000, shed=2),
+            ServiceClass("batch", RequestOptions(priority=10), max_waiting=1000, shed=2),
         ]
     )
     assert from_toml.default.name == "standard"

@@ -118,7 +118,7 @@ class EngineTarget:
         done = self._replay(work, progress)
         metrics = self._judging.metrics(work, done.timelines, done.duration_s)
         lost = [str(index) for index, timeline in enumerate(done.timelines) if not timeline.is_complete]
-        errors = [self._engine.errors.pop(name, "it did not get exactly its tokens") for name in lost]
+        errors = [done.errors.get(name, "it did not get exactly its tokens") for name in lost]
         return Outcome(metrics, done.timelines, done.samples, errors)
 
     def _replay(self, work: Sequence[ServedRequest], progress: Meter | None = None) -> Replay:
@@ -140,13 +140,12 @@ class EngineTarget:
             if self._engine.tokenizer is None:
                 raise ConfigError("The model has no tokenizer, so its prompts must be token ids.")
             ids = self._engine.tokenizer.encode(ids)
-        options = request.options.copy()
-        options["cache_salt"] = f"{self._num_runs}/{options.get('cache_salt') or ''}"
+        salt = f"{self._num_runs}/{request.options.cache_salt or ''}"
         return BenchRequest(
             ids,
             request.num_output_tokens,
             arrival_s=request.arrival_s,
-            options=options,
+            options=dataclasses.replace(request.options, cache_salt=salt),
             after=request.after,
             think_s=request.think_s,
         )

@@ -11,8 +11,8 @@ import gc
 import heapq
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from headway.errors import ConfigError, HeadwayError
@@ -23,10 +23,11 @@ from headway.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from headway.cli.progress import Meter
     from headway.engine.llm_engine import LLMEngine
+    from headway.engine.step_report import EngineStep
     from headway.outputs import RequestOutput
 
 
-Step = Callable[[], "list[RequestOutput]"]
+Step = Callable[[], "EngineStep"]
 """One step of the engine, or of a profiler or meter around it."""
 
 
@@ -123,20 +124,23 @@ def run_round(
     params = [sampling_params(request, temperature) for request in work]
     step = step or engine.step
     finished: dict[str, RequestOutput] = {}
+    errors: dict[str, str] = {}
     num_steps = 0
     gc.collect()
     started_s = now()
     for index, (request, own_params) in enumerate(zip(work, params)):
-        engine.add_request(str(index), request.prompt_token_ids, own_params, stream=False, **request.options)
+        engine.add_request(str(index), request.prompt_token_ids, own_params, request.options, stream=False)
     while engine.has_unfinished_requests():
         num_steps += 1
-        for output in step():
+        stepped = step()
+        errors |= stepped.errors
+        for output in stepped.outputs:
             if output.finished:
                 finished[output.request_id] = output
                 if progress is not None:
                     progress.advance()
     elapsed_s = now() - started_s
-    check_tokens(work, finished, engine.errors)
+    check_tokens(work, finished, errors)
     return Round(
         RoundTimes.of(work, elapsed_s=elapsed_s, pace_s=_mean_pace(finished.values())),
         num_steps,
@@ -175,6 +179,8 @@ class Replay:
     num_steps: int
     samples: Sequence[BatchSample] = ()
     """How the batch stood after steps, thinned."""
+    errors: Mapping[str, str] = field(default_factory=dict)
+    """Why requests have failed, by their number."""
 
     @property
     def num_lost(self) -> int:
@@ -198,6 +204,7 @@ def replay(
     params = [sampling_params(request, temperature) for request in work]
     timelines = [RequestTimeline(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work]
     agenda, log, num_steps = Agenda(work), SampleLog(), 0
+    errors: dict[str, str] = {}
     gc.collect()
     started_s = now()
     while agenda or engine.has_unfinished_requests():
@@ -205,14 +212,15 @@ def replay(
         for index, due_s in agenda.take_due(elapsed_s):
             request = work[index]
             timelines[index].arrival_s = due_s
-            engine.add_request(str(index), request.prompt_token_ids, params[index], stream=True, **request.options)
+            engine.add_request(str(index), request.prompt_token_ids, params[index], request.options, stream=True)
         if not engine.has_unfinished_requests():
             sleep(agenda.next_due_s - elapsed_s)
             continue
-        outputs = step()
+        stepped = step()
+        errors |= stepped.errors
         num_steps += 1
         elapsed_s = now() - started_s
-        for output in outputs:
+        for output in stepped.outputs:
             index = int(output.request_id)
             timeline = timelines[index]
             num_new = len(output.outputs[0].token_ids) - len(timeline.token_times_s)
@@ -225,4 +233,4 @@ def replay(
                     progress.advance()
         if log.is_due(is_idle=not engine.has_unfinished_requests()):
             log.add(sample_of(engine.core.scheduler, elapsed_s))
-    return Replay(timelines, now() - started_s, num_steps, log.samples)
+    return Replay(timelines, now() - started_s, num_steps, log.samples, errors)

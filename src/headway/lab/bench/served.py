@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from headway.engine.request_options import RequestOptions
+from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.errors import ConfigError
 from headway.lab.bench.http_client import EventParser
 from headway.lab.bench.timelines import RequestTimeline
 from headway.lab.workload.bench_requests import BenchRequest
+from headway.server.api.record_fields import option_fields
 
 MAX_ERROR_CHARS = 300
 Prompt = str | Sequence[int]
@@ -31,7 +32,7 @@ class ServedRequest:
     """Text, or token ids."""
     num_output_tokens: int
     arrival_s: float = 0.0
-    options: RequestOptions = field(default_factory=RequestOptions)
+    options: RequestOptions = DEFAULT_OPTIONS
     after: int | None = None
     think_s: float = 0.0
 
@@ -83,7 +84,7 @@ class Dialect:
         if self.ignore_eos:
             fields["ignore_eos"] = True
         if not self.is_plain:
-            fields |= scheduling_fields(request.options)
+            fields |= option_fields(request.options)
         return json.dumps(fields | dict(self.extra_body)).encode()
 
 
@@ -102,24 +103,6 @@ def _num_shared(ordered: Sequence[Prompt]) -> int:
     for one, other in itertools.pairwise(ordered):
         total += len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other))))
     return total
-
-
-def scheduling_fields(options: RequestOptions) -> dict[str, Any]:
-    """What a request says about its scheduling, in the names of our server. A predicted length is the server's own
-    business."""
-    fields: dict[str, Any] = {
-        "priority": options.get("priority"),
-        "user": options.get("tenant"),
-        "ttft_target_ms": _ms(options.get("ttft_target_s")),
-        "tpot_target_ms": _ms(options.get("tpot_target_s")),
-        "cache_salt": options.get("cache_salt"),
-        "cache_ttl_s": options.get("cache_ttl_s"),
-    }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else 1000 * seconds
 
 
 @dataclass

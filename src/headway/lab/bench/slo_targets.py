@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from headway.lab.bench.timelines import RequestTimeline
 
 if TYPE_CHECKING:
-    from headway.engine.request_options import RequestOptions
+    from headway.core.request_options import RequestOptions
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Targets:
 
 def own_targets(options: Sequence[RequestOptions]) -> list[Targets] | None:
     """What requests say themselves, if any of them does."""
-    each = [Targets(one.get("ttft_target_s"), one.get("tpot_target_s")) for one in options]
+    each = [Targets(one.ttft_target_s, one.tpot_target_s) for one in options]
     return each if any(targets != Targets() for targets in each) else None
 
 
@@ -56,7 +56,7 @@ def class_names(options: Sequence[RequestOptions]) -> list[str]:
 
 
 def _class_key(one: RequestOptions) -> tuple[str, int, float | None, float | None]:
-    return one.get("tenant") or "", one.get("priority") or 0, one.get("ttft_target_s"), one.get("tpot_target_s")
+    return one.tenant, one.priority, one.ttft_target_s, one.tpot_target_s
 
 
 def targets_by_class(given: Targets | None, options: Sequence[RequestOptions]) -> dict[str, Targets]:

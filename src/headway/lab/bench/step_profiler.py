@@ -23,8 +23,8 @@ from headway.tracing import Recorder, record_into, span
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from headway.engine.step_report import EngineStep
     from headway.lab.bench.replay import Step
-    from headway.outputs import RequestOutput
 
 
 WARMUP_STEPS = 3
@@ -48,7 +48,7 @@ class StepProfiler:
         self._recorder = Recorder(annotate=_annotation)
         self._exported: dict[str, Any] | None = None
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> EngineStep:
         """One step of the engine, recorded inside the window."""
         index = self._index
         self._index += 1
@@ -60,7 +60,7 @@ class StepProfiler:
             record_into(self._recorder)
         try:
             with span(STEP_SPAN, index=index):
-                outputs = self._step()
+                step = self._step()
         except BaseException:
             self._stop()
             raise
@@ -68,7 +68,7 @@ class StepProfiler:
             self._stop()
         else:
             self._profile.step()
-        return outputs
+        return step
 
     def finish(self) -> dict[str, Any]:
         """The trace, as JSON that `write_trace` takes. An error if the run ended before the window began."""

@@ -164,7 +164,7 @@ def equal(context: Context, count: int, *, num_in: int, num_out: int) -> Drawn:
 def with_options(work: Work, options: Sequence[dict[str, Any]]) -> list[BenchRequest]:
     """The same requests, each with options of its own more."""
     return [
-        dataclasses.replace(one, options={**one.options, **more})  # type: ignore[typeddict-item]
+        dataclasses.replace(one, options=dataclasses.replace(one.options, **more))
         for one, more in zip(work, options, strict=True)
     ]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headway.cli.progress import Meter
     from headway.engine.llm_engine import LLMEngine
     from headway.engine.loaded_model import LoadedModel
-    from headway.outputs import RequestOutput
+    from headway.engine.step_report import EngineStep
 
 
 Load = Callable[..., "LLMEngine"]
@@ -240,7 +240,7 @@ class _Watch:
         self.waste: list[float] = []
         self.num_running: list[int] = []
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> EngineStep:
         scheduler = self._engine.core.scheduler
         if (waste := scheduler.kv_waste) is not None:
             self.waste.append(waste)

@@ -89,13 +89,14 @@ class StepWork:
             return StepWork(num_tokens, num_rows, num_rows, context, num_moved_blocks=num_moved)
         context = num_chunks = num_sampled = 0
         pairs = 0.0
-        for _, own_tokens, num_computed, _, samples in scheduled:
-            num_sampled += samples
+        for share in scheduled:
+            own_tokens = share.num_tokens
+            num_sampled += share.samples
             if own_tokens == 1:
-                context += num_computed + 1
+                context += share.num_computed_tokens + 1
             else:
                 num_chunks += 1
-                pairs += own_tokens * (num_computed + 0.5 * own_tokens)
+                pairs += own_tokens * (share.num_computed_tokens + 0.5 * own_tokens)
         return StepWork(num_tokens, num_rows, num_sampled, context, num_chunks, pairs, num_moved)
 
     @property

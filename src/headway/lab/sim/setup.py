@@ -109,9 +109,10 @@ def with_oracle(work: Sequence[BenchRequest]) -> list[BenchRequest]:
     """The same requests, whose lengths are known beforehand where they bring no prediction."""
     return [
         request
-        if request.options.get("predicted_tokens") is not None
+        if request.options.predicted_tokens is not None
         else dataclasses.replace(
-            request, options={**request.options, "predicted_tokens": float(request.num_output_tokens)}
+            request,
+            options=dataclasses.replace(request.options, predicted_tokens=float(request.num_output_tokens)),
         )
         for request in work
     ]

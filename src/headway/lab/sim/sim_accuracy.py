@@ -223,7 +223,8 @@ def apart(work: Work, salt: str) -> list[BenchRequest]:
     not be found, since a simulation starts without."""
     return [
         dataclasses.replace(
-            request, options={**request.options, "cache_salt": f"{salt}/{request.options.get('cache_salt') or ''}"}
+            request,
+            options=dataclasses.replace(request.options, cache_salt=f"{salt}/{request.options.cache_salt or ''}"),
         )
         for request in work
     ]

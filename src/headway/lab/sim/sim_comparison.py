@@ -90,9 +90,9 @@ def _crowd(work: Work, number: int) -> list[BenchRequest]:
     """So many of these requests, all at once, again and again from the first; each round has its own prefixes."""
     crowd = []
     for place, request in enumerate(itertools.islice(itertools.cycle(work), number)):
-        salt = f"{place // len(work)}/{request.options.get('cache_salt') or ''}"
-        options = {**request.options, "cache_salt": salt}
-        crowd.append(dataclasses.replace(request, arrival_s=0.0, think_s=0.0, after=None, options=options))  # type: ignore[arg-type]
+        salt = f"{place // len(work)}/{request.options.cache_salt or ''}"
+        options = dataclasses.replace(request.options, cache_salt=salt)
+        crowd.append(dataclasses.replace(request, arrival_s=0.0, think_s=0.0, after=None, options=options))
     return crowd
 
 
@@ -240,7 +240,7 @@ def _csv_rows(case: Case, run: SimRun) -> Iterable[list[Any]]:
         tpot_s = line.tpot_s
         yield [
             *(case.policy, "" if case.rate is None else f"{case.rate:g}", run.seed, place, names[place]),
-            *(request.options.get("priority") or 0, f"{line.arrival_s:.6f}"),
+            *(request.options.priority, f"{line.arrival_s:.6f}"),
             *(line.num_prompt_tokens, line.num_output_tokens),
             *(f"{1e3 * line.ttft_s:.3f}", "" if tpot_s is None else f"{1e3 * tpot_s:.3f}", f"{1e3 * line.e2e_s:.3f}"),
             line.num_preemptions,

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from headway.config import CacheConfig
 from headway.core import Request, RequestStatus, Scheduler, SchedulerOutput
-from headway.core.request_options import RequestOptions
-from headway.engine.engine_core import EngineCore, EngineStep
+from headway.engine.engine_core import CoreStep, EngineCore
 from headway.engine.kv_wiring import create_scheduler
 from headway.errors import ConfigError
 from headway.executor.simulated import SimulatedExecutor, StepTime, VirtualClock
@@ -100,7 +99,7 @@ class Replica:
         self._num_outstanding += request.max_total_tokens
         self.core.add_request(request)
 
-    def step(self) -> EngineStep:
+    def step(self) -> CoreStep:
         """One step, up to the time when its tokens are out."""
         step = self.core.step()
         num_rows = len(step.report.snapshot.output.scheduled)
@@ -221,22 +220,22 @@ class _Cluster:
         self.result.timelines[index].arrival_s = due_s
         self._replicas[place].add(request, at_s=due_s)
 
-    def _note_step(self, replica: Replica, step: EngineStep) -> None:
+    def _note_step(self, replica: Replica, step: CoreStep) -> None:
         now_s, timelines = replica.now_s, self.result.timelines
         num_done = 0
-        for request_id, new_token_ids, _, finish_status, error, *_ in step.updates:
-            timeline = timelines[int(request_id)]
-            times_s, num_new = timeline.token_times_s, len(new_token_ids)
+        for update in step.updates:
+            timeline = timelines[int(update.request_id)]
+            times_s, num_new = timeline.token_times_s, len(update.new_token_ids)
             num_done += num_new if times_s else num_new + timeline.num_prompt_tokens
             if num_new == 1:
                 times_s.append(now_s)
             else:
                 times_s.extend([now_s] * num_new)
-            if finish_status is None:
+            if update.finish_status is None:
                 continue
-            if finish_status is RequestStatus.FINISHED_ERROR:
-                raise RuntimeError(f"request {request_id} failed: {error}")
-            self._agenda.ended(int(request_id), now_s)
+            if update.finish_status is RequestStatus.FINISHED_ERROR:
+                raise RuntimeError(f"request {update.request_id} failed: {update.error}")
+            self._agenda.ended(int(update.request_id), now_s)
             if self._progress is not None:
                 self._progress.advance()
         replica.note_done(num_done)
@@ -265,6 +264,4 @@ def _note_batch(result: Simulation, scheduler: Scheduler) -> None:
 def _request(name: str, work: BenchRequest) -> Request:
     if work.num_choices != 1:
         raise ConfigError("The simulator has one answer for each request.")
-    return Request(
-        name, work.prompt_token_ids, max_tokens=work.num_output_tokens, options=RequestOptions(**work.options)
-    )
+    return Request(name, work.prompt_token_ids, max_tokens=work.num_output_tokens, options=work.options)

@@ -26,8 +26,8 @@ from headway.lab.sim.cost_model import CostModel, StepWork
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
+    from headway.engine.step_report import EngineStep
     from headway.executor import Executor, PendingStep
-    from headway.outputs import RequestOutput
 
 
 Now = Callable[[], float]
@@ -55,14 +55,13 @@ class StepMeter:
         self._returned_s: float | None = None
         self.samples: list[StepSample] = []
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> EngineStep:
         """Step the engine and keep what the step took."""
         executor = self._executor
         executor.waited_s = 0.0
-        outputs = self._engine.step()
-        now_s = self._now()
-        report = self._engine.last_step
-        if report is not None and report.duration_s > 0.0 and not report.snapshot.output.is_empty:
+        step = self._engine.step()
+        now_s, report = self._now(), step.report
+        if report.duration_s > 0.0 and not report.snapshot.output.is_empty:
             last_s, before_s, after_s = self._returned_s, None, None
             if last_s is not None:
                 after_s = max(now_s - executor.result_at_s, 0.0)
@@ -71,7 +70,7 @@ class StepMeter:
             device_s = executor.device_s if executor.device_s is not None else report.duration_s
             self.samples.append(StepSample(work, device_s, before_s, after_s, now_s))
         self._returned_s = now_s if self._engine.has_unfinished_requests() else None
-        return outputs
+        return step
 
     def pause(self) -> None:
         """Time passes now that belongs to no step."""

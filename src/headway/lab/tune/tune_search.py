@@ -112,13 +112,13 @@ def _policies(work: Sequence[BenchRequest]) -> list[str]:
     """Those that have something to go by in this work."""
     options = [request.options for request in work]
     found = ["fcfs", "mlfq", "prefix"]
-    if any(one.get("predicted_tokens") is not None for one in options):
+    if any(one.predicted_tokens is not None for one in options):
         found += ["sjf", "srpt", "hrrn"]
-    if any(one.get("ttft_target_s") is not None or one.get("tpot_target_s") is not None for one in options):
+    if any(one.ttft_target_s is not None or one.tpot_target_s is not None for one in options):
         found.append("slo")
-    if len({one.get("priority", 0) for one in options}) > 1:
+    if len({one.priority for one in options}) > 1:
         found.append("priority")
-    if len({one.get("tenant", "") for one in options}) > 1:
+    if len({one.tenant for one in options}) > 1:
         found.append("fair")
     return found
 

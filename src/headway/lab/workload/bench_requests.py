@@ -9,10 +9,10 @@ from __future__ import annotations
 import csv
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from headway.engine.request_options import RequestOptions
+from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.errors import ConfigError
 
 HIGHEST_TOKEN_ID = 10_000
@@ -60,7 +60,7 @@ class BenchRequest:
     num_choices: int = 1
     arrival_s: float = 0.0
     """After the start of the round. Of one that follows another: not before this."""
-    options: RequestOptions = field(default_factory=RequestOptions)
+    options: RequestOptions = DEFAULT_OPTIONS
     """How it is to be scheduled."""
     after: int | None = None
     """Index of the request that has to end first: the turn before in a conversation."""

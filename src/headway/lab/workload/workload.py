@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headway.core.request_options import RequestOptions as CheckedOptions
-from headway.engine.request_options import RequestOptions
+from headway.core.request_options import DEFAULT_OPTIONS, OPTION_NAMES, RequestOptions
 from headway.errors import ConfigError, InvalidRequestError
 from headway.lab.workload.arrivals import Arrivals, AtOnce, check_rate
 from headway.lab.workload.bench_requests import BenchRequest
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer
 
 
-_OPTIONS = ("priority", "tenant", "ttft_target_s", "tpot_target_s", "cache_salt")
+# How long answers get is drawn with the work; what is predicted of it depends on the engine.
+_OPTIONS = tuple(name for name in OPTION_NAMES if name != "predicted_tokens")
 
 DEFAULT_NUM_REQUESTS = 1_000
 """Where neither the workload nor a file says how many there are."""
@@ -35,13 +35,13 @@ class RequestClass:
     """Requests come from it as often as its weight says, among all weights."""
 
     weight: float = 1.0
-    options: RequestOptions = field(default_factory=RequestOptions)
+    options: RequestOptions = DEFAULT_OPTIONS
 
 
 def draw_options(classes: Sequence[RequestClass], rng: random.Random) -> RequestOptions:
     """Of one request."""
     if not classes:
-        return RequestOptions()
+        return DEFAULT_OPTIONS
     return rng.choices(classes, [one.weight for one in classes])[0].options
 
 
@@ -54,9 +54,8 @@ def read_classes(tables: object) -> tuple[RequestClass, ...]:
 
 def _read(table: OptionsTable) -> RequestClass:
     table.only("weight", *_OPTIONS)
-    options = RequestOptions(**{key: table.raw(key) for key in _OPTIONS if key in table})  # type: ignore[typeddict-item]
     try:
-        CheckedOptions(**options)
+        options = RequestOptions(**{key: table.raw(key) for key in _OPTIONS if key in table})
     except InvalidRequestError as error:
         table.fail(str(error))
     return RequestClass(table.number("weight", 1.0), options)

@@ -1,13 +1,12 @@
 """Service classes: what an operator grants to kinds of requests, read from a small file.
 
-A class says what its requests are promised where they do not say it themselves (targets, priority), how many of them
+A class says which options its requests have where they do not say it themselves (targets, priority), how many of them
 may wait, and how early they are dropped when there is no room for all. Without a file there is one class, which grants
 nothing and limits nothing.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -18,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import did_you_mean
-from headway.errors import ConfigError
+from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
+from headway.errors import ConfigError, InvalidRequestError
+from headway.server.api.record_fields import HTTP_OPTIONS, option_values
 
+TARGETS = ("ttft_target_ms", "tpot_target_ms")
 MAX_TARGET_MS = 86_400_000.0
 MAX_PRIORITY = 2**31
 """Of requests, too: numbers are smaller than this and larger than its opposite."""
@@ -41,6 +43,10 @@ max_waiting = 1000
 shed = 2
 """
 """As `headway serve --help` and docs/server.md show it."""
+OPTION_KEYS = tuple(
+    option.http_name for option in HTTP_OPTIONS if option.name not in ("tenant", "cache_salt", "cache_ttl_s")
+)
+"""What a class may say of its requests: all options that do not tell apart who sends them or what is in them."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -49,12 +55,8 @@ class ServiceClass:
     """One kind of requests."""
 
     name: str
-    ttft_target_ms: float | None = None
-    """So long after its arrival a request should have its first token, unless it says otherwise itself."""
-    tpot_target_ms: float | None = None
-    """And each later one so long after the one before."""
-    priority: int = 0
-    """The smallest number goes first."""
+    options: RequestOptions = DEFAULT_OPTIONS
+    """What its requests ask for, unless they say otherwise themselves."""
     max_waiting: int | None = None
     """Most completions of this class that may wait for their first token."""
     shed: int = 0
@@ -136,26 +138,30 @@ def _class(name: str, table: object) -> ServiceClass:
     where = f"class '{name}': "
     if not isinstance(table, dict):
         raise ConfigError(f"{where}a table is expected, not {_shown(table)}.")
-    _check_keys(table, [field.name for field in dataclasses.fields(ServiceClass)[1:]], where)
-    for key in ("ttft_target_ms", "tpot_target_ms"):
+    _check_keys(table, (*OPTION_KEYS, "max_waiting", "shed"), where)
+    for key in TARGETS:
         if key in table and not is_target_ms(table[key]):
             raise ConfigError(f"{where}{key} must be a number of milliseconds above 0, not {_shown(table[key])}.")
     _check_whole(table, "priority", 1 - MAX_PRIORITY, MAX_PRIORITY - 1, where)
     _check_whole(table, "max_waiting", 1, 2**40, where)
     _check_whole(table, "shed", 0, 2**31, where)
-    return ServiceClass(name, **table)
+    try:
+        options = RequestOptions(**option_values({key: table[key] for key in OPTION_KEYS if key in table}))
+    except InvalidRequestError as error:
+        raise ConfigError(f"{where}{error}") from None
+    return ServiceClass(name, options, max_waiting=table.get("max_waiting"), shed=table.get("shed", 0))
 
 
 def is_target_ms(value: object) -> bool:
-    """Whether this is a time that somebody could be promised."""
+    """Whether this is a time that a request could be promised."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return is_number and 0 < value <= MAX_TARGET_MS  # type: ignore[operator]
 
 
-def _check_keys(table: Mapping[str, Any], known: tuple[str, ...] | list[str], where: str) -> None:
+def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in known:
-            raise ConfigError(f"{where}there is no setting {_shown(key)}.{did_you_mean(key, tuple(known))}")
+            raise ConfigError(f"{where}there is no setting {_shown(key)}.{did_you_mean(key, known)}")
 
 
 def _check_whole(table: Mapping[str, Any], key: str, least: int, most: int, where: str) -> None:

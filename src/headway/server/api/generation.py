@@ -10,13 +10,15 @@ have started and how many tokens they got.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 import time
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
 
-from headway.rpc.messages import AddRequest, Delta, Progress
+from headway.outputs import SilentProgress
+from headway.rpc.messages import AddRequest, Delta
 from headway.rpc.streams import RequestStream, merged
 from headway.server.admission.length_prediction import Forecast
 from headway.server.admission.queue_limits import Reservation
@@ -59,7 +61,11 @@ class Generation:
         self._num_unfinished = job.num_choices
         self._num_cached_tokens = 0
         self._clock = asyncio.timeout(None)
-        record.user = job.user
+        self._options = job.options
+        salt = services.cache_salt(job.options.cache_salt, key=record.key)
+        if salt != job.options.cache_salt:
+            self._options = dataclasses.replace(job.options, cache_salt=salt)
+        record.user = job.options.tenant or None
         record.stream = job.stream
         record.num_prompt_tokens = job.num_prompt_tokens
 
@@ -117,20 +123,10 @@ class Generation:
                 yield deltas
 
     def _message(self, request_id: str, number: int, prompt: Prompt) -> AddRequest:
-        job = self.job
-        return AddRequest(
-            request_id,
-            prompt.token_ids,
-            job.params,
-            priority=job.scheduling.priority,
-            cache_salt=self._services.cache_salt(job.cache_salt, key=self._record.key),
-            cache_ttl_s=job.cache_ttl_s,
-            tenant=job.scheduling.tenant,
-            ttft_target_s=job.scheduling.ttft_target_s,
-            tpot_target_s=job.scheduling.tpot_target_s,
-            predicted_tokens=None if self._forecast is None else self._forecast.predicted[number],
-            bad_word_token_ids=job.bad_word_token_ids,
-        )
+        options = self._options
+        if self._forecast is not None:
+            options = dataclasses.replace(options, predicted_tokens=self._forecast.predicted[number])
+        return AddRequest(request_id, prompt.token_ids, self.job.params, options)
 
     def _account(self, deltas: list[Delta]) -> None:
         """Count tokens and time; runs for every token of every stream."""
@@ -158,7 +154,7 @@ class Generation:
             self._metrics.observe_tokens(now_s - self._last_s[index], num_tokens)
         self._last_s[index] = now_s
 
-    def _note_progress(self, index: int, progress: Progress, now_s: float) -> None:
+    def _note_progress(self, index: int, progress: SilentProgress, now_s: float) -> None:
         """Count tokens that are not shown, or not yet; the time between them is not measured."""
         self._num_output_tokens += progress.num_tokens
         if progress.num_started:

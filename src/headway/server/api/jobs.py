@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from headway.core.request_options import RequestOptions
 from headway.rpc.messages import EngineReady
 from headway.sampling_params import SamplingParams
 from headway.server.admission.scheduling import Scheduling
-from headway.server.admission.service_classes import MAX_PRIORITY
 from headway.server.api.api_errors import bad_request
 from headway.server.api.prompts import Prompt, PromptMaker
+from headway.server.api.record_fields import SAMPLING_NAMES, sampling_values
 from headway.server.api.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from headway.server.services import Services
 
@@ -24,15 +23,8 @@ MAX_LIST_ITEMS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 2**18
 """Log-probabilities of prompts in one answer: more would take the engine's loop longer than others should wait."""
-MAX_SALT_CHARS = 256
-MAX_CACHE_TTL_S = 86_400.0
 MAX_BEAMS = 64
 """Also of `stop_token_ids` with a search. To rank the continuations of so many beams takes 5 ms, in which all wait."""
-_SAMPLING_NAMES = tuple(
-    field.name
-    for field in msgspec.structs.fields(GenerationRequest)
-    if field.name in SamplingParams.__dataclass_fields__
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +32,29 @@ class Job:
     """One HTTP request's work: `n` completions of each of its prompts, perhaps the best of more."""
 
     prompts: list[Prompt]
-    params: dict[str, Any]
-    """Fields of `SamplingParams`."""
-    n: int
-    width: int
-    """Sequences that are made of each prompt, or beams of its search: `n`, or more of which `n` are returned."""
-    is_silent: bool
-    """Nothing but progress is told before the end, because which tokens are returned is not known."""
-    scheduling: Scheduling
+    params: SamplingParams
+    """The same for all prompts, with how `bad_words` are spelt."""
+    options: RequestOptions
     stream: bool
     include_usage: bool
     continuous_usage: bool
-    user: str | None
-    cache_salt: str | None = None
-    cache_ttl_s: float = 0.0
-    bad_word_token_ids: list[list[int]] | None = None
-    """How the `bad_words` of the parameters are spelt."""
     num_logprobs: int | None = None
     """How many alternatives per token to report; None: no log-probabilities."""
     wants_prompt_logprobs: bool = False
     """In vLLM's form, as a field of their own."""
     echo: bool = False
     hide_output: bool = False
-    """`max_tokens` was 0: only the prompt is wanted. The engine makes one token all the same, and nobody sees it."""
+    """`max_tokens` was 0: only the prompt is wanted. The engine makes one token all the same, which is not shown."""
+
+    @property
+    def n(self) -> int:
+        """Completions of each prompt that are returned."""
+        return self.params.n
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing but progress is told before the end, because which tokens are returned is not known."""
+        return not self.params.can_stream
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -75,7 +67,7 @@ class Job:
     @property
     def num_sequences(self) -> int:
         """What the engine has to do for it."""
-        return self.width * len(self.prompts)
+        return self.params.num_choices * len(self.prompts)
 
 
 async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, services: Services) -> Job:
@@ -84,19 +76,16 @@ async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, servi
     if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
         raise bad_request("'max_tokens' and 'max_completion_tokens' differ; send one of them.", param="max_tokens")
     num_logprobs = _chat_logprobs(request)
-    params = _params(
-        request,
-        max_tokens=request.max_completion_tokens if request.max_tokens is None else request.max_tokens,
-        logprobs=num_logprobs,
-    )
-    checked = _check_params(params, services, scheduling, num_prompts=1, stream=bool(request.stream))
+    max_tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
+    values = sampling_values(request) | {"max_tokens": max_tokens, "logprobs": num_logprobs}
+    params = _check_params(values, services, scheduling, num_prompts=1, stream=bool(request.stream))
     prompt = await services.prompts.from_messages(
         request.messages,
         services.info,
         add_generation_prompt=request.add_generation_prompt is not False,
         template_options=request.chat_template_kwargs,
     )
-    return await _job(request, [prompt], params, checked, services, scheduling=scheduling, num_logprobs=num_logprobs)
+    return await _job(request, [prompt], params, services, options=scheduling.options, num_logprobs=num_logprobs)
 
 
 async def completion_job(request: CompletionRequest, scheduling: Scheduling, services: Services) -> Job:
@@ -108,14 +97,11 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
         raise bad_request("'max_tokens' must be at least 1, unless 'echo' is true.", param="max_tokens")
     if echo and request.logprobs is not None and request.stream:
         raise bad_request("Log-probabilities of an echoed prompt cannot be streamed.", param="echo")
-    params = _params(request, max_tokens=16 if request.max_tokens is None else request.max_tokens or 1)
-    if request.logprobs is not None:
-        params["logprobs"] = request.logprobs
-        if echo:
-            params["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
-    checked = _check_params(
-        params, services, scheduling, num_prompts=_num_prompts(request), stream=bool(request.stream)
-    )
+    max_tokens = 16 if request.max_tokens is None else request.max_tokens or 1
+    values = sampling_values(request) | {"max_tokens": max_tokens, "logprobs": request.logprobs}
+    if request.logprobs is not None and echo:
+        values["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+    params = _check_params(values, services, scheduling, num_prompts=_num_prompts(request), stream=bool(request.stream))
     prompts = await _prompts(
         request, services.prompts, services.info, add_special=request.add_special_tokens is not False
     )
@@ -123,9 +109,8 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
         request,
         prompts,
         params,
-        checked,
         services,
-        scheduling=scheduling,
+        options=scheduling.options,
         num_logprobs=request.logprobs,
         echo=echo,
         hide_output=hide_output,
@@ -135,28 +120,28 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
 async def _job(
     request: GenerationRequest,
     prompts: list[Prompt],
-    params: dict[str, Any],
-    checked: SamplingParams,
+    params: SamplingParams,
     services: Services,
-    **more: Any,
+    *,
+    options: RequestOptions,
+    num_logprobs: int | None,
+    echo: bool = False,
+    hide_output: bool = False,
 ) -> Job:
-    _check_prompt_logprobs(checked, prompts)
-    spelt = await services.prompts.bad_words(checked.bad_words) if checked.bad_words else None
+    _check_prompt_logprobs(params, prompts)
+    if params.bad_words:
+        params = params.with_bad_word_token_ids(await services.prompts.bad_words(params.bad_words))
     return Job(
         prompts=prompts,
         params=params,
-        n=checked.n,
-        width=checked.num_choices,
-        is_silent=not checked.can_stream,
+        options=options,
         stream=bool(request.stream),
         include_usage=request.include_usage,
         continuous_usage=request.continuous_usage,
-        user=request.user,
-        cache_salt=request.cache_salt,
-        cache_ttl_s=request.cache_ttl_s or 0.0,
+        num_logprobs=num_logprobs,
         wants_prompt_logprobs=request.prompt_logprobs is not None,
-        bad_word_token_ids=spelt,
-        **more,
+        echo=echo,
+        hide_output=hide_output,
     )
 
 
@@ -177,12 +162,11 @@ def _check(request: GenerationRequest, services: Services) -> None:
     services.check_model(request.model)
     _check_texts("stop", [request.stop] if isinstance(request.stop, str) else request.stop, most=MAX_STOP_STRINGS)
     _check_texts("bad_words", request.bad_words, most=MAX_LIST_ITEMS)
-    for name in ("stop_token_ids", "logit_bias"):
-        if len(getattr(request, name) or ()) > MAX_LIST_ITEMS:
+    for name in SAMPLING_NAMES:
+        value = getattr(request, name)
+        if isinstance(value, list | dict) and len(value) > MAX_LIST_ITEMS:
             raise bad_request(f"'{name}' may have at most {MAX_LIST_ITEMS} entries.", param=name)
     request.check_supported()
-    if not -MAX_PRIORITY < (request.priority or 0) < MAX_PRIORITY:
-        raise bad_request(f"'priority' must be between -{MAX_PRIORITY} and {MAX_PRIORITY}.", param="priority")
     if request.priority and services.info.scheduling_policy != "priority":
         raise bad_request(
             "'priority' needs a server that was started with --scheduling-policy priority.",
@@ -205,10 +189,6 @@ def _check_texts(name: str, texts: list[str] | None, *, most: int) -> None:
 
 
 def _check_cache(request: GenerationRequest, info: EngineReady) -> None:
-    if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= MAX_SALT_CHARS:
-        raise bad_request(f"'cache_salt' must have 1 to {MAX_SALT_CHARS} characters.", param="cache_salt")
-    if request.cache_ttl_s is not None and not 0 <= request.cache_ttl_s <= MAX_CACHE_TTL_S:
-        raise bad_request(f"'cache_ttl_s' must be from 0 to {MAX_CACHE_TTL_S:g} seconds.", param="cache_ttl_s")
     for name in ("cache_salt", "cache_ttl_s"):
         if getattr(request, name) and not info.prefix_caching:
             raise bad_request(
@@ -232,18 +212,12 @@ def _check_top(name: str, value: int | None) -> None:
         raise bad_request(f"'{name}' must be from 0 to {MAX_TOP_LOGPROBS}.", param=name)
 
 
-def _params(request: GenerationRequest, **own: Any) -> dict[str, Any]:
-    """What was given, under the names of `SamplingParams`; `max_tokens` always, since its default is another there."""
-    values = {name: getattr(request, name) for name in _SAMPLING_NAMES} | own
-    return {name: value for name, value in values.items() if value is not None or name == "max_tokens"}
-
-
 def _check_params(
-    params: dict[str, Any], services: Services, scheduling: Scheduling, *, num_prompts: int, stream: bool
+    values: dict[str, Any], services: Services, scheduling: Scheduling, *, num_prompts: int, stream: bool
 ) -> SamplingParams:
-    """Raise what the engine would raise, while it can still be answered with a status of its own; and what would never
-    fit into the queue, before it is tokenised."""
-    checked = SamplingParams(**params)
+    """The parameters, or what the engine would raise, while it can still be answered with a status of its own; and what
+    would never fit into the queue, before it is tokenised."""
+    checked = SamplingParams(**values)
     checked.validate_for_vocabulary(services.info.vocab_size)
     if stream:
         checked.check_can_stream()

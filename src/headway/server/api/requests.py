@@ -2,16 +2,17 @@
 
 They are strict: types must fit and unknown fields are refused. A field of OpenAI's that is not supported is known
 here all the same, because clients send it with its neutral value (`"tools": null`); any other value is refused by name.
-Ranges are not repeated here: `SamplingParams` checks them.
+Fields of `SamplingParams` and `RequestOptions` are not repeated here, nor are their ranges: see `record_fields`.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
 from headway.server.api.api_errors import bad_request
+from headway.server.api.record_fields import struct_fields
 
 MAX_MESSAGES = 16_384
 """Messages of a conversation and their parts, together."""
@@ -41,42 +42,22 @@ class StreamOptions(_Request, kw_only=True):
     include_obfuscation: Any = None
 
 
-class GenerationRequest(_Request, kw_only=True):
-    """What chat and plain completions share. Names are those of `SamplingParams` unless OpenAI has another."""
+if TYPE_CHECKING:
+
+    class _RecordFields(_Request, kw_only=True):
+        def __getattr__(self, name: str) -> Any: ...
+
+else:  # what a body says of a request's `SamplingParams` and `RequestOptions`
+    _RecordFields = msgspec.defstruct("_RecordFields", struct_fields(), bases=(_Request,), kw_only=True)
+
+
+class GenerationRequest(_RecordFields, kw_only=True):
+    """What chat and plain completions share."""
 
     model: str | None = None
-    n: int | None = None
-    best_of: int | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | Literal["never"] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
-    logit_bias: dict[str, float] | None = None
-    priority: int | None = None
     service_class: str | None = None
-    ttft_target_ms: float | None = None
-    tpot_target_ms: float | None = None
-    cache_salt: str | None = None
-    cache_ttl_s: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
 
     def check_supported(self, path: str = "") -> None:
         """Refuse what is not supported, here and in the records inside."""

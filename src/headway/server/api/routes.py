@@ -99,7 +99,7 @@ class _GenerationRoute(ABC, Generic[_R]):
     async def _forecast(self, job: Job, *, arrival_s: float) -> Forecast | None:
         """None where lengths are neither predicted nor logged; nor are they of a search, or if no output is wanted."""
         thread = self._services.lengths
-        if thread is None or job.hide_output or job.params.get("use_beam_search"):
+        if thread is None or job.hide_output or job.params.use_beam_search:
             return None
         views = [_view(job, prompt, self._services.info) for prompt in job.prompts]
         return await forecast(views, n=job.n, thread=thread, metrics=self._services.metrics, arrival_s=arrival_s)
@@ -138,13 +138,13 @@ class _GenerationRoute(ABC, Generic[_R]):
 def _view(job: Job, prompt: Prompt, info: EngineReady) -> PromptView:
     """As the engine sees it, which cuts `max_tokens` to what fits into the context."""
     room = info.max_model_len - len(prompt.token_ids)
-    max_tokens = job.params["max_tokens"]
+    max_tokens = job.params.max_tokens
     return PromptView(
         prompt.token_ids,
         max_tokens=room if max_tokens is None else min(max_tokens, room),
-        temperature=job.params.get("temperature", 1.0),
+        temperature=job.params.temperature,
         text=prompt.text,
-        user=job.user or None,
+        user=job.options.tenant or None,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import SimpleNamespace
 
+from headway.core.request_options import RequestOptions
 from headway.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from headway.sampling_params import SamplingParams
 from headway.tracing import span
@@ -17,7 +18,7 @@ class ScriptedEngine:
         self.clock_s = 0.0
         self.slept_s: list[float] = []
         self.num_steps = 0
-        self.errors: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
         self._step_s = step_s
         self._max_running = max_running
         self._lose = lose
@@ -33,7 +34,9 @@ class ScriptedEngine:
         self.slept_s.append(seconds)
         self.clock_s += seconds
 
-    def add_request(self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, stream: bool) -> None:
+    def add_request(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, options: RequestOptions, *, stream: bool
+    ) -> None:
         assert params.ignore_eos and not params.detokenize
         self._live[request_id] = (params, stream, self.clock_s)
         self._times[request_id] = []
@@ -41,20 +44,23 @@ class ScriptedEngine:
     def has_unfinished_requests(self) -> bool:
         return bool(self._live)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> SimpleNamespace:
+        """As much of an `EngineStep` as is looked at."""
         with span("schedule", running=len(self._live)):
             running = list(self._live)[: self._max_running]
         self.clock_s += self._step_s
         self.num_steps += 1
         outputs = (self._advance(request_id) for request_id in running)
-        return [output for output in outputs if output is not None]
+        changed = [output for output in outputs if output is not None]
+        errors, self._errors = self._errors, {}
+        return SimpleNamespace(outputs=changed, errors=errors)
 
     def _advance(self, request_id: str) -> RequestOutput | None:
         params, stream, arrival_s = self._live[request_id]
         times = self._times[request_id]
         is_lost = request_id in self._lose
         if is_lost:
-            self.errors[request_id] = "lost on purpose"
+            self._errors[request_id] = "lost on purpose"
         else:
             times.append(self.clock_s)
         finished = is_lost or len(times) == params.max_tokens

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headway.core.request_options import RequestOptions
 from headway.errors import ConfigError
 from headway.lab.bench.datasets import Draw
 from headway.lab.bench.http_client import ServerUnreachableError
@@ -45,7 +46,7 @@ def test_counts_and_times() -> None:
 
 
 def test_what_is_sent() -> None:
-    work = [ServedRequest([1, 2], 3, options={"priority": 2, "ttft_target_s": 0.5, "tenant": "ann"})]
+    work = [ServedRequest([1, 2], 3, options=RequestOptions(priority=2, ttft_target_s=0.5, tenant="ann"))]
     with SSEServer(steady) as server:
         load(server, work, ignore_eos=True, temperature=0.5, extra_body={"top_k": 1}, api_key="secret")
     assert server.bodies == [
@@ -67,7 +68,7 @@ def test_what_is_sent() -> None:
 
 
 def test_nothing_is_said_to_a_server_that_would_refuse_it() -> None:
-    work = [ServedRequest([1, 2], 3, options={"priority": 2, "ttft_target_s": 50.0})]
+    work = [ServedRequest([1, 2], 3, options=RequestOptions(priority=2, ttft_target_s=50.0))]
     with SSEServer(steady) as server:
         outcome = load(server, work, is_plain=True)
     assert server.bodies[0].keys() == {"model", "prompt", "max_tokens", "temperature", "stream", "stream_options"}
@@ -174,7 +175,11 @@ def test_goodput() -> None:
 
 def test_promises_that_requests_bring_along() -> None:
     with SSEServer(lambda body: steady(body, first_s=0.1)) as server:
-        work = [request(2, options={"ttft_target_s": 0.01}), request(2, options={"ttft_target_s": 9.0}), request(2)]
+        work = [
+            request(2, options=RequestOptions(ttft_target_s=0.01)),
+            request(2, options=RequestOptions(ttft_target_s=9.0)),
+            request(2),
+        ]
         assert load(server, work).metrics.num_good == 2
 
 

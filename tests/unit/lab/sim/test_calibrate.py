@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headway.config import EngineConfig
+from headway.core.request_options import RequestOptions
 from headway.core.scheduler_output import SchedulerOutput
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor, FakeStep
@@ -112,9 +113,9 @@ def test_a_check_runs_both_and_says_how_far_they_are_apart() -> None:
 def test_earlier_requests_are_not_found_in_the_cache() -> None:
     work = [
         BenchRequest([1] * 40, 1),
-        BenchRequest([1] * 40, 1, options={"cache_salt": "x"}, arrival_s=2.0, think_s=1.0),
+        BenchRequest([1] * 40, 1, options=RequestOptions(cache_salt="x"), arrival_s=2.0, think_s=1.0),
     ]
-    assert [r.options["cache_salt"] for r in apart(work, "run")] == ["run/", "run/x"]
+    assert [r.options.cache_salt for r in apart(work, "run")] == ["run/", "run/x"]
     assert [(r.arrival_s, r.think_s) for r in at_once(work)] == [(0.0, 0.0), (0.0, 0.0)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headway.core.request_options import RequestOptions
 from headway.errors import ConfigError
 from headway.lab.sim.setup import check_work, set_up, with_oracle
 from headway.lab.workload.bench_requests import BenchRequest
@@ -61,5 +62,5 @@ def test_work_that_the_engine_would_refuse() -> None:
 
 
 def test_an_oracle_knows_lengths_unless_somebody_has_said_them() -> None:
-    work = with_oracle([BenchRequest([1], 7), BenchRequest([1], 7, options={"predicted_tokens": 3.0})])
-    assert [request.options["predicted_tokens"] for request in work] == [7.0, 3.0]
+    work = with_oracle([BenchRequest([1], 7), BenchRequest([1], 7, options=RequestOptions(predicted_tokens=3.0))])
+    assert [request.options.predicted_tokens for request in work] == [7.0, 3.0]

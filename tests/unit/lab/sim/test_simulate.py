@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import pytest
 
 from headway.config import CacheConfig, SchedulerConfig
+from headway.core.request_options import RequestOptions
 from headway.errors import ConfigError
 from headway.lab.bench.timelines import RequestTimeline
 from headway.lab.sim import CostModel, HostTime, Machine, simulate
@@ -200,7 +201,7 @@ def requests(tenant: str, rate: float, count: int, seed: int) -> list[BenchReque
     for _ in range(count):
         now_s += rng.expovariate(rate)
         prompt, num_out = range(rng.randint(200, 1200)), rng.randint(50, 250)
-        work.append(BenchRequest(prompt, num_out, arrival_s=now_s, options={"tenant": tenant}))
+        work.append(BenchRequest(prompt, num_out, arrival_s=now_s, options=RequestOptions(tenant=tenant)))
     return work
 
 
@@ -215,5 +216,5 @@ def test_a_tenant_that_sends_ten_times_as_much_does_not_take_anothers_share(load
     both = sorted([*own, *heavy], key=lambda one: one.arrival_s)
     at_its_share_s = mean_s(replayed(own, policy="fcfs", speed=0.5))
     timelines = replayed(both, policy="fair")
-    beside_s = mean_s([timeline for one, timeline in zip(both, timelines) if one.options["tenant"] == "own"])
+    beside_s = mean_s([timeline for one, timeline in zip(both, timelines) if one.options.tenant == "own"])
     assert beside_s <= 1.3 * at_its_share_s

@@ -10,6 +10,7 @@ import random
 import pytest
 
 from headway.config import EngineConfig
+from headway.core.request_options import RequestOptions
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor
 from headway.lab.sim import CostModel
@@ -118,8 +119,8 @@ def test_values_stay_near_what_was_measured_and_policies_have_something_to_go_by
     assert max(one.knobs["max_num_batched_tokens"]) == 1024
     assert one.knobs["scheduling_policy"] == ["fcfs", "mlfq", "prefix"]
     classes = [
-        BenchRequest([1], 1, options={"tenant": "a", "priority": 1, "ttft_target_s": 1.0}),
-        BenchRequest([1], 1, options={"tenant": "b", "predicted_tokens": 5.0}),
+        BenchRequest([1], 1, options=RequestOptions(tenant="a", priority=1, ttft_target_s=1.0)),
+        BenchRequest([1], 1, options=RequestOptions(tenant="b", predicted_tokens=5.0)),
     ]
     policies = space(KNEE, classes, 64).knobs["scheduling_policy"]
     assert set(policies) == {"fcfs", "mlfq", "prefix", "sjf", "srpt", "hrrn", "slo", "priority", "fair"}

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from headway.core.request_options import RequestOptions
 from headway.errors import ConfigError
 from headway.lab.workload import BenchRequest, statistics_of, workload_from_options
 from headway.lab.workload.workload_report import reusable_share
@@ -246,9 +247,9 @@ def test_conversations_of_a_file_without_answers(tmp_path: Path) -> None:
 def test_classes_come_by_weight_and_whole_conversations_are_of_one() -> None:
     classes = [{"weight": 3, "priority": -1, "ttft_target_s": 0.5}, {"tenant": "batch"}]
     work = draw({"input": 1, "output": 1, "requests": 4000, "classes": classes})
-    counts = Counter(tuple(request.options.items()) for request in work)
-    assert counts[(("tenant", "batch"),)] == pytest.approx(1000, rel=0.1)
-    assert counts[(("priority", -1), ("ttft_target_s", 0.5))] == pytest.approx(3000, rel=0.1)
+    counts = Counter(request.options for request in work)
+    assert counts[RequestOptions(tenant="batch")] == pytest.approx(1000, rel=0.1)
+    assert counts[RequestOptions(priority=-1, ttft_target_s=0.5)] == pytest.approx(3000, rel=0.1)
     talks = draw(conversation_options(classes=classes))
     assert all(r.after is None or r.options == talks[r.after].options for r in talks)
-    assert len({tuple(request.options.items()) for request in talks}) == 2
+    assert len({request.options for request in talks}) == 2

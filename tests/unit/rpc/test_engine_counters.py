@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.core import NewRequest, ScheduledRequest, SchedulerOutput
-from headway.rpc.recomputed import RecomputedTokens
+from headway.rpc.engine_counters import RecomputedTokens
 
 LIVE = frozenset({"a", "b"})
 

@@ -1,26 +1,19 @@
-"""The engine's numbers, kept up to date step by step."""
+"""The engine's numbers (`EngineStats`), kept up to date step by step."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
+from collections.abc import Container
 
 import msgspec
 
-from headway.core import PrefixCacheStats, Scheduler, SchedulerOutput
+from headway.core import NewRequest, PrefixCacheStats, Scheduler, SchedulerOutput
 from headway.core.host_tier import HostTierStats
-from headway.engine.beam_requests import BeamRequest, BeamRequests
+from headway.engine.beam_search import BeamRequest, BeamRequests
 from headway.engine.step_report import StepReport
 from headway.rpc.messages import EngineStats, StepKind
-from headway.rpc.recomputed import RecomputedTokens
-from headway.tracing import Recorder
-
-_NOTHING = nullcontext()
 
 
-class StepMeter:
+class EngineCounters:
     """Counts what steps do. It adds to numbers in a step's time, not in a request's.
 
     To the scheduler each beam of a search is a new request at each position, which finds nearly all of its tokens in
@@ -34,7 +27,6 @@ class StepMeter:
         self._before = counted or EngineStats()
         self._stats = msgspec.structs.replace(self._before, step_s=0.0, schedule_s=0.0, num_step_tokens=0)
         self._recomputed = RecomputedTokens()
-        self.planning = PlanningTime()
 
     def take(self, report: StepReport, *, num_new_tokens: int) -> None:
         """A step's result has come."""
@@ -42,7 +34,7 @@ class StepMeter:
         stats.num_steps += 1
         stats.generation_tokens += num_new_tokens
         stats.step_s = report.duration_s
-        stats.schedule_s = self.planning.take_s()
+        stats.schedule_s = report.schedule_s
         stats.kind = kind_of(plan)
         stats.num_step_tokens = plan.num_scheduled_tokens
         stats.num_preemptions += len(plan.preempted_request_ids)
@@ -112,27 +104,64 @@ def kind_of(plan: SchedulerOutput) -> StepKind:
     return "mixed" if any(share.num_tokens == 1 for share in plan.scheduled) else "prefill"
 
 
-class PlanningTime(Recorder):
-    """Adds up the spans named "schedule" and ignores all others."""
+class RecomputedTokens:
+    """Counts tokens that are computed a second time, because their request was preempted in between. It follows
+    requests amid their prompts, and those that were preempted until they are where they were.
+
+        computed before it was preempted     ■ ■ ■ ■ ■ ■ ■ ■ ■ ■
+        found in the cache when it is back   ■ ■ ■ ■
+        computed again                               ▣ ▣ ▣ ▣ ▣ ▣     only these count, and only when they are computed
+    """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._total_s = 0.0
-        self._start_s = 0.0
+        self.num_tokens = 0
+        self._amid_prompt: dict[str, int] = {}  # how many tokens are computed
+        self._left: dict[str, int] = {}  # of requests that were preempted: how many had been
+        self._catching_up: dict[str, int] = {}  # the same, of those that are back
 
-    def span(self, name: str, args: Mapping[str, object]) -> AbstractContextManager[None]:
-        """Spans of this name do not nest, so that one object serves them all."""
-        return self if name == "schedule" else _NOTHING
+    def has_left(self, request_id: str) -> bool:
+        """Whether a request that enters the batch has been in it before."""
+        return request_id in self._left
 
-    def take_s(self) -> float:
-        """Seconds since this was last asked."""
-        total_s, self._total_s = self._total_s, 0.0
-        return total_s
+    def take(self, plan: SchedulerOutput, live: Container[str], *, is_decode: bool) -> None:
+        """Take in the plan of a step, in the order of the steps. `live`: ids of the requests that have not ended;
+        `is_decode`: the step has no chunks of prompts."""
+        for request_id in plan.preempted_request_ids:
+            before = self._amid_prompt.pop(request_id, 0)
+            self._left[request_id] = max(before, self._catching_up.pop(request_id, 0))
+        if self._left:
+            for new in plan.new_requests:
+                self._note_return(new)
+            if plan.preempted_request_ids:
+                self._left = {request_id: num for request_id, num in self._left.items() if request_id in live}
+        if self._catching_up:
+            self._count(plan)
+        if not is_decode:
+            self._note_chunks(plan)
+        for request_id in plan.finished_request_ids:
+            self._amid_prompt.pop(request_id, None)
+            self._catching_up.pop(request_id, None)
 
-    def __enter__(self) -> None:
-        self._start_s = time.perf_counter()
+    def _note_return(self, new: NewRequest) -> None:
+        """A request that has generated something had all of its tokens computed but the last."""
+        before = self._left.pop(new.request_id, None)
+        if before is not None:
+            has_output = bool(new.output_token_ids)
+            num_known = len(new.prompt_token_ids) + len(new.output_token_ids)
+            self._catching_up[new.request_id] = max(before, num_known - 1 if has_output else 0)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._total_s += time.perf_counter() - self._start_s
+    def _count(self, plan: SchedulerOutput) -> None:
+        for share in plan.scheduled:
+            before = self._catching_up.get(share.request_id)
+            if before is not None:
+                end = share.num_computed_tokens + share.num_tokens
+                self.num_tokens += max(0, min(end, before) - share.num_computed_tokens)
+                if end >= before:
+                    del self._catching_up[share.request_id]
+
+    def _note_chunks(self, plan: SchedulerOutput) -> None:
+        for share in plan.scheduled:
+            if share.samples:
+                self._amid_prompt.pop(share.request_id, None)
+            else:
+                self._amid_prompt[share.request_id] = share.num_computed_tokens + share.num_tokens

@@ -1,0 +1,102 @@
+"""Fields of HTTP bodies that are those of a request's own records, `SamplingParams` and `RequestOptions`.
+
+A field of either record is a field of the API under the same name, with the same type, and may be null or left out; so
+a new one needs no line here. The tables below have the exceptions. Values are checked by the records themselves, and
+limits that only the server has are in `jobs` and `scheduling`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
+from headway.sampling_params import SamplingParams
+
+
+class HttpOption(NamedTuple):
+    """How the API tells an option of `RequestOptions`."""
+
+    name: str
+    """The option's own."""
+    http_name: str
+    per_unit: float = 1.0
+    """How many units of the API make one of the option's."""
+
+
+# ---- exceptions -----------------------------------------------------------------------------------------------------
+
+NOT_SAMPLING_FIELDS = frozenset({"detokenize", "logprobs"})
+"""Answers are text. OpenAI's two endpoints differ in what `logprobs` is: it is a field of theirs."""
+SAMPLING_TYPES: Mapping[str, Any] = {"early_stopping": bool | Literal["never"]}
+NOT_OPTION_FIELDS = frozenset({"predicted_tokens"})
+"""The server predicts lengths itself."""
+OPTION_NAMES: Mapping[str, HttpOption] = {
+    "tenant": HttpOption("tenant", "user"),
+    "ttft_target_s": HttpOption("ttft_target_s", "ttft_target_ms", 1e3),
+    "tpot_target_s": HttpOption("tpot_target_s", "tpot_target_ms", 1e3),
+}
+
+
+# ---- what follows from them -----------------------------------------------------------------------------------------
+
+
+def _json_type(kind: Any) -> Any:
+    """The type of a record's field as JSON has it: lists are lists, and keys are strings."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return typing.Union[tuple(map(_json_type, arguments))]  # noqa: UP007
+    if origin is Sequence:
+        return list[_json_type(arguments[0])]  # type: ignore[misc]
+    if origin is Mapping:
+        return dict[str, _json_type(arguments[1])]  # type: ignore[misc]
+    return kind
+
+
+SAMPLING_NAMES = tuple(
+    field.name for field in dataclasses.fields(SamplingParams) if field.init and field.name not in NOT_SAMPLING_FIELDS
+)
+"""Names of `SamplingParams` that are fields of every generation request."""
+HTTP_OPTIONS = tuple(
+    OPTION_NAMES.get(field.name, HttpOption(field.name, field.name))
+    for field in dataclasses.fields(RequestOptions)
+    if field.name not in NOT_OPTION_FIELDS
+)
+"""All options that a request may have."""
+
+
+def struct_fields() -> list[tuple[str, Any, None]]:
+    """All of them, for `msgspec.defstruct`: name, type, and null as the default."""
+    sampling, options = typing.get_type_hints(SamplingParams), typing.get_type_hints(RequestOptions)
+    kinds = {name: SAMPLING_TYPES.get(name, sampling[name]) for name in SAMPLING_NAMES}
+    kinds |= {option.http_name: options[option.name] for option in HTTP_OPTIONS}
+    return [(name, _json_type(kind) | None, None) for name, kind in kinds.items()]
+
+
+def sampling_values(body: object) -> dict[str, Any]:
+    """What a body says of sampling, by the names of `SamplingParams`; without what is null."""
+    values = {name: getattr(body, name) for name in SAMPLING_NAMES}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def option_values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given under the API's names, by the names and in the units of `RequestOptions`; without what is null."""
+    values = {}
+    for option in HTTP_OPTIONS:
+        value = given.get(option.http_name)
+        if value is not None:
+            values[option.name] = value if option.per_unit == 1.0 else value / option.per_unit
+    return values
+
+
+def option_fields(options: RequestOptions) -> dict[str, Any]:
+    """The other way round, for clients of this server: what is not as by default, under the API's names."""
+    fields = {}
+    for option in HTTP_OPTIONS:
+        value = getattr(options, option.name)
+        if value != getattr(DEFAULT_OPTIONS, option.name):
+            fields[option.http_name] = value if option.per_unit == 1.0 else value * option.per_unit
+    return fields

@@ -1,0 +1,142 @@
+"""The two examples of docs/adding_an_option.md, made in a copy of the source: two files are edited, and the new option
+works at every edge."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "adding_an_option.md"
+
+USE_OPTION = """
+from headway.core.request_options import RequestOptions
+from headway.engine.llm_engine import LLMEngine
+from headway.errors import InvalidRequestError
+from headway.llm import LLM
+from headway.rpc.messages import AddRequest, decode_to_engine, encode
+from headway.sampling_params import SamplingParams
+from tests.unit.server.fake_engine import FakeServer
+from tests.unit.server.scripted_channel import run
+from tests.unit.server.small_engine import create_engine
+
+PARAMS = SamplingParams(max_tokens=2)
+SLO = {"scheduling_policy": "slo", "max_num_seqs": 1, "starvation_ms": 0.0}
+
+# LLM: one value each, and the policy goes by it
+engine = create_engine(dict(SLO))
+LLMEngine.from_config = classmethod(lambda cls, config, *, progress: engine)
+llm, step, ended = LLM(), engine.step, []
+
+def noted():
+    stepped = step()
+    ended.extend(output.request_id for output in stepped.outputs)
+    return stepped
+
+engine.step = noted
+llm.generate([[5, 6], [7, 8], [9]], PARAMS, deadline_s=[None, 100.0, 50.0])
+assert ended == ["2", "1", "0"], ended
+for wrong in ({"deadline_s": -1}, {"dedline_s": 1}):
+    try:
+        llm.generate([5, 6], PARAMS, **wrong)
+    except InvalidRequestError as error:
+        assert "deadline_s" in str(error)
+    else:
+        raise AssertionError(wrong)
+llm.shutdown()
+
+# the engine's loop, over the wire
+asked = [
+    decode_to_engine(encode(AddRequest(name, [5, 6], PARAMS, RequestOptions(deadline_s=deadline_s))))
+    for name, deadline_s in (("a", None), ("b", 100.0), ("c", 50.0))
+]
+channel = run(asked, *[[]] * 8, engine=create_engine(dict(SLO)))
+assert [d.request_id for batch in channel.batches for d in batch.deltas if d.is_last] == ["c", "b", "a"]
+
+# HTTP
+server = FakeServer()
+assert server.complete(deadline_s=0.5).status_code == server.chat(deadline_s=0.5).status_code == 200
+assert [request.options.deadline_s for request in server.engine.requests] == [0.5, 0.5]
+refused = server.complete(deadline_s=-1)
+assert (refused.status_code, refused.json()["error"]["param"]) == (400, "deadline_s"), refused.text
+
+# classes of a server and of a workload
+from headway.lab.workload.request_classes import read_classes
+from headway.server.admission.service_classes import parse_service_classes
+
+assert parse_service_classes({"classes": {"a": {"deadline_s": 2}}}).default.options.deadline_s == 2
+assert read_classes([{"deadline_s": 3.0}])[0].options.deadline_s == 3.0
+"""
+
+USE_SAMPLING = """
+import torch
+
+from headway.cli.flags import sampling_flags
+from headway.errors import InvalidRequestError
+from headway.rpc.messages import AddRequest, decode_to_engine, encode
+from headway.runner.sampler import Sampler
+from headway.runner.sampling_batch import SamplingBatch
+from headway.sampling_params import SamplingParams
+from tests.unit.server.fake_engine import FakeServer
+
+# HTTP and the wire
+server = FakeServer()
+assert server.complete(banned_token_ids=[3, 5], temperature=0).status_code == 200
+refused = server.complete(banned_token_ids=[10**6])
+assert (refused.status_code, refused.json()["error"]["param"]) == (400, "banned_token_ids"), refused.text
+sent = decode_to_engine(encode(server.engine.requests[0]))
+assert sent.params.banned_token_ids == (3, 5)
+assert "banned_token_ids" in [flag.name for flag in sampling_flags()]
+
+# the sampler
+batch = SamplingBatch(2, 8)
+batch.add(0, sent.params, [1], [], 0)
+batch.add(1, SamplingParams(temperature=0), [1], [], 0)
+logits = torch.tensor([[0.0, 1, 2, 9, 3, 8, 4, 5]] * 2)
+assert Sampler().sample(logits, [0, 1], batch).token_ids == [7, 3]
+try:
+    SamplingParams(use_beam_search=True, n=2, banned_token_ids=[3])
+except InvalidRequestError as error:
+    assert error.param == "banned_token_ids"
+else:
+    raise AssertionError("it would be ignored")
+"""
+
+
+def edits(block: str) -> list[tuple[str, str, str]]:
+    """(file, old text, new text) of each part of a block."""
+    found = []
+    for part in re.split(r"^--- ", block, flags=re.MULTILINE)[1:]:
+        path, *lines = part.rstrip("\n").split("\n")
+        old = "\n".join(line[1:] for line in lines if line[0] in " -")
+        new = "\n".join(line[1:] for line in lines if line[0] in " +")
+        found.append((path, old, new))
+    return found
+
+
+@pytest.mark.parametrize(("place", "program"), [(0, USE_OPTION), (1, USE_SAMPLING)], ids=["option", "sampling"])
+def test_the_documented_edits_are_all_that_it_takes(place: int, program: str, tmp_path: Path) -> None:
+    block = re.findall(r"```diff\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)[place]
+    copy = tmp_path / "src"
+    shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    changed = set()
+    for path, old, new in edits(block):
+        file = tmp_path / path
+        text = file.read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{path} has changed, and the page has not: {old}"
+        file.write_text(text.replace(old, new), encoding="utf-8")
+        changed.add(path)
+    assert len(changed) == 2
+    assert all(not filecmp.cmp(tmp_path / path, ROOT / path, shallow=False) for path in changed)
+    environment = os.environ | {"PYTHONPATH": f"{copy}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
