@@ -221,7 +221,7 @@ def test_time_of_a_request_is_limited() -> None:
 
 def test_a_stream_that_runs_out_of_time_says_so() -> None:
     async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True), queue_ttl_s=5, request_timeout_s=0.05)
+        server = FakeServer(FakeEngine(manual=True), queue_ttl_s=5, request_timeout_s=0.3)
         client = RawClient(server.app, CHAT, HELLO | {"stream": True})
         await until(lambda: server.engine.requests)
         server.engine.push(Delta(server.engine.requests[0].request_id, text="a", token_ids=[1]))
