@@ -40,8 +40,9 @@ class StepWork:
             return StepWork(num_tokens, num_rows, num_rows, context, num_moved_blocks=num_moved)
         context = num_chunks = num_sampled = 0
         pairs = 0.0
-        for _, own_tokens, num_computed, _, samples in scheduled:
-            num_sampled += samples
+        for share in scheduled:
+            own_tokens, num_computed = share.num_tokens, share.num_computed_tokens
+            num_sampled += share.samples
             if own_tokens == 1:
                 context += num_computed + 1
             else:
