@@ -1,5 +1,5 @@
-"""Which waiting requests enter the batch in a step: in the policy's order, past a request that does not fit, in the place
-of a running one, or past a long prompt.
+"""Which waiting requests enter the batch in a step: in the policy's order, past a request that does not fit, in the
+seat of a running one, or past a long prompt.
 
     Entry        whether a request would find a seat and memory
     Admission    lets requests enter

@@ -35,6 +35,7 @@ from headway.core.scheduler_output import (
     RequestUpdate,
     ScheduledRequest,
     SchedulerOutput,
+    advance_requests,
     make_tuple,
 )
 from headway.core.step_plan import ShareAllocator, StepPlan, TokenBudget
@@ -312,11 +313,7 @@ class Scheduler:
 
     def _launch(self, plan: StepPlan) -> SchedulerOutput:
         """Advance the requests as planned, so that the next step can be planned before this one has run."""
-        num_scheduled_tokens = 0
-        for request, share in plan.scheduled.items():
-            num_tokens = share.num_tokens
-            num_scheduled_tokens += num_tokens
-            request.advance(num_tokens, share.samples)
+        num_scheduled_tokens = advance_requests(plan.scheduled)
         self.policy.served(plan.scheduled)
         self.live.count_computed(num_scheduled_tokens)
         departures = self.live.take_departures()

@@ -267,7 +267,7 @@ class DecodePace:
         return max(decode_s, min(decode_s + backlog_s, max(self.target_s, BACKLOG_SHARE * backlog_s)))
 
     def _whole_tiles(self, num_chunk_tokens: int, num_decodes: int) -> int:
-        """Fewer tokens, so that the step ends with a tile. Small steps have smaller tiles: none loses over a quarter."""
+        """Fewer tokens, so that the step ends with a tile. Small steps have smaller tiles, so none loses a quarter."""
         num_tokens = num_chunk_tokens + num_decodes
         tile = min(TILE_TOKENS, 1 << max(0, num_tokens.bit_length() - 3))
         return max(num_chunk_tokens - num_tokens % tile, min(FREE_TOKENS, self._max_tokens))

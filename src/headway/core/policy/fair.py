@@ -16,7 +16,7 @@ that was away is not owed what it did not ask for: when it comes back, its count
 would be next.
 
 Counters of tenants that are away are kept, but not for ever: when there are too many, those that have had least are
-forgotten, which are the ones that would be raised. A tenant without a counter begins where the last ones were forgotten.
+forgotten, which are the ones that would be raised. A tenant without a counter begins where the last were forgotten.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _Order = tuple[bool, float, int]  # may be passed, minus its value, order index
 
 
 class WindowQueue(WaitingQueue):
-    """`value`: largest first among the first `window` requests. One that has been passed `max_passes` times goes before.
+    """`value`: largest first among the first `window` requests. One that was passed `max_passes` times goes before.
 
     A value may rise only before `advance` or `push`.
     """
