@@ -239,10 +239,13 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, default, kept, check in _CHECKS:
             value = getattr(self, name)
-            if value is not default:
+            if value is default:
+                if kept is not default:
+                    object.__setattr__(self, name, kept)
+            elif not (
+                value and type(value) is type(default) and value == default
+            ):  # as from a message; 0.0 may be -0.0
                 object.__setattr__(self, name, check(name, value))
-            elif kept is not default:
-                object.__setattr__(self, name, kept)
         self._check_conflicts()
         self._check_search()
 
