@@ -29,7 +29,7 @@ from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from headway.runner.logprobs import TokenLogprobs
+    from headway.runner.token_logprobs import TokenLogprobs
 
 
 class BeamRequest(Request):

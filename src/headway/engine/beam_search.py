@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from headway.runner.logprobs import TokenLogprobs
+    from headway.runner.token_logprobs import TokenLogprobs
 
 Ending = Literal["stop", "length"]
 

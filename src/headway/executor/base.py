@@ -10,14 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
-
-
-class PendingStep(Protocol):
-    """A step that has been submitted."""
-
-    def result(self) -> ModelRunnerOutput:
-        """Wait until the step has run. Called once per step, in order of submission; raises if the step failed."""
-        ...
+from headway.runner.base import PendingStep
 
 
 class Executor(Protocol):

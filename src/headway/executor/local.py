@@ -7,19 +7,18 @@ import functools
 import importlib.util
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import torch
 
 from headway import native
-from headway.attention import FORMATS, AttentionBackend, KVFormat, create_backend
+from headway.attention import FORMATS, KVFormat, create_backend
 from headway.cache_dir import temporary_folder, why_not_writable
 from headway.config import EngineConfig
 from headway.core.scheduler_output import SchedulerOutput
 from headway.errors import ConfigError
-from headway.executor.base import FinishedStep, PendingStep
+from headway.executor.base import PendingStep
 from headway.kv.block_moves import HostBlocks
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers import create_ops
@@ -27,29 +26,19 @@ from headway.models import load_decoder
 from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder
-from headway.runner.model_runner import ModelRunner
+from headway.runner import Runner, RunnerSettings, create_runner
 from headway.worker.memory_plan import MemoryPlan, plan_memory
-
-if TYPE_CHECKING:
-    from headway.runner.gpu_runner import GpuModelRunner
 
 logger = logging.getLogger(__name__)
 
 _NVIDIA_DRIVER = "/proc/driver/nvidia/version"
 
-Submit = Callable[[SchedulerOutput], PendingStep]
-
 
 class LocalExecutor:
     """One model on one device."""
 
-    def __init__(
-        self, submit: Submit, plan: MemoryPlan, *, max_in_flight: int = 1, capture: Callable[[], int] | None = None
-    ) -> None:
-        self._submit: Submit | None = submit
-        # Each thread has a current device of its own; steps belong to that of the thread that has loaded the model.
-        self._cuda_device = torch.cuda.current_device() if plan.device.startswith("cuda") else None
-        self._capture = capture
+    def __init__(self, runner: Runner, plan: MemoryPlan, *, max_in_flight: int = 1) -> None:
+        self._runner: Runner | None = runner
         self.plan = plan
         self.max_in_flight = max_in_flight
 
@@ -95,32 +84,33 @@ class LocalExecutor:
         host_blocks = HostBlocks(attention.kv_caches, plan.num_host_slots) if plan.num_host_slots else None
         if host_blocks is not None:
             plan = dataclasses.replace(plan, restore_block_s=host_blocks.measure_restore())
-        max_in_flight = 2 if config.device.overlap == "on" else 1
-        if formats.kernels != "triton":
-            submit = _cpu_submit(
-                config, decoder, attention, plan, device=device, eos_token_ids=eos_token_ids, host_blocks=host_blocks
-            )
-            return cls(submit, plan, max_in_flight=max_in_flight)
-        runner = _gpu_runner(
-            config, decoder, attention, plan, device=device, eos_token_ids=eos_token_ids, host_blocks=host_blocks
+        limits = config.scheduler.limits
+        settings = RunnerSettings(
+            device=device,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=plan.max_model_len,
+            block_size=plan.block_size,
+            eos_token_ids=eos_token_ids,
+            seed=config.model.seed,
+            graphs=_GRAPHS[config.device.cuda_graphs],
+            num_threads=_torch_threads(config.device.num_threads, device, decoder.ops.name),
         )
-        capture = runner.capture_graphs if config.device.cuda_graphs == "on" else None
-        return cls(runner.submit, plan, max_in_flight=max_in_flight, capture=capture)
+        runner = create_runner(decoder, attention, settings, host_blocks)
+        return cls(runner, plan, max_in_flight=2 if config.device.overlap == "on" else 1)
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Run a step, or start it."""
-        if self._submit is None:
+        if self._runner is None:
             raise RuntimeError("the executor is shut down")
-        if self._cuda_device is not None and torch.cuda.current_device() != self._cuda_device:
-            torch.cuda.set_device(self._cuda_device)
-        return self._submit(output)
+        return self._runner.submit(output)
 
     def warm_up(self) -> int:
         """Capture the graphs of all steps, unless they are to be made when they are needed; returns how many."""
-        if self._capture is None:
-            return 0
+        if self._runner is None:
+            raise RuntimeError("the executor is shut down")
         try:
-            return self._capture()
+            return self._runner.warm_up()
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 "There is not enough GPU memory left for the CUDA graphs of all steps. Lower --gpu-memory-utilization "
@@ -129,72 +119,9 @@ class LocalExecutor:
 
     def shutdown(self) -> None:
         """Drop the model and its cache."""
-        self._submit = self._capture = None
-
-
-def _gpu_runner(
-    config: EngineConfig,
-    decoder: Decoder,
-    attention: AttentionBackend,
-    plan: MemoryPlan,
-    *,
-    device: torch.device,
-    eos_token_ids: tuple[int, ...],
-    host_blocks: HostBlocks | None,
-) -> GpuModelRunner:
-    from headway.runner.gpu_runner import GpuModelRunner
-
-    limits = config.scheduler.limits
-    return GpuModelRunner(
-        decoder,
-        attention,
-        device=device,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=plan.max_model_len,
-        block_size=plan.block_size,
-        eos_token_ids=eos_token_ids,
-        seed=config.model.seed,
-        use_graphs=config.device.cuda_graphs != "off",
-        host_blocks=host_blocks,
-    )
-
-
-def _cpu_submit(
-    config: EngineConfig,
-    decoder: Decoder,
-    attention: AttentionBackend,
-    plan: MemoryPlan,
-    *,
-    device: torch.device,
-    eos_token_ids: tuple[int, ...],
-    host_blocks: HostBlocks | None,
-) -> Submit:
-    """Steps run when they are submitted. The rest of the process may want torch's threads: they are only borrowed."""
-    runner = ModelRunner(
-        decoder,
-        attention,
-        device=device,
-        max_num_seqs=config.scheduler.limits.max_num_seqs,
-        max_model_len=plan.max_model_len,
-        block_size=plan.block_size,
-        eos_token_ids=eos_token_ids,
-        seed=config.model.seed,
-        host_blocks=host_blocks,
-    )
-    num_threads = _torch_threads(config.device.num_threads, device, uses_native=decoder.ops.name == "native")
-
-    def submit(output: SchedulerOutput) -> PendingStep:
-        if num_threads is None:
-            return FinishedStep(runner.execute(output))
-        callers_threads = torch.get_num_threads()
-        torch.set_num_threads(num_threads)
-        try:
-            return FinishedStep(runner.execute(output))
-        finally:
-            torch.set_num_threads(callers_threads)
-
-    return submit
+        if self._runner is not None:
+            self._runner.shutdown()
+        self._runner = None
 
 
 class _Formats:
@@ -305,11 +232,11 @@ def _choose_kv_format(name: str, formats: _Formats, device: torch.device) -> KVF
     return format
 
 
-def _torch_threads(num_threads: int | None, device: torch.device, *, uses_native: bool) -> int | None:
+def _torch_threads(num_threads: int | None, device: torch.device, kernels: str) -> int | None:
     """How many threads torch gets during a step; `None`: as many as it has."""
-    if device.type != "cpu":
+    if device.type != "cpu" or kernels == "triton":
         return None
-    if uses_native:
+    if kernels == "native":
         if num_threads is not None:
             native.set_num_threads(num_threads)
         return 1  # the native kernels have their own threads; torch's would only fight them for the same cores
@@ -358,6 +285,7 @@ def _free_cuda_bytes(config: EngineConfig, decoder: Decoder, device: torch.devic
     return int(free - (1.0 - config.cache.gpu_memory_utilization) * total - working - reserve)
 
 
+_GRAPHS: dict[str, Literal["off", "lazy", "all"]] = {"off": "off", "lazy": "lazy", "on": "all"}
 # From here on (Ada, Hopper) Triton converts float8 e4m3.
 _FP8_CAPABILITY = (8, 9)
 # torch_padded gathers keys and values in slices of at most about this size.

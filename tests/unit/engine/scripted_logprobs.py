@@ -12,7 +12,7 @@ from headway.core import ModelRunnerOutput, SampledTokens, SchedulerOutput
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor, FakeStep
 from headway.outputs import RequestOutput
-from headway.runner.logprobs import TokenLogprobs
+from headway.runner.token_logprobs import TokenLogprobs
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
 from tests.unit.no_model import nominal_config, nominal_plan

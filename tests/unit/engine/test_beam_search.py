@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from headway.engine.beam_search import Beam, BeamRules, BeamSearch
-from headway.runner.logprobs import TokenLogprobs
+from headway.runner.token_logprobs import TokenLogprobs
 
 Model = Callable[[tuple[int, ...]], list[float]]
 """Output tokens so far → the logprob of each next token."""

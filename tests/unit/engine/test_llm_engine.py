@@ -16,7 +16,7 @@ from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor, FakeStep
 from headway.models.decoder_config import DecoderConfig
 from headway.outputs import RequestOutput
-from headway.runner.logprobs import TokenLogprobs
+from headway.runner.token_logprobs import TokenLogprobs
 from headway.sampling_params import SamplingParams
 from headway.worker.memory_plan import MemoryPlan
 

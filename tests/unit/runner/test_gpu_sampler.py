@@ -19,9 +19,9 @@ import triton.language as tl
 from headway.errors import InvalidRequestError
 from headway.runner import gpu_sampler, sampling_kernels
 from headway.runner.gpu_sampler import GpuSampler, Seat
-from headway.runner.logprobs import gather_logprobs
 from headway.runner.sampler import NO_TOKEN, SamplerOutput
 from headway.runner.sampling_kernels import RECORD_WORDS, RowRecord, find_thresholds, gumbel_noise, noise_key
+from headway.runner.token_logprobs import gather_logprobs
 from headway.sampling_params import SamplingParams
 from tests.unit.runner import sampling_reference as reference
 from tests.unit.runner.sampling_reference import Request

@@ -8,9 +8,9 @@ import torch
 
 from headway.outputs import Logprob
 from headway.runner import logprobs as logprobs_module
-from headway.runner.logprobs import TokenLogprobs, prompt_logprobs
 from headway.runner.sampler import Sampler
 from headway.runner.sampling_batch import SamplingBatch
+from headway.runner.token_logprobs import TokenLogprobs, prompt_logprobs
 from headway.sampling_params import SamplingParams
 
 
