@@ -23,6 +23,7 @@ How a parameter is added. Each begins as a field of `SamplingParams`.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 from collections.abc import Iterator, Sequence
@@ -69,8 +70,10 @@ NO_TOKEN = -1
 IN_PROMPT, ONE_OUTPUT = 1, 2
 
 _NEVER = 2**31 - 1
-# The fields in which the completions of one request differ.
 _OWN_TO_A_COMPLETION = frozenset({"n", "best_of", "seed", "logprobs"})
+_COMMON_TO_COMPLETIONS = tuple(
+    field.name for field in dataclasses.fields(SamplingParams) if field.name not in _OWN_TO_A_COMPLETION
+)
 
 
 class Feature(enum.IntFlag):
@@ -155,12 +158,8 @@ class _RowEdits:
 
     def is_for(self, params: SamplingParams) -> bool:
         """Whether these are the parameters of another completion of the same request."""
-        own, other = vars(self._params), vars(params)
-        return all(
-            other[name] is value or other[name] == value
-            for name, value in own.items()
-            if name not in _OWN_TO_A_COMPLETION
-        )
+        pairs = ((getattr(self._params, name), getattr(params, name)) for name in _COMMON_TO_COMPLETIONS)
+        return all(own is other or own == other for own, other in pairs)
 
     def in_force(self, num_output_tokens: int) -> Int32Array:
         """Token, value, start and length of those that count now; a prefix must fit into the output."""
