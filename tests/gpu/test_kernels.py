@@ -28,14 +28,14 @@ from headway.layers.linear import TorchLinear
 from headway.layers.skinny_gemm import one_row, scaled_linear, swiglu
 from headway.layers.torch_ops import TorchOps
 from headway.layers.triton_ops import TritonOps
-from headway.runner.gpu_rows import GpuRows
-from headway.runner.gpu_sampler import GpuSampler, Seat
+from headway.sampling_params import SamplingParams
 from tests.unit.attention.paged_case import Length, PagedCase, Shape, with_room
 from tests.unit.layers import skinny_case
 from tests.unit.layers.skinny_case import EPS, Operands
 from tests.unit.runner import sampling_reference
+from tests.unit.runner.sampling_bench import EOS, Bench
 from tests.unit.runner.sampling_reference import Request
-from tests.unit.runner.test_gpu_rows import OneEach
+from tests.unit.runner.test_device_rows import OneEach, Rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")]
 
@@ -250,37 +250,36 @@ def test_sanitizer_row_wise_ops(token_major: bool, dtype: torch.dtype) -> None:
 
 def test_sanitizer_rows() -> None:
     """Two requests are seated; a step takes one token of one and a prompt of the other; the next has room for five."""
-    rows = GpuRows(
-        max_num_seqs=5, max_model_len=70, block_size=16, max_num_tokens=64, device=DEVICE, division=OneEach()
-    )
-    prompt = tuple(range(100, 133))
-    rows.add([NewRequest("long", prompt, (), None), NewRequest("short", (4, 5, 6), (7, 8), None)])
+    rows = Rows(max_num_seqs=5, max_model_len=70, block_size=16, division=OneEach())
+    device, prompt = rows.device, tuple(range(100, 133))
+    params = SamplingParams()
+    rows.add([NewRequest("long", prompt, (), params), NewRequest("short", (4, 5, 6), (7, 8), params)])
     long, short = rows.row_of["long"], rows.row_of["short"]
-    assert rows.token_rows[long, :33].tolist() == list(prompt)
-    assert rows.token_rows[short, :5].tolist() == [4, 5, 6, 7, 8]
+    assert device.token_rows[long, :33].tolist() == list(prompt)
+    assert device.token_rows[short, :5].tolist() == [4, 5, 6, 7, 8]
 
     first = ScheduledRequest("long", 33, 0, (4, 2, 9), True), ScheduledRequest("short", 1, 4, (7,), True)
-    step = rows.stage(_output(*first), padded=lambda num_tokens, is_decode: num_tokens)
-    assert step.request_ids == ["short", "long"]
-    assert rows.tiles(step.num_tiles).tolist() == [[1, 133]]
-    rows.gather(step.num_requests, step.max_query_len)
-    assert rows.token_ids[:34].tolist() == [8, *prompt]
-    assert rows.positions[:34].tolist() == [4, *range(33)]
+    staged = rows.stage(_output(*first), padded=lambda num_tokens: num_tokens)
+    assert staged.rows.request_ids == ["short", "long"]
+    assert device.tiles(staged.num_tiles).tolist() == [[1, 133]]
+    device.gather(staged.rows.num_requests, staged.rows.max_query_len)
+    assert device.token_ids[:34].tolist() == [8, *prompt]
+    assert device.positions[:34].tolist() == [4, *range(33)]
     long_slots = [(4, 2, 9)[position // 16] * 16 + position % 16 for position in range(33)]
-    assert rows.slots[:34].tolist() == [7 * 16 + 4, *long_slots]
+    assert device.slots[:34].tolist() == [7 * 16 + 4, *long_slots]
 
     second = ScheduledRequest("short", 1, 4, (), True), ScheduledRequest("long", 1, 32, (), True)
-    step = rows.stage(_output(*second), padded=lambda num_tokens, is_decode: 5)
-    assert step.request_ids == ["short", "long"]
-    rows.gather(5, 5)
-    assert rows.token_ids[:5].tolist() == [8, 132, 0, 0, 0]
-    assert rows.positions[:5].tolist() == [4, 32, 0, 0, 0]
-    assert rows.slots[:5].tolist() == [7 * 16 + 4, 9 * 16, -1, -1, -1]
+    staged = rows.stage(_output(*second), padded=lambda num_tokens: 5)
+    assert staged.rows.request_ids == ["short", "long"]
+    device.gather(5, 5)
+    assert device.token_ids[:5].tolist() == [8, 132, 0, 0, 0]
+    assert device.positions[:5].tolist() == [4, 32, 0, 0, 0]
+    assert device.slots[:5].tolist() == [7 * 16 + 4, 9 * 16, -1, -1, -1]
 
 
 def test_sanitizer_sampling() -> None:
     """A row for each part of sampling, over a vocabulary that leaves the last tile of each kernel partly empty."""
-    vocab_size, eos = 9001, [3]
+    vocab_size = 9001
     random = np.random.default_rng(0)
     requests = [
         Request({"temperature": 0.0}),
@@ -295,25 +294,15 @@ def test_sanitizer_sampling() -> None:
         Request({"seed": 9, "logprobs": 3}),
     ]
     count = len(requests)
-    token_rows = torch.zeros(count, 13, dtype=torch.int32, device=DEVICE)
-    for row, request in enumerate(requests):
-        tokens = [*request.prompt, *request.output]
-        token_rows[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-    sampler = GpuSampler(
-        max_num_seqs=count, vocab_size=vocab_size, device=DEVICE, eos_token_ids=eos, token_rows=token_rows
-    )
-    sampler.add([Seat(row, r.params, r.prompt, r.output, r.default_seed) for row, r in enumerate(requests)])
+    bench = Bench("triton", count, vocab_size)
+    bench.add({row: request.copy() for row, request in enumerate(requests)})
     logits = torch.from_numpy(random.normal(0.0, 3.0, (count, vocab_size)).astype(np.float32))
-    positions = _int32([request.position for request in requests])
-    pending = sampler.sample(logits.to(DEVICE), np.arange(count), _int32(range(count)), positions)
-    if ON_GPU:
-        torch.cuda.synchronize()
-    output = pending.result()
+    output = bench.sample(logits, range(count))
     assert output.errors == {}
     for row, request in enumerate(requests):
-        expected = sampling_reference.expected_tokens(logits[row].double().numpy(), request, eos)
+        expected = sampling_reference.expected_tokens(logits[row].double().numpy(), request, EOS)
         assert output.token_ids[row] in expected, request
-        assert token_rows[row, request.position] == output.token_ids[row]
+        assert bench.token_rows[row, request.position] == output.token_ids[row]
 
 
 def _randn(*shape: int, dtype: torch.dtype = F32) -> Tensor:

@@ -2,22 +2,15 @@
 
 Steps run in the order of submission; a block freed after step n was submitted may be given to another request in
 step n+1. An executor that runs steps on a device queues them there one behind the other, so that whatever step n reads
-has been read before step n+1 writes over it; nobody has to wait for a result before memory changes hands.
+has been read before step n+1 writes over it; no result is waited for before memory changes hands.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
-
-
-class PendingStep(Protocol):
-    """A step that has been submitted."""
-
-    def result(self) -> ModelRunnerOutput:
-        """Wait until the step has run. Called once per step, in order of submission; raises if the step failed."""
-        ...
+from headway.core.scheduler_output import SchedulerOutput
+from headway.runner.base import PendingStep
 
 
 class Executor(Protocol):

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.errors import NativeBuildError
@@ -33,6 +35,7 @@ RELEASE_LOCK_MACS = 1 << 25
 """A linear layer of at least this many multiply-adds (about 0.3 ms on one core) releases the interpreter lock."""
 
 MAX_HEAD_DIM = 1024
+SAMPLING_RECORD_BYTES = 40
 
 _P, _I, _F, _N = c_void_p, c_int64, c_float, c_int
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -57,6 +60,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hw_attention_run": (None, (_P, _P, _P, _P)),
     "hw_dequantize": (None, (_P, _N, _I, _P)),
     "hw_is_finite": (_N, (_P, _I)),
+    "hw_sample_tokens": (None, (_P, _I, _I, _P, _P, _P, _P)),
 }
 
 
@@ -166,3 +170,36 @@ def is_finite(tensor: Tensor, library: NativeLibrary | None = None) -> bool:
     """Whether none of the values of a float32 tensor is NaN or infinite."""
     library = library or load()
     return bool(library.released.hw_is_finite(check(tensor, torch.float32, "tensor").data_ptr(), tensor.numel()))
+
+
+def sample_tokens(
+    logits: Tensor,
+    rows: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    records: NDArray[np.void],
+    library: NativeLibrary | None = None,
+) -> NDArray[np.int32]:
+    """A token, or a negative code, for each line of float32 logits [R, V].
+
+    `records[rows[r]]` is what line r asks for, as `hw_sampling_record`; `positions[r]` is where its token goes.
+    """
+    library = library or load()
+    num_lines, vocab_size = check(logits, torch.float32, "logits").shape
+    if records.dtype.itemsize != SAMPLING_RECORD_BYTES or not records.flags.c_contiguous:
+        raise ValueError(f"records of {records.dtype.itemsize} bytes, where the kernel reads {SAMPLING_RECORD_BYTES}")
+    rows, positions = (np.ascontiguousarray(part, dtype=np.int64) for part in (rows, positions))
+    if len(rows) != num_lines or len(positions) != num_lines:
+        raise ValueError(f"{num_lines} lines of logits for {len(rows)} rows and {len(positions)} positions")
+    if num_lines and not 0 <= rows.min() <= rows.max() < len(records):
+        raise ValueError(f"rows {rows.min()} to {rows.max()} of {len(records)}")
+    tokens = np.empty(num_lines, dtype=np.int32)
+    library.released.hw_sample_tokens(
+        logits.data_ptr(),
+        num_lines,
+        vocab_size,
+        rows.ctypes.data,
+        positions.ctypes.data,
+        records.ctypes.data,
+        tokens.ctypes.data,
+    )
+    return tokens

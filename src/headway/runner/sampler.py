@@ -1,42 +1,332 @@
-"""Chooses one token per row from the logits of a step: the same code for any device.
+"""Chooses one token per row from a step's logits: the host's side, the same for every device.
 
-Order: raw logprobs are taken from the untouched logits → min_tokens → bad words → logit bias → penalties → greedy rows
-take the maximum (the lowest id of equals); the others go through temperature → min_p → top_k → top_p → a draw.
+The definition, which `cpu_sampling.py` and `triton_sampling.py` implement:
 
-Randomness has no state. The draw of a request's t-th output token uses one uniform number, a hash of (seed, t), so it
-is the same after preemption, in any row, in any batch. The draw walks the cumulative weights of the kept tokens in
-order of token id. Weights are exp((logit - max) / temperature) rounded to whole multiples of a power of two, chosen so
-that float64 holds every sum of them exactly: sums do not depend on the order of adding, hence not on how a device
-reduces nor on what else is in the batch. top_k and top_p keep all tokens that tie at the cut, so no filter depends on
-how a sort orders equals either.
+    logprobs     from the model's untouched logits
+    edits        bias, bad words and `min_tokens`: a number is added to single logits, -inf rules the token out
+    penalties    repetition scales the logits of tokens in prompt or output away from "likely"; frequency and presence
+                 subtract for tokens in the output
+    filters      min_p, then top_k, then top_p: the lowest logit that is kept; equal ones are kept together
+    pick         argmax of logit / temperature + g over the kept ids, equal scores to the lowest id; greedy without g
+
+g is Gumbel noise: u is a 32-bit hash of (seed, position of the new token, token id), g = -log(-log(1 - u)). That is a
+draw from the softmax without state, sums or order, so a request's tokens depend on its seed and its own logits alone:
+not on its row, the batch, preemption, overlap or the device.
+
+How a parameter is added. Each begins as a field of `SamplingParams`.
+
+* One that bans or biases single tokens, always, behind certain tokens, or up to some length: it becomes edits in
+  `logit_edits` below. Nothing else changes.
+* A number that the kernels read: a field of `RowRecord`, filled in by `_record`, and its use in both implementations.
+  A part of sampling that costs time when it is used gets a `Feature`, so that it costs none when it is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import enum
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from headway.core import TokenLogprobs
-from headway.runner.logprobs import gather_logprobs
-from headway.runner.sampling_batch import Feature, IntArray, SamplingBatch
+from headway.core.scheduler_output import NewRequest, TokenLogprobs
+from headway.errors import InvalidRequestError
+from headway.runner.token_logprobs import LINES_AT_A_TIME, logprob_words, token_logprobs
+from headway.sampling_params import SamplingParams
 
-# Up to this top_k the draw works on the candidates alone instead of the whole vocabulary.
-MAX_COMPACT_TOP_K = 1024
-# Logits drawn from at one time: bounds the memory that the draw works in to a few tens of megabytes.
-ELEMENTS_AT_A_TIME = 1 << 21
-# Devices on which it pays to pick out the few weights that min_p and top_p can leave, line by line.
-LINE_BY_LINE_DEVICES = frozenset({"cpu"})
+Int32Array = NDArray[np.int32]
+Int64Array = NDArray[np.int64]
 
+RowRecord = np.dtype(
+    [
+        ("seed", "<u8"),
+        ("top_p", "<f8"),
+        ("inverse_temperature", "<f4"),  # 0: greedy
+        ("top_k", "<i4"),  # 0: all
+        ("min_p_offset", "<f4"),  # temperature × log(min_p), from the largest logit down to the lowest kept; -inf: all
+        ("repetition", "<f4"),
+        ("frequency", "<f4"),
+        ("presence", "<f4"),
+    ]
+)
+"""What a row asks for, as the kernels read it; the native one has the same as a struct."""
+
+# What stands in place of a token that could not be chosen; the native kernel has the same numbers.
+NOTHING_LEFT, LOGIT_IS_NAN, LOGIT_IS_INFINITE = -1, -2, -3
+_ERRORS = {
+    NOTHING_LEFT: "no token is left to choose from: bans rule out the whole vocabulary",
+    LOGIT_IS_NAN: "the model gave a logit of nan",
+    LOGIT_IS_INFINITE: "the model gave a logit of inf",
+}
 NO_TOKEN = -1
 
-_EDITS = Feature.PENALTIES | Feature.LOGIT_BIAS | Feature.BAD_WORDS | Feature.MIN_TOKENS
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_COUNTER_STEP = np.uint64(0xD1342543DE82EF95)
+# A row's entry for a token that it has seen: bit 0 "in the prompt", above it how often the output has it.
+IN_PROMPT, ONE_OUTPUT = 1, 2
+
+_NEVER = 2**31 - 1
+_OWN_TO_A_COMPLETION = frozenset({"n", "best_of", "seed", "logprobs"})
+_COMMON_TO_COMPLETIONS = tuple(
+    field.name for field in dataclasses.fields(SamplingParams) if field.name not in _OWN_TO_A_COMPLETION
+)
+
+
+class Feature(enum.IntFlag):
+    """Parts of sampling that a row may use. A greedy row without extras has none."""
+
+    RANDOM = enum.auto()
+    FILTERS = enum.auto()
+    EDITS = enum.auto()
+    PENALTIES = enum.auto()
+    LOGPROBS = enum.auto()
+
+
+# As plain numbers: an IntFlag costs microseconds wherever a step combines it.
+RANDOM, FILTERS, EDITS = int(Feature.RANDOM), int(Feature.FILTERS), int(Feature.EDITS)
+PENALTIES, LOGPROBS = int(Feature.PENALTIES), int(Feature.LOGPROBS)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A request that enters: new, or coming back after preemption with the tokens it already has."""
+
+    row: int
+    request: NewRequest
+    params: SamplingParams
+    default_seed: int
+    """Used by a request without a seed of its own."""
+
+
+# --------------------------------------------------------------------------------------------- edits of single logits
+
+
+class LogitEdit(NamedTuple):
+    """A number that is added to one token's logit, while it is in force."""
+
+    token_id: int
+    value: float
+    """-inf rules the token out. No two finite edits of a request may name the same token."""
+    after: tuple[int, ...] = ()
+    """In force where the output ends with these tokens."""
+    until: int = _NEVER
+    """In force before so many output tokens."""
+
+
+def logit_edits(params: SamplingParams, eos_token_ids: Sequence[int]) -> Iterator[LogitEdit]:
+    """Every parameter that bans or biases single tokens."""
+    for token_id, bias in (params.logit_bias or {}).items():
+        yield LogitEdit(token_id, bias)
+    for word in params.bad_word_token_ids or ():
+        yield LogitEdit(word[-1], -math.inf, after=tuple(word[:-1]))
+    if params.min_tokens:
+        ends = {*(() if params.ignore_eos else eos_token_ids), *params.extra_stop_token_ids}
+        for token_id in sorted(ends):
+            yield LogitEdit(token_id, -math.inf, until=params.min_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LogitEntries:
+    """The edits of a step, as the kernels take them."""
+
+    columns: Int32Array
+    """[5, E]: line, token, the bits of the float32 to add, and start and length of a run of `prefixes`. An entry takes
+    effect if that run is how the row's tokens before its position end; an empty run always is."""
+    prefixes: Int32Array
+
+
+class _RowEdits:
+    """The edits of one request; its completions share them."""
+
+    def __init__(self, params: SamplingParams, edits: Sequence[LogitEdit]) -> None:
+        self._params = params
+        lengths = [len(edit.after) for edit in edits]
+        starts = np.cumsum([0, *lengths])[: len(edits)]
+        self.prefixes = np.asarray([token for edit in edits for token in edit.after], dtype=np.int32)
+        self._columns = np.empty((5, len(edits)), dtype=np.int32)
+        self._columns[0] = [edit.token_id for edit in edits]
+        self._columns[1] = np.asarray([edit.value for edit in edits], dtype=np.float32).view(np.int32)
+        self._columns[2:4] = starts, lengths
+        self._columns[4] = [edit.until for edit in edits]
+        self._always = not max(lengths) and int(self._columns[4].min()) == _NEVER
+        self.until = int(self._columns[4].max())
+        """From so many output tokens on none is in force."""
+
+    def is_for(self, params: SamplingParams) -> bool:
+        """Whether these are the parameters of another completion of the same request."""
+        pairs = ((getattr(self._params, name), getattr(params, name)) for name in _COMMON_TO_COMPLETIONS)
+        return all(own is other or own == other for own, other in pairs)
+
+    def in_force(self, num_output_tokens: int) -> Int32Array:
+        """Token, value, start and length of those that count now; a prefix must fit into the output."""
+        if self._always:
+            return self._columns[:4]
+        lengths, until = self._columns[3], self._columns[4]
+        return self._columns[:4, (lengths <= num_output_tokens) & (num_output_tokens < until)]
+
+
+# ------------------------------------------------------------------------------------------------- parameters of rows
+
+
+class SamplingRows:
+    """What the host knows of sampling in each row: parameters, what a row uses, and how many tokens it has.
+
+    `eos_token_ids` are the model's own end tokens, kept out of the choice until a request's `min_tokens` are reached.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
+        if any(not 0 <= token_id < vocab_size for token_id in eos_token_ids):
+            raise ValueError(f"end tokens {tuple(eos_token_ids)} for a vocabulary of {vocab_size}")
+        self.max_num_seqs = max_num_seqs
+        self.vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self.records = np.zeros(max_num_seqs, dtype=RowRecord)
+        self.flags: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)
+        self._num_output_tokens: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)
+        self._num_logprobs: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)
+        self._edited_until: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)
+        self._edits: dict[int, _RowEdits] = {}
+        self._last_edits: _RowEdits | None = None
+
+    def seat(self, seat: Seat) -> None:
+        """Note what a request asks for. Raises before anything is noted if it asks for what does not exist."""
+        row, params, num_output_tokens = seat.row, seat.params, len(seat.request.output_token_ids)
+        if params.bad_words and params.bad_word_token_ids is None:
+            raise InvalidRequestError("bad_words need a tokenizer to become tokens, and there is none", "bad_words")
+        params.validate_for_vocabulary(self.vocab_size)
+        record, flags = _record(seat, self.vocab_size)
+        edits = self._edits_of(params)
+        if edits is not None and num_output_tokens < edits.until:
+            flags |= EDITS
+            self._edits[row] = edits
+            self._edited_until[row] = edits.until
+        self.records[row] = record
+        self.flags[row] = flags
+        self._num_output_tokens[row] = num_output_tokens
+        self._num_logprobs[row] = params.logprobs or 0
+
+    def clear(self, row: int) -> None:
+        """Forget a request. What is in flight for its row stays valid."""
+        self.flags[row] = 0
+        self._edits.pop(row, None)
+
+    def used_by(self, rows: Int64Array) -> int:
+        """All features that any of these rows uses."""
+        return int(np.bitwise_or.reduce(self.flags[rows]))
+
+    def entries_in_force(self, rows: Int64Array) -> LogitEntries | None:
+        """The edits of a step whose i-th line belongs to `rows[i]`; `None` where there are none now."""
+        lines = np.flatnonzero(self.flags[rows] & EDITS).tolist()
+        edits = [self._edits[rows[line]] for line in lines]
+        counts = self._num_output_tokens[rows[lines]].tolist()
+        parts = [own.in_force(count) for own, count in zip(edits, counts, strict=True)]
+        sizes = [part.shape[1] for part in parts]
+        columns = np.empty((5, sum(sizes)), dtype=np.int32)
+        if not columns.shape[1]:
+            return None
+        columns[0] = np.repeat(lines, sizes)
+        np.concatenate(parts, axis=1, out=columns[1:])
+        starts = np.cumsum([0, *(len(own.prefixes) for own in edits)])
+        columns[3] += np.repeat(starts[:-1], sizes).astype(np.int32)
+        return LogitEntries(columns, np.concatenate([own.prefixes for own in edits]))
+
+    def wanted_logprobs(self, rows: Int64Array) -> tuple[Int64Array, list[int]]:
+        """The lines that want logprobs, and of how many most likely tokens each."""
+        lines = np.flatnonzero(self.flags[rows] & LOGPROBS)
+        return lines, self._num_logprobs[rows[lines]].tolist()
+
+    def count_tokens(self, rows: Int64Array, used: int) -> None:
+        """Note that each of these rows gets one more output token."""
+        self._num_output_tokens[rows] += 1
+        if used & EDITS:
+            self.flags[rows[self._num_output_tokens[rows] >= self._edited_until[rows]]] &= ~EDITS
+
+    def _edits_of(self, params: SamplingParams) -> _RowEdits | None:
+        """The completions of a request enter one after the other."""
+        last = self._last_edits
+        if last is not None and last.is_for(params):
+            return last
+        edits = [*logit_edits(params, self._eos_token_ids)]
+        if not edits:
+            return None
+        self._last_edits = last = _RowEdits(params, edits)
+        return last
+
+
+def _record(seat: Seat, vocab_size: int) -> tuple[tuple[float, ...], int]:
+    """The values of a row's `RowRecord`, and what the row uses but for edits; a greedy request leaves filters out."""
+    params = seat.params
+    flags = PENALTIES if params.is_penalised else 0
+    if params.logprobs is not None:
+        flags |= LOGPROBS
+    inverse_temperature, top_k, top_p, min_p_offset = 0.0, 0, 1.0, -math.inf
+    if not params.greedy:
+        inverse_temperature, top_p = 1.0 / params.temperature, params.top_p
+        top_k = params.top_k if 0 < params.top_k < vocab_size else 0
+        min_p_offset = params.temperature * math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+        flags |= RANDOM | (FILTERS if top_k or top_p < 1.0 or params.min_p > 0.0 else 0)
+    seed = (seat.default_seed if params.seed is None else params.seed) % 2**64
+    penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    return (seed, top_p, inverse_temperature, top_k, min_p_offset, *penalties), flags
+
+
+def seen_tokens(request: NewRequest) -> tuple[Int32Array, Int32Array]:
+    """The distinct tokens of a request, and the entry of each (see `IN_PROMPT`): all that penalties have to know."""
+    prompt = np.unique(np.asarray(request.prompt_token_ids, dtype=np.int32))
+    output, counts = np.unique(np.asarray(request.output_token_ids, dtype=np.int32), return_counts=True)
+    tokens = np.union1d(prompt, output)
+    entries = np.zeros(len(tokens), dtype=np.int32)
+    entries[np.searchsorted(tokens, prompt)] += IN_PROMPT
+    entries[np.searchsorted(tokens, output)] += (ONE_OUTPUT * counts).astype(np.int32)
+    return tokens, entries
+
+
+# ----------------------------------------------------------------------------------------------------------- a step
+
+
+class SamplingKernels(Protocol):
+    """One implementation of the definition, on the device where the rows' tokens and seen tokens lie."""
+
+    def seat(self, seats: Sequence[Seat]) -> None:
+        """Take over the records of rows that `SamplingRows` has noted, and the tokens that they have seen."""
+        ...
+
+    def prepare(self, logits: Tensor, num_lines: int) -> Tensor:
+        """The first lines of the logits, or more of them, where and as the kernels read them."""
+        ...
+
+    def edit(
+        self,
+        logits: Tensor,
+        rows: Int64Array,
+        positions: Int64Array,
+        *,
+        entries: LogitEntries | None,
+        penalised: bool,
+        keep_logits: bool,
+    ) -> Tensor:
+        """Float32 logits with edits and penalties. With `keep_logits`, `logits` stay as they are."""
+        ...
+
+    def pick(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> Tensor:
+        """Filters and the choice: int32 [R], a token or a negative code for each row, from the first R lines.
+
+        The token is written to its position in the row's tokens, unless that is past their end, and counted as seen. A
+        row without a token gets token 0: it may already be part of the next step, and must be able to run it.
+        """
+        ...
+
+    def upload(self, array: Int32Array) -> Tensor:
+        """A copy on the logits' device that nothing waits for."""
+        ...
+
+    def download(self, tensor: Tensor) -> Tensor:
+        """A host tensor that has the values once the device has come this far."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,299 +342,86 @@ class SamplerOutput:
 
 
 class Sampler:
-    """Stateless: everything it needs is in the batch."""
+    """The choice of tokens for any rows of a batch. On a GPU it launches what the rows need, and waits for nothing."""
 
-    @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: Sequence[int], batch: SamplingBatch) -> SamplerOutput:
-        """Choose a token for each of `rows`, where `logits` [R, V] float32 has one line per row.
+    def __init__(self, rows: SamplingRows, kernels: SamplingKernels) -> None:
+        self._rows = rows
+        self._kernels = kernels
 
-        `logits` is consumed: bans, biases and penalties are written into it.
+    def seat(self, seats: Sequence[Seat]) -> None:
+        """Let requests enter that `SamplingRows` has noted."""
+        self._kernels.seat(seats)
+
+    def sample(self, logits: Tensor, rows: Int64Array, positions: Int64Array) -> PendingSample:
+        """Choose a token for each of `rows`; on the CPU, `logits` are consumed.
+
+        `logits` [at least R, V] has a line per row, in any float type; further lines are ignored. `positions`: where
+        the new token goes in the row's tokens, which is also how many it has now.
         """
-        row_ids = np.asarray(rows, dtype=np.int64)
-        if logits.shape != (len(row_ids), batch.vocab_size):
-            raise ValueError(f"logits of shape {tuple(logits.shape)} for {len(row_ids)} rows of {batch.vocab_size}")
-        if not len(row_ids):
-            return SamplerOutput([], [])
-        logits = logits.float()
-        features = batch.features(row_ids)
-        raw = _RawLogprobs(logits, row_ids, batch) if features & Feature.LOGPROBS else None
-        if features & _EDITS:
-            _edit_logits(logits, row_ids, batch, features)
-        if features & Feature.RANDOM:
-            tokens, maxima = _choose_mixed(logits, row_ids, batch)
-        else:
-            tokens, maxima = _argmax(logits)
-        errors = _row_errors(maxima)
-        for position in errors:
-            tokens[position] = NO_TOKEN
-        token_ids: list[int] = tokens.tolist()
+        num_lines = len(rows)
+        if logits.shape[1] != self._rows.vocab_size or len(logits) < num_lines:
+            raise ValueError(f"logits of shape {tuple(logits.shape)} for {num_lines} rows of {self._rows.vocab_size}")
+        if len(positions) != num_lines:
+            raise ValueError(f"{num_lines} rows, but {len(positions)} positions")
+        if not num_lines:
+            return PendingSample(torch.empty(0, dtype=torch.int32), None)
+        used = self._rows.used_by(rows)
+        edited = logits = self._kernels.prepare(logits, num_lines)
+        if used & (EDITS | PENALTIES):
+            edited = self._kernels.edit(
+                logits[:num_lines],
+                rows,
+                positions,
+                entries=self._rows.entries_in_force(rows) if used & EDITS else None,
+                penalised=bool(used & PENALTIES),
+                keep_logits=bool(used & LOGPROBS),
+            )
+        token_ids = self._kernels.pick(edited, rows, positions, used=used)
+        host_token_ids = self._kernels.download(token_ids)
+        logprobs = self._logprobs(logits, rows, token_ids) if used & LOGPROBS else None
+        self._rows.count_tokens(rows, used)
+        return PendingSample(host_token_ids, logprobs)
+
+    def _logprobs(self, logits: Tensor, rows: Int64Array, token_ids: Tensor) -> _PendingLogprobs:
+        lines, num_top = self._rows.wanted_logprobs(rows)
+        most = max(num_top)
+        on_device = self._kernels.upload(lines.astype(np.int32)).long()
+        parts = [
+            self._kernels.download(logprob_words(logits[part], token_ids[part], most))
+            for part in on_device.split(LINES_AT_A_TIME)
+        ]
+        return _PendingLogprobs(lines.tolist(), num_top, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingLogprobs:
+    """Logprobs on their way to the host."""
+
+    lines: list[int]
+    num_top: list[int]
+    parts: list[Tensor]
+
+
+class PendingSample:
+    """A step's tokens on their way to the host."""
+
+    __slots__ = ("_host_token_ids", "_logprobs")
+
+    def __init__(self, host_token_ids: Tensor, logprobs: _PendingLogprobs | None) -> None:
+        self._host_token_ids = host_token_ids
+        self._logprobs = logprobs
+
+    def result(self) -> SamplerOutput:
+        """What was chosen. Valid once the device has done all that was launched up to the end of `sample`."""
+        token_ids: list[int] = self._host_token_ids.tolist()
+        errors = {place: _ERRORS[token] for place, token in enumerate(token_ids) if token < 0}
+        for place in errors:
+            token_ids[place] = NO_TOKEN
         logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
-        if raw is not None:
-            logprobs = raw.records(token_ids)
+        wanted = self._logprobs
+        if wanted is not None:
+            tokens = [token_ids[line] for line in wanted.lines]
+            found = token_logprobs(torch.cat(wanted.parts), tokens, wanted.num_top)
+            for line, token_id, record in zip(wanted.lines, tokens, found, strict=True):
+                logprobs[line] = None if token_id == NO_TOKEN else record
         return SamplerOutput(token_ids, logprobs, errors)
-
-
-class _RawLogprobs:
-    """Log-softmax of the rows that asked for it, kept until their tokens are known."""
-
-    def __init__(self, logits: Tensor, rows: IntArray, batch: SamplingBatch) -> None:
-        self._positions = batch.positions_with(rows, Feature.LOGPROBS)
-        self._num_top = batch.num_logprobs[rows[self._positions]].tolist()
-        self._values = torch.log_softmax(logits[_to(self._positions, logits)], dim=-1)
-
-    def records(self, token_ids: Sequence[int]) -> list[TokenLogprobs | None]:
-        records: list[TokenLogprobs | None] = [None] * len(token_ids)
-        chosen = [token_ids[position] for position in self._positions]
-        found = gather_logprobs(self._values, [max(token, 0) for token in chosen], self._num_top)
-        for position, token, record in zip(self._positions.tolist(), chosen, found, strict=True):
-            records[position] = None if token == NO_TOKEN else record
-        return records
-
-
-def _row_errors(maxima: npt.NDArray[np.float32]) -> dict[int, str]:
-    """A row fails if its largest logit is no number: NaN anywhere, an overflow, or every token ruled out."""
-    errors: dict[int, str] = {}
-    for position in np.flatnonzero(~np.isfinite(maxima)).tolist():
-        if maxima[position] == -np.inf:
-            errors[position] = "no token is left to choose from: bans rule out the whole vocabulary"
-        else:
-            errors[position] = f"the model gave a logit of {maxima[position]}"
-    return errors
-
-
-# ------------------------------------------------------------------------------------------------------ editing logits
-
-
-def _edit_logits(logits: Tensor, rows: IntArray, batch: SamplingBatch, features: Feature) -> None:
-    if features & Feature.MIN_TOKENS:
-        _ban(logits, _min_tokens_bans(rows, batch))
-    if features & Feature.BAD_WORDS:
-        _ban(logits, _bad_word_bans(rows, batch))
-    if features & Feature.LOGIT_BIAS:
-        _add_bias(logits, rows, batch)
-    if features & Feature.PENALTIES:
-        _penalise(logits, rows, batch)
-
-
-def _ban(logits: Tensor, bans: list[tuple[int, Sequence[int] | IntArray]]) -> None:
-    if not bans:
-        return
-    positions = np.repeat([position for position, _ in bans], [len(tokens) for _, tokens in bans])
-    tokens = np.concatenate([np.asarray(tokens, dtype=np.int64) for _, tokens in bans])
-    logits[_to(positions, logits), _to(tokens, logits)] = -torch.inf
-
-
-def _min_tokens_bans(rows: IntArray, batch: SamplingBatch) -> list[tuple[int, Sequence[int] | IntArray]]:
-    bans: list[tuple[int, Sequence[int] | IntArray]] = []
-    for position in batch.positions_with(rows, Feature.MIN_TOKENS).tolist():
-        blocked = batch.blocked_ids[rows[position]]
-        assert blocked is not None
-        bans.append((position, blocked))
-    return bans
-
-
-def _bad_word_bans(rows: IntArray, batch: SamplingBatch) -> list[tuple[int, Sequence[int] | IntArray]]:
-    """The last token of each bad word whose other tokens are the last ones of the output."""
-    bans: list[tuple[int, Sequence[int] | IntArray]] = []
-    for position in batch.positions_with(rows, Feature.BAD_WORDS).tolist():
-        words = batch.bad_words[rows[position]]
-        assert words is not None
-        banned = words.banned(batch.output_tail[rows[position]])
-        if len(banned):
-            bans.append((position, banned))
-    return bans
-
-
-def _add_bias(logits: Tensor, rows: IntArray, batch: SamplingBatch) -> None:
-    positions = batch.positions_with(rows, Feature.LOGIT_BIAS)
-    biases = [bias for row in rows[positions].tolist() if (bias := batch.bias[row]) is not None]
-    lengths = [len(tokens) for tokens, _ in biases]
-    tokens = np.concatenate([tokens for tokens, _ in biases])
-    where = (_to(np.repeat(positions, lengths), logits), _to(tokens, logits))
-    logits[where] += _to(np.concatenate([values for _, values in biases]), logits)
-
-
-def _penalise(logits: Tensor, rows: IntArray, batch: SamplingBatch) -> None:
-    """Repetition scales the logits of tokens in prompt or output away from "likely"; frequency and presence subtract
-    for tokens in the output."""
-    positions = batch.positions_with(rows, Feature.PENALTIES)
-    seen = [state for row in rows[positions].tolist() if (state := batch.seen[row]) is not None]
-    lengths = [len(state.ids) for state in seen]
-    penalised_rows = np.repeat(rows[positions], lengths)
-    counts = _to(np.concatenate([state.output_counts for state in seen]), logits)
-    repetition = _to(batch.repetition_penalty[penalised_rows], logits)
-    frequency = _to(batch.frequency_penalty[penalised_rows], logits)
-    presence = _to(batch.presence_penalty[penalised_rows], logits)
-    tokens = _to(np.concatenate([state.ids for state in seen]), logits)
-    where = (_to(np.repeat(positions, lengths), logits), tokens)
-    values = logits[where]
-    values = torch.where(values > 0, values / repetition, values * repetition)
-    values -= frequency * counts + presence * (counts > 0)
-    logits[where] = values
-
-
-# ---------------------------------------------------------------------------------------------------- choosing a token
-
-
-def _argmax(logits: Tensor) -> tuple[IntArray, npt.NDArray[np.float32]]:
-    """Per line, the lowest id of the largest logit and that logit; NaN counts as the largest."""
-    if logits.device.type == "cpu":
-        lines = logits.numpy()
-        tokens = lines.argmax(axis=1)
-        return tokens, lines[np.arange(len(lines)), tokens]
-    on_device = logits.argmax(dim=1, keepdim=True)
-    maxima = logits.gather(1, on_device)
-    return on_device.squeeze(1).cpu().numpy(), maxima.squeeze(1).cpu().numpy()
-
-
-def _choose_mixed(logits: Tensor, rows: IntArray, batch: SamplingBatch) -> tuple[IntArray, npt.NDArray[np.float32]]:
-    random = batch.positions_with(rows, Feature.RANDOM)
-    if len(random) == len(rows):
-        maxima = logits.amax(dim=1, keepdim=True)
-        tokens = np.empty(len(rows), dtype=np.int64)
-    else:
-        tokens, host_maxima = _argmax(logits)
-        maxima = _to(host_maxima[:, None], logits)
-    top_k = batch.top_k[rows[random]]
-    compact = (top_k > 0) & (top_k <= MAX_COMPACT_TOP_K)
-    step = max(1, ELEMENTS_AT_A_TIME // batch.vocab_size)
-    for group, has_small_top_k in ((random[compact], True), (random[~compact], False)):
-        for start in range(0, len(group), step):
-            part = group[start : start + step]
-            draw = _Draw(_lines(logits, part), _lines(maxima, part), rows[part], batch)
-            tokens[part] = (draw.among_top_k() if has_small_top_k else draw.among_all()).cpu().numpy()
-    return tokens, maxima.cpu().numpy().ravel()
-
-
-def _lines(table: Tensor, positions: IntArray) -> Tensor:
-    """These lines of `table`, as a view where they lie together."""
-    first, last = int(positions[0]), int(positions[-1])
-    return table[first : last + 1] if last - first + 1 == len(positions) else table[_to(positions, table)]
-
-
-class _Draw:
-    """One draw for each line of `logits` [R, V], which is consumed; `maxima` [R, 1] are its largest values."""
-
-    def __init__(self, logits: Tensor, maxima: Tensor, rows: IntArray, batch: SamplingBatch) -> None:
-        features = batch.features(rows)
-        self._logits = logits
-        self._maxima = maxima
-        self._inverse_temperature = _column(1 / batch.temperature[rows], logits)
-        self._top_k = _column(batch.top_k[rows], logits) if features & Feature.TOP_K else None
-        self._top_p = _column(batch.top_p[rows], logits) if features & Feature.TOP_P else None
-        self._min_p = _column(batch.min_p[rows], logits) if features & Feature.MIN_P else None
-        self._uniforms = uniforms(batch.seed[rows], batch.num_output_tokens[rows])
-        self._quantum = 2.0 ** (batch.vocab_size.bit_length() - 53)
-
-    def among_all(self) -> Tensor:
-        """Draw from the whole vocabulary."""
-        if self._top_k is not None:
-            ordered = torch.topk(self._logits, int(self._top_k.max()), dim=1).values
-            cut = ordered.gather(1, (self._top_k - 1).clamp_(min=0))
-            self._logits.masked_fill_((self._logits < cut) & (self._top_k > 0), -torch.inf)
-        return self._columns(self._logits)
-
-    def among_top_k(self) -> Tensor:
-        """Draw where every line has a top_k: on the candidates alone, unless equals of the last one are left out."""
-        assert self._top_k is not None
-        vocab_size = self._logits.shape[1]
-        num_candidates = min(int(self._top_k.max()) + 1, vocab_size)
-        values, ids = torch.topk(self._logits, num_candidates, dim=1)
-        cut = values.gather(1, self._top_k - 1)
-        if num_candidates < vocab_size and bool((values[:, -1:] == cut).any()):
-            return self.among_all()
-        values.masked_fill_(values < cut, -torch.inf)
-        ids, order = ids.sort(dim=1)
-        return ids.gather(1, self._columns(values.gather(1, order)).unsqueeze(1)).squeeze(1)
-
-    def _columns(self, candidates: Tensor) -> Tensor:
-        """Temperature, min_p, top_p and the draw. Columns must be in order of token id; `candidates` is consumed."""
-        weights = candidates.sub_(self._maxima).mul_(self._inverse_temperature).exp_()
-        # Adding and taking away a number whose last float32 bit is worth one quantum rounds to whole quanta.
-        rounder = self._quantum * 2.0**23
-        weights.add_(rounder).sub_(rounder)
-        filtered = self._min_p is not None or self._top_p is not None
-        if filtered and weights.device.type in LINE_BY_LINE_DEVICES:
-            columns = self._columns_line_by_line(weights)
-        else:
-            if self._min_p is not None:
-                weights.masked_fill_(weights < self._min_p, 0.0)
-            if self._top_p is not None:
-                weights.masked_fill_(weights < _nucleus_cut(weights, self._top_p), 0.0)
-            cumulative = weights.cumsum(dim=1, dtype=torch.float64)
-            totals = cumulative[:, -1:]
-            targets = torch.minimum(_column(self._uniforms, weights) * totals, totals - self._quantum)
-            columns = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
-        # A line with NaN may point past the end; it is reported by its maximum.
-        return columns.clamp_(max=candidates.shape[1] - 1)
-
-    def _columns_line_by_line(self, weights: Tensor) -> Tensor:
-        num_lines = len(weights)
-        min_p = [0.0] * num_lines if self._min_p is None else self._min_p.ravel().tolist()
-        top_p = [1.0] * num_lines if self._top_p is None else self._top_p.ravel().tolist()
-        columns = torch.zeros(num_lines, dtype=torch.int64)
-        for place, line in enumerate(weights.numpy()):
-            ids, values = _kept(line, min_p[place], top_p[place])
-            if len(ids):
-                cumulative = values.cumsum(dtype=np.float64)
-                target = min(self._uniforms[place] * cumulative[-1], cumulative[-1] - self._quantum)
-                columns[place] = int(ids[cumulative.searchsorted(target, side="right")])
-        return columns
-
-
-def _nucleus_cut(weights: Tensor, top_p: Tensor) -> Tensor:
-    """Per line the smallest weight in the smallest set of largest weights that reaches `top_p` of the total; [R, 1]."""
-    ordered = weights.sort(dim=1, descending=True).values
-    cumulative = ordered.cumsum(dim=1, dtype=torch.float64)
-    place = torch.searchsorted(cumulative, top_p * cumulative[:, -1:])
-    cut = ordered.gather(1, place.clamp_(max=ordered.shape[1] - 1))
-    return cut.masked_fill_(top_p >= 1.0, 0.0)
-
-
-def _kept(weights: npt.NDArray[np.float32], min_p: float, top_p: float) -> tuple[IntArray, npt.NDArray[np.float32]]:
-    """Places, in order, and values of the weights that min_p and then top_p keep."""
-    if min_p <= 0.0:
-        return _nucleus(weights, top_p)
-    ids = np.flatnonzero(weights >= np.float32(min_p))
-    places, values = _nucleus(weights[ids], top_p)
-    return ids[places], values
-
-
-def _nucleus(weights: npt.NDArray[np.float32], top_p: float) -> tuple[IntArray, npt.NDArray[np.float32]]:
-    """Places, in order, and values of the smallest set of largest weights that reaches `top_p` of the total.
-
-    Weights of at most (1 - top_p) of the mean sum to at most (1 - top_p) of the total, so those above reach top_p: only
-    they need sorting.
-    """
-    total = float(weights.sum(dtype=np.float64)) if top_p < 1.0 else 0.0
-    possible = np.flatnonzero(weights > np.float32((1.0 - top_p) * total / max(1, len(weights)) * 0.999))
-    values = weights[possible]
-    if top_p >= 1.0 or not len(values):
-        return possible, values
-    ordered = np.sort(values)[::-1]
-    place = int(np.cumsum(ordered, dtype=np.float64).searchsorted(top_p * total))
-    kept = values >= ordered[min(place, len(ordered) - 1)]
-    return possible[kept], values[kept]
-
-
-def uniforms(seeds: npt.NDArray[np.uint64], counters: IntArray) -> npt.NDArray[np.float64]:
-    """For each (seed, counter) a number in [0, 1) with 53 random bits: two rounds of a 64-bit finaliser."""
-    mixed = _mix(seeds + _GOLDEN)
-    mixed = _mix(mixed + counters.astype(np.uint64) * _COUNTER_STEP + _GOLDEN)
-    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A bijection of 64-bit words in which each input bit moves about half of the output bits (splitmix64's)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
-def _to(array: npt.NDArray[np.generic], like: Tensor) -> Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor.to(like.device) if like.device.type != "cpu" else tensor
-
-
-def _column(array: npt.NDArray[np.generic], like: Tensor) -> Tensor:
-    return _to(array[:, None], like)

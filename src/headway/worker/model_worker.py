@@ -10,14 +10,13 @@ worker.submit(output)                                                step after 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from headway import native
-from headway.attention import AttentionBackend, create_backend
+from headway.attention import create_backend
 from headway.config import ResolvedConfig
-from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from headway.core.scheduler_output import SchedulerOutput
 from headway.errors import ConfigError
 from headway.kv.host_blocks import HostBlocks
 from headway.kv.layer_cache import LayerKVCache
@@ -27,13 +26,9 @@ from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder
 from headway.models.decoder_config import DecoderConfig
-from headway.runner.model_runner import ModelRunner
-from headway.settings import GraphMode
+from headway.runner import PendingStep, Runner, RunnerSettings, create_runner
 from headway.worker.formats import choose_formats
 from headway.worker.memory_plan import MemoryPlan, free_cuda_bytes, longest_request, plan_memory
-
-if TYPE_CHECKING:
-    from headway.runner.gpu_runner import GpuModelRunner
 
 
 class ModelWorker:
@@ -121,7 +116,7 @@ class ModelWorker:
             graphs=config.device.graphs,
             num_threads=self.formats.torch_threads,
         )
-        self._runner = _create_runner(decoder, attention, settings, host_blocks)
+        self._runner = create_runner(decoder, attention, settings, host_blocks)
         return plan
 
     def warm_up(self) -> int:
@@ -183,125 +178,3 @@ def _working_bytes(decoder: Decoder, device: torch.device, *, num_tokens: int, n
     working = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     return working
-
-
-# ---- until `headway.runner` has these under the same names: all below becomes one import of create_runner, Runner,
-# ---- RunnerSettings and PendingStep from there
-
-
-class PendingStep(Protocol):
-    """A step that has been submitted."""
-
-    def result(self) -> ModelRunnerOutput:
-        """Wait until the step has run."""
-        ...
-
-
-class Runner(Protocol):
-    """Runs planned steps in order."""
-
-    def submit(self, output: SchedulerOutput) -> PendingStep: ...
-
-    def warm_up(self) -> int: ...
-
-    def shutdown(self) -> None: ...
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunnerSettings:
-    """The limits of a batch, and how its steps run."""
-
-    device: torch.device
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    block_size: int
-    eos_token_ids: tuple[int, ...]
-    seed: int
-    graphs: GraphMode
-    num_threads: int | None
-    """Threads that torch gets for the time of a step on the CPU; `None`: as many as it has."""
-
-
-def _create_runner(
-    decoder: Decoder, attention: AttentionBackend, settings: RunnerSettings, host_blocks: HostBlocks | None
-) -> Runner:
-    if decoder.ops.name == "triton":
-        return _GraphedRunner(decoder, attention, settings, host_blocks)
-    return _EagerRunner(decoder, attention, settings, host_blocks)
-
-
-class _FinishedStep:
-    def __init__(self, output: ModelRunnerOutput) -> None:
-        self._output = output
-
-    def result(self) -> ModelRunnerOutput:
-        return self._output
-
-
-class _EagerRunner:
-    def __init__(
-        self, decoder: Decoder, attention: AttentionBackend, settings: RunnerSettings, host_blocks: HostBlocks | None
-    ) -> None:
-        self._num_threads = settings.num_threads
-        self._runner: ModelRunner | None = ModelRunner(
-            decoder,
-            attention,
-            device=settings.device,
-            max_num_seqs=settings.max_num_seqs,
-            max_model_len=settings.max_model_len,
-            block_size=settings.block_size,
-            eos_token_ids=settings.eos_token_ids,
-            seed=settings.seed,
-            host_blocks=host_blocks,
-        )
-
-    def submit(self, output: SchedulerOutput) -> PendingStep:
-        assert self._runner is not None
-        if self._num_threads is None:
-            return _FinishedStep(self._runner.execute(output))
-        callers_threads = torch.get_num_threads()  # the rest of the process may want them: they are only borrowed
-        torch.set_num_threads(self._num_threads)
-        try:
-            return _FinishedStep(self._runner.execute(output))
-        finally:
-            torch.set_num_threads(callers_threads)
-
-    def warm_up(self) -> int:
-        return 0
-
-    def shutdown(self) -> None:
-        self._runner = None
-
-
-class _GraphedRunner:
-    def __init__(
-        self, decoder: Decoder, attention: AttentionBackend, settings: RunnerSettings, host_blocks: HostBlocks | None
-    ) -> None:
-        from headway.runner.gpu_runner import GpuModelRunner
-
-        self._captures_all = settings.graphs == "all"
-        self._runner: GpuModelRunner | None = GpuModelRunner(
-            decoder,
-            attention,
-            device=settings.device,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            max_model_len=settings.max_model_len,
-            block_size=settings.block_size,
-            eos_token_ids=settings.eos_token_ids,
-            seed=settings.seed,
-            use_graphs=settings.graphs != "off",
-            host_blocks=host_blocks,
-        )
-
-    def submit(self, output: SchedulerOutput) -> PendingStep:
-        assert self._runner is not None
-        return self._runner.submit(output)
-
-    def warm_up(self) -> int:
-        assert self._runner is not None
-        return self._runner.capture_graphs() if self._captures_all else 0
-
-    def shutdown(self) -> None:
-        self._runner = None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from headway.runner.cuda_graphs import StepGraphs, StepShape, decode_rungs, rung_above, sample_rungs, token_rungs
+from headway.runner.graphed_runner import StepGraphs, StepShape, decode_rungs, rung_above, sample_rungs, token_rungs
 
 LADDERS = [decode_rungs, token_rungs, sample_rungs]
 

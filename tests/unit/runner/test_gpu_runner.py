@@ -18,8 +18,9 @@ from headway import LLM, RequestOutput, SamplingParams
 from headway.attention.triton_paged import TritonPagedAttention
 from headway.core.scheduler_output import SchedulerOutput
 from headway.errors import ConfigError, RequestFailedError
-from headway.runner.cuda_graphs import StepGraphs, StepShape
-from headway.runner.gpu_runner import GpuModelRunner, PendingGpuStep
+from headway.runner import PendingStep
+from headway.runner.graphed_runner import GraphedStage, StepGraphs, StepShape
+from headway.runner.step_runner import StepRunner
 from tests.integration.greedy import Run, run
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, random_prompts
 
@@ -136,49 +137,57 @@ def test_steps_are_padded_to_rungs_and_without_graphs_they_are_not(
     assert shapes == []
 
 
-def runner_of(llm: LLM) -> GpuModelRunner:
+def runner_of(llm: LLM) -> StepRunner[Any]:
     (worker,) = llm.engine.core.executor._workers  # type: ignore[attr-defined]
-    return worker._runner._runner  # type: ignore[no-any-return]
+    runner = worker._runner
+    assert isinstance(runner, StepRunner)
+    return runner
+
+
+def stage_of(llm: LLM) -> GraphedStage:
+    stage = runner_of(llm).stage
+    assert isinstance(stage, GraphedStage)
+    return stage
 
 
 def test_steps_without_a_request_change_nothing(tiny: TinyLLM, cpu_tokens: list[list[int]]) -> None:
     """They are what graphs are captured with."""
     llm = tiny.on_gpu()
     assert run(llm, PROMPTS, NUM_TOKENS).tokens == cpu_tokens  # rows, slots and tables hold something
-    runner = runner_of(llm)
-    caches = [tensor for layer in runner.attention.kv_caches for tensor in layer.tensors]
+    stage = stage_of(llm)
+    caches = [tensor for layer in runner_of(llm).attention.kv_caches for tensor in layer.tensors]
     before = [tensor.clone() for tensor in caches]
-    rows = runner._rows.token_rows.clone()
-    runner._rows.stage_nothing()
+    rows = stage.rows.token_rows.clone()
+    stage.rows.stage_nothing()
     for shape in (StepShape(4, 4, has_chunks=False), StepShape(16, 6, has_chunks=True)):
-        runner._run_shape(shape)
+        stage.run_shape(shape)
     assert all(torch.equal(tensor, was) for tensor, was in zip(caches, before, strict=True))
-    assert torch.equal(runner._rows.token_rows, rows)
+    assert torch.equal(stage.rows.token_rows, rows)
     assert run(llm, PROMPTS, NUM_TOKENS).tokens == cpu_tokens
 
 
 def test_every_step_has_one_of_the_shapes(tiny: TinyLLM, shapes: list[StepShape]) -> None:
-    llm = tiny.on_gpu(max_num_seqs=200, max_num_batched_tokens=300)
-    runner = runner_of(llm)
-    known = set(runner.shapes())
-    assert len(known) == len(runner.shapes())
+    stage = stage_of(tiny.on_gpu(max_num_seqs=200, max_num_batched_tokens=300))
+    known = set(stage.shapes())
+    assert len(known) == len(stage.shapes())
     for num_tokens in range(1, 301):
         if num_tokens <= 200:
-            assert StepShape(runner._padded(num_tokens, True), runner._padded(num_tokens, True), False) in known
+            padded = stage.padded(num_tokens, is_decode=True)
+            assert StepShape(padded, padded, False) in known
         for num_samples in {1, min(num_tokens, 64), min(num_tokens, 65), min(num_tokens, 200)}:
             num_rows = next(rung for rung in (64, 200) if rung >= num_samples)
-            assert StepShape(runner._padded(num_tokens, False), num_rows, True) in known
+            assert StepShape(stage.padded(num_tokens, is_decode=False), num_rows, True) in known
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 def test_a_warm_engine_captures_nothing_more(tiny: TinyLLM, cpu_tokens: list[list[int]]) -> None:
     llm = tiny.on_gpu()
-    runner = runner_of(llm)
-    assert runner._graphs is not None
-    assert llm.engine.warm_up() == len(runner.shapes())
-    assert set(runner._graphs._graphs) == set(runner.shapes())
+    stage = stage_of(llm)
+    assert stage._graphs is not None
+    assert llm.engine.warm_up() == len(stage.shapes())
+    assert set(stage._graphs._graphs) == set(stage.shapes())
     assert all(result.tokens == cpu_tokens for result in run_often(llm))
-    assert set(runner._graphs._graphs) == set(runner.shapes())
+    assert set(stage._graphs._graphs) == set(stage.shapes())
     assert tiny.on_gpu(cuda_graph_capture="lazy").engine.warm_up() == 0
 
 
@@ -188,17 +197,22 @@ def test_there_is_nothing_to_capture_without_a_gpu(tiny: TinyLLM) -> None:
 
 
 def test_too_little_memory_for_graphs_is_said_so(tiny: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(self: GpuModelRunner) -> int:
+    def no_room(self: GraphedStage) -> int:
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
-    monkeypatch.setattr(GpuModelRunner, "capture_graphs", no_room)
-    assert (
-        tiny.on_gpu(cuda_graph_capture="lazy").engine.warm_up() == tiny.on_gpu(enforce_eager=True).engine.warm_up() == 0
-    )
+    llm = tiny.on_gpu()
+    monkeypatch.setattr(GraphedStage, "warm_up", no_room)
     with pytest.raises(
         ConfigError, match=r"--cuda-graph-capture lazy or --enforce-eager\. \(tried to allocate 2 GiB\)"
     ):
-        tiny.on_gpu().engine.warm_up()
+        llm.engine.warm_up()
+
+
+def test_after_shutdown_nothing_is_submitted(tiny: TinyLLM) -> None:
+    runner = runner_of(tiny.on_gpu())
+    runner.shutdown()
+    with pytest.raises(RuntimeError, match="shut down"):
+        runner.submit(SchedulerOutput.empty(0))
 
 
 def test_a_step_without_single_tokens(tiny: TinyLLM, cpu_tokens: list[list[int]], shapes: list[StepShape]) -> None:
@@ -330,6 +344,17 @@ def test_sampled_tokens_depend_on_the_seed_alone(tiny: TinyLLM, overlapped: LLM)
     assert first != second, "each draws for itself"
 
 
+def test_sampled_tokens_equal_the_cpu_engines(cpu: LLM, overlapped: LLM) -> None:
+    own = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
+    params = [
+        SamplingParams(temperature=0.8, seed=7, repetition_penalty=1.2, **own),
+        SamplingParams(temperature=1.0, top_k=20, top_p=0.9, seed=8, **own),
+        SamplingParams(temperature=1.3, min_p=0.02, frequency_penalty=0.5, presence_penalty=0.3, seed=9, **own),
+        SamplingParams(temperature=0.9, logit_bias={3: 2.0}, min_tokens=3, stop_token_ids=[5], seed=10, **own),
+    ]
+    assert tokens_of(generate(overlapped, PROMPTS, params)) == tokens_of(generate(cpu, PROMPTS, params))
+
+
 def test_a_request_with_broken_logits_fails_and_the_others_go_on(tiny: TinyLLM, cpu_tokens: list[list[int]]) -> None:
     poison = next(token for token in range(VOCAB_SIZE) if all(token not in line for line in [*PROMPTS, *cpu_tokens]))
     llm = tiny.on_gpu(async_scheduling=True, num_kv_blocks=6)
@@ -371,14 +396,14 @@ def test_a_step_that_cannot_be_launched_ends_its_requests_and_the_engine_goes_on
 
 def test_a_dropped_engine_gives_its_memory_back_at_once(tiny: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when the garbage collector comes: the next engine may need it."""
-    runners: list[weakref.ref[GpuModelRunner]] = []
-    submit = GpuModelRunner.submit
+    runners: list[weakref.ref[StepRunner[Any]]] = []
+    submit = StepRunner.submit
 
-    def spy(self: GpuModelRunner, output: SchedulerOutput) -> PendingGpuStep:
+    def spy(self: StepRunner[Any], output: SchedulerOutput) -> PendingStep:
         runners.append(weakref.ref(self))
         return submit(self, output)
 
-    monkeypatch.setattr(GpuModelRunner, "submit", spy)
+    monkeypatch.setattr(StepRunner, "submit", spy)
     llm = tiny.on_gpu(async_scheduling=True)
     generate(llm, PROMPTS[1:2], SamplingParams(temperature=0, max_tokens=1))
     assert runners[0]() is not None

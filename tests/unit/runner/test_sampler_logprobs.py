@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from headway.core import TokenLogprobs
-from headway.runner import logprobs as logprobs_module
-from headway.runner.logprobs import prompt_logprobs
-from headway.runner.sampler import Sampler
-from headway.runner.sampling_batch import SamplingBatch
-from headway.sampling_params import SamplingParams
+from headway.runner import token_logprobs as logprobs_module
+from headway.runner.token_logprobs import prompt_logprobs
+from tests.unit.runner.sampling_bench import sample_once
+from tests.unit.runner.sampling_reference import Request
 
 
 def reference(line: np.ndarray, token: int, num_top: int) -> TokenLogprobs:
@@ -36,11 +37,11 @@ def distinct_lines(rng: np.random.Generator, rows: int, vocab: int) -> np.ndarra
 
 
 def test_prompt_logprobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs_module, "PROMPT_ROWS_AT_A_TIME", 7)
+    monkeypatch.setattr(logprobs_module, "LINES_AT_A_TIME", 7)
     rng = np.random.default_rng(0)
     lines, tokens = distinct_lines(rng, 30, 200), rng.integers(0, 200, 30)
     for num_top in (0, 1, 5, 200):
-        records = prompt_logprobs(torch.from_numpy(lines), torch.from_numpy(tokens), num_top)
+        records = prompt_logprobs(torch.from_numpy(lines), tokens.tolist(), num_top)
         for record, line, token in zip(records, lines, tokens.tolist(), strict=True):
             assert_same(record, reference(line, token, num_top))
     assert prompt_logprobs(torch.zeros(0, 5), [], 3) == []
@@ -59,7 +60,7 @@ def test_equally_likely_tokens_come_by_id_also_at_the_cut() -> None:
 def test_sampled_logprobs_are_those_of_the_untouched_logits() -> None:
     rng = np.random.default_rng(1)
     lines = distinct_lines(rng, 6, 150)
-    fields = [
+    fields: list[dict[str, Any]] = [
         {"temperature": 0.0, "logprobs": 3},
         {"temperature": 0.7, "logprobs": 0, "seed": 1, "top_k": 20},
         {"temperature": 2.0, "seed": 3},
@@ -67,10 +68,8 @@ def test_sampled_logprobs_are_those_of_the_untouched_logits() -> None:
         {"temperature": 0.0, "logprobs": 150, "logit_bias": {7: 100.0}},
         {"temperature": 0.0, "logprobs": 1, "min_tokens": 2, "stop_token_ids": [int(lines[5].argmax())]},
     ]
-    batch = SamplingBatch(6, 150)
-    for row, each in enumerate(fields):
-        batch.add(row, SamplingParams(**each), [1, 2, 3], [4], 0)
-    result = Sampler().sample(torch.from_numpy(lines.copy()), range(6), batch)
+    requests = [Request(each, prompt=[1, 2, 3], output=[4]) for each in fields]
+    result = sample_once("numpy", torch.from_numpy(lines.copy()), requests)
     assert result.logprobs[2] is None
     for row in (0, 1, 3, 4, 5):
         assert_same(result.logprobs[row], reference(lines[row], result.token_ids[row], fields[row]["logprobs"]))

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.triton_device import DEVICE  # isort: split
 
 from headway import LLM, RequestOutput, SamplingParams
 from headway.core.scheduler_output import NewRequest
-from headway.runner.gpu_rows import GpuRows
-from headway.runner.input_batch import InputBatch
-from headway.runner.sampling_batch import SamplingBatch
+from headway.runner.base import RunnerSettings
+from headway.runner.rows import RowTable
+from headway.runner.sampler import SamplingRows
 from tests.unit.runner.tiny_llm import MAX_MODEL_LEN, VOCAB_SIZE, TinyLLM, random_prompts
 
 # Lines of padding may hold anything.
@@ -98,30 +97,35 @@ def test_a_request_that_cannot_be_seated_fails_alone(tiny: TinyLLM, runner: str,
         assert {name: output.outputs[0].token_ids for name, output in done.items()} == expected
 
 
-def test_a_row_stays_free_when_its_request_does_not_fit() -> None:
-    rows = InputBatch(max_num_seqs=1, max_model_len=4, block_size=2)
-    for bad in (NewRequest("long", (1,) * 5, (), None), NewRequest("wide", (1,), (), None, block_ids=(1, 2, 3))):
-        with pytest.raises(ValueError, match="broadcast"):
-            rows.add(bad)
-    assert rows.add(NewRequest("good", (1, 2), (), None)) == 0
-    assert list(rows.row_of) == ["good"]
+def test_rows_stay_free_when_a_request_does_not_fit() -> None:
+    rows = RowTable(RunnerSettings(DEVICE, 2, 8, max_model_len=4, block_size=2, eos_token_ids=(3,)), VOCAB_SIZE)
+    params = SamplingParams(repetition_penalty=2.0, logit_bias={1: 1.0}, prompt_logprobs=0)
+    good = NewRequest("good", (1, 2), (), params)
+    for bad, message in (
+        (NewRequest("long", (1,) * 5, (), params), "does not fit"),
+        (NewRequest("wide", (1,), (), params, block_ids=(1, 2, 3)), "does not fit"),
+        (NewRequest("unknown", (1,), (), SamplingParams(logit_bias={VOCAB_SIZE: 1.0})), "vocabulary"),
+        (NewRequest("untyped", (1,), (), None), "sampling_params"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            rows.seat([good, bad])
+        assert not rows.row_of and not rows.wanted_prompts and not rows.sampling.flags.any()
+    assert [seat.row for seat in rows.seat([good, NewRequest("other", (7, 8, 9), (), params)])] == [0, 1]
+    with pytest.raises(ValueError, match="1 requests for 0 free rows"):
+        rows.seat([NewRequest("third", (1,), (), params)])
+    rows.free("good")
+    assert [seat.row for seat in rows.seat([NewRequest("third", (1,), (), params)])] == [0]
 
-    batch = SamplingBatch(1, VOCAB_SIZE)
-    with pytest.raises(TypeError):
-        batch.add(0, SamplingParams(repetition_penalty=2.0), [1, 2], [3, None], default_seed=0)  # type: ignore[list-item]
-    batch.add(0, SamplingParams(), [1, 2], [], default_seed=0)
-    assert batch.seen[0] is None
 
-    on_device = GpuRows(max_num_seqs=2, max_model_len=4, block_size=2, max_num_tokens=8, device=DEVICE, division=None)
-    good = NewRequest("good", (1, 2), (), None)
-    for bad in (NewRequest("long", (1,) * 5, (), None), NewRequest("wide", (1,), (), None, block_ids=(1, 2, 3))):
-        with pytest.raises(ValueError, match="does not fit"):
-            on_device.add([good, bad])
-        assert not on_device.row_of
-    assert on_device.add([good, NewRequest("other", (7, 8, 9), (), None)]) == [0, 1]
-    assert np.array_equal(on_device.token_rows.cpu().numpy()[:, :3], [[1, 2, 0], [7, 8, 9]])
+def test_completions_of_a_request_share_their_edits() -> None:
+    rows = RowTable(RunnerSettings(DEVICE, 4, 8, max_model_len=4, block_size=2), VOCAB_SIZE)
+    params = SamplingParams(n=3, seed=5, logit_bias=dict.fromkeys(range(50), 1.0))
+    rows.seat([NewRequest(str(index), (1,), (), params.for_choice(index)) for index in range(3)])
+    rows.seat([NewRequest("another", (1,), (), SamplingParams(logit_bias={1: 2.0}))])
+    edits = rows.sampling._edits
+    assert edits[0] is edits[1] is edits[2] is not edits[3]
 
 
 def test_end_tokens_outside_the_vocabulary_reach_no_kernel() -> None:
     with pytest.raises(ValueError, match="vocabulary of 10"):
-        SamplingBatch(1, 10, eos_token_ids=[3, 10])
+        SamplingRows(1, 10, eos_token_ids=[3, 10])

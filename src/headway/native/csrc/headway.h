@@ -36,7 +36,7 @@ void hw_parallel(hw_task task, void *context, int64_t items);
 int hw_threads(void);
 
 /* Per-thread scratch memory, 64-byte aligned, valid until the thread asks for the same slot again. */
-enum hw_scratch_slot { HW_SCRATCH_LINEAR, HW_SCRATCH_PACK, HW_SCRATCH_ATTENTION, HW_SCRATCH_SLOTS };
+enum hw_scratch_slot { HW_SCRATCH_LINEAR, HW_SCRATCH_PACK, HW_SCRATCH_ATTENTION, HW_SCRATCH_SAMPLING, HW_SCRATCH_SLOTS };
 void *hw_scratch(enum hw_scratch_slot slot, size_t bytes);
 
 /* Asks for huge pages behind a large buffer that is about to be filled. */
@@ -77,5 +77,17 @@ HW_EXPORT void hw_attention_run(hw_attention_plan *plan, const float *q, const h
 HW_EXPORT void hw_dequantize(const uint8_t *raw, int kind, int64_t blocks, float *out);
 /* Whether none of the values is NaN or infinite. */
 HW_EXPORT int hw_is_finite(const float *x, int64_t count);
+
+/* What a row asks of sampling: `RowRecord` in headway/runner/sampler.py, where sampling is defined. */
+typedef struct {
+    uint64_t seed;
+    double top_p;
+    float inverse_temperature; /* 0: greedy */
+    int32_t top_k;             /* 0: all */
+    float min_p_offset, repetition, frequency, presence;
+} hw_sampling_record;
+/* One token for each of `lines` rows of logits, or a code below zero. */
+HW_EXPORT void hw_sample_tokens(const float *logits, int64_t lines, int64_t vocab, const int64_t *rows,
+                                const int64_t *positions, const hw_sampling_record *records, int32_t *tokens);
 
 #endif

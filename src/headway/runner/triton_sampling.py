@@ -1,12 +1,10 @@
-"""Sampling in Triton: from a step's logits to tokens that never leave the device.
+"""Sampling in Triton: from a step's logits to tokens that never leave the device, by the definition of `sampler.py`.
 
-A token is argmax over the kept ids of logit / temperature + g, with g Gumbel noise that is a hash of (seed, position,
-id): a draw from the softmax without normalising, sorting or summing anything, in one pass over the logits. It has no
-state, and the largest of many numbers does not depend on the order in which they are looked at, so a row's token is the
-same in any batch and however the vocabulary is split over programs. Equal scores go to the lowest id.
-
-What a row asks for lies in one record of a permanent table, `RowRecord` below; programs find it by row id. A step uses,
-of these, what its rows need:
+The next step is launched before this one's tokens are known, so nothing here may depend on a token's value on the host.
+What a row asks for lies in one record of a permanent table, which programs find by row id, and so do the tokens it has
+and has seen; they are written when a request enters and by the kernels as tokens are chosen. A token is found in one
+pass over the logits: the largest of many numbers does not depend on the order in which they are looked at, so a row's
+token is the same however the vocabulary is split over programs. A step uses, of these, what its rows need:
 
     edit_logits       bans, biases and bad words, one entry each, into a float32 copy of the logits
     penalise          repetition, frequency and presence penalties, by a dense table of what each row has seen
@@ -19,6 +17,7 @@ of these, what its rows need:
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,18 +26,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-RowRecord = np.dtype(
-    [
-        ("seed", "<u8"),
-        ("top_p", "<f8"),
-        ("inverse_temperature", "<f4"),  # 0: greedy
-        ("top_k", "<i4"),  # 0: all
-        ("min_p_offset", "<f4"),  # temperature × log(min_p), from the largest logit down to the lowest kept; -inf: all
-        ("repetition", "<f4"),
-        ("frequency", "<f4"),
-        ("presence", "<f4"),
-    ]
+from headway.runner.sampler import (
+    FILTERS,
+    LOGIT_IS_INFINITE,
+    LOGIT_IS_NAN,
+    NOTHING_LEFT,
+    ONE_OUTPUT,
+    PENALTIES,
+    Int32Array,
+    Int64Array,
+    LogitEntries,
+    RowRecord,
+    SamplingRows,
+    Seat,
+    seen_tokens,
 )
+
 RECORD_WORDS = RowRecord.itemsize // 4
 
 
@@ -58,14 +61,10 @@ _REPETITION = _word("repetition")
 _FREQUENCY = _word("frequency")
 _PRESENCE = _word("presence")
 
-# What stands in place of a token that could not be chosen.
-NOTHING_LEFT, LOGIT_IS_NAN, LOGIT_IS_INFINITE = -1, -2, -3
 _NOTHING_LEFT = tl.constexpr(NOTHING_LEFT)
 _LOGIT_IS_NAN = tl.constexpr(LOGIT_IS_NAN)
 _LOGIT_IS_INFINITE = tl.constexpr(LOGIT_IS_INFINITE)
 
-# A row's entry for a token in the table of seen tokens: bit 0 "in the prompt", above it how often the output has it.
-IN_PROMPT, ONE_OUTPUT = 1, 2
 _ONE_OUTPUT = tl.constexpr(ONE_OUTPUT)
 
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
@@ -575,12 +574,7 @@ def edit_logits(
     prefixes: Tensor,
     longest_prefix: int,
 ) -> None:
-    """Add to single logits, float32 [R, V], in place.
-
-    An entry is a column of `entries` int32 [5, E]: line, token, the bits of a float32 that is added there (-inf rules
-    the token out), and the start and length of a run of `prefixes`. It takes effect if that run is how the row's tokens
-    before its position end; an empty run always is. No two finite entries may name the same logit.
-    """
+    """Add to single logits, float32 [R, V], in place. `entries` and `prefixes` are those of `LogitEntries`."""
     num_entries = entries.shape[1]
     _edit_kernel[(triton.cdiv(num_entries, EDIT_ENTRIES),)](
         logits,
@@ -626,9 +620,123 @@ def penalise(logits: Tensor, *, row_ids: Tensor, table: Tensor, seen: Tensor) ->
     """Lower (or raise) the logits, float32 [R, V], of tokens seen before, in place, for the rows that ask for it.
 
     Repetition scales tokens of prompt or output away from "likely"; frequency and presence subtract for tokens of the
-    output. `seen` int32 [rows, V] has the entries described at `IN_PROMPT`.
+    output. `seen` int32 [rows, V] has the entries described at `IN_PROMPT` in sampler.py.
     """
     vocab_size = logits.shape[1]
     _penalty_kernel[(len(row_ids), triton.cdiv(vocab_size, PENALTY_TILE))](
         logits, logits.stride(0), vocab_size, row_ids, table, seen, TILE=PENALTY_TILE, num_warps=4
     )
+
+
+# ------------------------------------------------------------------------------------------------------------- a device
+
+
+class TritonSampling:
+    """`SamplingKernels` on a device.
+
+    `token_rows` int32 [max_num_seqs, max_model_len] holds the tokens of all rows. `sample_rows` and `sample_positions`
+    int32 are where a staged step has the rows and positions that it samples at, in fixed places; they must be those
+    that `edit` and `pick` are called with.
+    """
+
+    def __init__(
+        self, rows: SamplingRows, *, token_rows: Tensor, sample_rows: Tensor, sample_positions: Tensor
+    ) -> None:
+        device = token_rows.device
+        self._rows = rows
+        self._device = device
+        self._is_pinned = device.type == "cuda"
+        self._token_rows = token_rows
+        self._sample_rows = sample_rows
+        self._sample_positions = sample_positions
+        self._table = torch.zeros((rows.max_num_seqs, RECORD_WORDS), dtype=torch.int32, device=device)
+        self._scratch = PickScratch.zeros(rows.max_num_seqs, rows.vocab_size, device)
+        self._seen: Tensor | None = None
+
+    def seat(self, seats: Sequence[Seat]) -> None:
+        """Send records and seen tokens, in one copy."""
+        row_ids = np.asarray([seat.row for seat in seats], dtype=np.int32)
+        words = self._rows.records[row_ids].view(np.int32).reshape(len(seats), RECORD_WORDS)
+        seen = [_seen_entries(seat) for seat in seats if seat.params.is_penalised]
+        if not seen:
+            on_device, words_on_device = self._upload(row_ids, words)
+            self._table.index_copy_(0, on_device.long(), words_on_device)
+            return
+        on_device, words_on_device, entries = self._upload(row_ids, words, np.concatenate(seen, axis=1))
+        self._table.index_copy_(0, on_device.long(), words_on_device)
+        if self._seen is None:
+            shape = (self._rows.max_num_seqs, self._rows.vocab_size)
+            self._seen = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        self._seen.index_fill_(0, on_device.long(), 0)
+        self._seen.index_put_((entries[0].long(), entries[1].long()), entries[2])
+
+    def prepare(self, logits: Tensor, num_lines: int) -> Tensor:
+        """As they are: kernels read any float type."""
+        return logits
+
+    def edit(
+        self,
+        logits: Tensor,
+        rows: Int64Array,
+        positions: Int64Array,
+        *,
+        entries: LogitEntries | None,
+        penalised: bool,
+        keep_logits: bool,
+    ) -> Tensor:
+        """A float32 copy of the logits with edits and penalties."""
+        edited = logits.to(torch.float32, copy=True)
+        row_ids = self._sample_rows[: len(rows)]
+        if entries is not None:
+            columns, prefixes = self._upload(entries.columns, entries.prefixes)
+            edit_logits(
+                edited,
+                row_ids=row_ids,
+                positions=self._sample_positions[: len(rows)],
+                token_rows=self._token_rows,
+                entries=columns,
+                prefixes=prefixes,
+                longest_prefix=int(entries.columns[-1].max()),
+            )
+        if penalised:
+            assert self._seen is not None
+            penalise(edited, row_ids=row_ids, table=self._table, seen=self._seen)
+        return edited
+
+    def pick(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> Tensor:
+        """Filters and the choice, and its traces in the row."""
+        row_ids = self._sample_rows[: len(rows)]
+        return pick_tokens(
+            logits,
+            row_ids=row_ids,
+            positions=self._sample_positions[: len(rows)],
+            table=self._table,
+            thresholds=find_thresholds(logits, row_ids=row_ids, table=self._table) if used & FILTERS else None,
+            token_rows=self._token_rows,
+            seen=self._seen if used & PENALTIES else None,
+            scratch=self._scratch,
+        )
+
+    def upload(self, array: Int32Array) -> Tensor:
+        """A copy on the device that nothing waits for."""
+        (on_device,) = self._upload(array)
+        return on_device
+
+    def download(self, tensor: Tensor) -> Tensor:
+        """A host tensor that has the values once the device has come this far."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._is_pinned)
+        return host.copy_(tensor, non_blocking=True)
+
+    def _upload(self, *arrays: Int32Array) -> list[Tensor]:
+        """All arrays in one copy from page-locked memory, whose allocator keeps it until the copy is done."""
+        sizes = [array.size for array in arrays]
+        host = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=self._is_pinned)
+        np.concatenate([array.ravel() for array in arrays], out=host.numpy())
+        parts = host.to(self._device, non_blocking=True).split(sizes)
+        return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+def _seen_entries(seat: Seat) -> Int32Array:
+    """Row, token and entry of each distinct token of a request; int32 [3, E]."""
+    tokens, entries = seen_tokens(seat.request)
+    return np.stack([np.full_like(tokens, seat.row), tokens, entries])

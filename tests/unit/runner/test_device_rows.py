@@ -15,7 +15,9 @@ from tests.triton_device import DEVICE  # isort: split
 from headway.attention import DividesWork
 from headway.attention.context_parts import NO_REQUEST, NUM_COLUMNS
 from headway.core.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
-from headway.runner.gpu_rows import GpuRows, StagedStep
+from headway.runner.base import RunnerSettings
+from headway.runner.device_rows import DeviceRows, DeviceStep
+from headway.runner.rows import RowTable, StepRows
 from headway.sampling_params import SamplingParams
 
 BLOCK_SIZE = 4
@@ -46,19 +48,48 @@ class OneEach:
         return max_num_requests
 
 
+class Rows:
+    """The table of rows and its storage on the device, as a runner has them."""
+
+    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, division: DividesWork) -> None:
+        max_num_tokens = max(24, max_model_len)
+        settings = RunnerSettings(DEVICE, max_num_seqs, max_num_tokens, max_model_len, block_size)
+        self.table = RowTable(settings, vocab_size=1000)
+        self.device = DeviceRows(
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            max_num_tokens=max_num_tokens,
+            device=DEVICE,
+            division=division,
+        )
+
+    @property
+    def row_of(self) -> dict[str, int]:
+        return self.table.row_of
+
+    def add(self, requests: list[NewRequest]) -> list[int]:
+        seats = self.table.seat(requests)
+        self.device.seat(seats, self.table.append_blocks([(r.request_id, r.block_ids) for r in requests]))
+        return [seat.row for seat in seats]
+
+    def stage(self, output: SchedulerOutput, *, padded: Callable[[int], int]) -> DeviceStep:
+        step = self.table.step(output)
+        blocks = self.table.append_blocks([(s.request_id, s.new_block_ids) for s in output.scheduled])
+        return self.device.stage(step, blocks, num_padded_tokens=padded(step.num_tokens))
+
+
 def make_rows(
     *,
     max_num_seqs: int = 5,
     max_model_len: int = 40,
     block_size: int = BLOCK_SIZE,
     division: DividesWork | None = None,
-) -> GpuRows:
-    return GpuRows(
+) -> Rows:
+    return Rows(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         block_size=block_size,
-        max_num_tokens=max(24, max_model_len),
-        device=DEVICE,
         division=division or OneEach(),
     )
 
@@ -77,23 +108,24 @@ def plan(*scheduled: ScheduledRequest) -> SchedulerOutput:
     return SchedulerOutput(0, (), scheduled, (), (), sum(s.num_tokens for s in scheduled))
 
 
-def as_it_is(num_tokens: int, is_decode: bool) -> int:
+def as_it_is(num_tokens: int) -> int:
     return num_tokens
 
 
-def padded_to(size: int) -> Callable[[int, bool], int]:
-    return lambda num_tokens, is_decode: size
+def padded_to(size: int) -> Callable[[int], int]:
+    return lambda num_tokens: size
 
 
-def column(rows: GpuRows, name: str, count: int) -> list[int]:
-    return rows.columns[name][:count].tolist()
+def column(rows: Rows, name: str, count: int) -> list[int]:
+    return rows.device.columns[name][:count].tolist()
 
 
-def gathered(rows: GpuRows, step: StagedStep, num_tokens: int | None = None) -> list[tuple[int, int, int]]:
+def gathered(rows: Rows, step: StepRows, num_tokens: int | None = None) -> list[tuple[int, int, int]]:
     """(id, position, slot) of each token of the step, padding included where there is any."""
     num_tokens = step.num_tokens if num_tokens is None else num_tokens
-    rows.gather(len(rows.token_rows) + 1, max(step.max_query_len, num_tokens))
-    parts = (rows.token_ids, rows.positions, rows.slots)
+    device = rows.device
+    device.gather(len(device.token_rows) + 1, max(step.max_query_len, num_tokens))
+    parts = (device.token_ids, device.positions, device.slots)
     return list(zip(*(part[:num_tokens].tolist() for part in parts), strict=True))
 
 
@@ -105,13 +137,14 @@ def test_a_request_gets_a_row_with_all_its_tokens_and_gives_it_back() -> None:
     first, second = rows.add([new("a", [7, 8, 9]), new("b", [5], output=(6, 4))])
     assert {first, second} == {0, 1}
     assert rows.row_of == {"a": first, "b": second}
-    assert rows.token_rows[first, :4].tolist() == [7, 8, 9, 0]
-    assert rows.token_rows[second, :4].tolist() == [5, 6, 4, 0]
-    assert rows.remove("a") == first
-    assert rows.remove("a") is None
+    assert rows.device.token_rows[first, :4].tolist() == [7, 8, 9, 0]
+    assert rows.device.token_rows[second, :4].tolist() == [5, 6, 4, 0]
+    rows.table.free("a")
+    rows.table.free("a")
+    assert rows.row_of == {"b": second}
     assert rows.add([new("c", [3, 2])]) == [first]
-    assert rows.token_rows[first, :2].tolist() == [3, 2]
-    assert rows.token_rows[second, :4].tolist() == [5, 6, 4, 0]
+    assert rows.device.token_rows[first, :2].tolist() == [3, 2]
+    assert rows.device.token_rows[second, :4].tolist() == [5, 6, 4, 0]
 
 
 def test_long_prompts_are_written_and_read_in_several_tiles() -> None:
@@ -119,14 +152,14 @@ def test_long_prompts_are_written_and_read_in_several_tiles() -> None:
     prompt = [(7 * i) % 1000 for i in range(2050)]
     rows.add([new("short", [1, 2]), new("long", prompt)])
     blocks = tuple(range(40, 40 - 33, -1))
-    step = rows.stage(plan(share("long", 2050, 0, blocks)), padded=as_it_is)
+    step = rows.stage(plan(share("long", 2050, 0, blocks)), padded=as_it_is).rows
     assert gathered(rows, step) == [(token, i, blocks[i // 64] * 64 + i % 64) for i, token in enumerate(prompt)]
 
 
 # ----------------------------------------------------------------------------------------------------------- columns
 
 
-def seated(lengths: Mapping[str, int], **options: Any) -> GpuRows:
+def seated(lengths: Mapping[str, int], **options: Any) -> Rows:
     rows = make_rows(**options)
     rows.add([new(name, [ord(name)] * length) for name, length in lengths.items()])
     return rows
@@ -140,7 +173,7 @@ def test_single_tokens_come_first() -> None:
         share("c", 1, 8, (3, 4, 5)),
         share("d", 2, 3, (6, 7)),
     )
-    step = rows.stage(output, padded=as_it_is)
+    step = rows.stage(output, padded=as_it_is).rows
     assert step.request_ids == ["b", "c", "a", "d"]
     assert (step.num_requests, step.num_single, step.num_tokens) == (4, 2, 7)
     assert (step.max_query_len, step.max_seq_len) == (3, 9)
@@ -169,18 +202,18 @@ def test_the_columns_on_the_device() -> None:
     assert column(rows, "sample_index", 5) == [0, 1, 0, 0, 0], "a graph may read more of them than there are"
     assert column(rows, "sample_rows", 2) == [row_of["b"], row_of["c"]]
     assert column(rows, "sample_positions", 2) == [6, 9]
-    assert rows.tiles(1).tolist() == [[2, 103]]
-    assert rows.parts(2)[:, [0, 1, 4]].tolist() == [[0, row_of["b"], 6], [1, row_of["c"], 9]]
+    assert rows.device.tiles(1).tolist() == [[2, 103]]
+    assert rows.device.parts(2)[:, [0, 1, 4]].tolist() == [[0, row_of["b"], 6], [1, row_of["c"], 9]]
 
 
 def test_a_step_of_single_tokens_has_no_tiles_and_all_may_sample_in_order() -> None:
     division = OneEach()
     rows = seated({"a": 3, "b": 6}, division=division)
     step = rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), padded=as_it_is)
-    assert step.is_decode and step.all_sample_in_order
+    assert step.rows.is_decode and step.rows.all_sample_in_order
     assert column(rows, "counts", 2) == [2, 0]
     assert step.num_parts == 2 and not division.asked_for_tiles
-    step = rows.stage(plan(share("a", 1, 1, samples=False), share("b", 1, 5)), padded=as_it_is)
+    step = rows.stage(plan(share("a", 1, 1, samples=False), share("b", 1, 5)), padded=as_it_is).rows
     assert step.is_decode and not step.all_sample_in_order
 
 
@@ -192,7 +225,7 @@ def test_work_is_divided_by_the_lengths_of_the_step() -> None:
     assert division.asked_for_parts == [([6], [rows.row_of["b"]])]
     assert division.asked_for_tiles == [([1, 8, 2], 1)]
     assert (step.num_parts, step.num_tiles) == (1, 2)
-    assert rows.tiles(2).tolist() == [[1, 108], [2, 102]]
+    assert rows.device.tiles(2).tolist() == [[1, 108], [2, 102]]
 
 
 def test_a_step_of_chunks_has_no_parts() -> None:
@@ -207,7 +240,7 @@ def test_room_for_more_parts_belongs_to_nobody() -> None:
     for _ in range(4):  # so that the list holds something, in each of the host's copies
         rows.stage(plan(*(share(name, 1, 2) for name in "abc")), padded=as_it_is)
     rows.stage(plan(share("b", 1, 2)), padded=as_it_is)
-    assert rows.parts(5)[:, 0].tolist() == [0, *[NO_REQUEST] * 4]
+    assert rows.device.parts(5)[:, 0].tolist() == [0, *[NO_REQUEST] * 4]
 
 
 # ----------------------------------------------------------------------------------------------------------- padding
@@ -219,7 +252,7 @@ def test_padding_is_one_more_request_without_a_row(chunks: bool) -> None:
     for _ in range(4):  # so that the columns hold something, in each of the host's copies
         rows.stage(plan(*(share(name, 1, 2) for name in "abcd")), padded=as_it_is)
     output = plan(share("a", 1, 2), share("b", 3 if chunks else 1, 3))
-    step = rows.stage(output, padded=padded_to(8))
+    step = rows.stage(output, padded=padded_to(8)).rows
     num_tokens = 4 if chunks else 2
     assert (step.num_requests, step.num_tokens) == (2, num_tokens), "the step does not count it"
     assert column(rows, "counts", 2) == [3, chunks]
@@ -231,22 +264,9 @@ def test_padding_is_one_more_request_without_a_row(chunks: bool) -> None:
 
 def test_a_full_step_gets_no_padding() -> None:
     rows = seated({"a": 3, "b": 6})
-    step = rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), padded=padded_to(2))
+    step = rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), padded=padded_to(2)).rows
     assert column(rows, "counts", 1) == [2]
     assert step.num_tokens == 2
-
-
-def test_whether_it_is_a_decode_step_is_told_to_who_decides_the_padding() -> None:
-    rows = seated({"a": 3, "b": 6})
-    told: list[tuple[int, bool]] = []
-
-    def padded(num_tokens: int, is_decode: bool) -> int:
-        told.append((num_tokens, is_decode))
-        return num_tokens
-
-    rows.stage(plan(share("a", 1, 2, (0,)), share("b", 1, 5, (1, 2))), padded=padded)
-    rows.stage(plan(share("a", 1, 2), share("b", 2, 4)), padded=padded)
-    assert told == [(2, True), (3, False)]
 
 
 # ------------------------------------------------------------------------------------------------------ block tables
@@ -259,13 +279,13 @@ def test_blocks_are_appended_where_the_table_ends_and_a_new_owner_of_the_row_sta
     rows.stage(plan(share("a", 4, 5, (1,)), share("b", 1, 4, (2,))), padded=as_it_is)
     rows.stage(plan(share("a", 1, 9), share("b", 1, 5)), padded=as_it_is)
     rows.stage(plan(share("a", 3, 9), share("b", 3, 6, (8,))), padded=as_it_is)
-    assert rows.block_table[a, :3].tolist() == [9, 3, 1]
-    assert rows.block_table[b, :3].tolist() == [7, 2, 8]
-    rows.remove("a")
+    assert rows.device.block_table[a, :3].tolist() == [9, 3, 1]
+    assert rows.device.block_table[b, :3].tolist() == [7, 2, 8]
+    rows.table.free("a")
     assert rows.add([new("c", [1] * 6)]) == [a]
     rows.stage(plan(share("c", 6, 0, (5, 6))), padded=as_it_is)
-    assert rows.block_table[a, :2].tolist() == [5, 6]
-    assert rows.block_table[b, :3].tolist() == [7, 2, 8]
+    assert rows.device.block_table[a, :2].tolist() == [5, 6]
+    assert rows.device.block_table[b, :3].tolist() == [7, 2, 8]
 
 
 def test_many_blocks_in_one_step() -> None:
@@ -273,8 +293,8 @@ def test_many_blocks_in_one_step() -> None:
     rows.add([new("a", [1] * 300), new("b", [2] * 90)])
     blocks_a, blocks_b = tuple(range(1000, 1300)), tuple(range(500, 410, -1))
     rows.stage(plan(share("a", 300, 0, blocks_a), share("b", 90, 0, blocks_b)), padded=as_it_is)
-    assert rows.block_table[rows.row_of["a"], :300].tolist() == list(blocks_a)
-    assert rows.block_table[rows.row_of["b"], :90].tolist() == list(blocks_b)
+    assert rows.device.block_table[rows.row_of["a"], :300].tolist() == list(blocks_a)
+    assert rows.device.block_table[rows.row_of["b"], :90].tolist() == list(blocks_b)
 
 
 # ------------------------------------------------------------------------------------------------------ random steps
@@ -322,14 +342,14 @@ def test_random_steps_read_every_requests_own_tokens_from_its_own_blocks(seed: i
     for number in range(25):
         for name in [name for name in batch.tokens if rng.random() < 0.15]:
             batch.leave(name)
-            rows.remove(name)
+            rows.table.free(name)
         entering = [batch.enter(f"{number}.{i}") for i in range(rng.randint(0, 2)) if len(batch.tokens) < 5]
         if entering:
             rows.add(entering)
         taking_part = [name for name in batch.tokens if rng.random() < 0.8 and len(batch.tokens[name]) < 40]
         if not taking_part:
             continue
-        step = rows.stage(plan(*map(batch.share, taking_part)), padded=padded_to(24))
+        step = rows.stage(plan(*map(batch.share, taking_part)), padded=padded_to(24)).rows
         expected = [
             batch.expected(name, position)
             for name, count, length in zip(step.request_ids, np.diff(step.query_start), step.seq_lens, strict=True)
@@ -338,13 +358,18 @@ def test_random_steps_read_every_requests_own_tokens_from_its_own_blocks(seed: i
         assert gathered(rows, step, num_tokens=24) == expected + [(0, 0, -1)] * (24 - len(expected))
         for place in step.sampled:
             name, token = step.request_ids[place], rng.randrange(1, 1000)
-            rows.token_rows[rows.row_of[name], len(batch.tokens[name])] = token
+            rows.device.token_rows[rows.row_of[name], len(batch.tokens[name])] = token
             batch.tokens[name].append(token)
 
 
 def test_everything_is_int32_but_slots() -> None:
     """Attention kernels and the sampler read the columns as they are."""
     rows = make_rows()
-    assert {rows.token_rows.dtype, rows.block_table.dtype, rows.token_ids.dtype, rows.positions.dtype} == {torch.int32}
-    assert {part.dtype for part in rows.columns.values()} == {torch.int32}
-    assert rows.slots.dtype == torch.int64
+    assert {
+        rows.device.token_rows.dtype,
+        rows.device.block_table.dtype,
+        rows.device.token_ids.dtype,
+        rows.device.positions.dtype,
+    } == {torch.int32}
+    assert {part.dtype for part in rows.device.columns.values()} == {torch.int32}
+    assert rows.device.slots.dtype == torch.int64

@@ -13,20 +13,24 @@ All but the last have fixed places, because CUDA graphs read them there. A graph
 step has fewer, a request without a row is added at its end, and the padding is its tokens.
 """
 
+# mypy: allow-incomplete-defs
+
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.attention import DividesWork
 from headway.attention.context_parts import NO_REQUEST, NUM_COLUMNS
-from headway.core.scheduler_output import NewRequest, SchedulerOutput
-from headway.runner.row_kernels import append_blocks_kernel, gather_kernel, seat_kernel
+from headway.runner.rows import StepRows
+from headway.runner.sampler import Int32Array, Seat
 
 _COLUMNS = ("counts", "rows", "query_start", "seq_lens", "sample_index", "sample_rows", "sample_positions")
 _ALIGNMENT = 64  # columns start at multiples of 256 bytes
@@ -39,36 +43,17 @@ _NUM_STAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class StagedStep:
-    """A step whose inputs are on their way to the device. Requests with a single new token come first."""
+class DeviceStep:
+    """A step whose inputs are on their way to the device."""
 
-    request_ids: list[str]
-    num_requests: int
-    num_single: int
-    num_tokens: int
+    rows: StepRows
+    num_padded_tokens: int
+    """With which it is going to run."""
     num_parts: int
     num_tiles: int
-    max_query_len: int
-    max_seq_len: int
-    query_start: NDArray[np.int64]
-    """Where each request's tokens begin, on the host."""
-    seq_lens: NDArray[np.int64]
-    sampled: list[int]
-    """Places in `request_ids` of those that sample, in the order of the sample columns."""
-    sample_rows: NDArray[np.int64]
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether every request has a single new token."""
-        return self.num_single == self.num_requests
-
-    @property
-    def all_sample_in_order(self) -> bool:
-        """Whether line i of the step's hidden states is what the i-th sampled request needs."""
-        return len(self.sampled) == self.num_requests == self.num_tokens
 
 
-class GpuRows:
+class DeviceRows:
     """Rows of tokens and block tables on `device`, and the columns of the step that was staged last."""
 
     def __init__(
@@ -81,12 +66,9 @@ class GpuRows:
         device: torch.device,
         division: DividesWork | None,
     ) -> None:
-        self.row_of: dict[str, int] = {}
         self.device = device
         self.block_size = block_size
         self.max_model_len = max_model_len
-        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
-        self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         table_width = -(-max_model_len // block_size)
         self.token_rows = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int32, device=device)
         self.block_table = torch.zeros(max_num_seqs, table_width, dtype=torch.int32, device=device)
@@ -109,20 +91,13 @@ class GpuRows:
         self._start = {name: place * self._column_size for place, name in enumerate(_COLUMNS)}
         self.columns = {name: self._staged[start : start + self._column_size] for name, start in self._start.items()}
 
-    # ---- who is in the batch --------------------------------------------------------------------------------------
-
-    def add(self, requests: Sequence[NewRequest]) -> list[int]:
-        """Seat requests: send all their tokens, and the blocks they begin with. Returns their rows. If anything is
-        wrong with one of them, all rows stay free."""
-        if len(requests) > len(self._free_rows):
-            raise ValueError(f"{len(requests)} requests for {len(self._free_rows)} free rows")
-        rows = self._free_rows[: -len(requests) - 1 : -1]
+    def seat(self, seats: Sequence[Seat], blocks: Int32Array) -> None:
+        """Send the tokens of requests that enter, and the blocks they begin with: (row, place in its table, block)."""
+        requests, rows = [seat.request for seat in seats], [seat.row for seat in seats]
         lengths = [len(request.prompt_token_ids) + len(request.output_token_ids) for request in requests]
-        if max(lengths) > self.max_model_len or max(len(r.block_ids) for r in requests) > self.block_table.shape[1]:
-            raise ValueError(f"a request of {max(lengths)} tokens does not fit into a row of {self.max_model_len}")
         starts = np.concatenate([[0], np.cumsum(lengths)])
         tokens = [part for r in requests for part in (r.prompt_token_ids, r.output_token_ids) if part]
-        sent = send(torch.from_numpy(np.concatenate([starts, rows, *tokens]).astype(np.int32)), self.device)
+        sent = _send(torch.from_numpy(np.concatenate([starts, rows, *tokens]).astype(np.int32)), self.device)
         seat_kernel[(len(requests), -(-max(lengths) // _TILE))](
             self.token_rows,
             self.token_rows.stride(0),
@@ -131,73 +106,27 @@ class GpuRows:
             sent[len(starts) :],
             BLOCK=_TILE,
         )
-        entries = [
-            (row, place, block)
-            for row, request in zip(rows, requests, strict=True)
-            for place, block in enumerate(request.block_ids)
-        ]
-        if entries:
-            sent = send(torch.tensor(entries, dtype=torch.int32), self.device)
-            self._append_blocks(sent, len(entries))
-        del self._free_rows[-len(requests) :]
-        self.row_of.update((request.request_id, row) for request, row in zip(requests, rows, strict=True))
-        self._num_blocks[rows] = [len(request.block_ids) for request in requests]
-        return rows
+        if len(blocks):
+            self._append_blocks(_send(torch.from_numpy(blocks), self.device), len(blocks))
 
-    def remove(self, request_id: str) -> int | None:
-        """Free a request's row and return it; `None` if it has none."""
-        row = self.row_of.pop(request_id, None)
-        if row is not None:
-            self._free_rows.append(row)
-        return row
-
-    # ---- a step ---------------------------------------------------------------------------------------------------
-
-    def stage(self, output: SchedulerOutput, *, padded: Callable[[int, bool], int]) -> StagedStep:
-        """Send a step. `padded(num_tokens, is_decode)`: the number of tokens that the step is going to run with."""
-        row_of = self.row_of
-        table = np.array(
-            [(row_of[s.request_id], s.num_tokens, s.num_computed_tokens, s.samples) for s in output.scheduled],
-            dtype=np.int64,
-        )
-        order = np.argsort(table[:, 1] > 1, kind="stable")  # single tokens first
-        rows, num_new, num_computed, samples = table[order].T
-        num_single = int((num_new == 1).sum())
-        query_start = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(num_new, out=query_start[1:])
-        seq_lens = num_computed + num_new
-        sampled = np.flatnonzero(samples)
+    def stage(self, step: StepRows, blocks: Int32Array, *, num_padded_tokens: int) -> DeviceStep:
+        """Send a step, in one copy. It is going to run with so many tokens, those of padding included."""
         parts, tiles = _NO_PARTS, _NO_TILES
+        num_single = step.num_single
         if self._division is not None:
             if num_single:
-                parts = self._division.context_parts(seq_lens[:num_single], rows[:num_single])
-            if num_single < len(rows):
-                tiles = self._division.query_tiles(num_new, num_single)
-        step = StagedStep(
-            request_ids=[output.scheduled[place].request_id for place in order.tolist()],
-            num_requests=len(rows),
-            num_single=num_single,
-            num_tokens=int(query_start[-1]),
-            num_parts=len(parts),
-            num_tiles=len(tiles),
-            max_query_len=int(num_new.max()),
-            max_seq_len=int(seq_lens.max()),
-            query_start=query_start,
-            seq_lens=seq_lens,
-            sampled=sampled.tolist(),
-            sample_rows=rows[sampled],
-        )
+                parts = self._division.context_parts(step.seq_lens[:num_single], step.rows[:num_single])
+            if num_single < step.num_requests:
+                tiles = self._division.query_tiles(step.num_new, num_single)
         buffer = self._stages[self._next_stage]
         self._next_stage = (self._next_stage + 1) % _NUM_STAGES
-        num_padded_tokens = padded(step.num_tokens, step.is_decode)
-        end = self._write(buffer.array, step, rows, parts, tiles, num_padded_tokens=num_padded_tokens)
-        blocks = self._new_blocks(output)
+        end = self._write(buffer.array, step, parts, tiles, num_padded_tokens=num_padded_tokens)
         if len(blocks):
             end = _put(buffer.array, self._blocks_start, blocks.ravel())
         self._staged[:end].copy_(buffer.tensor[:end], non_blocking=True)
         if len(blocks):
             self._append_blocks(self._staged[self._blocks_start :], len(blocks))
-        return step
+        return DeviceStep(step, num_padded_tokens, num_parts=len(parts), num_tiles=len(tiles))
 
     def stage_nothing(self) -> None:
         """A step without requests: whatever size it runs with, all of it is padding."""
@@ -237,8 +166,7 @@ class GpuRows:
     def _write(
         self,
         array: NDArray[np.int32],
-        step: StagedStep,
-        rows: NDArray[np.int64],
+        step: StepRows,
         parts: NDArray[np.int32],
         tiles: NDArray[np.int32],
         *,
@@ -247,8 +175,8 @@ class GpuRows:
         """Counts, columns, parts and tiles; returns where they end."""
         start, num_requests = self._start, step.num_requests
         is_padded = num_padded_tokens > step.num_tokens
-        _put(array, start["counts"], (num_requests + is_padded, step.num_tiles))
-        _put(array, start["rows"], rows)
+        _put(array, start["counts"], (num_requests + is_padded, len(tiles)))
+        _put(array, start["rows"], step.rows)
         _put(array, start["query_start"], step.query_start)
         _put(array, start["seq_lens"], step.seq_lens)
         if is_padded:
@@ -256,10 +184,10 @@ class GpuRows:
             array[start["query_start"] + num_requests + 1] = num_padded_tokens
             # In a step of single tokens every line of padding is looked at as if it were a request.
             array[start["seq_lens"] + num_requests : start["seq_lens"] + self._column_size] = 0
-        end = _put(array, start["sample_index"], step.query_start[1:][step.sampled] - 1)
+        end = _put(array, start["sample_index"], step.sample_index)
         array[end : start["sample_index"] + self._column_size] = 0  # a graph reads more of them than there are
         _put(array, start["sample_rows"], step.sample_rows)
-        _put(array, start["sample_positions"], step.seq_lens[step.sampled])
+        _put(array, start["sample_positions"], step.sample_positions)
         end = _put(array, self._parts_start, parts.ravel())
         array[end : self._tiles_start] = NO_REQUEST  # a graph has programs for more
         return _put(array, self._tiles_start, tiles.ravel())
@@ -270,19 +198,8 @@ class GpuRows:
             self.block_table, self.block_table.stride(0), entries, num_entries, BLOCK=_ENTRIES_TILE
         )
 
-    def _new_blocks(self, output: SchedulerOutput) -> NDArray[np.int32]:
-        """[n, 3]: (row, place in the table, block)."""
-        entries: list[tuple[int, int, int]] = []
-        for scheduled in output.scheduled:
-            if scheduled.new_block_ids:
-                row = self.row_of[scheduled.request_id]
-                place = int(self._num_blocks[row])
-                entries += [(row, place + i, block) for i, block in enumerate(scheduled.new_block_ids)]
-                self._num_blocks[row] = place + len(scheduled.new_block_ids)
-        return np.array(entries, dtype=np.int32).reshape(-1, 3)
 
-
-def send(tensor: Tensor, device: torch.device) -> Tensor:
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy on the device, without waiting for it. The host tensor may be dropped at once."""
     if device.type != "cuda":
         return tensor.to(device)
@@ -302,3 +219,68 @@ class _HostBuffer:
     def __init__(self, size: int, device: torch.device) -> None:
         self.tensor = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
         self.array: NDArray[np.int32] = self.tensor.numpy()
+
+
+# -------------------------------------------------------------------------------------------------------------- kernels
+
+
+@triton.jit(do_not_specialize=["row_stride"])
+def seat_kernel(token_rows, row_stride, tokens, starts, rows, BLOCK: tl.constexpr):
+    """Program (request, tile): tokens[starts[i] .. starts[i + 1] - 1] become the beginning of row rows[i]."""
+    request = tl.program_id(0)
+    start = tl.load(starts + request)
+    length = tl.load(starts + request + 1) - start
+    offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offset < length
+    row = token_rows + tl.load(rows + request).to(tl.int64) * row_stride
+    tl.store(row + offset, tl.load(tokens + start + offset, mask=mask), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_entries", "table_stride"])
+def append_blocks_kernel(block_table, table_stride, entries, num_entries, BLOCK: tl.constexpr):
+    """block_table[row, place] = block for each of the entries (row, place, block)."""
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = entry < num_entries
+    row = tl.load(entries + 3 * entry, mask=mask).to(tl.int64)
+    place = tl.load(entries + 3 * entry + 1, mask=mask)
+    block = tl.load(entries + 3 * entry + 2, mask=mask)
+    tl.store(block_table + row * table_stride + place, block, mask=mask)
+
+
+@triton.jit(do_not_specialize=["row_stride", "table_stride"], do_not_specialize_on_alignment=["num_requests"])
+def gather_kernel(
+    token_ids,
+    positions,
+    slots,
+    num_requests,
+    token_rows,
+    row_stride,
+    block_table,
+    table_stride,
+    rows,
+    query_start,
+    seq_lens,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program (request, tile): ids, positions and slots of the request's new tokens. A length of 0 marks padding.
+
+    `num_requests` is read from device memory: a captured step has programs for more.
+    """
+    request = tl.program_id(0)
+    if request >= tl.load(num_requests):
+        return
+    start = tl.load(query_start + request)
+    num_new = tl.load(query_start + request + 1) - start
+    seq_len = tl.load(seq_lens + request)
+    row = tl.load(rows + request).to(tl.int64)
+    offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offset < num_new
+    real = offset < tl.minimum(num_new, seq_len)
+    position = seq_len - num_new + offset
+    token = tl.load(token_rows + row * row_stride + position, mask=real, other=0)
+    block = tl.load(block_table + row * table_stride + position // BLOCK_SIZE, mask=real, other=0).to(tl.int64)
+    slot = block * BLOCK_SIZE + position % BLOCK_SIZE
+    tl.store(token_ids + start + offset, token, mask=mask)
+    tl.store(positions + start + offset, tl.where(real, position, 0), mask=mask)
+    tl.store(slots + start + offset, tl.where(real, slot, -1), mask=mask)

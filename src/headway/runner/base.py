@@ -1,0 +1,54 @@
+"""What a runner is: it keeps the rows of the requests in the batch and runs planned steps on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+
+if TYPE_CHECKING:
+    import torch
+
+
+class PendingStep(Protocol):
+    """A step that has been submitted."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait until the step has run. Called once per step, in order of submission; raises if the step failed."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs planned steps in the order of submission. It appends each sampled token to its own copy of the request."""
+
+    def submit(self, output: SchedulerOutput) -> PendingStep:
+        """Run a step, or queue it on the device. A request that cannot enter the batch fails alone."""
+        ...
+
+    def warm_up(self) -> int:
+        """Do now what would make a first step of its kind slow, while nothing is in flight. Returns for how many kinds
+        of steps there was something to do."""
+        ...
+
+    def shutdown(self) -> None:
+        """Drop the model and its cache. Nothing may be submitted afterwards."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSettings:
+    """The limits of a batch, and how its steps run."""
+
+    device: torch.device
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    seed: int = 0
+    """Requests without a seed of their own draw theirs from this one and their id."""
+    graphs: Literal["off", "lazy", "all"] = "lazy"
+    """CUDA graphs: none; of each shape of a step when it comes up again; or of all shapes, by `warm_up`."""
+    num_threads: int | None = None
+    """Threads that torch gets for the time of a step on the CPU; `None`: as many as it has."""

@@ -1,0 +1,257 @@
+"""Sampling on the CPU: the definition of `sampler.py` on float32 logits in host memory.
+
+Rows that draw go through a native kernel, a line at a time and lines side by side. Where there is no native library
+numpy does the same, to within the rounding of a logarithm. Greedy rows alone are numpy's argmax. Penalties touch only
+tokens that a row has seen, so what they need is as large as the request, not as the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headway.native.lib import NativeLibrary, sample_tokens
+from headway.runner.sampler import (
+    LOGIT_IS_INFINITE,
+    LOGIT_IS_NAN,
+    NOTHING_LEFT,
+    ONE_OUTPUT,
+    PENALTIES,
+    RANDOM,
+    Int32Array,
+    Int64Array,
+    LogitEntries,
+    SamplingRows,
+    Seat,
+    seen_tokens,
+)
+
+Float32Array = NDArray[np.float32]
+UInt32Array = NDArray[np.uint32]
+
+# Noise lies between -log(33 log 2) and 33 log 2: the hash has 32 bits.
+_LEAST_NOISE, _MOST_NOISE = -3.2, 22.9
+_FAR = np.float32(6.0)
+
+
+class CpuSampling:
+    """`SamplingKernels` in host memory. `token_rows` int32 [max_num_seqs, max_model_len] has the tokens of all rows."""
+
+    def __init__(self, rows: SamplingRows, token_rows: Int32Array, library: NativeLibrary | None) -> None:
+        self._rows = rows
+        self._token_rows = token_rows
+        self._library = library
+        self._seen: dict[int, _SeenTokens] = {}
+
+    def seat(self, seats: Sequence[Seat]) -> None:
+        """Records are read where `SamplingRows` has them; the tokens seen are counted here."""
+        for seat in seats:
+            self._seen.pop(seat.row, None)
+            if seat.params.is_penalised:
+                self._seen[seat.row] = _SeenTokens(*seen_tokens(seat.request))
+
+    def prepare(self, logits: Tensor, num_lines: int) -> Tensor:
+        """The lines of a step as float32 in host memory."""
+        return logits[:num_lines].float().cpu()
+
+    def edit(
+        self,
+        logits: Tensor,
+        rows: Int64Array,
+        positions: Int64Array,
+        *,
+        entries: LogitEntries | None,
+        penalised: bool,
+        keep_logits: bool,
+    ) -> Tensor:
+        """Edits and penalties, in place unless the logits are to be kept."""
+        edited = logits.clone() if keep_logits else logits
+        if entries is not None:
+            self._edit(edited.numpy(), rows, positions, entries)
+        if penalised:
+            self._penalise(edited.numpy(), rows)
+        return edited
+
+    def pick(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> Tensor:
+        """Filters and the choice, and its traces in the row."""
+        if not used & RANDOM:
+            tokens = _greedy_tokens(logits.numpy())
+        elif self._library is not None:
+            tokens = sample_tokens(logits.contiguous(), rows, positions, self._rows.records, self._library)
+        else:
+            tokens = np.array(
+                [
+                    _sample_line(line, self._rows.records[row], int(position))
+                    for line, row, position in zip(logits.numpy(), rows, positions, strict=True)
+                ],
+                dtype=np.int32,
+            )
+        fits = positions < self._token_rows.shape[1]
+        self._token_rows[rows[fits], positions[fits]] = np.maximum(tokens[fits], 0)
+        if used & PENALTIES:
+            for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+                if token >= 0 and self._rows.flags[row] & PENALTIES:
+                    self._seen[row].append(token)
+        return torch.from_numpy(tokens)
+
+    def upload(self, array: Int32Array) -> Tensor:
+        """The same memory."""
+        return torch.from_numpy(array)
+
+    def download(self, tensor: Tensor) -> Tensor:
+        """The same memory."""
+        return tensor
+
+    def _edit(self, logits: Float32Array, rows: Int64Array, positions: Int64Array, entries: LogitEntries) -> None:
+        lines, tokens, bits, starts, lengths = entries.columns
+        values = bits.view(np.float32)
+        firsts = positions[lines] - lengths  # not below 0: a prefix is not longer than the output
+        applies = (lengths == 0) | (positions[lines] <= self._token_rows.shape[1])
+        for step in range(int(lengths.max())):
+            at = np.flatnonzero(applies & (step < lengths))
+            present = self._token_rows[rows[lines[at]], firsts[at] + step]
+            applies[at] = present == entries.prefixes[starts[at] + step]
+        is_ban = values == -np.inf
+        finite, bans = applies & ~is_ban, applies & is_ban
+        logits[lines[finite], tokens[finite]] += values[finite]
+        logits[lines[bans], tokens[bans]] = -np.inf
+
+    def _penalise(self, logits: Float32Array, rows: Int64Array) -> None:
+        lines = np.flatnonzero(self._rows.flags[rows] & PENALTIES)
+        seen = [self._seen[row] for row in rows[lines].tolist()]
+        lengths = [len(state.ids) for state in seen]
+        where = np.repeat(lines, lengths), np.concatenate([state.ids for state in seen])
+        records = self._rows.records[np.repeat(rows[lines], lengths)]
+        counts = (np.concatenate([state.entries for state in seen]) // ONE_OUTPUT).astype(np.float32)
+        values, repetition = logits[where], records["repetition"]
+        values = np.where(values > 0, values / repetition, values * repetition)
+        values -= records["frequency"] * counts + np.where(counts > 0, records["presence"], np.float32(0))
+        logits[where] = values
+
+
+class _SeenTokens:
+    """The distinct tokens of one request, each with its entry (see `IN_PROMPT`)."""
+
+    def __init__(self, ids: Int32Array, entries: Int32Array) -> None:
+        self._size = len(ids)
+        self._ids = np.zeros(max(64, 2 * self._size), dtype=np.int32)
+        self._entries = np.zeros_like(self._ids)
+        self._ids[: self._size], self._entries[: self._size] = ids, entries
+        self._place = {token: place for place, token in enumerate(ids.tolist())}
+
+    def append(self, token: int) -> None:
+        """Count one more output token."""
+        place = self._place.setdefault(token, self._size)
+        if place == self._size:
+            if self._size == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+                self._entries = np.concatenate([self._entries, np.zeros_like(self._entries)])
+            self._ids[place] = token
+            self._size += 1
+        self._entries[place] += ONE_OUTPUT
+
+    @property
+    def ids(self) -> Int32Array:
+        return self._ids[: self._size]
+
+    @property
+    def entries(self) -> Int32Array:
+        return self._entries[: self._size]
+
+
+def _greedy_tokens(lines: Float32Array) -> Int32Array:
+    """Per line, the lowest id of the largest logit, or why there is none. To argmax, NaN is the largest."""
+    tokens = lines.argmax(axis=1)
+    maxima = lines[np.arange(len(lines)), tokens]
+    tokens = tokens.astype(np.int32)
+    for line in np.flatnonzero(~np.isfinite(maxima)).tolist():
+        tokens[line] = _code_of(float(maxima[line]))
+    return tokens
+
+
+def _code_of(maximum: float) -> int:
+    """What stands in place of a token where the largest logit is no finite number."""
+    if maximum == -math.inf:
+        return NOTHING_LEFT
+    return LOGIT_IS_INFINITE if maximum == math.inf else LOGIT_IS_NAN
+
+
+# ----------------------------------------------------------------------------------------------------- without native
+
+
+def noise_key(seed: int, position: int) -> int:
+    """A 64-bit hash of (seed, position)."""
+    key = _mix64((seed + 0x9E3779B97F4A7C15) % 2**64)
+    return _mix64((key + position * 0xD1342543DE82EF95 + 0x9E3779B97F4A7C15) % 2**64)
+
+
+def noise_bits(key: int, ids: Int64Array) -> UInt32Array:
+    """A 32-bit hash of key and id."""
+    low, high = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32)
+    return _mix32(_mix32(ids.astype(np.uint32) + low) ^ high)
+
+
+def gumbel_noise(bits: UInt32Array) -> Float32Array:
+    """-log(-log(1 - u)), with u = bits / 2^32, in the float32 arithmetic of the other kernels."""
+    unit, half = np.float32(2.0**-32), np.float32(0.5)
+    u = (bits.astype(np.float32) + half) * unit
+    rest = ((~bits).astype(np.float32) + half) * unit
+    exponential = np.where(u < np.float32(2.0**-8), u * (1 + half * u), -np.log(rest))
+    return -np.log(exponential)
+
+
+def _mix64(word: int) -> int:
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+    return word ^ (word >> 31)
+
+
+def _mix32(words: UInt32Array) -> UInt32Array:
+    words = (words ^ (words >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    words = (words ^ (words >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return words ^ (words >> np.uint32(16))
+
+
+def _sample_line(line: Float32Array, record: np.void, position: int) -> int:
+    """A token, or a code, for one row."""
+    highest = line.max()
+    if not np.isfinite(highest):
+        return _code_of(float(highest))
+    inverse_temperature = record["inverse_temperature"]
+    if inverse_temperature == 0.0:
+        return int(line.argmax())
+    scaled = line * inverse_temperature
+    most = scaled.max()
+    if most == np.inf:
+        return LOGIT_IS_INFINITE
+    reached = most + np.float32(_LEAST_NOISE)  # the highest logit scores no less
+    can_win = scaled >= reached - np.float32(_MOST_NOISE)
+    ids = np.flatnonzero(can_win & (line >= _threshold(line, highest, record)))
+    bits = noise_bits(noise_key(int(record["seed"]), position), ids)
+    # Noise is less than -log(u), so a logit far below needs a small u.
+    may_win = np.flatnonzero((scaled[ids] >= reached - _FAR) | (bits <= math.ceil(math.exp(-_FAR) * 2**32)))
+    ids = ids[may_win]
+    return int(ids[(scaled[ids] + gumbel_noise(bits[may_win])).argmax()])
+
+
+def _threshold(line: Float32Array, highest: np.float32, record: np.void) -> np.float32:
+    """The lowest logit that min_p, top_k and top_p keep."""
+    cut = highest + record["min_p_offset"]
+    top_k, top_p = int(record["top_k"]), float(record["top_p"])
+    if top_k:
+        cut = max(cut, np.partition(line, len(line) - top_k)[len(line) - top_k])
+    if top_p < 1.0:
+        kept = line[line >= cut]
+        weights = np.exp((kept - highest) * record["inverse_temperature"])
+        total = float(weights.sum(dtype=np.float64))
+        # Weights of at most (1 - top_p) of the mean sum to at most (1 - top_p) of the total, so those above reach
+        # top_p: only they need sorting.
+        possible = np.sort(kept[weights > (1.0 - top_p) * total / len(kept) * 0.999])[::-1]
+        reached = np.cumsum(np.exp((possible - highest) * record["inverse_temperature"]), dtype=np.float64)
+        cut = possible[min(int(reached.searchsorted(top_p * total)), len(possible) - 1)]
+    return cut

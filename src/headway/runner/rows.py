@@ -1,0 +1,168 @@
+"""The running batch as the host knows it: who sits in which row, and which rows a step takes.
+
+A request gets a row when it enters the batch and keeps it until it leaves, so that only changes travel. This table is
+the same for every device; the tokens and block tables themselves lie where the model runs (`eager_runner.py`,
+`device_rows.py`). A step is a flat batch over the rows, requests with a single new token first:
+
+    scheduled      A: 3 tokens from position 5    B: 1 token from position 9
+    rows           [ B A ]       query_start [ 0 1 4 ]       seq_lens [ 10 8 ]       tokens  B9 A5 A6 A7
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headway.core.scheduler_output import NewRequest, SchedulerOutput
+from headway.runner.base import RunnerSettings
+from headway.runner.sampler import Int32Array, Int64Array, SamplingRows, Seat
+from headway.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class WantedPrompt:
+    """A prompt whose logprobs a request wants to see, and of how many most likely tokens beside each."""
+
+    token_ids: tuple[int, ...]
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The rows of one step, on the host. Requests with a single new token come first."""
+
+    request_ids: list[str]
+    rows: Int64Array
+    num_new: Int64Array
+    """Tokens to compute, by request."""
+    num_requests: int
+    num_single: int
+    num_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    query_start: Int64Array
+    """Where each request's tokens begin, and where the last ones end."""
+    seq_lens: Int64Array
+    sampled: list[int]
+    """Places in `request_ids` of those that sample; the other `sample_` columns are in this order."""
+    sample_index: Int64Array
+    """Which of the step's tokens is the last one of the request."""
+    sample_rows: Int64Array
+    sample_positions: Int64Array
+    """Where the new token goes in the request's tokens."""
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every request has a single new token."""
+        return self.num_single == self.num_requests
+
+    @property
+    def all_sample_in_order(self) -> bool:
+        """Whether line i of the step's hidden states is what the i-th sampled request needs."""
+        return len(self.sampled) == self.num_requests == self.num_tokens
+
+
+class RowTable:
+    """Rows of requests: `row_of` says who sits where. The only table of them; storage on a device follows it."""
+
+    def __init__(self, settings: RunnerSettings, vocab_size: int) -> None:
+        self.row_of: dict[str, int] = {}
+        self.sampling = SamplingRows(settings.max_num_seqs, vocab_size, settings.eos_token_ids)
+        self.wanted_prompts: dict[str, WantedPrompt] = {}
+        """By request id, of those in the batch that want logprobs of their prompt."""
+        self.max_num_seqs = settings.max_num_seqs
+        self.max_model_len = settings.max_model_len
+        self.max_num_blocks = -(-settings.max_model_len // settings.block_size)
+        """Room in a request's block table."""
+        self._seed = settings.seed
+        self._free_rows = list(range(settings.max_num_seqs - 1, -1, -1))
+        self._num_blocks: Int64Array = np.zeros(settings.max_num_seqs, dtype=np.int64)
+
+    def seat(self, requests: Sequence[NewRequest]) -> list[Seat]:
+        """Give rows to requests. If anything is wrong with one of them, none gets a row."""
+        if len(requests) > len(self._free_rows):
+            raise ValueError(f"{len(requests)} requests for {len(self._free_rows)} free rows")
+        seats = []
+        try:
+            for request in requests:
+                seats.append(self._seat(request))
+        except Exception:
+            for seat in seats:
+                self.free(seat.request.request_id)
+            raise
+        return seats
+
+    def _seat(self, request: NewRequest) -> Seat:
+        params = request.sampling_params
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params is a {type(params).__name__}")
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        if num_tokens > self.max_model_len or len(request.block_ids) > self.max_num_blocks:
+            raise ValueError(
+                f"a request of {num_tokens} tokens and {len(request.block_ids)} blocks does not fit into a row of "
+                f"{self.max_model_len} and {self.max_num_blocks}"
+            )
+        seat = Seat(self._free_rows[-1], request, params, _seed_of(self._seed, request.request_id))
+        self.sampling.seat(seat)
+        self.row_of[request.request_id] = self._free_rows.pop()
+        self._num_blocks[seat.row] = 0
+        if params.prompt_logprobs is not None:
+            self.wanted_prompts[request.request_id] = WantedPrompt(request.prompt_token_ids, params.prompt_logprobs)
+        return seat
+
+    def free(self, request_id: str) -> None:
+        """Free a request's row, if it has one."""
+        row = self.row_of.pop(request_id, None)
+        if row is not None:
+            self._free_rows.append(row)
+            self.sampling.clear(row)
+            self.wanted_prompts.pop(request_id, None)
+
+    def append_blocks(self, added: Sequence[tuple[str, Sequence[int]]]) -> Int32Array:
+        """Note blocks that requests get; returns where they go: [n, 3], (row, place in its block table, block)."""
+        entries: list[tuple[int, int, int]] = []
+        for request_id, block_ids in added:
+            row = self.row_of[request_id]
+            place = int(self._num_blocks[row])
+            entries += [(row, place + i, block) for i, block in enumerate(block_ids)]
+            self._num_blocks[row] = place + len(block_ids)
+        return np.array(entries, dtype=np.int32).reshape(-1, 3)
+
+    def step(self, output: SchedulerOutput) -> StepRows:
+        """The rows of a step. All scheduled requests must be seated."""
+        row_of = self.row_of
+        table = np.array(
+            [(row_of[s.request_id], s.num_tokens, s.num_computed_tokens, s.samples) for s in output.scheduled],
+            dtype=np.int64,
+        )
+        order = np.argsort(table[:, 1] > 1, kind="stable")  # single tokens first
+        rows, num_new, num_computed, samples = table[order].T
+        query_start = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(num_new, out=query_start[1:])
+        seq_lens = num_computed + num_new
+        sampled = np.flatnonzero(samples)
+        return StepRows(
+            request_ids=[output.scheduled[place].request_id for place in order.tolist()],
+            rows=rows,
+            num_new=num_new,
+            num_requests=len(rows),
+            num_single=int((num_new == 1).sum()),
+            num_tokens=int(query_start[-1]),
+            max_query_len=int(num_new.max()),
+            max_seq_len=int(seq_lens.max()),
+            query_start=query_start,
+            seq_lens=seq_lens,
+            sampled=sampled.tolist(),
+            sample_index=query_start[1:][sampled] - 1,
+            sample_rows=rows[sampled],
+            sample_positions=seq_lens[sampled],
+        )
+
+
+def _seed_of(engine_seed: int, request_id: str) -> int:
+    """The seed of a request that brings none: the same for the same engine seed and id, whatever else runs."""
+    digest = hashlib.blake2b(f"{engine_seed}:{request_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

@@ -1,0 +1,246 @@
+"""Runs planned steps: keep the rows up to date, stage the step, run the model to the logits, sample.
+
+    submit       changes · stage · forward (ends at the logits) · sample · copy the tokens back
+    result       wait for that copy
+
+The skeleton is the same everywhere. A `Stage` says where rows lie and how a step runs forward: at once on the CPU
+(`eager_runner.py`), or queued on a GPU (`graphed_runner.py`), where nothing here waits for the device, the next step is
+queued behind this one, and finds its tokens in the rows, where the sampler puts them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from headway.attention import AttentionBackend
+from headway.core.scheduler_output import (
+    ModelRunnerOutput,
+    NewRequest,
+    PromptLogprobs,
+    SampledTokens,
+    SchedulerOutput,
+    TokenLogprobs,
+)
+from headway.kv.host_blocks import HostBlocks, apply_moves
+from headway.models.decoder import Decoder
+from headway.runner.base import PendingStep, RunnerSettings
+from headway.runner.rows import RowTable, StepRows, WantedPrompt
+from headway.runner.sampler import Int32Array, PendingSample, Sampler, Seat
+from headway.runner.token_logprobs import LINES_AT_A_TIME, prompt_logprobs
+
+logger = logging.getLogger(__name__)
+
+StagedStep = TypeVar("StagedStep")
+
+
+class Stage(Protocol[StagedStep]):
+    """Where the rows of requests lie, and how a step runs there. `StagedStep` is its own record of one."""
+
+    def seat(self, seats: Sequence[Seat], blocks: Int32Array) -> None:
+        """Write the tokens of requests that enter, and their first blocks: (row, place in its table, block)."""
+        ...
+
+    def stage(self, step: StepRows, blocks: Int32Array, *, exact: bool) -> StagedStep:
+        """Bring a step, and the blocks that it adds, to the device. With `exact` it runs without padding."""
+        ...
+
+    def forward(self, staged: StagedStep) -> Tensor:
+        """Run the model; logits of the requests that sample, in their order. Further lines may follow."""
+        ...
+
+    def hidden(self, staged: StagedStep) -> Tensor:
+        """Run the model; hidden states of all tokens of a step that was staged as `exact`."""
+        ...
+
+    def warm_up(self) -> int:
+        """What `Runner.warm_up` says."""
+        ...
+
+
+class StepRunner(Generic[StagedStep]):
+    """One model, one KV cache, and the rows of the requests that are in the batch: a `Runner`."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: AttentionBackend,
+        settings: RunnerSettings,
+        *,
+        rows: RowTable,
+        stage: Stage[StagedStep],
+        sampler: Sampler,
+        host_blocks: HostBlocks | None = None,
+    ) -> None:
+        self.decoder = decoder
+        self.attention = attention
+        self.stage = stage
+        self._rows = rows
+        self._sampler = sampler
+        self._host_blocks = host_blocks
+        self._num_threads = settings.num_threads
+        # Each thread has a current device of its own; steps belong to that of the thread that has made the runner.
+        self._cuda_device = torch.cuda.current_device() if settings.device.type == "cuda" else None
+        self._unseated: dict[str, str] = {}  # requests that could not enter, and why, until they leave
+        self._is_shut_down = False
+
+    def submit(self, output: SchedulerOutput) -> PendingStep:
+        """Run a step, or queue it on the device."""
+        if self._is_shut_down:
+            raise RuntimeError("the runner is shut down")
+        if self._cuda_device is not None and torch.cuda.current_device() != self._cuda_device:
+            torch.cuda.set_device(self._cuda_device)
+        if self._num_threads is None:
+            return self._submit(output)
+        callers_threads = torch.get_num_threads()  # the rest of the process may want them: they are only borrowed
+        torch.set_num_threads(self._num_threads)
+        try:
+            return self._submit(output)
+        finally:
+            torch.set_num_threads(callers_threads)
+
+    @torch.inference_mode()
+    def warm_up(self) -> int:
+        """Prepare the kinds of steps that there are, while nothing is in flight."""
+        return self.stage.warm_up()
+
+    def shutdown(self) -> None:
+        """Drop the model and its cache."""
+        self._is_shut_down = True
+        del self.decoder, self.attention, self.stage, self._sampler, self._host_blocks
+
+    # ---- the batch ------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _submit(self, output: SchedulerOutput) -> PendingStep:
+        self._apply_changes(output)
+        if not self._unseated:
+            return self._run(output)
+        pending = self._run(output.without(self._unseated))
+        # Where steps overlap, this one may have been planned before the scheduler knew of the failure.
+        failed = {
+            share.request_id: SampledTokens((), error=self._unseated[share.request_id])
+            for share in output.scheduled
+            if share.request_id in self._unseated
+        }
+        return dataclasses.replace(pending, failed=failed)
+
+    def _apply_changes(self, output: SchedulerOutput) -> None:
+        """Requests that left free their rows, blocks are moved, and requests that enter get rows.
+
+        Rows are freed first, whatever fails later: the scheduler tells only once which requests have left.
+        """
+        for request_id in (*output.finished_request_ids, *output.preempted_request_ids):
+            self._rows.free(request_id)
+            self._unseated.pop(request_id, None)
+        apply_moves(self.attention.kv_caches, self._host_blocks, output.moves)
+        if output.new_requests:
+            self._seat(output.new_requests)
+
+    def _seat(self, requests: Sequence[NewRequest]) -> None:
+        """All at once, with few copies; if that does not work, one by one, and those that do not fit fail alone."""
+        try:
+            self._enter(requests)
+        except Exception as error:
+            if len(requests) > 1:
+                for request in requests:
+                    self._seat([request])
+                return
+            # The edge should let nothing through that does not fit, so it is logged in full.
+            logger.error("request %s cannot enter the batch; it is ended", requests[0].request_id, exc_info=error)
+            self._unseated[requests[0].request_id] = f"{type(error).__name__}: {error}"
+
+    def _enter(self, requests: Sequence[NewRequest]) -> None:
+        seats = self._rows.seat(requests)
+        try:
+            blocks = self._rows.append_blocks([(request.request_id, request.block_ids) for request in requests])
+            self.stage.seat(seats, blocks)
+            self._sampler.seat(seats)
+        except Exception:
+            for request in requests:
+                self._rows.free(request.request_id)
+            raise
+
+    # ---- a step ---------------------------------------------------------------------------------------------------
+
+    def _run(self, output: SchedulerOutput) -> PendingTokens:
+        if output.is_empty:
+            return PendingTokens(None, [], None, {})
+        step = self._rows.step(output)
+        blocks = self._rows.append_blocks(
+            [(s.request_id, s.new_block_ids) for s in output.scheduled if s.new_block_ids]
+        )
+        staged = self.stage.stage(step, blocks, exact=bool(self._rows.wanted_prompts))
+        found: dict[str, PromptLogprobs] = {}
+        if self._rows.wanted_prompts:
+            logits, found = self._forward_with_prompts(step, staged)
+        else:
+            logits = self.stage.forward(staged)
+        sample = self._sampler.sample(logits, step.sample_rows, step.sample_positions) if step.sampled else None
+        done = None
+        if self._cuda_device is not None:
+            done = torch.cuda.Event()
+            done.record()
+        return PendingTokens(done, [step.request_ids[place] for place in step.sampled], sample, found)
+
+    # ---- logprobs of prompts: rare, and the one thing here that waits for a device ----------------------------------
+
+    def _forward_with_prompts(self, step: StepRows, staged: StagedStep) -> tuple[Tensor, dict[str, PromptLogprobs]]:
+        hidden = self.stage.hidden(staged)
+        found = {}
+        for place, request_id in enumerate(step.request_ids):
+            wanted = self._rows.wanted_prompts.get(request_id)
+            if wanted is not None:
+                first, after_last = step.query_start[place : place + 2].tolist()
+                start = int(step.seq_lens[place]) - (after_last - first)
+                logprobs = self._logprobs_of_chunk(wanted, hidden[first:after_last], start)
+                if logprobs is not None:
+                    found[request_id] = logprobs
+        sampled = hidden.index_select(0, torch.from_numpy(step.sample_index).to(hidden.device))
+        return self.decoder.logits(sampled) if step.sampled else sampled, found
+
+    def _logprobs_of_chunk(self, wanted: WantedPrompt, hidden: Tensor, start: int) -> PromptLogprobs | None:
+        """The token at position p gives the logprobs of the prompt token at p + 1."""
+        next_tokens = wanted.token_ids[start + 1 : start + 1 + len(hidden)]
+        values: list[TokenLogprobs] = []
+        for offset in range(0, len(next_tokens), LINES_AT_A_TIME):
+            tokens = next_tokens[offset : offset + LINES_AT_A_TIME]
+            values += prompt_logprobs(
+                self.decoder.logits(hidden[offset : offset + len(tokens)]), tokens, wanted.num_top
+            )
+        return PromptLogprobs(start + 1, tuple(values)) if values else None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTokens:
+    """A submitted step. `done` is reached when its tokens are on the host; `None`: they are there."""
+
+    done: torch.cuda.Event | None
+    sampled_request_ids: list[str]
+    sample: PendingSample | None
+    prompt_logprobs: dict[str, PromptLogprobs]
+    failed: dict[str, SampledTokens] = field(default_factory=dict)
+    """Of requests that could not enter the batch."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the step."""
+        if self.done is not None:
+            self.done.synchronize()
+        sampled = self.failed.copy()
+        if self.sample is not None:
+            chosen = self.sample.result()
+            for place, request_id in enumerate(self.sampled_request_ids):
+                error, logprobs = chosen.errors.get(place), chosen.logprobs[place]
+                if error is not None:
+                    sampled[request_id] = SampledTokens((), error=error)
+                else:
+                    sampled[request_id] = SampledTokens(
+                        (chosen.token_ids[place],), () if logprobs is None else (logprobs,)
+                    )
+        return ModelRunnerOutput(sampled=sampled, prompt_logprobs=self.prompt_logprobs)

@@ -1,0 +1,91 @@
+"""Log-probabilities of chosen, given and most likely tokens, from the model's unmodified logits.
+
+They are computed on the logits' device and travel as one tensor of 32-bit words, so that a copy of them can be on its
+way while the host goes on; `token_logprobs` makes records of it once it has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.core.scheduler_output import TokenLogprobs
+
+LINES_AT_A_TIME = 64
+"""Lines whose log-softmax is held at one time: those of a 150k vocabulary are some 150 MB with what sorts them."""
+
+
+def logprob_words(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
+    """Per line: the token's logprob and rank, `num_top` most likely ids, their logprobs; int32 [R, 2 + 2 num_top].
+
+    Floats are there as their bits. On a GPU nothing waits for the device. A negative token counts as token 0.
+    """
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    chosen = logprobs.gather(1, token_ids.clamp(min=0).long().unsqueeze(1))
+    top_ids = _most_likely(logprobs, num_top)
+    top = logprobs.gather(1, top_ids)
+    return torch.cat([chosen.view(torch.int32), _ranks(logprobs, chosen), top_ids.int(), top.view(torch.int32)], dim=1)
+
+
+def token_logprobs(words: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
+    """Records of the lines of `words`, on the host: the token that stands there, and `num_top[r]` most likely ones."""
+    most = (words.shape[1] - 2) // 2
+    ranks, ids = words[:, 1].tolist(), words[:, 2 : 2 + most].tolist()
+    chosen = words[:, :1].contiguous().view(torch.float32).squeeze(1).tolist()
+    top = words[:, 2 + most :].contiguous().view(torch.float32).tolist()
+    return [
+        TokenLogprobs(token_id, chosen[line], ranks[line], ids[line][:count], top[line][:count])
+        for line, (token_id, count) in enumerate(zip(token_ids, num_top, strict=True))
+    ]
+
+
+def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """For each line of `logits` [T, V], the logprobs at the prompt position that follows it, where `next_token_ids` [T]
+    stand."""
+    tokens = torch.tensor(next_token_ids, dtype=torch.int64)
+    if len(tokens) != len(logits):
+        raise ValueError(f"{len(logits)} rows of logits but {len(tokens)} next tokens")
+    records: list[TokenLogprobs] = []
+    for lines, part in zip(logits.split(LINES_AT_A_TIME), tokens.split(LINES_AT_A_TIME), strict=True):
+        words = logprob_words(lines, part.to(logits.device), num_top).cpu()
+        records += token_logprobs(words, part.tolist(), [num_top] * len(part))
+    return records
+
+
+def _ranks(logprobs: Tensor, of: Tensor) -> Tensor:
+    """1 + how many values of each line are above the one in `of` [R, 1]; int32 [R, 1]."""
+    if logprobs.is_cpu:  # numpy counts a line several times faster
+        counts = [np.count_nonzero(line > value) for line, value in zip(logprobs.numpy(), of.numpy(), strict=True)]
+        return torch.tensor(counts, dtype=torch.int32).unsqueeze(1) + 1
+    return (logprobs > of).sum(dim=1, keepdim=True, dtype=torch.int32) + 1
+
+
+def _most_likely(logprobs: Tensor, count: int) -> Tensor:
+    """Ids of the largest values of each line, the largest first and equal ones by id; [R, count]."""
+    if count == 0:
+        return logprobs.new_empty((len(logprobs), 0), dtype=torch.int64)
+    if logprobs.is_cpu:
+        return _most_likely_on_host(logprobs, count)
+    # An order of integers with the value above and the id below leaves no ties for a selection to break its own way.
+    bits = logprobs.view(torch.int32).long()
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    ids = torch.arange(logprobs.shape[1], device=logprobs.device)
+    return 0xFFFFFFFF - (((ordered << 32) + (0xFFFFFFFF - ids)).topk(count, dim=1).values & 0xFFFFFFFF)
+
+
+def _most_likely_on_host(logprobs: Tensor, count: int) -> Tensor:
+    """The same by a selection of floats, twice as fast here; lines with ties at the cut are selected from again."""
+    # One more than asked for shows whether equally likely tokens lie on both sides of the cut.
+    values, ids = (part.numpy() for part in torch.topk(logprobs, min(count + 1, logprobs.shape[1]), dim=1))
+    chosen = np.empty((len(ids), count), dtype=np.int64)
+    for line in range(len(ids)):
+        line_values, line_ids = values[line], ids[line]
+        if count < len(line_ids) and line_values[count - 1] == line_values[count]:
+            whole = logprobs[line].numpy()
+            line_ids = np.flatnonzero(whole >= line_values[count - 1])
+            line_values = whole[line_ids]
+        chosen[line] = line_ids[np.lexsort((line_ids, -line_values))[:count]]
+    return torch.from_numpy(chosen)
