@@ -458,7 +458,7 @@ def test_a_killed_engine_ends_its_requests_and_is_started_again(slow: Running) -
 def test_shutdown_ends_what_runs_or_lets_it_end() -> None:
     async def test() -> None:
         async with asyncio.timeout(120), AsyncLLM(engine_factory=SLOW) as llm:
-            short, long = llm.generate(PROMPT, SamplingParams(max_tokens=200)), llm.generate(PROMPT, LONG)
+            short, long = llm.generate(PROMPT, SamplingParams(max_tokens=30)), llm.generate(PROMPT, LONG)
             await asyncio.gather(anext(short), anext(long))
             ending = asyncio.create_task(llm.shutdown(drain_s=1.5))
             *_, last = await collect(short)

@@ -427,7 +427,7 @@ def test_shutdown_lets_running_requests_finish_and_ends_the_process(monkeypatch:
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
 
     async def test(client: EngineClient) -> None:
-        running = client.submit(add("running", max_tokens=100))
+        running = client.submit(add("running", max_tokens=30))
         endless = client.submit(add("endless", max_tokens=4000))
         await anext(running)
         process, pid = client._process, client.engine_pid
