@@ -17,7 +17,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from headway import LLM, SamplingParams
-from headway.loader.embedded import embedded_model_path
 from tests.integration.prompts import PROMPTS
 
 NUM_PROMPTS = 36
@@ -37,7 +36,7 @@ def params_of(index: int, num_tokens: int) -> SamplingParams:
     )
 
 
-def sample(model: str, device: str, num_prompts: int, num_tokens: int) -> list[list[int]]:
+def sample(model: str | None, device: str, num_prompts: int, num_tokens: int) -> list[list[int]]:
     llm = LLM(model, device=device, dtype="float32", quantization="none", max_model_len=2048)
     prompts = [PROMPTS[index % len(PROMPTS)] for index in range(num_prompts)]
     params = [params_of(index, num_tokens) for index in range(num_prompts)]
@@ -64,7 +63,7 @@ def compare(found: list[list[int]], expected: list[list[int]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default=str(embedded_model_path()))
+    parser.add_argument("model", nargs="?", help="default: the embedded model")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--num-prompts", type=int, default=NUM_PROMPTS)
     parser.add_argument("--num-tokens", type=int, default=64)

@@ -68,7 +68,7 @@ refused = server.complete(deadline_s=-1)
 assert (refused.status_code, refused.json()["error"]["param"]) == (400, "deadline_s"), refused.text
 
 # classes of a server and of a workload
-from headway.lab.workload.request_classes import read_classes
+from headway.lab.workload.workload import read_classes
 from headway.server.admission.service_classes import parse_service_classes
 
 assert parse_service_classes({"classes": {"a": {"deadline_s": 2}}}).default.options.deadline_s == 2
@@ -81,9 +81,9 @@ import torch
 from headway.cli.flags import sampling_flags
 from headway.errors import InvalidRequestError
 from headway.rpc.messages import AddRequest, decode_to_engine, encode
-from headway.runner.sampler import Sampler
-from headway.runner.sampling_batch import SamplingBatch
 from headway.sampling_params import SamplingParams
+from tests.unit.runner.sampling_bench import ALL_KERNELS, sample_once
+from tests.unit.runner.sampling_reference import Request
 from tests.unit.server.fake_engine import FakeServer
 
 # HTTP and the wire
@@ -95,12 +95,12 @@ sent = decode_to_engine(encode(server.engine.requests[0]))
 assert sent.params.banned_token_ids == (3, 5)
 assert "banned_token_ids" in [flag.name for flag in sampling_flags()]
 
-# the sampler
-batch = SamplingBatch(2, 8)
-batch.add(0, sent.params, [1], [], 0)
-batch.add(1, SamplingParams(temperature=0), [1], [], 0)
+# the sampler: compiled for the CPU, in numpy, and the GPU's kernels
+fields = {"temperature": 0.0}
+requests = [Request({**fields, "banned_token_ids": [3, 5]}), Request(fields)]
 logits = torch.tensor([[0.0, 1, 2, 9, 3, 8, 4, 5]] * 2)
-assert Sampler().sample(logits, [0, 1], batch).token_ids == [7, 3]
+for kernels in ALL_KERNELS:
+    assert sample_once(kernels, logits, requests).token_ids == [7, 3], kernels
 try:
     SamplingParams(use_beam_search=True, n=2, banned_token_ids=[3])
 except InvalidRequestError as error:
