@@ -24,8 +24,8 @@ from headway.llm import LLM
 from headway.rpc.messages import AddRequest, decode_to_engine, encode
 from headway.sampling_params import SamplingParams
 from tests.unit.server.fake_engine import FakeServer
-from tests.unit.server.scripted_channel import run
-from tests.unit.server.small_engine import create_engine
+from tests.unit.rpc.scripted_channel import run
+from tests.unit.rpc.small_engine import create_engine
 
 PARAMS = SamplingParams(max_tokens=2)
 SLO = {"scheduling_policy": "slo", "max_num_seqs": 1, "starvation_ms": 0.0}

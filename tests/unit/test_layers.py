@@ -20,9 +20,10 @@ IMPURE = {
     *("datetime", "random", "secrets", "time", "uuid"),
 }
 IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "__import__"}
-CORE_MAY_IMPORT = ("headway.core", "headway.config", "headway.errors")
+# Sampling parameters are carried, never read: their type is named for the type checker alone.
+CORE_MAY_IMPORT = ("headway.core", "headway.config", "headway.settings", "headway.errors", "headway.sampling_params")
 # Records and options that every layer shares must not drag anything along.
-PLAIN_MODULES = ("config", "errors", "outputs", "sampling_params")
+PLAIN_MODULES = ("config", "errors", "outputs", "sampling_params", "settings")
 
 
 def imported_modules(file: Path) -> set[str]:

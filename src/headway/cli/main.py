@@ -79,7 +79,7 @@ COMMANDS: Mapping[str, Command | CommandGroup] = {
         "headway.lab.claims.claims_command", "Measure published claims about serving again, each by its name."
     ),
     "train-predictor": Command(
-        "headway.predict.train_command", "Learn from a traffic log to tell long answers from short ones beforehand."
+        "headway.lab.train_predictor", "Learn from a traffic log to tell long answers from short ones beforehand."
     ),
     "options": Command("headway.cli.reference", "List every option of the engine and of sampling."),
     "version": Command("headway.cli.version", "Print the version and what this machine offers."),

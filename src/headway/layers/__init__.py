@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from headway.errors import ConfigError
+from headway.layers.linear import QUANTIZATION_NAMES, Linear, TorchLinear
 from headway.layers.ops import Ops
 
-__all__ = ["OPS_NAMES", "Ops", "create_ops"]
+__all__ = ["OPS_NAMES", "LinearFactory", "Ops", "create_ops", "linear_factory"]
 
 OPS_NAMES = ("auto", "native", "torch", "triton")
 
@@ -74,3 +77,33 @@ def _native_available() -> bool:
 
 def _triton_available() -> bool:
     return importlib.util.find_spec("triton") is not None
+
+
+LinearFactory = Callable[[Tensor, Tensor | None], Linear]
+
+
+def linear_factory(quantization: str, *, kernels: str, device: torch.device | str, dtype: torch.dtype) -> LinearFactory:
+    """The constructor `(weight, bias) -> Linear` for the weights of a model whose `Ops` are `kernels`.
+
+    `none` keeps the weights in `dtype`; `int8` quantises them for the CPU kernels, which take and return float32.
+    """
+    if quantization not in QUANTIZATION_NAMES:
+        raise ConfigError(f"unknown quantization {quantization!r}; valid names are {', '.join(QUANTIZATION_NAMES)}")
+    if quantization == "int8":
+        if torch.device(device).type != "cpu" or dtype != torch.float32:
+            raise ConfigError(
+                f"int8 weights run on the CPU with float32 activations, not on {device} in {dtype}; "
+                "use quantization 'none'"
+            )
+        from headway.layers.packed_linear import Int8Linear
+
+        return Int8Linear
+    if kernels == "native":
+        from headway.layers.packed_linear import Float32Linear
+
+        return Float32Linear
+    if kernels == "triton":
+        from headway.layers.triton_linear import TritonLinear
+
+        return TritonLinear
+    return TorchLinear

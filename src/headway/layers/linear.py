@@ -19,14 +19,10 @@ nothing, or the first half of the norm's own work (`ScaledRows`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from headway.errors import ConfigError
 
 QUANTIZATION_NAMES = ("none", "int8")
 
@@ -99,33 +95,3 @@ class TorchLinear(Linear):
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         product = F.linear(x, self.weight, self.bias)
         return product if out is None else out.copy_(product)
-
-
-LinearFactory = Callable[[Tensor, Tensor | None], Linear]
-
-
-def linear_factory(quantization: str, *, kernels: str, device: torch.device | str, dtype: torch.dtype) -> LinearFactory:
-    """The constructor `(weight, bias) -> Linear` for the weights of a model whose `Ops` are `kernels`.
-
-    `none` keeps the weights in `dtype`; `int8` quantises them for the CPU kernels, which take and return float32.
-    """
-    if quantization not in QUANTIZATION_NAMES:
-        raise ConfigError(f"unknown quantization {quantization!r}; valid names are {', '.join(QUANTIZATION_NAMES)}")
-    if quantization == "int8":
-        if torch.device(device).type != "cpu" or dtype != torch.float32:
-            raise ConfigError(
-                f"int8 weights run on the CPU with float32 activations, not on {device} in {dtype}; "
-                "use quantization 'none'"
-            )
-        from headway.layers.packed_linear import Int8Linear
-
-        return Int8Linear
-    if kernels == "native":
-        from headway.layers.packed_linear import Float32Linear
-
-        return Float32Linear
-    if kernels == "triton":
-        from headway.layers.triton_linear import TritonLinear
-
-        return TritonLinear
-    return TorchLinear

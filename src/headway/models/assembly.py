@@ -18,8 +18,8 @@ from torch import Tensor
 from headway import native
 from headway.attention.base import HeadNorms, Heads
 from headway.errors import ConfigError, CorruptModelError, MissingTensorError, OutOfMemoryError, TensorShapeError
-from headway.layers import create_ops
-from headway.layers.linear import Linear, LinearFactory, linear_factory
+from headway.layers import LinearFactory, create_ops, linear_factory
+from headway.layers.linear import Linear
 from headway.layers.mlp import DenseMlp
 from headway.layers.ops import Ops
 from headway.models.checkpoint import Checkpoint

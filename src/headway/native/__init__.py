@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from headway.native.build import is_available
 from headway.native.lib import (
     GGUF_BLOCKS,
     NativeLibrary,
     PackedWeight,
     dequantize,
     get_num_threads,
+    is_available,
     is_finite,
     load,
     pack_float32,

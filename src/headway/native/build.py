@@ -8,7 +8,6 @@ temporary folder takes its place, for this process alone. What makes the kernels
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -104,19 +103,6 @@ def build(isa: str | None = None) -> BuildResult:
         raise NativeBuildError(f"The CPU kernels need a C compiler, and none was found. {_REMEDY}")
     details = "\n".join(failures)
     raise NativeBuildError(f"The CPU kernels could not be compiled. {_REMEDY}\n{details}")
-
-
-@functools.cache
-def is_available() -> bool:
-    """Can the kernels be built and loaded here? The first call may compile; the answer is kept, and a no explained."""
-    from headway.native.lib import load
-
-    try:
-        load()
-    except NativeBuildError as error:
-        logger.warning("torch takes the place of the CPU kernels, about 5 times as slow: %s", str(error).split("\n")[0])
-        return False
-    return True
 
 
 def find_compilers() -> list[Compiler]:

@@ -203,3 +203,14 @@ def sample_tokens(
         tokens.ctypes.data,
     )
     return tokens
+
+
+@functools.cache
+def is_available() -> bool:
+    """Can the kernels be built and loaded here? The first call may compile; the answer is kept, and a no explained."""
+    try:
+        load()
+    except NativeBuildError as error:
+        logger.warning("torch takes the place of the CPU kernels, about 5 times as slow: %s", str(error).split("\n")[0])
+        return False
+    return True

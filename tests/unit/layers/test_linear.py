@@ -9,7 +9,8 @@ from tests.triton_device import DEVICE  # isort: split
 
 from headway import native
 from headway.errors import ConfigError
-from headway.layers.linear import TorchLinear, linear_factory
+from headway.layers import linear_factory
+from headway.layers.linear import TorchLinear
 from headway.layers.packed_linear import Float32Linear, Int8Linear
 from headway.layers.triton_linear import TritonLinear
 

@@ -14,8 +14,8 @@ from headway.errors import NativeBuildError
 from headway.native import build as build_module
 from headway.native import lib as lib_module
 from headway.native.__main__ import main
-from headway.native.build import build, cgroup_quota, is_available, usable_cpus
-from headway.native.lib import NativeLibrary
+from headway.native.build import build, cgroup_quota, usable_cpus
+from headway.native.lib import NativeLibrary, is_available
 
 
 def fake_compiler(path: Path, script: str) -> str:

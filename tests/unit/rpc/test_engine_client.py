@@ -128,9 +128,9 @@ def test_a_late_reader_gets_everything_at_once(served: Served) -> None:
 
 def test_what_the_engine_refuses_ends_the_stream_with_an_error(served: Served) -> None:
     async def test(client: EngineClient) -> None:
-        (refusal,) = await read(client.submit(add("hot", temperature=-1)))
-        assert refusal.error_status == 400 and refusal.error_param == "temperature"
-        assert refusal.error is not None and "temperature" in refusal.error
+        (refusal,) = await read(client.submit(AddRequest("far", [10**6], SamplingParams(max_tokens=1))))
+        assert refusal.error_status == 400 and refusal.error_param == "prompt"
+        assert refusal.error is not None and "vocabulary" in refusal.error
         with pytest.raises(InvalidRequestError):
             client.submit(add("surrogate", stop=["\ud800"]))
         with pytest.raises(InvalidRequestError):

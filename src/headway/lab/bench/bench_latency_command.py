@@ -13,13 +13,12 @@ from headway.lab.bench.offline_bench import (
     LATENCY_SCENARIOS,
     Job,
     add_common_flags,
-    best_of,
     chosen_scenario,
     either,
     run_job,
     values_json,
 )
-from headway.lab.bench.timelines import RoundTimes, percentile
+from headway.lab.bench.timelines import RoundTimes, best_of, percentile
 from headway.lab.workload.bench_requests import BenchRequest, LengthRange, draw_work
 
 _FIXED_BY_SCENARIO = ("input_len", "output_len", "batch_size", "n")

@@ -15,12 +15,11 @@ from headway.lab.bench.offline_bench import (
     THROUGHPUT_MEASURES,
     Job,
     add_common_flags,
-    best_of,
     chosen_scenario,
     either,
     run_job,
 )
-from headway.lab.bench.timelines import RoundTimes
+from headway.lab.bench.timelines import RoundTimes, best_of
 from headway.lab.workload.bench_requests import BenchRequest, LengthRange, TraceLimits, draw_work
 
 DATASETS = ("random",)

@@ -21,7 +21,7 @@ from headway.cli.progress import progress_bar
 from headway.config import EngineConfig
 from headway.errors import ConfigError
 from headway.lab.bench.step_profiler import add_profile_flags, profile_steps
-from headway.lab.bench.timelines import RoundTimes
+from headway.lab.bench.timelines import Measure, RoundTimes
 from headway.lab.workload.bench_requests import (
     HIGHEST_TOKEN_ID,
     BenchRequest,
@@ -52,31 +52,6 @@ PLAIN_TEMPERATURE = 1.0
 ResultOf = Callable[[Sequence[RoundTimes]], dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Measure:
-    """One number of a round."""
-
-    key: str
-    title: str
-    of: Callable[[RoundTimes], float | None]
-    """Applied to the floor's times it gives the floor of the number."""
-    is_rate: bool
-    """More is better."""
-    num_decimals: int
-
-    def ratio(self, times: RoundTimes, floor: RoundTimes) -> float | None:
-        """How many times as long as the floor."""
-        value, least = self.of(times), self.of(floor)
-        if not value or not least:
-            return None
-        return least / value if self.is_rate else value / least
-
-    def text(self, times: RoundTimes) -> str:
-        """The number as people read it."""
-        value = self.of(times)
-        return "–" if value is None else f"{value:,.{self.num_decimals}f}"
-
-
 def _pace_ms(times: RoundTimes) -> float | None:
     return None if times.pace_s is None else 1000 * times.pace_s
 
@@ -96,11 +71,6 @@ THROUGHPUT_MEASURES: Sequence[Measure] = (
     Measure("input_tok_s", "input tok/s", lambda times: times.input_tok_s, True, 1),
     Measure("requests_s", "requests/s", lambda times: times.requests_s, True, 2),
 )
-
-
-def best_of(rounds: Sequence[RoundTimes]) -> RoundTimes:
-    """The fastest round."""
-    return min(rounds, key=lambda times: times.elapsed_s)
 
 
 def values_json(measures: Sequence[Measure], times: RoundTimes) -> dict[str, float | None]:

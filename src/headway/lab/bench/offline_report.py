@@ -13,10 +13,9 @@ from rich.text import Text
 from headway import __version__
 from headway.lab.bench.environment import StartUp, device_name
 from headway.lab.bench.floors import Ceilings
-from headway.lab.bench.offline_bench import Measure, best_of
 from headway.lab.bench.online_metrics import SHOWN_PERCENTILES, OnlineMetrics
 from headway.lab.bench.step_trace import MAX_KERNELS, StepSummary, TimeShare
-from headway.lab.bench.timelines import RoundTimes
+from headway.lab.bench.timelines import Measure, RoundTimes, best_of
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -257,3 +257,33 @@ def sample_of(scheduler: Scheduler, at_s: float) -> BatchSample:
         num_waiting=len(scheduler.waiting),
         kv_used=kv_cache.num_used_blocks / kv_cache.num_blocks,
     )
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number of a round."""
+
+    key: str
+    title: str
+    of: Callable[[RoundTimes], float | None]
+    """Applied to the floor's times it gives the floor of the number."""
+    is_rate: bool
+    """More is better."""
+    num_decimals: int
+
+    def ratio(self, times: RoundTimes, floor: RoundTimes) -> float | None:
+        """How many times as long as the floor."""
+        value, least = self.of(times), self.of(floor)
+        if not value or not least:
+            return None
+        return least / value if self.is_rate else value / least
+
+    def text(self, times: RoundTimes) -> str:
+        """The number as people read it."""
+        value = self.of(times)
+        return "–" if value is None else f"{value:,.{self.num_decimals}f}"
+
+
+def best_of(rounds: Sequence[RoundTimes]) -> RoundTimes:
+    """The fastest round."""
+    return min(rounds, key=lambda times: times.elapsed_s)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headway.config import did_you_mean
 from headway.errors import ConfigError
-from headway.lab.claims.claim import Claim
+from headway.lab.claims.context import Claim
 from headway.lab.claims.scenarios.batching_eras import ERAS, KV_WASTE, PAGING
 from headway.lab.claims.scenarios.batching_load import BATCH_SIZE, ORCA, QUEUE_DEPTH
 from headway.lab.claims.scenarios.chunked_prefill import CHUNKED_PREFILL, SARATHI_CAPACITY

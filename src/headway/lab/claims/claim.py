@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from headway.lab.charts import Series, bar_chart, line_chart
-
-if TYPE_CHECKING:
-    from headway.lab.claims.context import Context
-
 
 Where = Literal["engine", "simulator", "scheduler"]
 """On the real engine; with the real scheduler and a cost model for the device; the scheduler alone, without a model."""
@@ -116,20 +112,3 @@ class Outcome:
     chart: Chart
     numbers: Numbers = field(default_factory=dict)
     """Everything that was measured, side by side."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Something that was published, with the way to measure it."""
-
-    id: str
-    title: str
-    published: str
-    """With its number."""
-    source: str
-    workload: str
-    """As published."""
-    method: str
-    """How it is measured here."""
-    measure: Callable[[Context], Outcome]
-    engine: EngineUse = "asked"

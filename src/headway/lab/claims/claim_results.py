@@ -17,7 +17,8 @@ from headway import __version__
 from headway.errors import ConfigError
 from headway.lab.charts import Origin, Page
 from headway.lab.claims.catalogue import CLAIMS
-from headway.lab.claims.claim import Chart, Claim, Outcome
+from headway.lab.claims.claim import Chart, Outcome
+from headway.lab.claims.context import Claim
 
 JSON_NAME = "claims.json"
 _KIND = "headway claims"

@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from headway.errors import ConfigError
 from headway.lab.bench.environment import versions
-from headway.lab.claims.claim import Claim
 from headway.lab.claims.claim_results import Row
-from headway.lab.claims.context import Bar, Context, no_bar
+from headway.lab.claims.context import Bar, Claim, Context, no_bar
 from headway.lab.claims.testbed import EngineTestbed, Load, SimulatedTestbed, Testbed
 
 On = Literal["auto", "engine", "simulator", "both"]

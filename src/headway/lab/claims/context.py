@@ -11,18 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from headway.cli.progress import Meter
-from headway.lab.bench.capacity_search import Capacity, Limits, find_capacity
-from headway.lab.bench.online_metrics import Objective, OnlineMetrics
-from headway.lab.claims.claim import Where, times
+from headway.lab.bench.online_metrics import OnlineMetrics
+from headway.lab.claims.claim import EngineUse, Outcome, Where, times
 from headway.lab.claims.testbed import Run, Testbed
 from headway.lab.workload.bench_requests import Work
-
-if TYPE_CHECKING:
-    from headway.lab.claims.published_workloads import Drawn
-
 
 _T = TypeVar("_T")
 Bar = Callable[[int, str], AbstractContextManager[Meter | None]]
@@ -171,27 +166,18 @@ class Span:
         return int(min(max(rate * self.seconds, self.least), self.most))
 
 
-def saturation(context: Context, label: str, drawn: Drawn, **options: Any) -> float:
-    """Requests a second when all of them are there at once."""
-    return context.run(f"{label}, all at once", drawn.at_once(), **options).requests_s
+@dataclass(frozen=True)
+class Claim:
+    """Something that was published, with the way to measure it."""
 
-
-def capacity_of(
-    context: Context,
-    label: str,
-    drawn: Drawn,
-    objectives: Sequence[Objective],
-    *,
-    start: float,
-    span: Span,
-    **options: Any,
-) -> Capacity:
-    """The highest rate that meets the objectives."""
-
-    def measure(rate: float) -> OnlineMetrics:
-        work = drawn.at_rate(rate, span.count(rate))
-        return NormalisedMetrics.of_run(context.run(f"{label}, {rate:.3g} requests/s", work, **options))
-
-    precision = 0.1 if context.is_quick else 0.05
-    limits = Limits(start=start, lowest=start / 256, highest=start * 64, precision=precision, max_probes=14)
-    return find_capacity(measure, objectives, limits=limits)
+    id: str
+    title: str
+    published: str
+    """With its number."""
+    source: str
+    workload: str
+    """As published."""
+    method: str
+    """How it is measured here."""
+    measure: Callable[[Context], Outcome]
+    engine: EngineUse = "asked"

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.lab.claims.context import Context
+from headway.lab.bench.capacity_search import Capacity, Limits, find_capacity
+from headway.lab.bench.online_metrics import Objective, OnlineMetrics
+from headway.lab.claims.context import Context, NormalisedMetrics, Span
 from headway.lab.workload import BenchRequest, Work, workload_from_options
 from headway.predict.training import count_pairs
 
@@ -244,3 +246,29 @@ def _from_file(context: Context, file: Path, count: int) -> Predicted:
     drawn = Drawn(work, f"prompts and answer lengths of {file.name}")
     made = Predicted(drawn, lengths, "")
     return Predicted(drawn, lengths, f"predictions of that file, with a Kendall tau of {made.tau:.2f}")
+
+
+def saturation(context: Context, label: str, drawn: Drawn, **options: Any) -> float:
+    """Requests a second when all of them are there at once."""
+    return context.run(f"{label}, all at once", drawn.at_once(), **options).requests_s
+
+
+def capacity_of(
+    context: Context,
+    label: str,
+    drawn: Drawn,
+    objectives: Sequence[Objective],
+    *,
+    start: float,
+    span: Span,
+    **options: Any,
+) -> Capacity:
+    """The highest rate that meets the objectives."""
+
+    def measure(rate: float) -> OnlineMetrics:
+        work = drawn.at_rate(rate, span.count(rate))
+        return NormalisedMetrics.of_run(context.run(f"{label}, {rate:.3g} requests/s", work, **options))
+
+    precision = 0.1 if context.is_quick else 0.05
+    limits = Limits(start=start, lowest=start / 256, highest=start * 64, precision=precision, max_probes=14)
+    return find_capacity(measure, objectives, limits=limits)

@@ -12,7 +12,7 @@ import pytest
 
 from headway.errors import ConfigError, HeadwayError
 from headway.lab.bench.datasets import draw_arrivals
-from headway.lab.bench.offline_bench import LATENCY_MEASURES, best_of, ratios_json, values_json
+from headway.lab.bench.offline_bench import LATENCY_MEASURES, ratios_json, values_json
 from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.bench.replay import Agenda, check_room, replay, run_round
 from headway.lab.bench.timelines import (
@@ -20,6 +20,7 @@ from headway.lab.bench.timelines import (
     RequestTimeline,
     RoundTimes,
     SampleLog,
+    best_of,
     bucket_for,
     in_flight,
     percentile,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from headway.lab.claims.claim import Chart, Claim, Outcome, milliseconds, percent, sentences, times
-from headway.lab.claims.context import AlternatingRuns, Context, Variant, run_alternating
+from headway.lab.claims.claim import Chart, Outcome, milliseconds, percent, sentences, times
+from headway.lab.claims.context import AlternatingRuns, Claim, Context, Variant, run_alternating
 from headway.lab.claims.published_workloads import AZURE, CHAT_MAX_INPUT, CHAT_MAX_OUTPUT, anyscale, chat
 from headway.lab.claims.testbed import Run
 from headway.lab.workload.bench_requests import BenchRequest

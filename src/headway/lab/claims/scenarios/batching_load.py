@@ -13,9 +13,9 @@ from headway.config import SchedulerConfig
 from headway.core import KVCacheManager, ModelRunnerOutput, Request, SampledTokens, Scheduler
 from headway.lab.bench.capacity_search import Capacity
 from headway.lab.bench.online_metrics import Objective
-from headway.lab.claims.claim import Chart, Claim, Line, Outcome, milliseconds, sentences, times
-from headway.lab.claims.context import NORMALISED, Context, Span, Variant, capacity_of, run_alternating, saturation
-from headway.lab.claims.published_workloads import equal, orca
+from headway.lab.claims.claim import Chart, Line, Outcome, milliseconds, sentences, times
+from headway.lab.claims.context import NORMALISED, Claim, Context, Span, Variant, run_alternating
+from headway.lab.claims.published_workloads import capacity_of, equal, orca, saturation
 
 # ---- load at the same latency ---------------------------------------------------------------------------------------
 

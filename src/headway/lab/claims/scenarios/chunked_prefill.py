@@ -8,9 +8,9 @@ from typing import Any
 from headway.lab.bench.capacity_search import Capacity
 from headway.lab.bench.online_metrics import Objective
 from headway.lab.bench.timelines import percentile
-from headway.lab.claims.claim import Chart, Claim, Line, Outcome, change, milliseconds, percent, sentences, times
-from headway.lab.claims.context import Context, Span, capacity_of, saturation
-from headway.lab.claims.published_workloads import Drawn, equal, mixed, sharegpt
+from headway.lab.claims.claim import Chart, Line, Outcome, change, milliseconds, percent, sentences, times
+from headway.lab.claims.context import Claim, Context, Span
+from headway.lab.claims.published_workloads import Drawn, capacity_of, equal, mixed, saturation, sharegpt
 from headway.lab.claims.testbed import Run
 
 # ---- short and long prompts together --------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headway.lab.bench.timelines import percentile
-from headway.lab.claims.claim import Chart, Claim, Outcome, milliseconds, percent, sentences, times
-from headway.lab.claims.context import Context, Variant, run_alternating, saturation
-from headway.lab.claims.published_workloads import anyscale, power_law, shared_prefix
+from headway.lab.claims.claim import Chart, Outcome, milliseconds, percent, sentences, times
+from headway.lab.claims.context import Claim, Context, Variant, run_alternating
+from headway.lab.claims.published_workloads import anyscale, power_law, saturation, shared_prefix
 from headway.lab.claims.testbed import Run
 
 # ---- 8 bits: more requests in the batch, and less to read -----------------------------------------------------------

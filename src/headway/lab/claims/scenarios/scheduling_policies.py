@@ -7,8 +7,8 @@ from typing import Any
 
 from headway.lab.bench.slo_targets import Targets, attainment
 from headway.lab.bench.timelines import RequestTimeline, percentile
-from headway.lab.claims.claim import Chart, Claim, Line, Outcome, change, milliseconds, percent, sentences, times
-from headway.lab.claims.context import Context, saturation
+from headway.lab.claims.claim import Chart, Line, Outcome, change, milliseconds, percent, sentences, times
+from headway.lab.claims.context import Claim, Context
 from headway.lab.claims.published_workloads import (
     PREDICTED,
     TAU,
@@ -17,6 +17,7 @@ from headway.lab.claims.published_workloads import (
     chat,
     predicted_applications,
     predicted_chat,
+    saturation,
     with_options,
 )
 from headway.lab.claims.testbed import Run
