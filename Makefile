@@ -45,7 +45,7 @@ layers: $(STAMP)/dev ## Check which module may import which
 	$(VENV)/bin/lint-imports --no-cache
 
 unit: setup ## Run the tests only; ARGS is passed on: make unit ARGS="-k scheduler -x"
-	$(VENV)/bin/pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(VENV)/bin/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: setup ## Measure the scheduler and the CPU kernels; with WORKLOAD=file.json also throughput
 	$(PY) benchmarks/scheduler_cost.py

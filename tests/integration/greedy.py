@@ -39,11 +39,15 @@ class Run:
 
     tokens: list[list[int]]
     num_preemptions: int
+    logprobs: list[list[float]]
+    """Of each token, where they were asked for."""
 
 
-def run(llm: LLM, prompts: Sequence[str] | Sequence[list[int]], num_tokens: int) -> Run:
+def run(llm: LLM, prompts: Sequence[str] | Sequence[list[int]], num_tokens: int, *, with_logprobs: bool = False) -> Run:
     """All prompts in one batch; invariants are checked after every step."""
-    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    params = SamplingParams(
+        temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=0 if with_logprobs else None
+    )
     done: dict[str, RequestOutput] = {}
     for index, prompt in enumerate(prompts):
         llm.engine.add_request(f"p{index}", prompt, params, stream=False)
@@ -55,7 +59,15 @@ def run(llm: LLM, prompts: Sequence[str] | Sequence[list[int]], num_tokens: int)
     return Run(
         tokens=[output.outputs[0].token_ids for output in outputs],
         num_preemptions=sum(output.metrics.num_preemptions for output in outputs if output.metrics),
+        logprobs=[_logprobs(output) for output in outputs],
     )
+
+
+def _logprobs(output: RequestOutput) -> list[float]:
+    completion = output.outputs[0]
+    if completion.logprobs is None:
+        return []
+    return [position[token].logprob for token, position in zip(completion.token_ids, completion.logprobs, strict=True)]
 
 
 def generate(
@@ -72,7 +84,7 @@ def greedy_mismatch(reference: Any, prompt: list[int], tokens: list[int]) -> str
     generating with it token by token would give the same continuation.
     """
     with torch.inference_mode():
-        logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        logits = reference(torch.tensor([prompt + tokens]), logits_to_keep=len(tokens) + 1).logits[0, :-1]
     chosen = logits.argmax(dim=-1).tolist()
     if chosen == tokens:
         return None

@@ -49,7 +49,8 @@ PROMPTS: tuple[str, ...] = (
     "He opened the letter, read it twice, and then",
     "Newton's second law says that force equals",
     "Three reasons to write tests before code:\n",
-    PASSAGE + "\n\nIn one sentence, this text is about",
+    # A little short of 256 tokens, where the CPU kernels begin another segment of keys: its answer crosses that bound.
+    f"Here is a passage from a history of the town and its trams:\n\n{PASSAGE}\n\nIn one sentence, this text is about",
     PASSAGE[:600] + "\n\nQuestion: Why were the first cars drawn by horses?\nAnswer:",
     "Continue the story.\n\n" + PASSAGE[300:900],
 )

@@ -3,77 +3,19 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
-from headway import LLM, InvalidRequestError, RequestOutput, SamplingParams
-from headway.loader.embedded import embedded_model_path
+from headway import LLM, InvalidRequestError, SamplingParams
 from headway.sampling_params import BeamSearchParams
+from tests.integration.beams import Sequences, assert_same, searched, searched_by_transformers
 from tests.integration.prompts import PASSAGE, PROMPTS
 from tests.unit.models.tiny import VOCAB_SIZE, hf_model
 
 pytestmark = pytest.mark.timeout(900)
 
-Sequences = list[tuple[list[int], float]]
-"""Output tokens and score, the best first."""
-
 TINY_STOPS = [2, 5, 9, 17, 33, 40]  # so many that sequences end early and late
-
-
-def searched_by_transformers(model: Any, prompt: list[int], params: SamplingParams, eos: list[int]) -> Sequences:
-    with torch.inference_mode():
-        found = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            do_sample=False,
-            num_beams=params.num_choices,
-            num_return_sequences=params.n,
-            max_new_tokens=params.max_tokens,
-            min_new_tokens=params.min_tokens or None,
-            length_penalty=params.length_penalty,
-            early_stopping=params.early_stopping,
-            eos_token_id=eos,
-            pad_token_id=eos[0],
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
-    outputs = [_until_first(tokens[len(prompt) :], eos) for tokens in found.sequences.tolist()]
-    return list(zip(outputs, found.sequences_scores.tolist(), strict=True))
-
-
-def _until_first(tokens: list[int], eos: list[int]) -> list[int]:
-    """What follows is padding."""
-    end = next((place for place, token in enumerate(tokens) if token in eos), len(tokens) - 1)
-    return tokens[: end + 1]
-
-
-def searched(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[Sequences]:
-    """All prompts at once; invariants are checked after every step."""
-    done: dict[str, RequestOutput] = {}
-    for index, prompt in enumerate(prompts):
-        llm.engine.add_request(str(index), prompt, params, stream=False)
-    while llm.engine.has_unfinished_requests():
-        done |= {output.request_id: output for output in llm.engine.step().outputs}
-        llm.engine.check_invariants()
-    assert llm.engine.core.scheduler.kv_cache.num_used_blocks == 0
-    return [
-        [
-            (each.token_ids, each.cumulative_logprob / len(each.token_ids) ** params.length_penalty)
-            for each in done[str(index)].outputs
-            if each.cumulative_logprob is not None
-        ]
-        for index in range(len(prompts))
-    ]
-
-
-def assert_same(ours: list[Sequences], theirs: list[Sequences]) -> None:
-    for own, other in zip(ours, theirs, strict=True):
-        assert [tokens for tokens, _ in own] == [tokens for tokens, _ in other]
-        assert [score for _, score in own] == pytest.approx([score for _, score in other], rel=1e-4, abs=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +53,15 @@ def test_a_random_model_gives_the_sequences_of_transformers(
     assert_same(searched(llm, prompts, params), theirs)
 
 
+FOUR_BEAMS = SamplingParams(use_beam_search=True, n=4, max_tokens=24, stop_token_ids=TINY_STOPS)
+
+
+@pytest.fixture(scope="module")
+def four_beams(tiny: tuple[Any, str, list[list[int]]]) -> list[Sequences]:
+    _, folder, prompts = tiny
+    return searched(LLM(folder, dtype="float32", device="cpu"), prompts, FOUR_BEAMS)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -125,28 +76,10 @@ def test_a_random_model_gives_the_sequences_of_transformers(
     ids=str,
 )
 def test_what_changes_speed_does_not_change_sequences(
-    tiny: tuple[Any, str, list[list[int]]], options: dict[str, Any]
+    tiny: tuple[Any, str, list[list[int]]], four_beams: list[Sequences], options: dict[str, Any]
 ) -> None:
     _, folder, prompts = tiny
-    params = SamplingParams(use_beam_search=True, n=4, max_tokens=24, stop_token_ids=TINY_STOPS)
-    expected = searched(LLM(folder, dtype="float32", device="cpu"), prompts, params)
-    assert_same(searched(LLM(folder, dtype="float32", device="cpu", **options), prompts, params), expected)
-
-
-def test_the_embedded_model_gives_the_sequences_of_transformers() -> None:
-    path = Path(str(embedded_model_path()))
-    reference = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    ).eval()
-    llm = LLM(dtype="float32", device="cpu", max_model_len=512)
-    tokenizer = llm.get_tokenizer()
-    chat = llm.chat_prompt([{"role": "user", "content": "Say hello in one short sentence."}])
-    prompts = [chat]
-    params = SamplingParams(use_beam_search=True, n=2, best_of=4, max_tokens=16)
-    eos = list(tokenizer.eos_token_ids)
-    theirs = [searched_by_transformers(reference, prompt, params, eos) for prompt in prompts]
-    assert any(tokens[-1] in eos for sequences in theirs for tokens, _ in sequences)
-    assert_same(searched(llm, prompts, params), theirs)
+    assert_same(searched(LLM(folder, dtype="float32", device="cpu", **options), prompts, FOUR_BEAMS), four_beams)
 
 
 @pytest.fixture(scope="module")
@@ -196,16 +129,16 @@ def test_best_of_is_the_most_likely_of_the_same_completions(llm: LLM) -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(n=8, temperature=1.0, seed=1, max_tokens=40, ignore_eos=True),
-        SamplingParams(n=8, use_beam_search=True, max_tokens=40, ignore_eos=True),
+        SamplingParams(n=8, temperature=1.0, seed=1, max_tokens=20, ignore_eos=True),
+        SamplingParams(n=8, use_beam_search=True, max_tokens=20, ignore_eos=True),
     ],
     ids=["samples", "beams"],
 )
 def test_eight_on_a_long_prompt_need_few_more_blocks_than_one(llm: LLM, params: SamplingParams) -> None:
     prompt = llm.get_tokenizer().encode(f"{'Beams' if params.use_beam_search else 'Samples'}: {PASSAGE} {PASSAGE}")
-    one = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    one = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     num_together, num_alone = peak_blocks(llm, prompt, params), peak_blocks(llm, prompt, one)
-    num_output_blocks = -(-40 // 16)
+    num_output_blocks = -(-20 // 16)
     assert num_alone >= len(prompt) // 16
     assert num_together <= num_alone + 8 * (num_output_blocks + 1)
 
@@ -225,11 +158,11 @@ def peak_blocks(llm: LLM, prompt: list[int], params: SamplingParams) -> int:
 def test_beams_of_a_position_share_a_step_and_compute_one_token_each(llm: LLM) -> None:
     prompt = llm.get_tokenizer().encode(PASSAGE)
     llm.engine.add_request("a", prompt, SamplingParams(temperature=0, max_tokens=1))
-    params = SamplingParams(n=4, use_beam_search=True, max_tokens=24, ignore_eos=True)
+    params = SamplingParams(n=4, use_beam_search=True, max_tokens=18, ignore_eos=True)
     while llm.engine.has_unfinished_requests():
         llm.engine.step()
     llm.engine.add_request("b", prompt, params, stream=False)
     shares = []
     while llm.engine.has_unfinished_requests():
         shares.append([row.num_tokens for row in llm.engine.step().report.rows])
-    assert shares == [[1]] + [[1] * 4] * 23
+    assert shares == [[1]] + [[1] * 4] * 17

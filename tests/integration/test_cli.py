@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli.demo import REQUESTS
+from headway.cli.main import main
 
 
 def headway(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -49,17 +50,28 @@ def test_demo_without_a_terminal_prints_plain_lines() -> None:
     assert "Lisbon" in done.stdout
 
 
+def assert_is_one_clean_line(text: str) -> None:
+    assert text.startswith("headway: error: ")
+    assert text.count("\n") == 1
+    assert "model.gguf" in text
+
+
 @pytest.mark.parametrize(
     "content",
     [None, b"", b"GGUF" + bytes(64), b"no model at all"],
     ids=["missing", "empty", "damaged", "something else"],
 )
-def test_bad_model_file_is_one_clean_line(tmp_path: Path, content: bytes | None) -> None:
+def test_bad_model_file_is_one_clean_line(
+    tmp_path: Path, content: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = tmp_path / "model.gguf"
     if content is not None:
         model.write_bytes(content)
-    done = headway("generate", "hi", "--model", str(model))
+    assert main(["generate", "hi", "--model", str(model)]) == 1
+    assert_is_one_clean_line(capsys.readouterr().err)
+
+
+def test_an_error_is_one_clean_line_of_the_process_too(tmp_path: Path) -> None:
+    done = headway("generate", "hi", "--model", str(tmp_path / "model.gguf"))
     assert done.returncode == 1
-    assert done.stderr.startswith("headway: error: ")
-    assert done.stderr.count("\n") == 1
-    assert "model.gguf" in done.stderr
+    assert_is_one_clean_line(done.stderr)

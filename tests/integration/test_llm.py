@@ -62,22 +62,23 @@ def test_chat_uses_the_models_template_and_stops_by_itself(llm: LLM) -> None:
 
 
 def test_the_fast_mode_gives_the_same_tokens_in_any_batch_and_chunking(llm: LLM) -> None:
-    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    together = [o.outputs[0].token_ids for o in llm.generate(list(PROMPTS[:16]), params, use_tqdm=False)]
-    assert [one(llm, prompt, params).outputs[0].token_ids for prompt in PROMPTS[:16]] == together
+    """To the bit: the logarithms of their probabilities are the same, too."""
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, logprobs=0)
+    together = [o.outputs for o in llm.generate(list(PROMPTS[:16]), params, use_tqdm=False)]
+    assert [one(llm, prompt, params).outputs for prompt in PROMPTS[:16]] == together
     other = LLM(max_model_len=1024, max_chunk_tokens=5, block_size=32, num_kv_blocks=24, max_num_seqs=5)
     outputs = other.generate(list(PROMPTS[:16]), params, use_tqdm=False)
-    assert [o.outputs[0].token_ids for o in outputs] == together
+    assert [o.outputs for o in outputs] == together
 
 
 def test_overlapping_steps_give_the_same_tokens_also_when_requests_have_to_give_way(llm: LLM) -> None:
-    texts = [one(llm, prompt, GREEDY).outputs[0].text for prompt in PROMPTS[:12]]
+    texts = [one(llm, prompt, GREEDY).outputs[0].text for prompt in PROMPTS[:4]]
     expected = run(llm, PROMPTS[:12], num_tokens=24)
     overlapped = LLM(max_model_len=1024, async_scheduling=True, block_size=4, num_kv_blocks=40, max_num_seqs=8)
     result = run(overlapped, PROMPTS[:12], num_tokens=24)
     assert result.tokens == expected.tokens
     assert result.num_preemptions >= 2
-    assert [one(overlapped, prompt, GREEDY).outputs[0].text for prompt in PROMPTS[:12]] == texts
+    assert [one(overlapped, prompt, GREEDY).outputs[0].text for prompt in PROMPTS[:4]] == texts
 
 
 def test_stop_strings_stop_tokens_and_aborts_while_steps_overlap(llm: LLM) -> None:

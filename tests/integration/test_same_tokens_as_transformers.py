@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 import transformers
 
-from headway import LLM
+from headway import LLM, SamplingParams
 from headway.loader.embedded import embedded_model_path
-from tests.integration.greedy import VARIANTS, generate, greedy_mismatch, run
+from tests.integration.beams import assert_same, searched, searched_by_transformers
+from tests.integration.greedy import VARIANTS, Run, generate, greedy_mismatch, run
 from tests.integration.prompts import PROMPTS
 from tests.unit.models.tiny import VOCAB_SIZE, hf_model
 
 FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3")
 NUM_TOKENS = 64
+NUM_EMBEDDED_TOKENS = 24
+NUM_COMPARED_TOKENS = 8
+"""Of the variants: the logarithms of their probabilities are the same to the bit, so a few show what many would."""
 pytestmark = pytest.mark.timeout(1200)
 
 
@@ -27,21 +34,40 @@ def embedded() -> str:
 
 
 @pytest.fixture(scope="module")
-def embedded_tokens(embedded: str) -> list[list[int]]:
-    """What the embedded model says to each prompt, all in one batch."""
-    return generate(embedded, PROMPTS, NUM_TOKENS)
-
-
-def test_embedded_model_batched(embedded: str, embedded_tokens: list[list[int]]) -> None:
+def reference(embedded: str) -> Any:
+    """The embedded model in transformers, which reads the file twice and all names once for each module."""
     path = Path(embedded)
-    reference = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    ).eval()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        ).eval()
+
+
+def run_embedded(embedded: str, num_tokens: int, **options: Any) -> Run:
+    """What the embedded model says to each prompt, and what each token is worth."""
+    llm = LLM(embedded, dtype="float32", device="cpu", **options)
+    return run(llm, PROMPTS, num_tokens, with_logprobs=True)
+
+
+@pytest.fixture(scope="module")
+def batched(embedded: str) -> Run:
+    """All prompts in one batch."""
+    return run_embedded(embedded, NUM_EMBEDDED_TOKENS)
+
+
+def assert_begins_with(whole: Run, beginning: Run) -> None:
+    assert beginning.tokens == [tokens[:NUM_COMPARED_TOKENS] for tokens in whole.tokens]
+    assert beginning.logprobs == [logprobs[:NUM_COMPARED_TOKENS] for logprobs in whole.logprobs]
+
+
+def test_embedded_model_batched(embedded: str, batched: Run, reference: Any) -> None:
     tokenizer = LLM(embedded, max_model_len=64, num_kv_blocks=8).get_tokenizer()
     assert len(PROMPTS) >= 32
     wrong = {
         prompt[:40]: mismatch
-        for prompt, tokens in zip(PROMPTS, embedded_tokens, strict=True)
+        for prompt, tokens in zip(PROMPTS, batched.tokens, strict=True)
         if (mismatch := greedy_mismatch(reference, tokenizer.encode(prompt), tokens))
     }
     assert not wrong
@@ -56,38 +82,61 @@ def test_embedded_model_batched(embedded: str, embedded_tokens: list[list[int]])
     ],
     ids=str,
 )
-def test_embedded_model_variants(embedded: str, embedded_tokens: list[list[int]], options: dict[str, Any]) -> None:
-    assert generate(embedded, PROMPTS, NUM_TOKENS, **options) == embedded_tokens
+def test_embedded_model_variants(embedded: str, batched: Run, options: dict[str, Any]) -> None:
+    assert_begins_with(batched, run_embedded(embedded, NUM_COMPARED_TOKENS, **options))
 
 
-def test_embedded_model_alone(embedded: str, embedded_tokens: list[list[int]]) -> None:
+def test_embedded_model_alone(embedded: str, batched: Run) -> None:
     llm = LLM(embedded, dtype="float32", device="cpu")
-    assert [run(llm, [prompt], NUM_TOKENS).tokens[0] for prompt in PROMPTS] == embedded_tokens
+    alone = [run(llm, [prompt], NUM_COMPARED_TOKENS, with_logprobs=True) for prompt in PROMPTS]
+    tokens, logprobs = [each.tokens[0] for each in alone], [each.logprobs[0] for each in alone]
+    assert_begins_with(batched, Run(tokens=tokens, logprobs=logprobs, num_preemptions=0))
 
 
-def test_embedded_model_with_a_cache_that_is_too_small(embedded: str, embedded_tokens: list[list[int]]) -> None:
-    llm = LLM(embedded, dtype="float32", device="cpu", num_kv_blocks=40, max_num_seqs=16)
-    result = run(llm, PROMPTS, NUM_TOKENS)
-    assert result.tokens == embedded_tokens
+def test_embedded_model_with_a_cache_that_is_too_small(embedded: str, batched: Run) -> None:
+    """Without logarithms of probabilities, which take another way through the sampler."""
+    llm = LLM(embedded, dtype="float32", device="cpu", block_size=4, num_kv_blocks=72, max_num_seqs=24)
+    result = run(llm, PROMPTS, NUM_EMBEDDED_TOKENS)
+    assert result.tokens == batched.tokens
     assert result.num_preemptions >= 10
 
 
+def test_embedded_model_beam_search(reference: Any) -> None:
+    llm = LLM(dtype="float32", device="cpu", max_model_len=512)
+    prompts = [llm.chat_prompt([{"role": "user", "content": "Say hello in one short sentence."}])]
+    params = SamplingParams(use_beam_search=True, n=2, best_of=4, max_tokens=16)
+    eos = list(llm.get_tokenizer().eos_token_ids)
+    theirs = [searched_by_transformers(reference, prompt, params, eos) for prompt in prompts]
+    assert any(tokens[-1] in eos for sequences in theirs for tokens, _ in sequences)
+    assert_same(searched(llm, prompts, params), theirs)
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A random model, its folder, prompts, and what the model says to all of them in one batch."""
+
+    reference: Any
+    folder: str
+    prompts: list[list[int]]
+    batched: list[list[int]]
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
-def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str, list[list[int]]]:
-    """A random model of each family, its folder, and random prompts of 1 to 90 tokens."""
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """A random model of each family, and random prompts of 1 to 90 tokens."""
     family: str = request.param
     reference = hf_model(family)
     folder = tmp_path_factory.mktemp(family)
     reference.save_pretrained(folder)
     rng = random.Random(family)
     prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 2, 17, 40, 90]))] for _ in range(12)]
-    return reference, str(folder), prompts
+    return Tiny(reference, str(folder), prompts, generate(str(folder), prompts, NUM_TOKENS))
 
 
-def test_random_models_in_all_variants(tiny: tuple[Any, str, list[list[int]]]) -> None:
-    reference, folder, prompts = tiny
-    batched = generate(folder, prompts, NUM_TOKENS)
-    assert [greedy_mismatch(reference, p, t) for p, t in zip(prompts, batched, strict=True)] == [None] * len(prompts)
+def test_random_models_in_all_variants(tiny: Tiny) -> None:
+    folder, prompts, batched = tiny.folder, tiny.prompts, tiny.batched
+    mismatches = [greedy_mismatch(tiny.reference, p, t) for p, t in zip(prompts, batched, strict=True)]
+    assert mismatches == [None] * len(prompts)
     for name, options in VARIANTS.items():
         assert generate(folder, prompts, NUM_TOKENS, **options) == batched, name
     for backend in ("torch_padded", "torch_reference"):
@@ -97,10 +146,8 @@ def test_random_models_in_all_variants(tiny: tuple[Any, str, list[list[int]]]) -
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_random_models_with_a_cache_that_is_too_small(tiny: tuple[Any, str, list[list[int]]], block_size: int) -> None:
-    _, folder, prompts = tiny
-    expected = generate(folder, prompts, NUM_TOKENS)
-    llm = LLM(folder, dtype="float32", device="cpu", block_size=block_size, num_kv_blocks=-(-200 // block_size))
-    result = run(llm, prompts, NUM_TOKENS)
-    assert result.tokens == expected
+def test_random_models_with_a_cache_that_is_too_small(tiny: Tiny, block_size: int) -> None:
+    llm = LLM(tiny.folder, dtype="float32", device="cpu", block_size=block_size, num_kv_blocks=-(-200 // block_size))
+    result = run(llm, tiny.prompts, NUM_TOKENS)
+    assert result.tokens == tiny.batched
     assert result.num_preemptions >= 3

@@ -20,24 +20,31 @@ from tests.unit.cli.fake_engine import FakeEngine
 LONG = "story"
 
 
-class Camera:
-    """A view that keeps every frame as lines of text."""
+def drawn(watch: BatchWatch, width: int, encoding: str = "utf-8") -> list[str]:
+    """The picture as lines of text."""
+    raw = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=raw, width=width, height=24)
+    console.print(BatchPicture(watch, "some-model"))
+    raw.seek(0)
+    return raw.read().splitlines()
 
-    def __init__(self, width: int, encoding: str = "utf-8") -> None:
+
+class Camera:
+    """A view that keeps what each request did in each step and, unless told otherwise, every frame."""
+
+    def __init__(self, width: int = 80, encoding: str = "utf-8", *, keeps_frames: bool = True) -> None:
         self.frames: list[list[str]] = []
         self.columns: list[dict[str, Cell]] = []
         self._width = width
         self._encoding = encoding
+        self._keeps_frames = keeps_frames
 
     def arrived(self, request: WatchedRequest) -> None:
         assert request.state is State.WAITING
 
     def stepped(self, watch: BatchWatch) -> None:
-        raw = io.TextIOWrapper(io.BytesIO(), encoding=self._encoding)
-        console = Console(file=raw, width=self._width, height=24)
-        console.print(BatchPicture(watch, "some-model"))
-        raw.seek(0)
-        self.frames.append(raw.read().splitlines())
+        if self._keeps_frames:
+            self.frames.append(drawn(watch, self._width, self._encoding))
         self.columns.append({name: request.cells[-1] for name, request in watch.requests.items()})
 
 
@@ -105,12 +112,11 @@ def test_block_map_has_a_cell_per_block(film: tuple[Camera, BatchWatch]) -> None
 
 
 def test_what_is_found_in_the_cache_is_shown() -> None:
-    camera = Camera(width=90)
-    watch = demo.run_demo(make_engine(block_size=4, num_kv_blocks=2000), camera)
+    watch = demo.run_demo(make_engine(block_size=4, num_kv_blocks=2000), Camera(keeps_frames=False))
     found = {name: request.num_cached_tokens for name, request in watch.requests.items()}
     assert found["capital"] == 0, "the first to come finds nothing"
     assert all(num_tokens >= 4 for name, num_tokens in found.items() if name != "capital"), "they begin alike"
-    last = "\n".join(camera.frames[-1])
+    last = "\n".join(drawn(watch, width=90))
     sky = watch.requests["sky"]
     assert f"{found['sky']}+{sky.num_prompt_tokens - found['sky']} in" in last
     assert re.search(r"KV cache .* · \d+ cached", last) and "□" in last
@@ -118,9 +124,8 @@ def test_what_is_found_in_the_cache_is_shown() -> None:
 
 
 def test_nothing_is_cached_without_a_cache() -> None:
-    camera = Camera(width=90)
-    watch = demo.run_demo(make_engine(enable_prefix_caching=False), camera)
-    assert watch.summary().num_cached_tokens == 0 and "cached" not in "\n".join(camera.frames[-1])
+    watch = demo.run_demo(make_engine(enable_prefix_caching=False), Camera(keeps_frames=False))
+    assert watch.summary().num_cached_tokens == 0 and "cached" not in "\n".join(drawn(watch, width=90))
 
 
 def test_terminal_without_unicode_gets_ascii() -> None:
