@@ -85,14 +85,16 @@ class ScriptedEngine:
 class _Scheduler:
     """As much of a scheduler as is looked at between two steps. A request holds one of ten blocks."""
 
-    held: tuple[str, ...] = ()
-
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine = engine
 
     @property
     def running(self) -> list[str]:
         return self._engine.live[: self._engine.max_running]
+
+    @property
+    def num_in_batch(self) -> int:
+        return len(self.running)
 
     @property
     def waiting(self) -> list[str]:

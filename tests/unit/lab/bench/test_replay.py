@@ -64,11 +64,11 @@ def test_a_lost_request_voids_the_round() -> None:
 def test_a_missing_token_voids_the_round() -> None:
     engine = ScriptedEngine()
 
-    def step() -> list[Any]:
-        outputs = engine.step()
-        for output in outputs:
+    def step() -> Any:
+        stepped = engine.step()
+        for output in stepped.outputs:
             output.outputs[0].token_ids.pop()
-        return outputs
+        return stepped
 
     with pytest.raises(HeadwayError, match="got 3 tokens instead of 4"):
         run(engine, [request(3, 4)], step=step)

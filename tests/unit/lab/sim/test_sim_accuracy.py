@@ -101,7 +101,7 @@ def test_a_simulation_is_as_good_as_promised(max_in_flight: int, load: float) ->
     executor = SimulatedExecutor(step_s, clock, max_in_flight=max_in_flight, host_s=lambda num_rows: 0.0004)
     plan = nominal_plan(num_blocks=2000, block_size=64, max_model_len=4096)
     engine = LLMEngine(
-        EngineConfig.from_options(max_num_seqs=64, max_num_batched_tokens=2048, target_itl_ms=20.0),
+        EngineConfig.from_options(max_num_seqs=64, max_num_batched_tokens=2048, target_itl_ms=20.0).resolve("cpu"),
         executor=executor,
         tokenizer=None,
         model_config=nominal_config(vocab_size=1000, max_model_len=4096),

@@ -224,7 +224,7 @@ def test_a_trial_is_measured_with_its_options() -> None:
     def load(config: EngineConfig) -> LLMEngine:
         made.append(
             LLMEngine(
-                config,
+                config.resolve("cpu"),
                 executor=FakeExecutor(),
                 tokenizer=None,
                 model_config=nominal_config(vocab_size=100, max_model_len=256),
