@@ -30,7 +30,6 @@ from headway.core import KVCacheManager, ModelRunnerOutput, Request, SampledToke
 from headway.core.request_options import RequestOptions
 from headway.engine.engine_core import EngineCore
 from headway.engine.llm_engine import LLMEngine
-from headway.executor.base import FinishedStep
 from headway.models.decoder_config import DecoderConfig
 from headway.sampling_params import SamplingParams
 from headway.worker.memory_plan import MemoryPlan
@@ -38,6 +37,16 @@ from headway.worker.memory_plan import MemoryPlan
 BLOCK_SIZE = 16
 TOKEN = SampledTokens((7,))
 Step = Callable[[], float]
+
+
+class FinishedStep:
+    """A step that has run."""
+
+    def __init__(self, output: ModelRunnerOutput) -> None:
+        self._output = output
+
+    def result(self) -> ModelRunnerOutput:
+        return self._output
 
 
 class InstantExecutor:

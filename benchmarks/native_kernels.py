@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from headway import native
-from headway.attention.base import AttentionBatch
+from headway.attention.base import AttentionBatch, Heads
 from headway.attention.cpu import CpuAttention
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers.native_ops import NativeOps
@@ -48,7 +48,7 @@ def bench_pool() -> None:
     library = native.load()
     cost = min(library.released.hw_fork_join_ns(200) for _ in range(50))
     ops, x, weight = NativeOps(), torch.randn(1, 16), torch.randn(16)
-    call = best_seconds(lambda: [ops.rms_norm(x, weight, 1e-5) for _ in range(100)]) / 100
+    call = best_seconds(lambda: [ops.norm(x, None, weight, 1e-5) for _ in range(100)]) / 100
     print(f"isa {library.isa}, {library.get_num_threads()} threads")
     print(f"fork-join {cost / 1000:.2f} us; smallest op from Python {call * 1e6:.2f} us (torch.empty included)")
 
@@ -150,16 +150,16 @@ def bench_attention() -> None:
 def bench_rowwise() -> None:
     """The small kernels, at one row and at many."""
     ops = NativeOps()
-    weight, cos_sin = torch.randn(576), torch.randn(4096, 64)
+    weight, heads = torch.randn(576), Heads(9, 3, 64, torch.randn(4096, 64), 1e-5)
     cache = LayerKVCache.zeros(200, 3, 64, 16, dtype=torch.float16)
     for rows in (1, 32, 512):
         x, residual, gate_up = torch.randn(rows, 576), torch.randn(rows, 576), torch.randn(rows, 3072)
         qkv, at = torch.randn(rows, 960), torch.arange(rows)
         calls: dict[str, Callable[[], object]] = {
-            "add_rms_norm": lambda x=x, residual=residual: ops.add_rms_norm(x, residual, weight, 1e-5),  # type: ignore[misc]
+            "norm": lambda x=x, residual=residual: ops.norm(residual, x, weight, 1e-5),  # type: ignore[misc]
             "silu_mul": lambda gate_up=gate_up: ops.silu_mul(gate_up),  # type: ignore[misc]
             "rope_write_kv": lambda qkv=qkv, at=at: ops.rope_write_kv(  # type: ignore[misc]
-                qkv, at, cos_sin, None, None, 1e-5, cache, at, 9, 3, 64
+                qkv, at, at, heads, None, cache
             ),
         }
         print(
