@@ -115,8 +115,8 @@ def test_kernels_that_are_not_there_are_said_to_be_missing_once(
     only_cc: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(lib_module, "load", lib_module.load.__wrapped__)
-    monkeypatch.setattr(build_module, "is_available", functools.cache(is_available.__wrapped__))
-    assert not build_module.is_available() and not build_module.is_available()
+    monkeypatch.setattr(lib_module, "is_available", functools.cache(is_available.__wrapped__))
+    assert not lib_module.is_available() and not lib_module.is_available()
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     message = record.getMessage()
