@@ -29,7 +29,7 @@ def why_not_writable(folder: Path) -> OSError | None:
 
 @functools.cache
 def temporary_folder() -> Path:
-    """A folder that nobody else can write to, for what cannot be kept; it goes with the process."""
+    """Make a private folder for what cannot be kept; it is removed with the process."""
     folder = tempfile.TemporaryDirectory(prefix="headway-")
     atexit.register(folder.cleanup)
     return Path(folder.name)

@@ -241,7 +241,7 @@ class SchedulerConfig:
     batching: str = option(
         "continuous",
         "When requests enter and leave the batch. continuous: at any step. static: a batch is formed of what waits, "
-        "and nobody enters or leaves until its longest answer is done. dynamic: the same, but a batch waits until it "
+        "and no request enters or leaves until its longest answer is done. dynamic: the same, but a batch waits until it "
         "is full or batch_window_ms have passed, and its requests are of about the same length.",
         choices=BATCHING_MODES,
     )
@@ -251,7 +251,7 @@ class SchedulerConfig:
     prefill_mode: str = option(
         "chunked",
         "How prompts are computed. chunked: in pieces beside the requests that generate. prefill-first: whole, in "
-        "steps of their own, before anybody generates. decode-first: whole, in steps of their own, when nobody does.",
+        "steps of their own, before any decode. decode-first: whole, in steps of their own, when no request decodes.",
         choices=PREFILL_MODES,
     )
     starvation_ms: float = option(
@@ -361,7 +361,7 @@ class PredictionConfig:
 
     @property
     def is_off(self) -> bool:
-        """Whether nobody predicts and nothing is logged."""
+        """Whether lengths are neither predicted nor logged."""
         return self.length_predictor == "none" and self.traffic_log is None
 
 

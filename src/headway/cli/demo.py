@@ -34,7 +34,7 @@ MAX_PACE_S = 60.0
 
 
 class BatchView(Protocol):
-    """Whoever draws: told of each arrival and each step."""
+    """Receive each arrival and each step, and draw them."""
 
     def arrived(self, request: WatchedRequest) -> None: ...
 

@@ -93,7 +93,7 @@ def _facts(state: KVState) -> list[Text]:
 
 def _cache_facts(state: KVState) -> list[Text]:
     hits = f"{_percent(state.recent_hit_rate)} in the last minute · {_percent(state.hit_rate)} since the start"
-    saved = f"{state.num_saved_tokens:,} prompt tokens that nobody had to compute"
+    saved = f"{state.num_saved_tokens:,} prompt tokens found in the cache"
     evicted = f"{state.num_evicted_blocks:,} of {state.num_inserted_blocks:,} blocks that were cached"
     return [
         _fact("hit rate", Text(hits)),

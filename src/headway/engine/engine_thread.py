@@ -45,7 +45,7 @@ class Delivery:
     """What a step, or an abort, has brought a caller."""
 
     outputs: list[RequestOutput]
-    """None for a stream: it was aborted by somebody else."""
+    """None for a stream: it was aborted from elsewhere."""
     errors: dict[str, str] = field(default_factory=dict)
     """Why requests have failed, by request id."""
 
@@ -106,7 +106,7 @@ class EngineThread:
         return Ticket(self, grown=None)
 
     def open_stream(self, *, num_completions: int) -> Ticket:
-        """A ticket for one request that streams deltas: steps are made while somebody waits for the next."""
+        """Submit one request that streams deltas; steps run while its next delta is awaited."""
         return Ticket(self, grown=GrowingOutput(num_completions))
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -235,13 +235,13 @@ class _Loop:
         """Why the engine cannot be used any more."""
 
     def run(self) -> None:
-        """Until it is told to end, or nobody could tell it any more."""
+        """Serve until told to end, or until its owner is gone."""
         while not self.is_over:
             self._take_messages()
             if not self.is_over and self._is_driven():
                 self._step()
         self._fail_all(SHUT_DOWN)
-        while not self._inbox.empty():  # whoever was too late for the last look
+        while not self._inbox.empty():  # tickets that came after the last look
             self._handle(self._inbox.get_nowait())
         del self._engine
 
@@ -249,7 +249,7 @@ class _Loop:
         return any(account.is_driving for account in self._accounts)
 
     def _take_messages(self) -> None:
-        """All that have come; without anybody to step for, it sleeps until one does."""
+        """Take all tickets that have come; without a running request, sleep until one comes."""
         if not self._is_driven():
             self._handle(self._inbox.get())
         while not self._inbox.empty():

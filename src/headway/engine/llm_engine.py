@@ -71,8 +71,8 @@ class LLMEngine:
         cls, config: EngineConfig, *, progress: Callable[[int, int], None] | None = None, predicts: bool = True
     ) -> LLMEngine:
         """Load the model that the configuration names and make it ready. Without `predicts`, lengths of answers are
-        somebody else's business, whatever the configuration says."""
-        # Heavy, and not needed by whoever brings an executor of their own.
+        predicted elsewhere (the server's process), whatever the configuration says."""
+        # Heavy, and not needed with an executor from outside.
         from headway.executor.local import LocalExecutor
         from headway.loader import open_checkpoint
         from headway.loader.embedded import embedded_model_path
@@ -236,8 +236,7 @@ class LLMEngine:
         self.core.check_invariants()
 
     def warm_up(self) -> int:
-        """What a server does before anybody waits for it: make ready what would slow down first steps. The engine must
-        be idle. Returns for how many kinds of steps there was something to do; 0 on a CPU."""
+        """Prepare what would slow down first steps, before the first request. The engine must be idle. Returns for how many kinds of steps there was something to do; 0 on a CPU."""
         return self.core.executor.warm_up()
 
     def shutdown(self) -> None:

@@ -20,7 +20,7 @@ _TOKEN = SampledTokens((0,))
 
 
 class VirtualClock:
-    """A time that passes only when somebody says so."""
+    """A clock that moves only when told to."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

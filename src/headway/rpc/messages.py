@@ -196,7 +196,7 @@ class EngineStats(_Part):
     num_hit_tokens: int = 0
     """Of these, found in the prefix cache."""
     num_saved_tokens: int = 0
-    """Of these, found by requests that entered for the first time: prompt that nobody had to compute."""
+    """Of these, found by requests admitted for the first time: prompt tokens not computed."""
     num_inserted_blocks: int = 0
     num_evicted_blocks: int = 0
     num_host_blocks: int = 0
@@ -207,7 +207,7 @@ class EngineStats(_Part):
 
 
 class StepBatch(_Message):
-    """The outcome of one step. Without deltas: nothing new for anybody, only numbers."""
+    """The outcome of one step. Without deltas: only numbers."""
 
     deltas: list[Delta]
     stats: EngineStats
@@ -261,7 +261,7 @@ class BlockMap(_Part):
 
 
 class StepSnapshot(_Message):
-    """One step in full, for whoever watches. Sent only while somebody does."""
+    """One step in full. Sent only while it is watched."""
 
     step_id: int
     step_s: float

@@ -28,7 +28,7 @@ class ServerConfig:
     api_key: tuple[str, ...] = option(
         (),
         "Key that clients must send, as 'Authorization: Bearer KEY', on every route but /health and /ready. "
-        f"${API_KEY_VARIABLE} adds one. Without any, everybody who reaches the port may use the server.",
+        f"${API_KEY_VARIABLE} adds one. Without any, all clients that reach the port may use the server.",
         metavar="KEY",
     )
     api_key_file: str | None = option(
@@ -134,7 +134,7 @@ class ServerConfig:
         if self.api_key_file is not None:
             object.__setattr__(self, "api_key", tuple(dict.fromkeys((*self.api_key, *_keys_in(self.api_key_file)))))
         if any(not key.strip() for key in self.api_key):
-            raise ConfigError("An empty api_key would let nobody, or everybody, in; give some text or leave it out.")
+            raise ConfigError("An empty api_key is no key: give some text or leave it out.")
         if any(not name.strip() for name in self.served_model_name):
             raise ConfigError("served_model_name must not be empty.")
         for origin in self.cors_origin:

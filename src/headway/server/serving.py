@@ -178,7 +178,7 @@ def _where(config: ServerConfig) -> str:
     if config.is_local:
         return f"{where} Only this machine can reach it; --host 0.0.0.0 opens it to others."
     if not config.api_key:
-        return f"{where} Everybody who can reach {config.host} may use it; --api-key asks for a key."
+        return f"{where} All clients that reach {config.host} may use it; --api-key asks for a key."
     return where
 
 

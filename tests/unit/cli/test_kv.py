@@ -108,7 +108,7 @@ def test_the_numbers_are_told(state: KVState) -> None:
         "×2.50 requests per live block",
         "6.2% of the room",
         "50.0% in the last minute · 25.0% since the start",
-        "900 prompt tokens that nobody had to compute",
+        "900 prompt tokens found in the cache",
         "55 tokens, after 2 preemptions",
         "12 of 70 blocks",
         "3 running · 1 waiting",

@@ -137,7 +137,7 @@ def advise(vitals: Vitals) -> Advice:
     return Advice(
         "good",
         "All is well: requests share every step.",
-        "Each enters as soon as there is room and leaves with its last token; nobody waits for the slowest.",
+        "Each enters as soon as there is room and leaves with its last token; none waits for the slowest.",
     )
 
 

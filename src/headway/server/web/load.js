@@ -1,4 +1,4 @@
-// "Send load": forty mixed requests, so that anybody can see continuous batching with their own eyes.
+// "Send load": forty mixed requests, to see continuous batching at work.
 //
 // A browser opens few connections to one server, so a call carries several prompts: each of them is a request of its own
 // to the engine. One connection is left to the live view and one to the chat.

@@ -47,7 +47,7 @@ export class Series {
     return last.at > first.at ? (last[key] - first[key]) / (last.at - first.at) : 0;
   }
 
-  /** Seconds in which nobody looked are empty points. */
+  /** Seconds without a sample are empty points. */
   #fillGap(at) {
     const missed = Math.min(SECONDS, Math.floor(at - this.pointAt) - 1);
     if (this.points.length > 0) for (let i = 0; i < missed; i++) this.points.push({});
