@@ -236,7 +236,8 @@ class LLMEngine:
         self.core.check_invariants()
 
     def warm_up(self) -> int:
-        """Prepare what would slow down first steps, before the first request. The engine must be idle. Returns for how many kinds of steps there was something to do; 0 on a CPU."""
+        """Prepare what would slow down first steps, before the first request. The engine must be idle. Returns how many
+        kinds of steps were prepared; 0 on a CPU."""
         return self.core.executor.warm_up()
 
     def shutdown(self) -> None:
