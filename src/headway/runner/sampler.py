@@ -13,12 +13,9 @@ g is Gumbel noise: u is a 32-bit hash of (seed, position of the new token, token
 draw from the softmax without state, sums or order, so a request's tokens depend on its seed and its own logits alone:
 not on its row, the batch, preemption, overlap or the device.
 
-How a parameter is added. Each begins as a field of `SamplingParams`.
-
-* One that bans or biases single tokens, always, behind certain tokens, or up to some length: it becomes edits in
-  `logit_edits.py`. Nothing else changes.
-* A number that the kernels read: a field of `RowRecord`, filled in by `_record`, and its use in both implementations.
-  A part of sampling that costs time when it is used gets a `Feature`, so that it costs none when it is not.
+A parameter that bans or biases single tokens becomes edits in `logit_edits.py`. A number that the kernels read is a
+field of `RowRecord`, filled in by `_record`; a part of sampling that costs time when it is used gets a `Feature`, so
+that it costs none when it is not.
 """
 
 from __future__ import annotations
