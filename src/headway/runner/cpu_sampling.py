@@ -255,7 +255,7 @@ def _sample_line(line: Float32Array, record: np.void, position: int) -> int:
 
 def _bits_below(log_u: float) -> np.uint32:
     """What the bits of a u below exp(log_u) do not exceed."""
-    return np.uint32(math.ceil(math.exp(log_u) * 2**32))
+    return np.uint32(min(math.ceil(math.exp(log_u) * 2**32), 2**32 - 1))
 
 
 def _threshold(line: Float32Array, highest: np.float32, record: np.void) -> np.float32:

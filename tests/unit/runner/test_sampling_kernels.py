@@ -61,6 +61,15 @@ def check_step(kernels: str, logits: torch.Tensor, requests: list[Request]) -> N
     check(logits, before, sample_once(kernels, logits, requests))
 
 
+@pytest.mark.parametrize("spread", [0.01, 0.3, 2.0])
+def test_flat_logits_of_a_large_vocabulary(kernels: str, spread: float) -> None:
+    """Where most tokens are as likely as the best, any of them may win."""
+    logits = torch.randn(4, 9000, generator=torch.Generator().manual_seed(5)) * spread
+    filters: list[dict[str, Any]] = [{}, {"top_k": 6000}, {"min_p": 0.05}, {}]
+    requests = [Request({"temperature": 0.8, "seed": seed, **extra}) for seed, extra in enumerate(filters)]
+    check_step(kernels, logits, requests)
+
+
 # ---------------------------------------------------------------------------------------------------------------- noise
 
 
