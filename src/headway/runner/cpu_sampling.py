@@ -16,19 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.native.lib import NativeLibrary, sample_tokens
+from headway.runner.logit_edits import ONE_OUTPUT, LogitEntries, StepEdits, seen_tokens
 from headway.runner.sampler import (
     LOGIT_IS_INFINITE,
     LOGIT_IS_NAN,
     NOTHING_LEFT,
-    ONE_OUTPUT,
     PENALTIES,
     RANDOM,
     Int32Array,
     Int64Array,
-    LogitEntries,
     SamplingRows,
     Seat,
-    seen_tokens,
 )
 
 Float32Array = NDArray[np.float32]
@@ -36,7 +34,9 @@ UInt32Array = NDArray[np.uint32]
 
 # Noise lies between -log(33 log 2) and 33 log 2: the hash has 32 bits.
 _LEAST_NOISE, _MOST_NOISE = -3.2, 22.9
-_FAR = np.float32(6.0)
+_FAR = 6.0
+# With more near logits than this, the scores of the first so many show what is to be beaten.
+_MANY, _FIRST = 4096, 512
 
 
 class CpuSampling:
@@ -60,20 +60,13 @@ class CpuSampling:
         return logits[:num_lines].float().cpu()
 
     def edit(
-        self,
-        logits: Tensor,
-        rows: Int64Array,
-        positions: Int64Array,
-        *,
-        entries: LogitEntries | None,
-        penalised: bool,
-        keep_logits: bool,
+        self, logits: Tensor, rows: Int64Array, positions: Int64Array, edits: StepEdits, *, keep_logits: bool
     ) -> Tensor:
-        """Edits and penalties, in place unless the logits are to be kept."""
+        """All edits, in place unless the logits are to be kept."""
         edited = logits.clone() if keep_logits else logits
-        if entries is not None:
-            self._edit(edited.numpy(), rows, positions, entries)
-        if penalised:
+        if edits.entries is not None:
+            self._edit(edited.numpy(), rows, positions, edits.entries)
+        if edits.penalised:
             self._penalise(edited.numpy(), rows)
         return edited
 
@@ -192,8 +185,12 @@ def noise_key(seed: int, position: int) -> int:
 
 def noise_bits(key: int, ids: Int64Array) -> UInt32Array:
     """A 32-bit hash of key and id."""
-    low, high = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32)
-    return _mix32(_mix32(ids.astype(np.uint32) + low) ^ high)
+    words = ids.astype(np.uint32)
+    words += np.uint32(key & 0xFFFFFFFF)
+    _mix32(words)
+    words ^= np.uint32(key >> 32)
+    _mix32(words)
+    return words
 
 
 def gumbel_noise(bits: UInt32Array) -> Float32Array:
@@ -211,10 +208,13 @@ def _mix64(word: int) -> int:
     return word ^ (word >> 31)
 
 
-def _mix32(words: UInt32Array) -> UInt32Array:
-    words = (words ^ (words >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    words = (words ^ (words >> np.uint32(15))) * np.uint32(0x846CA68B)
-    return words ^ (words >> np.uint32(16))
+def _mix32(words: UInt32Array) -> None:
+    """In place."""
+    words ^= words >> np.uint32(16)
+    words *= np.uint32(0x7FEB352D)
+    words ^= words >> np.uint32(15)
+    words *= np.uint32(0x846CA68B)
+    words ^= words >> np.uint32(16)
 
 
 def _sample_line(line: Float32Array, record: np.void, position: int) -> int:
@@ -225,18 +225,37 @@ def _sample_line(line: Float32Array, record: np.void, position: int) -> int:
     inverse_temperature = record["inverse_temperature"]
     if inverse_temperature == 0.0:
         return int(line.argmax())
-    scaled = line * inverse_temperature
-    most = scaled.max()
-    if most == np.inf:
+    scaled, most = line * inverse_temperature, float(highest * inverse_temperature)
+    if most == math.inf:
         return LOGIT_IS_INFINITE
-    reached = most + np.float32(_LEAST_NOISE)  # the highest logit scores no less
-    can_win = scaled >= reached - np.float32(_MOST_NOISE)
-    ids = np.flatnonzero(can_win & (line >= _threshold(line, highest, record)))
+    reached = most + _LEAST_NOISE  # the highest logit scores no less
+    can_win = scaled >= reached - _MOST_NOISE
+    threshold = _threshold(line, highest, record)
+    if threshold > -math.inf:
+        can_win &= line >= threshold
+    if 2 * np.count_nonzero(can_win) > len(line):
+        ids = np.arange(len(line))
+    else:
+        ids = np.flatnonzero(can_win)
+        scaled, can_win = scaled[ids], can_win[ids]
     bits = noise_bits(noise_key(int(record["seed"]), position), ids)
     # Noise is less than -log(u), so a logit far below needs a small u.
-    may_win = np.flatnonzero((scaled[ids] >= reached - _FAR) | (bits <= math.ceil(math.exp(-_FAR) * 2**32)))
-    ids = ids[may_win]
-    return int(ids[(scaled[ids] + gumbel_noise(bits[may_win])).argmax()])
+    is_near = scaled >= reached - _FAR
+    if np.count_nonzero(is_near) > _MANY:
+        first = np.flatnonzero(can_win[:_FIRST])
+        scores = scaled[first] + gumbel_noise(bits[first])
+        reached = max(reached, float(scores.max(initial=-math.inf)) - 0.01 - 1e-6 * abs(most))  # less for rounding
+        is_near = scaled >= reached - _FAR
+    may_win = can_win & (is_near | (bits <= _bits_below(-_FAR)))
+    if reached > most:
+        may_win &= bits <= _bits_below(most - reached)
+    places = np.flatnonzero(may_win)
+    return int(ids[places[(scaled[places] + gumbel_noise(bits[places])).argmax()]])
+
+
+def _bits_below(log_u: float) -> np.uint32:
+    """What the bits of a u below exp(log_u) do not exceed."""
+    return np.uint32(min(math.ceil(math.exp(log_u) * 2**32), 2**32 - 1))
 
 
 def _threshold(line: Float32Array, highest: np.float32, record: np.void) -> np.float32:

@@ -24,9 +24,10 @@ from headway.core import TokenLogprobs
 from headway.errors import InvalidRequestError
 from headway.runner import cpu_sampling, triton_sampling
 from headway.runner import sampler as sampler_module
+from headway.runner.prompt_logprobs import prompt_logprobs
 from headway.runner.sampler import NO_TOKEN, RowRecord, SamplerOutput
-from headway.runner.token_logprobs import prompt_logprobs
-from headway.runner.triton_sampling import RECORD_WORDS, find_thresholds, gumbel_noise, noise_key
+from headway.runner.triton_filters import find_thresholds
+from headway.runner.triton_sampling import RECORD_WORDS, gumbel_noise, noise_key
 from headway.sampling_params import SamplingParams
 from tests.unit.runner import sampling_reference as reference
 from tests.unit.runner.sampling_bench import (
@@ -58,6 +59,15 @@ def check(logits: torch.Tensor, requests: list[Request], output: SamplerOutput) 
 def check_step(kernels: str, logits: torch.Tensor, requests: list[Request]) -> None:
     before = [request.copy() for request in requests]
     check(logits, before, sample_once(kernels, logits, requests))
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.3, 2.0])
+def test_flat_logits_of_a_large_vocabulary(kernels: str, spread: float) -> None:
+    """Where most tokens are as likely as the best, any of them may win."""
+    logits = torch.randn(4, 9000, generator=torch.Generator().manual_seed(5)) * spread
+    filters: list[dict[str, Any]] = [{}, {"top_k": 6000}, {"min_p": 0.05}, {}]
+    requests = [Request({"temperature": 0.8, "seed": seed, **extra}) for seed, extra in enumerate(filters)]
+    check_step(kernels, logits, requests)
 
 
 # ---------------------------------------------------------------------------------------------------------------- noise
