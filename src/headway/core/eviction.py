@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from headway.core.cached_block import CachedBlock
+from headway.core.blocks import CachedBlock
 from headway.errors import ConfigError
 
 

@@ -24,7 +24,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from headway.core.cached_block import CachedBlock, tail_digest
+from headway.core.blocks import CachedBlock, tail_digest
 from headway.core.eviction import EvictionPolicy, LeastRecentlyUsed
 
 MAX_TAILS = 32

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from headway.core import PrefixCache
-from headway.core.cached_block import CachedBlock
+from headway.core.blocks import CachedBlock
 from headway.core.prefix_cache import MAX_TAILS
 
 
