@@ -134,6 +134,6 @@ def _check_prefix_cache(scheduler: Scheduler) -> None:
             if announced.get(digest) == request.request_id:
                 del announced[digest]
     assert not announced, "blocks are announced that no request computes"
-    cache.check_candidates()
+    cache.eviction.check_invariants(cache)
     if kv_cache.host_tier is not None:
         kv_cache.host_tier.check_invariants()
