@@ -1,8 +1,8 @@
 """Names for what the host does, so that a profile can show it: `with span("schedule"): ...`.
 
-While nobody records, a span is one function call that hands out the same empty object: cheap enough to stay in the
-loop. A recorder keeps the spans of all threads; whoever installs it may also give it a second place to write to (a
-profiler's own annotations), so that host spans and device kernels end up on one time line.
+While no recorder is installed, a span is one function call that returns the same empty object: cheap enough to stay in
+the loop. A recorder keeps the spans of all threads, and may write them to a second place (a profiler's own
+annotations), so that host spans and device kernels end up on one time line.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _recorder: Recorder | None = None
 
 
 def record_into(recorder: Recorder | None) -> None:
-    """From now on spans go to `recorder`; `None`: to nobody."""
+    """From now on spans go to `recorder`; `None`: they are not recorded."""
     global _recorder
     _recorder = recorder
 
 
 def span(name: str, **args: object) -> AbstractContextManager[None]:
-    """A context whose duration is recorded, if anybody records. `args` are shown beside it."""
+    """A context whose duration is recorded, if a recorder is installed. `args` are shown beside it."""
     recorder = _recorder
     return _NO_SPAN if recorder is None else recorder.span(name, args)
 

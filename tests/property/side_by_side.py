@@ -24,7 +24,7 @@ from headway.core import (
     check_invariants,
     prefix_cache,
 )
-from headway.core.cached_block import block_digests, root_digest, tail_digest
+from headway.core.blocks import block_digests, root_digest, tail_digest
 from headway.core.request_options import RequestOptions
 from headway.errors import RequestTooLargeError
 from headway.settings import SchedulerSettings

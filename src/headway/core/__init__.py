@@ -3,7 +3,7 @@
 Whatever drives these classes (the real engine, a simulator, a test) gets the same schedule for the same calls.
 """
 
-from headway.core.block_pool import BlockPool
+from headway.core.blocks import BlockPool
 from headway.core.eviction import EvictionPolicy, create_eviction_policy
 from headway.core.host_tier import HostTier
 from headway.core.invariants import check_invariants

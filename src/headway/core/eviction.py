@@ -1,16 +1,23 @@
-"""Which cached block to evict first when memory is needed. A policy is one number per block: the least goes first.
+"""Which cached block to evict first when memory is needed.
+
+    EvictionPolicy   one number per block: the least goes first
+    EvictionQueue    the blocks that could go now, in that order; pinned ones go when there is nothing else
 
 Only leaves are evicted, so a block with a small number still waits for those below it.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from headway.core.cached_block import CachedBlock
+from headway.core.blocks import CachedBlock
 from headway.errors import ConfigError
+
+_Candidate = tuple[bool, float, int, int, CachedBlock]
+"""(pinned, the policy's key, order of arrival, version, block): the least is evicted first"""
 
 
 class EvictionPolicy(Protocol):
@@ -27,6 +34,72 @@ class EvictionPolicy(Protocol):
     def evicted(self, key: float) -> None:
         """Note that a block of this key has been evicted."""
         ...
+
+
+class EvictionQueue:
+    """Idle leaves of the prefix cache as a heap. A candidate that is used again stays in it and is invalid: its block
+    has another version by then."""
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self._policy = policy
+        self._candidates: list[_Candidate] = []
+        self._pins: list[tuple[float, int, int, CachedBlock]] = []  # (until, order of arrival, version, block)
+        self._num_pushed = 0
+
+    def offer(self, block: CachedBlock, *, now_s: float, num_cached: int) -> None:
+        """Make an idle leaf a candidate; there are `num_cached` blocks in all, and the lists stay about as short."""
+        heapq.heappush(self._candidates, self._candidate(block, now_s))
+        if max(len(self._candidates), len(self._pins)) > 2 * num_cached + 64:
+            self._clean_up()
+
+    def evict(
+        self, num_blocks: int, *, now_s: float, remove: Callable[[CachedBlock], CachedBlock | None]
+    ) -> list[CachedBlock]:
+        """Evict this many blocks; fewer, if no more are idle. `remove` takes one out of the tree and returns the block
+        above it, if that is an idle leaf now."""
+        self._unpin_expired(now_s)
+        evicted: list[CachedBlock] = []
+        candidates, above = self._candidates, None
+        while len(evicted) < num_blocks and (candidates or above is not None):
+            # Mostly the block above the last one is next: it was released just after it. Then the heap stays as it is.
+            least = heapq.heappop(candidates) if above is None else heapq.heappushpop(candidates, above)
+            above = None
+            _, key, _, version, block = least
+            if version == block.version and block.num_children == 0:
+                self._policy.evicted(key)
+                evicted.append(block)
+                parent = remove(block)
+                above = None if parent is None else self._candidate(parent, now_s)
+        if above is not None:
+            heapq.heappush(candidates, above)
+        return evicted
+
+    def _candidate(self, block: CachedBlock, now_s: float) -> _Candidate:
+        self._num_pushed += 1
+        is_pinned = block.pinned_until_s > now_s
+        if is_pinned:
+            heapq.heappush(self._pins, (block.pinned_until_s, self._num_pushed, block.version, block))
+        return (is_pinned, block.worth, self._num_pushed, block.version, block)
+
+    def _unpin_expired(self, now_s: float) -> None:
+        while self._pins and self._pins[0][0] <= now_s:
+            _, _, version, block = heapq.heappop(self._pins)
+            if version == block.version:
+                block.version += 1
+                heapq.heappush(self._candidates, self._candidate(block, now_s))
+
+    def _clean_up(self) -> None:
+        """Drop invalid candidates."""
+        self._candidates = [one for one in self._candidates if one[3] == one[4].version and one[4].num_children == 0]
+        heapq.heapify(self._candidates)
+        self._pins = [one for one in self._pins if one[2] == one[3].version]
+        heapq.heapify(self._pins)
+
+    def check_invariants(self, cached: Iterable[CachedBlock]) -> None:
+        """Raise `AssertionError` unless every idle leaf can be evicted."""
+        found = {id(block) for _, _, _, version, block in self._candidates if version == block.version}
+        leaves = {id(block) for block in cached if block.is_idle and not block.num_children}
+        assert leaves <= found, "an idle leaf cannot be evicted"
 
 
 class LeastRecentlyUsed:

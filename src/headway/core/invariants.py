@@ -5,18 +5,65 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from headway.core.request import Request
+from headway.core.live_requests import LiveRequests
+from headway.core.request import Request, RequestStatus
 from headway.core.scheduler import Scheduler
 
 
 def check_invariants(scheduler: Scheduler) -> None:
     """Raise `AssertionError`, naming what broke, unless requests, queue, steps in flight, blocks and promises agree."""
-    scheduler.live.check_invariants()
-    scheduler.landing.check_invariants()
+    _check_places(scheduler.live)
+    _check_in_flight(scheduler)
     _check_slots(scheduler)
     _check_blocks(scheduler)
     _check_promises(scheduler)
     _check_prefix_cache(scheduler)
+
+
+def _check_places(live: LiveRequests) -> None:
+    """No request is lost, twice there, or in another place than its status says."""
+    waiting = list(live.waiting)
+    in_places = sorted(request.request_id for request in [*live.running, *waiting, *live.held])
+    assert in_places == sorted(live.by_id), "a live request is neither waiting nor running nor held, or is two of these"
+    assert live.num_free_seats >= 0, "more requests run than max_num_seqs"
+    assert live.orders.keys() == set(live.running), "a running request has no order, or another one has"
+    orders = [live.orders[request] for request in live.running]
+    assert orders == sorted(orders), "running requests are out of order"
+    for request in live.held:
+        assert request.status is RequestStatus.HELD, f"{request} is held"
+    for request in live.running:
+        assert request.status is RequestStatus.RUNNING, f"{request} is in the running list"
+        assert request.num_remaining_tokens >= 0, f"{request} has computed more than it has"
+    for request in waiting:
+        assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), f"{request} is in the queue"
+        assert request.num_computed_tokens == 0, f"{request} waits but claims to be in the cache"
+    assert live.num_skips.keys() <= set(waiting), "skips are counted for a request that does not wait"
+    num_computed = sum(request.num_computed_tokens for request in [*live.running, *live.held])
+    assert num_computed == live.num_computed_tokens, "the sum of computed tokens is wrong"
+    live.waiting.check_invariants()
+
+
+def _check_in_flight(scheduler: Scheduler) -> None:
+    """Every pending token of a running or waiting request has a step in flight that samples it, and only requests that
+    still have their blocks are kept."""
+    num_pending: dict[Request, int] = {}
+    for step in scheduler.in_flight:
+        assert step.keeps.keys() <= set(step.requests), "a request is kept that is not in the step"
+        for request, share in zip(step.requests, step.output.scheduled, strict=True):
+            if share.samples:
+                num_pending[request] = num_pending.get(request, 0) + 1
+        for request in step.keeps:
+            has_blocks = request.status is RequestStatus.RUNNING or request.status is RequestStatus.HELD
+            assert has_blocks or request.status.is_finished, f"{request} has lost its blocks, and they are kept"
+    for request in scheduler.live.by_id.values():
+        if request in scheduler.live.held:
+            continue  # its pending tokens are dropped
+        expected = num_pending.get(request, 0)
+        assert request.num_pending_tokens == expected, f"{request}: steps in flight sample {expected} tokens"
+        num_known = request.num_prompt_tokens + request.num_output_tokens
+        assert request.num_tokens == num_known + request.num_pending_tokens, f"{request}: wrong number of tokens"
+        assert request.num_tokens <= request.max_total_tokens, f"{request} will have more tokens than it may"
+        assert num_known < request.max_total_tokens, f"{request} should have finished"
 
 
 def _in_batch(scheduler: Scheduler) -> list[Request]:
@@ -87,6 +134,6 @@ def _check_prefix_cache(scheduler: Scheduler) -> None:
             if announced.get(digest) == request.request_id:
                 del announced[digest]
     assert not announced, "blocks are announced that no request computes"
-    cache.check_candidates()
+    cache.eviction.check_invariants(cache)
     if kv_cache.host_tier is not None:
         kv_cache.host_tier.check_invariants()

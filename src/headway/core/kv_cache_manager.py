@@ -31,8 +31,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from headway.core.block_pool import BlockPool
-from headway.core.cached_block import CachedBlock, root_digest
+from headway.core.blocks import BlockPool, CachedBlock, root_digest
 from headway.core.host_tier import HostTier
 from headway.core.prefix_cache import PrefixCache
 from headway.core.request import Request

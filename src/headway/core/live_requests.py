@@ -2,26 +2,40 @@
 
     add ──► waiting ──► running ──► finished
                ▲           │
-               └─ preempt ─┘             in sealed batches, between running and finished: held
+               └─ preempt ─┘
 
 A move changes all that must change together: the request's status, the queue, the block table, the policy's counts, and
 what the runner has to be told with the next step. Which requests move, and when, is decided elsewhere.
+
+Batching is continuous here: requests enter at any step and leave with their last token. Sealed batches, where a request
+that has its last token is held until all have, are in `batching`.
 """
 
 from __future__ import annotations
 
 import bisect
+import enum
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.policy import SchedulingPolicy
 from headway.core.queue import WaitingQueue
 from headway.core.request import Request, RequestStatus
-from headway.core.scheduler_output import NewRequest
+from headway.core.scheduler_output import NewRequest, RequestUpdate
 from headway.errors import RequestNotFoundError
 
 _BatchOrder = tuple[Any, int, int]  # the policy's key when the request was admitted, order index, arrival index
+
+
+class Entrants(enum.Enum):
+    """Which waiting requests may enter the batch in a step."""
+
+    NONE = "none"
+    FORKS = "forks"
+    """The batch is sealed: only forks of its own beams."""
+    ALL = "all"
 
 
 class Departures(NamedTuple):
@@ -34,6 +48,9 @@ class Departures(NamedTuple):
 class LiveRequests:
     """Waiting, running and held requests. `running` is in the order the requests had when they were admitted."""
 
+    seals = False
+    """Whether a batch is computed to its end before other requests may enter."""
+
     def __init__(
         self, *, waiting: WaitingQueue, kv_cache: KVCacheManager, policy: SchedulingPolicy, max_num_seqs: int
     ) -> None:
@@ -42,6 +59,8 @@ class LiveRequests:
         self.held: dict[Request, RequestStatus] = {}
         """Requests of a sealed batch that have their last token, and how they are going to end."""
         self.by_id: dict[str, Request] = {}
+        self.now_s = 0.0
+        """When the step is planned."""
         self.last_joined_s = -math.inf
         """When a request last arrived while others ran."""
         self.num_computed_tokens = 0
@@ -49,8 +68,10 @@ class LiveRequests:
         self._kv_cache = kv_cache
         self._policy = policy
         self._max_num_seqs = max_num_seqs
-        self._orders: dict[Request, _BatchOrder] = {}  # of running requests
-        self._num_skips: dict[Request, int] = {}  # of waiting requests that have been skipped
+        self.orders: dict[Request, _BatchOrder] = {}
+        """Of running requests."""
+        self.num_skips: dict[Request, int] = {}
+        """Of waiting requests that did not fit: how many others have been admitted past them."""
         self._preempted_request_ids: list[str] = []  # since the last step
         self._finished_request_ids: list[str] = []  # likewise
         self._num_arrivals = 0
@@ -65,17 +86,50 @@ class LiveRequests:
         """How many more requests the batch may have."""
         return self._max_num_seqs - len(self.running) - len(self.held)
 
+    def advance(self, now_s: float) -> None:
+        """Set the time of the step that is being planned."""
+        self.now_s = now_s
+        self.waiting.advance(now_s)
+
     def entry_key(self, request: Request) -> Any:
         """The policy's key of a running request when it was admitted."""
-        return self._orders[request][0]
-
-    def num_skips(self, request: Request) -> int:
-        """How many requests were admitted past a waiting one that did not fit."""
-        return self._num_skips.get(request, 0)
+        return self.orders[request][0]
 
     def skip(self, request: Request) -> None:
         """Count that another request is admitted past this one."""
-        self._num_skips[request] = self._num_skips.get(request, 0) + 1
+        self.num_skips[request] = self.num_skips.get(request, 0) + 1
+
+    # ---- entering -------------------------------------------------------------------------------------------------
+
+    def entrants(self) -> Entrants:
+        """Which waiting requests may enter now."""
+        return Entrants.ALL
+
+    def may_enter(self, request: Request, entrants: Entrants) -> bool:
+        """Whether this waiting request is one of them."""
+        return True
+
+    def note_admitted(self, entrants: Entrants, *, is_step_full: bool) -> None:
+        """Note that all waiting requests that could enter in this step have. `is_step_full`: the step had no tokens for
+        more of them."""
+
+    def opens_at_s(self) -> float:
+        """When the next requests may enter, if the batch is empty."""
+        return self.now_s
+
+    def fits(self, request: Request, *, leaving: Sequence[Request] = ()) -> bool:
+        """Whether there is memory for a waiting request, or would be without those that are `leaving`. One that was
+        preempted while a step sampled for it has to wait for that result: the runner must be told all its tokens."""
+        if request.num_pending_tokens:
+            return False
+        # One spare block per running request: enough for each to grow a while before one must be preempted.
+        num_spare_blocks = len(self.running) - len(leaving)
+        return self._kv_cache.can_admit(request, num_spare_blocks=num_spare_blocks, leaving=leaving)
+
+    def can_enter(self, request: Request) -> bool:
+        """Whether a waiting request would enter now, if it were the first."""
+        may_enter = self.may_enter(request, self.entrants()) and self.num_free_seats > 0
+        return may_enter and not self._kv_cache.should_wait(request) and self.fits(request)
 
     def add(self, request: Request, *, now_s: float) -> None:
         """Queue a new request, whose id is not in use."""
@@ -90,11 +144,11 @@ class LiveRequests:
         """Move a waiting request into the batch. Returns it as the runner has to know it."""
         order = (self._policy.key(request), request.order_index, request.arrival_index)
         self.waiting.admit(request)
-        self._num_skips.pop(request, None)
+        self.num_skips.pop(request, None)
         block_ids, num_computed_tokens = self._kv_cache.admit(request, restore_mode=restore_mode, token_s=token_s)
         request.admit(num_computed_tokens)
-        self._orders[request] = order
-        bisect.insort(self.running, request, key=self._orders.__getitem__)
+        self.orders[request] = order
+        bisect.insort(self.running, request, key=self.orders.__getitem__)
         self._policy.entered(request)
         self.num_computed_tokens += num_computed_tokens
         return NewRequest(
@@ -106,6 +160,8 @@ class LiveRequests:
             block_ids=block_ids,
         )
 
+    # ---- leaving --------------------------------------------------------------------------------------------------
+
     def preempt(self, request: Request) -> None:
         """Take back a running request's blocks. It waits again, where its arrival puts it."""
         self.num_computed_tokens -= request.num_computed_tokens
@@ -115,11 +171,15 @@ class LiveRequests:
         self._preempted_request_ids.append(request.request_id)
         self.waiting.push(request)
 
-    def hold(self, request: Request, status: RequestStatus) -> None:
-        """Keep the seat and the memory of a running request that has its last token; `status`: how it will end."""
-        request.move_to(RequestStatus.HELD)
-        self._stop_running(request)
-        self.held[request] = status
+    def end(self, request: Request, status: RequestStatus) -> bool:
+        """End a request that has its last token, or has failed. Returns whether it has ended; otherwise it ends with
+        its sealed batch."""
+        self.finish(request.request_id, status)
+        return True
+
+    def release(self) -> list[RequestUpdate]:
+        """If all of a sealed batch are held, end them; their tokens have come before. Returns their ends."""
+        return []
 
     def finish(self, request_id: str, status: RequestStatus) -> Request:
         """End a request in any state; its blocks are free at once. Other requests may find what it has computed, unless
@@ -136,7 +196,7 @@ class LiveRequests:
             del self.held[request]
         else:
             self.waiting.remove(request)
-            self._num_skips.pop(request, None)
+            self.num_skips.pop(request, None)
             return request
         self.num_computed_tokens -= request.num_computed_tokens
         self._kv_cache.free(request, keep=status is not RequestStatus.FINISHED_ERROR)
@@ -162,29 +222,5 @@ class LiveRequests:
 
     def _stop_running(self, request: Request) -> None:
         self.running.remove(request)
-        del self._orders[request]
+        del self.orders[request]
         self._policy.left(request)
-
-    def check_invariants(self) -> None:
-        """Raise `AssertionError` if a request is lost, twice there, or in another place than its status says."""
-        waiting = list(self.waiting)
-        in_places = sorted(request.request_id for request in [*self.running, *waiting, *self.held])
-        assert in_places == sorted(self.by_id), (
-            "a live request is neither waiting nor running nor held, or is two of these"
-        )
-        assert self.num_free_seats >= 0, "more requests run than max_num_seqs"
-        assert self._orders.keys() == set(self.running), "a running request has no order, or another one has"
-        orders = [self._orders[request] for request in self.running]
-        assert orders == sorted(orders), "running requests are out of order"
-        for request in self.held:
-            assert request.status is RequestStatus.HELD, f"{request} is held"
-        for request in self.running:
-            assert request.status is RequestStatus.RUNNING, f"{request} is in the running list"
-            assert request.num_remaining_tokens >= 0, f"{request} has computed more than it has"
-        for request in waiting:
-            assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), f"{request} is in the queue"
-            assert request.num_computed_tokens == 0, f"{request} waits but claims to be in the cache"
-        assert self._num_skips.keys() <= set(waiting), "skips are counted for a request that does not wait"
-        num_computed = sum(request.num_computed_tokens for request in [*self.running, *self.held])
-        assert num_computed == self.num_computed_tokens, "the sum of computed tokens is wrong"
-        self.waiting.check_invariants()

@@ -20,18 +20,14 @@ should wait rather than compute it too.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from headway.core.cached_block import CachedBlock, tail_digest
-from headway.core.eviction import EvictionPolicy, LeastRecentlyUsed
+from headway.core.blocks import CachedBlock, tail_digest
+from headway.core.eviction import EvictionPolicy, EvictionQueue, LeastRecentlyUsed
 
 MAX_TAILS = 32
 """This many tails are kept below one block: to find one, tokens are compared with all of them."""
-
-_Candidate = tuple[bool, float, int, int, CachedBlock]
-"""(pinned, the policy's key, order of arrival, version, block): the least is evicted first"""
 
 
 @dataclass(slots=True)
@@ -56,15 +52,13 @@ class PrefixCache:
     def __init__(self, policy: EvictionPolicy | None = None) -> None:
         self.policy = policy or LeastRecentlyUsed()
         self.stats = PrefixCacheStats()
+        self.eviction = EvictionQueue(self.policy)
         self._now_s = 0.0  # for pins
         self._blocks: dict[bytes, CachedBlock] = {}
         self._tails: dict[bytes, dict[bytes, CachedBlock]] = {}  # by the digest before them, the oldest first
         self._announced: dict[bytes, str] = {}
-        self._candidates: list[_Candidate] = []
-        self._pins: list[tuple[float, int, int, CachedBlock]] = []  # (until, order of arrival, version, block)
         self._num_idle = 0
         self._num_uses = 0
-        self._num_pushed = 0
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -206,21 +200,7 @@ class PrefixCache:
 
     def evict(self, num_blocks: int) -> list[CachedBlock]:
         """Forget this many blocks, each time the one that is worth least. Returns them: fewer, if no more are idle."""
-        self._unpin_expired()
-        evicted: list[CachedBlock] = []
-        candidates, above = self._candidates, None
-        while len(evicted) < num_blocks and (candidates or above is not None):
-            # Mostly the block above the last one is next: it was released just after it. Then the heap stays as it is.
-            least = heapq.heappop(candidates) if above is None else heapq.heappushpop(candidates, above)
-            above = None
-            _, key, _, version, block = least
-            if version == block.version and block.num_children == 0:
-                self.policy.evicted(key)
-                evicted.append(block)
-                parent = self._remove(block)
-                above = None if parent is None else self._candidate(parent)
-        if above is not None:
-            heapq.heappush(candidates, above)
+        evicted = self.eviction.evict(num_blocks, now_s=self._now_s, remove=self._remove)
         self.stats.num_evicted_blocks += len(evicted)
         return evicted
 
@@ -230,14 +210,8 @@ class PrefixCache:
             return False
         parent = self._remove(block)
         if parent is not None:
-            self._offer(parent)
+            self.eviction.offer(parent, now_s=self._now_s, num_cached=len(self._blocks))
         return True
-
-    def check_candidates(self) -> None:
-        """Raise `AssertionError` unless every idle leaf can be evicted."""
-        found = {id(block) for _, _, _, version, block in self._candidates if version == block.version}
-        leaves = {id(block) for block in self if block.is_idle and not block.num_children}
-        assert leaves <= found, "an idle leaf cannot be evicted"
 
     def _touch(self, block: CachedBlock) -> None:
         """Count an idle block as used just now."""
@@ -246,7 +220,7 @@ class PrefixCache:
         block.worth = self.policy.key(block)
         block.version += 1
         if block.num_children == 0:
-            self._offer(block)
+            self.eviction.offer(block, now_s=self._now_s, num_cached=len(self._blocks))
 
     def _remove(self, block: CachedBlock) -> CachedBlock | None:
         """Take an idle leaf out of the tree. Returns the block above it, if that is an idle leaf now."""
@@ -271,34 +245,6 @@ class PrefixCache:
         del tails[block.digest]
         if not tails:
             del self._tails[before]
-
-    def _offer(self, block: CachedBlock) -> None:
-        """Make an idle leaf a candidate for eviction."""
-        heapq.heappush(self._candidates, self._candidate(block))
-        if max(len(self._candidates), len(self._pins)) > 2 * len(self._blocks) + 64:
-            self._clean_up()
-
-    def _candidate(self, block: CachedBlock) -> _Candidate:
-        """An idle leaf as an entry of the heap."""
-        self._num_pushed += 1
-        is_pinned = block.pinned_until_s > self._now_s
-        if is_pinned:
-            heapq.heappush(self._pins, (block.pinned_until_s, self._num_pushed, block.version, block))
-        return (is_pinned, block.worth, self._num_pushed, block.version, block)
-
-    def _unpin_expired(self) -> None:
-        while self._pins and self._pins[0][0] <= self._now_s:
-            _, _, version, block = heapq.heappop(self._pins)
-            if version == block.version:
-                block.version += 1
-                self._offer(block)
-
-    def _clean_up(self) -> None:
-        """Drop invalid candidates, so that the lists stay as short as the tree."""
-        self._candidates = [one for one in self._candidates if one[3] == one[4].version and one[4].num_children == 0]
-        heapq.heapify(self._candidates)
-        self._pins = [one for one in self._pins if one[2] == one[3].version]
-        heapq.heapify(self._pins)
 
 
 def _num_equal(some: Sequence[int], others: Sequence[int]) -> int:

@@ -9,9 +9,9 @@ tokens it is going to sample count as theirs (see `Request`). The result, when i
 
     live_requests   where each request is: waiting, running, held
     admission       which waiting requests enter the batch
-    step_plan       how a request gets its share of a step, and which is preempted for it
-    landing         what the result of a step changes
-    batching        static, dynamic or continuous
+    steps           how a request gets its share of a step, which is preempted for it, and what the result changes
+    overtaking      short prompts pass a long one; a request displaces another
+    batching        sealed batches: static, dynamic
 
 The schedule is a function of the calls: arrivals, aborts, results, and how long steps took. There is no clock and no
 randomness here.
@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from headway.core.admission import Admission, Entry
-from headway.core.batching import create_batching
+from headway.core.admission import Admission
+from headway.core.batching import DynamicBatches, StaticBatches
 from headway.core.kv_cache_manager import KVCacheManager
-from headway.core.landing import Landing, LaunchedStep
 from headway.core.live_requests import LiveRequests
+from headway.core.overtaking import LongPrompts
 from headway.core.policy import PolicyView, SchedulingPolicy, create_policy
 from headway.core.queue import GuardedQueue, WaitingQueue
 from headway.core.request import Request, RequestStatus
@@ -38,8 +38,8 @@ from headway.core.scheduler_output import (
     advance_requests,
     make_tuple,
 )
-from headway.core.step_plan import ShareAllocator, StepPlan, TokenBudget
 from headway.core.step_time import DecodePace
+from headway.core.steps import Landing, LaunchedStep, ShareAllocator, StepPlan, TokenBudget
 from headway.errors import InvalidRequestError, RequestTooLargeError
 from headway.settings import SchedulerSettings
 
@@ -59,36 +59,43 @@ class Scheduler:
         )
         self.view = PolicyView(kv_cache, self.pace, max_head_skips=config.max_head_skips)
         self.policy: SchedulingPolicy = create_policy(config.scheduling_policy, self.view)
-        self.batching = create_batching(
-            config.batching, window_s=config.batch_window_ms / 1e3, max_num_seqs=config.max_num_seqs
-        )
-        self.live = LiveRequests(
-            waiting=self.batching.create_queue(self._create_queue),
-            kv_cache=kv_cache,
-            policy=self.policy,
-            max_num_seqs=config.max_num_seqs,
-        )
-        self.landing = Landing(kv_cache=kv_cache, live=self.live, batching=self.batching, view=self.view)
-        entry = Entry(kv_cache=kv_cache, live=self.live, batching=self.batching, view=self.view)
+        self.live = self._create_live_requests()
+        self.landing = Landing(kv_cache=kv_cache, live=self.live, view=self.view)
         self._shares = ShareAllocator(
+            kv_cache=kv_cache,
+            view=self.view,
+            policy=self.policy,
+            live=self.live,
+            in_flight=self.landing.in_flight,
+            max_preemptions=config.max_preemptions,
+            preemption_mode=config.preemption_mode,
+        )
+        self._long_prompts = LongPrompts(
             kv_cache=kv_cache,
             policy=self.policy,
             live=self.live,
-            landing=self.landing,
-            can_enter=entry.is_possible,
-            max_preemptions=config.max_preemptions,
+            pace=self.pace,
+            shares=self._shares,
+            passing_share=config.short_prompt_share,
+            skip_window=config.skip_window,
         )
         self._admission = Admission(
             config,
             kv_cache=kv_cache,
             policy=self.policy,
             live=self.live,
-            batching=self.batching,
-            pace=self.pace,
-            entry=entry,
             shares=self._shares,
+            long_prompts=self._long_prompts,
         )
         self._num_steps = 0
+
+    def _create_live_requests(self) -> LiveRequests:
+        config, kv_cache, policy = self.config, self.kv_cache, self.policy
+        if config.batching == "dynamic":
+            window_s = config.batch_window_ms / 1e3
+            return DynamicBatches(kv_cache=kv_cache, policy=policy, max_num_seqs=config.max_num_seqs, window_s=window_s)
+        kind = StaticBatches if config.batching == "static" else LiveRequests
+        return kind(waiting=self._create_queue(), kv_cache=kv_cache, policy=policy, max_num_seqs=config.max_num_seqs)
 
     def _create_queue(self) -> WaitingQueue:
         """The policy's queue, guarded where requests could starve in it."""
@@ -157,7 +164,7 @@ class Scheduler:
         if request.request_id in self.live.by_id:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
         self.check_fits(request)
-        self.live.add(request, now_s=self.view.now_s if now_s is None else now_s)
+        self.live.add(request, now_s=self.live.now_s if now_s is None else now_s)
 
     def check_fits(self, request: Request) -> None:
         """Raise if a request could never run to its end, however long it waits."""
@@ -174,7 +181,7 @@ class Scheduler:
         otherwise it ends with its sealed batch."""
         request = self.live.by_id.get(request_id)
         if request is not None and request.status is _RUNNING:
-            return self.batching.end(request, RequestStatus.FINISHED_STOPPED, self.live)
+            return self.live.end(request, RequestStatus.FINISHED_STOPPED)
         self.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
         return True
 
@@ -187,13 +194,13 @@ class Scheduler:
 
     def release_held(self) -> list[RequestUpdate]:
         """If all of a sealed batch are done, end them; returns their ends. Their tokens have come before."""
-        return self.batching.release(self.live)
+        return self.live.release()
 
     def opens_at_s(self) -> float | None:
         """If nothing can be planned now although requests wait: when that changes by itself."""
         if self.live.num_in_batch or not self.live.waiting:
             return None
-        return self.batching.opens_at_s(self.live, now_s=self.view.now_s)
+        return self.live.opens_at_s()
 
     # ---- what there is --------------------------------------------------------------------------------------------
 
@@ -244,14 +251,15 @@ class Scheduler:
     def _advance(self, now_s: float) -> None:
         """Set the time of the step that is being planned."""
         self.view.advance(now_s)
-        self.live.waiting.advance(now_s)
+        self.live.advance(now_s)
         self.kv_cache.advance(now_s)
 
     def _mix(self, plan: StepPlan) -> None:
         """Decodes, and prompts in chunks that fit beside them."""
         prompts = [request for request in self._continue_decodes(plan) if request.status is _RUNNING]
         self._limit_prompts(plan, prompts)
-        self._admission.let_short_pass(plan, prompts)
+        if any(plan.is_long(one, one.num_remaining_tokens) for one in prompts):
+            self._long_prompts.let_short_pass(plan, prompts)
         self._shares.compute_each(plan, prompts)
         if not plan.preempted:
             self._admission.admit_waiting(plan)
@@ -307,9 +315,10 @@ class Scheduler:
             plan.budget.cap(num_tokens)
         else:
             self.pace.note_decodes(num_decodes, target_s=target_s)  # most steps
-        plan.num_prompt_tokens = plan.budget.left
-        plan.max_short_tokens = self.pace.max_short_tokens(plan.budget.left)
-        plan.max_long_tokens = min(plan.budget.left, self.pace.long_tokens(num_decodes))
+        num_left = plan.num_prompt_tokens = plan.budget.left
+        if not self.live.seals:  # in a sealed batch no request passes another
+            plan.max_short_tokens = self.pace.max_short_tokens(num_left)
+            plan.max_long_tokens = min(num_left, self.pace.long_tokens(num_decodes))
 
     def _launch(self, plan: StepPlan) -> SchedulerOutput:
         """Advance the requests as planned, so that the next step can be planned before this one has run."""

@@ -2,7 +2,6 @@
 may compute beside its decodes.
 
     StepTimeModel   a step's duration by its number of prompt tokens
-    DecodeTime      a step's duration by its number of decodes, where it has no prompt tokens
     DecodePace      how many prompt tokens the next step may have
 
 There is no clock here: durations are arguments, so the same durations give the same answers.
@@ -12,6 +11,8 @@ from __future__ import annotations
 
 import math
 
+from headway.core.decode_time import MOST_TIMES_EXPECTED, DecodeTime
+
 FREE_TOKENS = 64
 """The smallest answer of `chunk_tokens`, so that prompts always make progress. Steps with fewer prompt tokens count as
 steps without any."""
@@ -19,9 +20,6 @@ TOKENS_PER_BASE = 200
 """For an 8B model in 16 bit on a current GPU about 230; off by some factor on other devices, and soon forgotten."""
 DEFAULT_TOKENS = 512
 """The answer before any step has run."""
-ROWS_PER_BASE = 100.0
-"""This many requests cost as much as reading the weights, as long as batches of one size only have been observed: about
-right for an 8B model in 16 bit with contexts of a thousand tokens."""
 
 BACKLOG_SHARE = 0.1
 """Part of the time the backlog needs that one step may take."""
@@ -41,9 +39,6 @@ TILE_TOKENS = 128
 
 _BASE_WEIGHT = 0.1  # of the newest step in the base time
 _HORIZON_TOKENS = 1024  # how many chunk tokens back the cost per token looks: it grows along a prompt
-_MOST_TIMES_EXPECTED = 3.0  # a step slower than this is cut off, one faster than its inverse replaces what was learned
-_KEPT = 0.998  # weight of older decode steps, with each new one
-_PRIOR_WEIGHT = 0.1  # weight of `ROWS_PER_BASE`, where a step counts 1
 _MOST_LATE_TOKENS = 1024.0  # late tokens that can be saved up for a burst
 
 
@@ -107,19 +102,19 @@ class StepTimeModel:
         return max(min(FREE_TOKENS, self._max_tokens), num_tokens)
 
     def _observe_base(self, duration_s: float) -> None:
-        if self._base_s is None or duration_s < self._base_s / _MOST_TIMES_EXPECTED:
+        if self._base_s is None or duration_s < self._base_s / MOST_TIMES_EXPECTED:
             self._base_s = duration_s
         else:
-            counted_s = min(duration_s, self._base_s * _MOST_TIMES_EXPECTED)
+            counted_s = min(duration_s, self._base_s * MOST_TIMES_EXPECTED)
             self._base_s += _BASE_WEIGHT * (counted_s - self._base_s)
 
     def _observe_chunk(self, num_tokens: int, duration_s: float) -> None:
         base_s, per_token_s = self.base_s, self.per_token_s
         if base_s is not None and per_token_s is not None:
             expected_s = base_s + per_token_s * num_tokens
-            if duration_s < expected_s / _MOST_TIMES_EXPECTED:
+            if duration_s < expected_s / MOST_TIMES_EXPECTED:
                 self._num_steps = self._num_tokens = self._duration_s = 0.0
-            duration_s = min(duration_s, expected_s * _MOST_TIMES_EXPECTED)
+            duration_s = min(duration_s, expected_s * MOST_TIMES_EXPECTED)
         kept = _HORIZON_TOKENS / (_HORIZON_TOKENS + num_tokens)
         self._num_steps = kept * self._num_steps + 1
         self._num_tokens = kept * self._num_tokens + num_tokens
@@ -128,53 +123,6 @@ class StepTimeModel:
     def _ratio(self) -> float:
         """Time per token if reading the weights counts as `TOKENS_PER_BASE` tokens."""
         return self._duration_s / (self._num_tokens + TOKENS_PER_BASE * self._num_steps)
-
-
-class DecodeTime:
-    """The time of a step that only decodes, as a line through the observed steps, younger ones counting more.
-
-    duration           ╱
-                   ╱            each request adds the reading of its keys and values
-               ╱
-    ───────╱
-           │  reading the weights, whatever the number of requests
-           0          requests
-    """
-
-    def __init__(self) -> None:
-        self._num = self._rows = self._rows_squared = self._s = self._rows_s = 0.0
-        self._base_s = self._row_s = 0.0
-
-    def observe(self, num_rows: int, duration_s: float) -> None:
-        """Learn from a step in which this many requests generated."""
-        expected_s = self.seconds(num_rows)
-        if duration_s < expected_s / _MOST_TIMES_EXPECTED:
-            self._num = self._rows = self._rows_squared = self._s = self._rows_s = 0.0
-        elif self._num:
-            duration_s = min(duration_s, _MOST_TIMES_EXPECTED * expected_s)
-        self._num = _KEPT * self._num + 1.0
-        self._rows = _KEPT * self._rows + num_rows
-        self._rows_squared = _KEPT * self._rows_squared + num_rows * num_rows
-        self._s = _KEPT * self._s + duration_s
-        self._rows_s = _KEPT * self._rows_s + num_rows * duration_s
-        self._fit()
-
-    def seconds(self, num_rows: int) -> float:
-        """Expected time of a step with this many decodes; 0 before any was observed."""
-        return self._base_s + num_rows * self._row_s
-
-    def _fit(self) -> None:
-        """The least squares of the steps' errors and of `base_s - ROWS_PER_BASE * row_s`. No part is negative."""
-        num = self._num + _PRIOR_WEIGHT
-        rows = self._rows - _PRIOR_WEIGHT * ROWS_PER_BASE
-        rows_squared = self._rows_squared + _PRIOR_WEIGHT * ROWS_PER_BASE**2
-        determinant = num * rows_squared - rows * rows
-        self._base_s = (rows_squared * self._s - rows * self._rows_s) / determinant
-        self._row_s = (num * self._rows_s - rows * self._s) / determinant
-        if self._row_s < 0.0:
-            self._base_s, self._row_s = self._s / self._num, 0.0
-        elif self._base_s < 0.0:
-            self._base_s, self._row_s = 0.0, self._rows_s / self._rows_squared
 
 
 class DecodePace:

@@ -30,7 +30,7 @@ from headway.core import (
     SchedulerOutput,
     check_invariants,
 )
-from headway.engine.step_report import BatchSnapshot, StepReport, take_snapshot
+from headway.engine.step_report import BatchSnapshot, StepReport
 from headway.executor import Executor, PendingStep
 from headway.tracing import span
 
@@ -148,7 +148,7 @@ class EngineCore:
 
     def _launch(self, output: SchedulerOutput) -> None:
         """Hand a plan to the executor; if that fails, a failed step stands in for it."""
-        snapshot, submitted_s = take_snapshot(self.scheduler, output), self._now()
+        snapshot, submitted_s = self._take_snapshot(output), self._now()
         try:
             with span("submit"):
                 pending = self.executor.submit(output)
@@ -168,7 +168,7 @@ class EngineCore:
 
     def _lost(self, output: SchedulerOutput) -> _InFlight:
         """Only the newest step can be."""
-        return _InFlight(output, take_snapshot(self.scheduler, output), _FailedStep(KeyboardInterrupt()), self._now())
+        return _InFlight(output, self._take_snapshot(output), _FailedStep(KeyboardInterrupt()), self._now())
 
     def _take_result(self) -> CoreStep:
         """Wait for the oldest step and take in what came of it."""
@@ -201,8 +201,22 @@ class EngineCore:
         self._sleep(min(max(opens_at_s - self._now(), 0.0), _LONGEST_SLEEP_S))
 
     def _idle_step(self, updates: list[RequestUpdate]) -> CoreStep:
-        snapshot = take_snapshot(self.scheduler, self.scheduler.nothing())
+        snapshot = self._take_snapshot(self.scheduler.nothing())
         return CoreStep([], updates, self._report(snapshot, updates, 0.0))
+
+    def _take_snapshot(self, output: SchedulerOutput) -> BatchSnapshot:
+        """The state after planning, before anything else happens to the scheduler. An empty plan has no requests."""
+        scheduler = self.scheduler
+        requests = scheduler.in_flight[-1].requests if output.scheduled else ()
+        return BatchSnapshot(
+            output=output,
+            requests=requests,
+            num_tokens=tuple([request.num_tokens for request in requests]),
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_used_blocks=scheduler.kv_cache.num_used_blocks,
+            num_used_slots=scheduler.num_used_slots,
+        )
 
     def _report(
         self,

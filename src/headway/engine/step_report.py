@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from headway.core import Request, RequestUpdate, Scheduler, SchedulerOutput
+from headway.core import Request, RequestUpdate, SchedulerOutput
 from headway.outputs import RequestOutput, SilentProgress
 
 
@@ -147,17 +147,3 @@ class EngineStep:
     begun: list[str]
     """Requests that were launched for the first time."""
     report: StepReport
-
-
-def take_snapshot(scheduler: Scheduler, output: SchedulerOutput) -> BatchSnapshot:
-    """To be taken before anything else happens to the scheduler. An empty plan has no requests."""
-    requests = () if output.is_empty else scheduler.in_flight[-1].requests
-    return BatchSnapshot(
-        output=output,
-        requests=requests,
-        num_tokens=tuple([request.num_tokens for request in requests]),
-        num_running=len(scheduler.running),
-        num_waiting=len(scheduler.waiting),
-        num_used_blocks=scheduler.kv_cache.num_used_blocks,
-        num_used_slots=scheduler.num_used_slots,
-    )

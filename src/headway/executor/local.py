@@ -1,25 +1,29 @@
-"""The executor in this process: one worker, driven from the load to its last step."""
+"""The executor in this process: one runner on one device, which a worker has made ready."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import torch
 
 from headway.config import ResolvedConfig
 from headway.core.scheduler_output import SchedulerOutput
+from headway.errors import ConfigError
 from headway.executor.base import PendingStep
 from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
+from headway.runner import Runner
 from headway.worker.memory_plan import MemoryPlan
 from headway.worker.model_worker import ModelWorker
 
 
 class LocalExecutor:
-    """Workers that run every step together; the first one's result counts."""
+    """Hands every step to the runner."""
 
-    def __init__(self, workers: Sequence[ModelWorker], plan: MemoryPlan, *, max_in_flight: int) -> None:
+    def __init__(self, runner: Runner, plan: MemoryPlan, *, max_in_flight: int) -> None:
         self.plan = plan
         self.max_in_flight = max_in_flight
-        self._workers = tuple(workers)
+        self._runner: Runner | None = runner
+        # Each thread has a current device of its own; steps belong to that of the thread that loads the model.
+        self._cuda_device = torch.cuda.current_device() if plan.device.startswith("cuda") else None
 
     @classmethod
     def from_config(
@@ -33,25 +37,32 @@ class LocalExecutor:
         """Load the weights, then give the KV cache what the largest step leaves."""
         worker = ModelWorker(config, checkpoint.config, eos_token_ids=eos_token_ids)
         worker.load(checkpoint, progress)
-        plan = worker.allocate(worker.profile())
-        return cls([worker], plan, max_in_flight=2 if config.device.async_scheduling else 1)
+        plan, runner = worker.allocate(worker.profile())
+        return cls(runner, plan, max_in_flight=2 if config.device.async_scheduling else 1)
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
-        """Run a step, or start it, on every worker."""
-        if not self._workers:
+        """Run a step, or start it."""
+        if self._runner is None:
             raise RuntimeError("the executor is shut down")
-        first, *others = self._workers
-        for worker in others:
-            worker.submit(output)
-        return first.submit(output)
+        if self._cuda_device is not None and torch.cuda.current_device() != self._cuda_device:
+            torch.cuda.set_device(self._cuda_device)
+        return self._runner.submit(output)
 
     def warm_up(self) -> int:
         """Make ready what would slow down first steps; returns for how many kinds of steps there was something to
         do."""
-        return max((worker.warm_up() for worker in self._workers), default=0)
+        if self._runner is None:
+            return 0
+        try:
+            return self._runner.warm_up()
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                "There is not enough GPU memory left for the CUDA graphs of all steps. Lower --gpu-memory-utilization "
+                f"or --max-num-seqs, or use --cuda-graph-capture lazy or --enforce-eager. ({error})"
+            ) from error
 
     def shutdown(self) -> None:
         """Drop the model and its cache."""
-        for worker in self._workers:
-            worker.shutdown()
-        self._workers = ()
+        if self._runner is not None:
+            self._runner.shutdown()
+        self._runner = None

@@ -1,10 +1,10 @@
-"""One model on one device: load it, profile its largest step, allocate the KV cache, submit steps.
+"""Make one model ready on one device: load it, profile its largest step, allocate the KV cache.
 
 worker = ModelWorker(config, checkpoint.config, eos_token_ids=...)   formats, kernels and the context are settled
 worker.load(checkpoint)                                              weights are on the device
 free_bytes = worker.profile()                                        what the largest step leaves for KV blocks
-plan = worker.allocate(free_bytes)                                   KV blocks, those on the host, the runner
-worker.submit(output)                                                step after step
+plan, runner = worker.allocate(free_bytes)                           KV blocks, those on the host, the runner
+runner.submit(output)                                                step after step
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import torch
 from headway import native
 from headway.attention import create_backend
 from headway.config import ResolvedConfig
-from headway.core.scheduler_output import SchedulerOutput
-from headway.errors import ConfigError
 from headway.kv.host_blocks import HostBlocks
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers import create_ops
@@ -26,13 +24,13 @@ from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder
 from headway.models.decoder_config import DecoderConfig
-from headway.runner import PendingStep, Runner, RunnerSettings, create_runner
+from headway.runner import Runner, RunnerSettings, create_runner
 from headway.worker.formats import choose_formats
 from headway.worker.memory_plan import MemoryPlan, free_cuda_bytes, longest_request, plan_memory
 
 
 class ModelWorker:
-    """Its methods are called in the order of their definition; `submit` again and again."""
+    """Its methods are called once, in the order of their definition."""
 
     def __init__(self, config: ResolvedConfig, model: DecoderConfig, *, eos_token_ids: tuple[int, ...]) -> None:
         self.formats = choose_formats(
@@ -44,9 +42,7 @@ class ModelWorker:
         self._config = config
         self._eos_token_ids = eos_token_ids
         self._max_model_len = longest_request(config.model.max_model_len, model)
-        self._cuda_device: int | None = None
         self._decoder: Decoder | None = None
-        self._runner: Runner | None = None
 
     def load(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
         """Read the weights onto the device. `progress(done_bytes, total_bytes)` is called meanwhile."""
@@ -62,9 +58,6 @@ class ModelWorker:
             max_model_len=self._max_model_len,
             progress=progress,
         )
-        if formats.device.type == "cuda":
-            # Each thread has a current device of its own; steps belong to that of the thread that loads the model.
-            self._cuda_device = torch.cuda.current_device()
 
     def profile(self) -> int | None:
         """Run the largest step's largest parts. Returns the bytes left for the KV cache; `None` on a CPU, where only
@@ -85,8 +78,8 @@ class ModelWorker:
             utilization=self._config.cache.gpu_memory_utilization,
         )
 
-    def allocate(self, free_bytes: int | None) -> MemoryPlan:
-        """Lay out the KV cache in what `profile` has found, and make ready to run."""
+    def allocate(self, free_bytes: int | None) -> tuple[MemoryPlan, Runner]:
+        """Lay out the KV cache in what `profile` has found. Returns the layout, and what runs steps in it."""
         config, decoder = self._config, self._decoder
         assert decoder is not None, "load() comes first"
         plan = plan_memory(
@@ -116,32 +109,7 @@ class ModelWorker:
             graphs=config.device.graphs,
             num_threads=self.formats.torch_threads,
         )
-        self._runner = create_runner(decoder, attention, settings, host_blocks)
-        return plan
-
-    def warm_up(self) -> int:
-        """Make ready what would slow down first steps, as the runner knows it; returns for how many kinds of steps."""
-        assert self._runner is not None, "allocate() comes first"
-        try:
-            return self._runner.warm_up()
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                "There is not enough GPU memory left for the CUDA graphs of all steps. Lower --gpu-memory-utilization "
-                f"or --max-num-seqs, or use --cuda-graph-capture lazy or --enforce-eager. ({error})"
-            ) from error
-
-    def submit(self, output: SchedulerOutput) -> PendingStep:
-        """Run a step, or start it."""
-        assert self._runner is not None, "allocate() comes first"
-        if self._cuda_device is not None and torch.cuda.current_device() != self._cuda_device:
-            torch.cuda.set_device(self._cuda_device)
-        return self._runner.submit(output)
-
-    def shutdown(self) -> None:
-        """Drop the model and its cache."""
-        if self._runner is not None:
-            self._runner.shutdown()
-        self._runner = self._decoder = None
+        return plan, create_runner(decoder, attention, settings, host_blocks)
 
     def _kv_caches(self, plan: MemoryPlan, decoder: Decoder) -> list[LayerKVCache]:
         model = decoder.config

@@ -7,7 +7,7 @@ import random
 from headway.core import Request, RequestStatus, check_invariants
 from headway.core.policy.fair import MAX_AWAY, FairPolicy
 from headway.core.queue import GuardedQueue, KeyedQueue, TenantQueue
-from headway.core.queue.base import ArrivalList
+from headway.core.queue.grouped import ArrivalList
 from headway.core.request_options import RequestOptions
 from tests.unit.core.driver import make_scheduler, request, step
 

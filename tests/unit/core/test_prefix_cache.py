@@ -8,7 +8,7 @@ import time
 import pytest
 
 from headway.core import PrefixCache
-from headway.core.cached_block import CachedBlock
+from headway.core.blocks import CachedBlock
 from headway.core.prefix_cache import MAX_TAILS
 
 
@@ -48,7 +48,7 @@ def evict_all(cache: PrefixCache) -> list[str]:
     names = []
     while blocks := cache.evict(1):
         names.append(blocks[0].digest.decode())
-        cache.check_candidates()
+        cache.eviction.check_invariants(cache)
     return names
 
 
@@ -106,7 +106,7 @@ def test_a_random_tree_is_never_split() -> None:
         names = {block.digest.decode() for block in cache}
         assert all(name[:-1] in names for name in names if len(name) > 1), "a chain is split"
         assert cache.num_idle_blocks == sum(block.is_idle for block in cache)
-        cache.check_candidates()
+        cache.eviction.check_invariants(cache)
     assert cache.stats.num_evicted_blocks > 300
 
 
@@ -274,13 +274,13 @@ def test_lists_stay_as_short_as_the_tree_however_often_blocks_are_used() -> None
         cache.pin(block, 86_400)
         cache.release(block)
         cache.use([block])
-    assert len(cache._candidates) < 100 and len(cache._pins) < 100
+    assert len(cache.eviction._candidates) < 100 and len(cache.eviction._pins) < 100
     for number in range(1_000):
         blocks = chain(cache, f"short-lived {number}")
         cache.pin(blocks[0], 86_400)
         release(cache, blocks)
         cache.evict(1)
-    assert len(cache._candidates) < 100 and len(cache._pins) < 100
+    assert len(cache.eviction._candidates) < 100 and len(cache.eviction._pins) < 100
 
 
 def test_a_block_that_comes_back_begins_anew_and_what_was_planned_for_it_is_void() -> None:
@@ -316,6 +316,6 @@ def test_giving_up_many_at_once_is_giving_up_one_after_another(num_blocks: int) 
     together, cache = [], filled()
     while blocks := cache.evict(num_blocks):
         together += [block.digest.decode() for block in blocks]
-        cache.check_candidates()
+        cache.eviction.check_invariants(cache)
     assert together == evict_all(filled())
     assert cache.stats.num_evicted_blocks == len(together)

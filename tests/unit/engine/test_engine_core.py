@@ -321,7 +321,7 @@ def test_an_interrupted_step_fails_and_the_engine_goes_on(max_in_flight: int, pl
     assert core.scheduler.kv_cache.num_used_blocks == 0
 
 
-@pytest.mark.parametrize("place", ["schedule", "take_snapshot", "update", "report"])
+@pytest.mark.parametrize("place", ["schedule", "snapshot", "update", "report"])
 def test_an_interrupt_between_the_parts_of_a_step_loses_no_step(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     core = make_core(Executor(lambda name, count: count))
     core.add_request(request("a", 3, max_tokens=9))
@@ -333,8 +333,8 @@ def test_an_interrupt_between_the_parts_of_a_step_loses_no_step(place: str, monk
     with monkeypatch.context() as patch:
         if place == "schedule":
             patch.setattr(core.scheduler, "schedule", interrupted)
-        elif place == "take_snapshot":
-            patch.setattr("headway.engine.engine_core.take_snapshot", interrupted)
+        elif place == "snapshot":
+            patch.setattr(core, "_take_snapshot", interrupted)
         elif place == "update":
             patch.setattr(core.scheduler, "update", interrupted)
         else:

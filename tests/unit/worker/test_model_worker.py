@@ -57,13 +57,13 @@ def test_load_profile_allocate_submit(checkpoint: Checkpoint) -> None:
     worker.load(checkpoint, lambda done, total: seen.append((done, total)))
     assert seen and seen[-1][0] == seen[-1][1]
     assert worker.profile() is None, "on a CPU only the options limit the KV cache"
-    plan = worker.allocate(None)
+    plan, runner = worker.allocate(None)
     assert (plan.num_blocks, plan.block_size, plan.max_model_len) == (8, 16, 64)
     assert (plan.device, plan.dtype, plan.kv_dtype) == ("cpu", "float32", "float32")
     assert plan.num_host_slots == 2**16 // plan.bytes_per_block and plan.restore_block_s > 0
-    output = worker.submit(first_step(config, plan)).result()
+    output = runner.submit(first_step(config, plan)).result()
     assert len(output.sampled["a"].token_ids) == 1
-    assert worker.warm_up() == 0
+    assert runner.warm_up() == 0
 
 
 def test_torchs_threads_are_only_borrowed(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_steps_in_flight(checkpoint: Checkpoint, is_async: bool | None, in_fligh
 def test_an_executor_that_is_shut_down_holds_no_model(checkpoint: Checkpoint) -> None:
     config = EngineConfig.from_options(**SMALL).resolve("cpu")
     executor = LocalExecutor.from_config(config, checkpoint, eos_token_ids=())
-    decoder = weakref.ref(executor._workers[0]._decoder)  # type: ignore[type-var]
+    decoder = weakref.ref(executor._runner.decoder)  # type: ignore[union-attr]
     output = first_step(config, executor.plan)
     gc.collect()
     gc.disable()  # memory is free at once, not when the collector comes

@@ -1,12 +1,21 @@
-"""What a waiting queue is to the scheduler, which looks at its first few requests only."""
+"""What a waiting queue is to the scheduler, which looks at its first few requests only, and the queue by a key, which
+most policies use.
+
+`KeyedQueue`: a short sorted list, `front`, holds the first few requests, which is where the scheduler looks; a heap
+holds the others. Removal from the heap is lazy: an entry stays until it surfaces or until dead ones outnumber the
+living.
+"""
 
 from __future__ import annotations
 
+import bisect
+import heapq
+import itertools
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Iterator
-from itertools import takewhile
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from headway.core.queue.size_index import QueueEntry, SizeIndex
 from headway.core.request import Request
 
 
@@ -57,34 +66,98 @@ class WaitingQueue(ABC):
         """Raise `AssertionError` if the order or the bookkeeping is broken."""
 
 
-class ArrivalList:
-    """Requests in order of arrival. One that was preempted is inserted at a cost that does not grow with the list: most
-    of those before it have gone, since it was admitted once."""
+class KeyedQueue(WaitingQueue):
+    """Smallest key first, then in order of arrival. A key stays the same while its request waits."""
 
-    def __init__(self) -> None:
-        self._requests: OrderedDict[int, Request] = OrderedDict()  # by arrival index, and in its order
+    def __init__(self, key: Callable[[Request], Any], *, front_size: int) -> None:
+        self._key = key
+        self._front_size = front_size
+        self._front: list[QueueEntry] = []
+        self._heap: list[QueueEntry] = []
+        self._in_heap: dict[int, QueueEntry] = {}  # by arrival index; an entry of the heap that is not in here is dead
+        self._sizes = SizeIndex()
+        self.num_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._front) + len(self._in_heap)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests.values())
+        for entry in itertools.chain(self._front, self._in_heap.values()):
+            yield entry[3]
 
-    def insert(self, request: Request) -> None:
-        requests, index = self._requests, request.arrival_index
-        is_last = not requests or next(reversed(requests)) < index
-        requests[index] = request
-        if not is_last:
-            before = list(takewhile(lambda other: other < index, requests))
-            for one in (index, *reversed(before)):
-                requests.move_to_end(one, last=False)
+    def push(self, request: Request) -> None:
+        self.num_tokens += request.num_tokens
+        entry = self._entry(request)
+        self._sizes.push(entry)
+        self._insert(entry)
+
+    def peek(self, index: int = 0) -> Request | None:
+        if index >= self._front_size:
+            raise IndexError(f"only the first {self._front_size} requests can be looked at, not index {index}")
+        while len(self._front) <= index:
+            entry = self._pop_from_heap()
+            if entry is None:
+                return None
+            self._front.append(entry)
+        return self._front[index][3]
+
+    def first(self, num_requests: int) -> list[Request]:
+        """The first requests, or all if they are fewer."""
+        self.peek(num_requests - 1)
+        return [entry[3] for entry in self._front[:num_requests]]
+
+    def first_short(self, max_tokens: int) -> Request | None:
+        """The first request whose tokens, rounded up by an eighth at most, are not more."""
+        return self._sizes.first(max_tokens)
 
     def remove(self, request: Request) -> None:
-        del self._requests[request.arrival_index]
+        self._sizes.remove(request)
+        if self._in_heap.pop(request.arrival_index, None) is not None:
+            if len(self._heap) > 2 * len(self._in_heap) + 64:
+                self._heap = list(self._in_heap.values())
+                heapq.heapify(self._heap)
+        else:
+            self._remove_from_front(request)
+        self.num_tokens -= request.num_tokens
 
-    def first_index(self) -> int:
-        """The arrival index of the first request; there must be one."""
-        return next(iter(self._requests))
+    def _entry(self, request: Request) -> QueueEntry:
+        return (self._key(request), request.order_index, request.arrival_index, request)
+
+    def _insert(self, entry: QueueEntry) -> None:
+        if self._front and entry < self._front[-1]:
+            bisect.insort(self._front, entry)
+            if len(self._front) > self._front_size:
+                self._push_to_heap(self._front.pop())
+        else:
+            self._push_to_heap(entry)
+
+    def _remove_from_front(self, request: Request) -> None:
+        for index, entry in enumerate(self._front):
+            if entry[3] is request:
+                del self._front[index]
+                return
+        raise KeyError(request.request_id)
+
+    def _push_to_heap(self, entry: QueueEntry) -> None:
+        heapq.heappush(self._heap, entry)
+        self._in_heap[entry[2]] = entry
+
+    def _pop_from_heap(self) -> QueueEntry | None:
+        """The first living entry."""
+        while self._heap:
+            entry = heapq.heappop(self._heap)
+            if self._in_heap.get(entry[2]) is not entry:
+                continue
+            del self._in_heap[entry[2]]
+            return entry
+        return None
 
     def check_invariants(self) -> None:
-        assert list(self._requests) == sorted(self._requests), "requests are out of order"
+        assert self._front == sorted(self._front), "the front of the queue is out of order"
+        living = [entry for entry in self._heap if self._in_heap.get(entry[2]) is entry]
+        assert len(living) == len(self._in_heap), "a waiting request is not in the heap, or is in it twice"
+        assert len(self._front) <= self._front_size, "the front of the queue is too long"
+        assert self.num_tokens == sum(request.num_tokens for request in self), "the sum of waiting tokens is wrong"
+        if self._front and living:
+            assert self._front[-1] < min(living), "the heap holds a request that belongs in the front"
+        self._sizes.check_invariants(set(self))

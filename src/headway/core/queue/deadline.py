@@ -14,8 +14,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterator
 
-from headway.core.queue.base import WaitingQueue
-from headway.core.queue.keyed import KeyedQueue
+from headway.core.queue.base import KeyedQueue, WaitingQueue
 from headway.core.request import Request
 
 SLOTS_PER_S = 1024

@@ -7,14 +7,48 @@ TenantQueue    a group for each tenant, of which there may be as many as request
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
-from headway.core.queue.base import ArrivalList, WaitingQueue
+from headway.core.queue.base import WaitingQueue
 from headway.core.request import Request
 
 _Entry = tuple[float, int, str]  # what a tenant has had, arrival index of its first request, the tenant
+
+
+class ArrivalList:
+    """Requests in order of arrival. One that was preempted is inserted at a cost that does not grow with the list: most
+    of those before it have gone, since it was admitted once."""
+
+    def __init__(self) -> None:
+        self._requests: OrderedDict[int, Request] = OrderedDict()  # by arrival index, and in its order
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
+
+    def insert(self, request: Request) -> None:
+        requests, index = self._requests, request.arrival_index
+        is_last = not requests or next(reversed(requests)) < index
+        requests[index] = request
+        if not is_last:
+            before = list(takewhile(lambda other: other < index, requests))
+            for one in (index, *reversed(before)):
+                requests.move_to_end(one, last=False)
+
+    def remove(self, request: Request) -> None:
+        del self._requests[request.arrival_index]
+
+    def first_index(self) -> int:
+        """The arrival index of the first request; there must be one."""
+        return next(iter(self._requests))
+
+    def check_invariants(self) -> None:
+        assert list(self._requests) == sorted(self._requests), "requests are out of order"
 
 
 class GroupedQueue(WaitingQueue):

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from headway.core.queue.base import WaitingQueue
-from headway.core.queue.keyed import KeyedQueue
+from headway.core.queue.base import KeyedQueue, WaitingQueue
 from headway.core.request import Request
 
 _Order = tuple[bool, float, int]  # may be passed, minus its value, order index

@@ -1,0 +1,286 @@
+"""A step from its plan to its result.
+
+    StepPlan         what has been decided about a step so far
+    ShareAllocator   gives requests their shares of it: tokens from the budget, blocks from the KV cache. Where blocks
+                     run out, other requests are preempted
+    Landing          steps in flight, and what their results change: tokens are appended, blocks become findable,
+                     requests end
+
+A step is planned as if those before it had run, so several may be in flight. Their results come in the order of the
+steps; requests that have ended meanwhile are passed over.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.live_requests import LiveRequests
+from headway.core.policy import PolicyView, SchedulingPolicy
+from headway.core.request import Request, RequestStatus
+from headway.core.scheduler_output import (
+    ModelRunnerOutput,
+    NewRequest,
+    RequestUpdate,
+    SampledTokens,
+    ScheduledRequest,
+    SchedulerOutput,
+    make_tuple,
+)
+
+_RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED  # an enum's own attributes are slow to look up
+_NO_TOKEN = SampledTokens((), error="the executor returned no token for it")
+
+
+class TokenBudget:
+    """The tokens a step may still compute, and the most that one request may take of them."""
+
+    __slots__ = ("left", "max_chunk_tokens")
+
+    def __init__(self, limit: int, max_chunk_tokens: int | None = None) -> None:
+        self.left = limit
+        self.max_chunk_tokens = limit if max_chunk_tokens is None else max_chunk_tokens
+
+    def offer(self, num_remaining_tokens: int) -> int:
+        """The most that a request with this many tokens to compute may take now."""
+        return min(num_remaining_tokens, self.left, self.max_chunk_tokens)
+
+    def cap(self, num_tokens: int) -> None:
+        """From here on, spend no more than this."""
+        self.left = min(self.left, num_tokens)
+
+    def take(self, num_tokens: int) -> None:
+        if not 0 <= num_tokens <= self.left:
+            raise RuntimeError(f"cannot take {num_tokens} tokens from a budget of {self.left}")
+        self.left -= num_tokens
+
+    def refund(self, num_tokens: int) -> None:
+        self.left += num_tokens
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What has been decided about a step so far."""
+
+    now_s: float
+    budget: TokenBudget
+    num_prompt_tokens: int = 0  # of the budget, what decodes leave to prompts
+    max_short_tokens: int = sys.maxsize  # a prompt with more tokens may be long: it takes several steps
+    max_long_tokens: int = sys.maxsize  # what all prompts may have of the step, if there is a long one among them
+    scheduled: dict[Request, ScheduledRequest] = field(default_factory=dict)
+    keeps: dict[Request, ScheduledRequest] = field(default_factory=dict)  # as in `LaunchedStep`
+    admitted: list[NewRequest] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    displaceable: list[Request] | None = None  # requests that may be preempted for a waiting one, once asked for
+
+    def is_long(self, request: Request, num_tokens: int) -> bool:
+        """Whether these tokens of a prompt take more than one step, so that shorter ones pass it. Those at the end of a
+        long prompt count for more than they are, since they look back at all before."""
+        return request.num_tokens > self.max_short_tokens and num_tokens > self.max_long_tokens
+
+
+class LaunchedStep(NamedTuple):
+    """A step whose result has not come. It holds requests, not ids: an id may belong to another request by then."""
+
+    output: SchedulerOutput
+    requests: tuple[Request, ...]
+    """One for each of `output.scheduled`, in the same order."""
+    keeps: dict[Request, ScheduledRequest]
+    """Shares whose tokens other requests may find if the step succeeds: of the tokens that their requests were admitted
+    with, and they fill a block or are the last. A request that is preempted meanwhile is taken out, since it has lost
+    its blocks."""
+
+
+class ShareAllocator:
+    """Gives requests their shares of a step."""
+
+    def __init__(
+        self,
+        *,
+        kv_cache: KVCacheManager,
+        view: PolicyView,
+        policy: SchedulingPolicy,
+        live: LiveRequests,
+        in_flight: deque[LaunchedStep],
+        max_preemptions: int,
+        preemption_mode: str,
+    ) -> None:
+        self._kv_cache = kv_cache
+        self._view = view
+        self._policy = policy
+        self._live = live
+        self._in_flight = in_flight
+        self._max_preemptions = max_preemptions
+        self._preemption_mode = preemption_mode
+
+    def admit(self, plan: StepPlan, request: Request) -> None:
+        """Let a waiting request enter, with its first share at once. There must be a seat and memory."""
+        new = self._live.admit(
+            request,
+            restore_mode=self._preemption_mode if request.num_preemptions else "auto",
+            token_s=self._view.pace.step_time.per_token_s,
+        )
+        plan.admitted.append(new)
+        self.compute(plan, request)
+
+    def compute_each(self, plan: StepPlan, requests: Iterable[Request]) -> None:
+        """Compute these in turn, as far as the budget goes and they have no share yet."""
+        for request in requests:
+            if plan.budget.left == 0:
+                return
+            if request.status is _RUNNING and request not in plan.scheduled:
+                self.compute(plan, request)
+
+    def compute(self, plan: StepPlan, request: Request) -> None:
+        """Give a running request its share of the step. Where blocks run out, others are preempted, or it is itself."""
+        kv_cache, budget, num_computed = self._kv_cache, plan.budget, request.num_computed_tokens
+        num_remaining, num_tokens = request.num_remaining_tokens, 1
+        if num_remaining > 1:
+            num_tokens = self._policy.chunk_size(
+                request,
+                num_offered_tokens=budget.offer(num_remaining),
+                num_left_tokens=budget.left,
+                can_enter=self._live.can_enter,
+            )
+        new_block_ids = kv_cache.allocate(request, num_tokens)
+        if new_block_ids is None:
+            num_tokens = min(num_tokens, self._make_room(plan, request))
+            if num_tokens == 0:
+                return
+            new_block_ids = kv_cache.allocate(request, num_tokens)
+            assert new_block_ids is not None
+        budget.take(num_tokens)
+        share = ScheduledRequest(
+            request.request_id, num_tokens, num_computed, tuple(new_block_ids), num_tokens == num_remaining
+        )
+        plan.scheduled[request] = share
+        num_admitted = kv_cache.unlanded.get(request, 0)
+        if num_computed < num_admitted:
+            end = num_computed + num_tokens
+            fills_block = end % kv_cache.block_size < num_tokens
+            if fills_block or end == request.num_prompt_tokens or end == num_admitted:
+                plan.keeps[request] = share
+
+    def _make_room(self, plan: StepPlan, request: Request) -> int:
+        """How many more tokens fit. Requests are preempted until one does; 0 if this one was preempted itself."""
+        while (num_fitting := self._kv_cache.num_tokens_that_fit(request)) <= 0:
+            victim = self._policy.choose_victim(self.preemptible() or self._live.running)
+            self.preempt(plan, victim)
+            if victim is request:
+                return 0
+        return num_fitting
+
+    def preemptible(self) -> list[Request]:
+        """Running requests that have not been preempted too often already."""
+        most = self._max_preemptions
+        return [request for request in self._live.running if request.num_preemptions < most]
+
+    def preempt(self, plan: StepPlan, request: Request) -> None:
+        """Take a running request's blocks, and its share of the step if it has one."""
+        self._live.preempt(request)
+        for step in self._in_flight:
+            step.keeps.pop(request, None)
+        plan.keeps.pop(request, None)
+        share = plan.scheduled.pop(request, None)
+        if share is not None:
+            plan.budget.refund(share.num_tokens)
+        plan.preempted.append(request)
+
+
+class Landing:
+    """Takes in results, oldest step first."""
+
+    def __init__(self, *, kv_cache: KVCacheManager, live: LiveRequests, view: PolicyView) -> None:
+        self.in_flight: deque[LaunchedStep] = deque()
+        self._kv_cache = kv_cache
+        self._live = live
+        self._view = view
+
+    def launch(self, step: LaunchedStep) -> None:
+        """Expect the result of this step, after those of the steps before."""
+        self.in_flight.append(step)
+
+    def land(
+        self, output: SchedulerOutput, result: ModelRunnerOutput, *, duration_s: float | None
+    ) -> list[RequestUpdate]:
+        """Take in the result of the oldest step in flight, which must be this one."""
+        if not self.in_flight or self.in_flight[0].output.step_id != output.step_id:
+            raise RuntimeError(f"the result of step {output.step_id} came out of order or twice")
+        step = self.in_flight.popleft()
+        if duration_s is not None:
+            # Each request takes part with one token at least; the others are what makes a step with prompts.
+            num_decodes = len(output.scheduled)
+            num_chunk_tokens = output.num_scheduled_tokens - num_decodes
+            self._view.observe_step(num_chunk_tokens=num_chunk_tokens, num_decodes=num_decodes, duration_s=duration_s)
+        if output.moves.moved_out and _all_failed(output, result):
+            self._kv_cache.distrust(output.moves)
+        if step.keeps:
+            self._keep_computed(step, result)
+        updates = _prompt_logprobs(step.requests, result) if result.prompt_logprobs else []
+        self._append(step, result, updates)
+        # The forks of a beam follow in the same batch: the engine adds them before it asks for the next plan.
+        if self._live.held and not any(request.is_beam for request in step.requests):
+            updates += self._live.release()
+        return updates
+
+    def _keep_computed(self, step: LaunchedStep, result: ModelRunnerOutput) -> None:
+        """Let other requests find what this step has computed, where it has not failed."""
+        for request, share in step.keeps.items():
+            sampled = result.sampled.get(share.request_id)
+            has_failed = share.samples if sampled is None else sampled.error is not None
+            if not has_failed and request.status is _RUNNING:
+                self._kv_cache.land(request, share.num_computed_tokens + share.num_tokens)
+
+    def _append(self, step: LaunchedStep, result: ModelRunnerOutput, updates: list[RequestUpdate]) -> None:
+        """Append the new tokens to all requests of a step that are live. This loop is most of what an update costs."""
+        find_sampled, add_update = result.sampled.get, updates.append
+        for request, share in zip(step.requests, step.output.scheduled):
+            request_id = request.request_id
+            sampled = find_sampled(request_id)
+            if sampled is None:
+                if not share.samples:
+                    continue
+                sampled = _NO_TOKEN
+            status = request.status
+            if status is not _RUNNING and status is not _PREEMPTED:
+                continue
+            token_ids, num_taken = sampled.token_ids, 0
+            finish_status = None if sampled.error is None else RequestStatus.FINISHED_ERROR
+            if finish_status is None:
+                for token_id in token_ids:
+                    num_taken += 1
+                    finish_status = request.append_output_token(token_id)
+                    if finish_status is not None:
+                        break
+            if finish_status is None:
+                add_update(make_tuple(RequestUpdate, (request_id, token_ids, sampled.logprobs, None, None, None, None)))
+            else:
+                add_update(self._end(request, sampled, finish_status, num_taken=num_taken))
+
+    def _end(self, request: Request, sampled: SampledTokens, status: RequestStatus, *, num_taken: int) -> RequestUpdate:
+        """End a request by the last token taken, or by an error."""
+        token_ids, logprobs = sampled.token_ids[:num_taken], sampled.logprobs[:num_taken]
+        if sampled.error is None and request.status is _RUNNING:
+            self._kv_cache.complete(request)
+        if self._live.end(request, status):
+            return RequestUpdate(request.request_id, token_ids, logprobs, status, sampled.error)
+        return RequestUpdate(request.request_id, token_ids, logprobs, None, held_status=status)
+
+
+def _all_failed(output: SchedulerOutput, result: ModelRunnerOutput) -> bool:
+    """Whether no request got anything out of a step, so that nothing of it may have run."""
+    sampled = (result.sampled.get(share.request_id) for share in output.scheduled)
+    return all(one is not None and one.error is not None for one in sampled)
+
+
+def _prompt_logprobs(requests: Iterable[Request], result: ModelRunnerOutput) -> list[RequestUpdate]:
+    """Logprobs of the prompts of live requests; their new tokens are another update."""
+    return [
+        RequestUpdate(request.request_id, (), (), None, prompt_logprobs=result.prompt_logprobs[request.request_id])
+        for request in requests
+        if request.request_id in result.prompt_logprobs and not request.status.is_finished
+    ]
