@@ -21,7 +21,7 @@ from torch import Tensor
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
 from headway.attention import HeadNorms, Heads
-from headway.attention.context_parts import NO_REQUEST
+from headway.attention.base import NO_REQUEST
 from headway.core.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers.linear import TorchLinear

@@ -16,6 +16,11 @@ from torch import Tensor
 
 from headway.kv.layer_cache import LayerKVCache
 
+NUM_PART_COLUMNS = 8
+"""Of `AttentionBatch.parts`, of four bytes each: a part lies in one sector of memory."""
+NO_REQUEST = -1
+"""The first column of a part that is room and not used."""
+
 
 @dataclass(frozen=True, eq=False)
 class Heads:
@@ -70,7 +75,7 @@ class AttentionBatch:
     num_single: int = 0
     """So many requests at the front of the step have one new token each."""
     parts: Tensor | None = None
-    """int32 [num_parts, 8]: their contexts in parts (context_parts.py), for backends that divide work on the host."""
+    """int32 [num_parts, NUM_PART_COLUMNS]: their contexts in parts, for backends that divide work on the host."""
     tiles: Tensor | None = None
     """int32 [num_tiles, 2]: the same for the other requests: a request and the first of its new tokens in the tile."""
     num_tiles: Tensor | None = None

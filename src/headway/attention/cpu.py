@@ -14,8 +14,44 @@ from torch import Tensor
 
 from headway.attention.base import AttentionBackend, AttentionBatch
 from headway.errors import ConfigError
-from headway.kv.layer_cache import KEY_NUMBERS, LayerKVCache, NativeKVCache
+from headway.kv.layer_cache import LayerKVCache
 from headway.native.lib import NativeLibrary, check, load
+
+# The values of `enum hw_kv_numbers` in csrc/headway.h.
+_KEY_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
+_VALUE_NUMBERS = {**_KEY_NUMBERS, torch.uint8: 4}
+
+
+class NativeKVCache(ctypes.Structure):
+    """`hw_kv_cache` of csrc/headway.h. It keeps no tensor alive."""
+
+    _fields_ = (
+        ("k", ctypes.c_void_p),
+        ("v", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("k_numbers", ctypes.c_int32),
+        ("v_numbers", ctypes.c_int32),
+    )
+
+    @staticmethod
+    def of(cache: LayerKVCache) -> NativeKVCache:
+        """The addresses of one layer's tensors; ValueError for what the kernels cannot read."""
+        k, v, scales = cache.k, cache.v, cache.scales
+        key_dtype = k.dtype if k.dtype in _KEY_NUMBERS else torch.float32
+        value_dtype = torch.uint8 if key_dtype is torch.int8 and v.dtype is torch.uint8 else key_dtype
+        check(k, key_dtype, "the key cache (within a block transposed, not token_major)")
+        check(v, value_dtype, "the value cache")
+        if (scales is not None) != (key_dtype.itemsize == 1):
+            raise ValueError(f"a cache of {key_dtype} {'has no' if scales is None else 'takes no'} scales")
+        if scales is not None:
+            check(scales, torch.float16, "the cache's scales")
+        return NativeKVCache(
+            k.data_ptr(),
+            v.data_ptr(),
+            None if scales is None else scales.data_ptr(),
+            _KEY_NUMBERS[key_dtype],
+            _VALUE_NUMBERS[value_dtype],
+        )
 
 
 class CpuAttention(AttentionBackend):
@@ -89,7 +125,7 @@ def unsupported_reason(kv_caches: Sequence[LayerKVCache], num_heads: int) -> str
     first = kv_caches[0]
     if first.k.device.type != "cpu":
         return f"the KV cache is on {first.k.device}"
-    if first.k.dtype not in KEY_NUMBERS:
+    if first.k.dtype not in _KEY_NUMBERS:
         return f"the KV cache is {first.format.name}, not float32, float16, fp8, int8 or int4"
     if first.head_dim % 2:
         return f"the head size {first.head_dim} is odd"

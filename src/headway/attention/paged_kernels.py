@@ -1,22 +1,25 @@
-"""Paged attention in Triton: one kernel for requests with a single new token, one for requests with several.
+"""Kernels over the paged cache in Triton: rotate heads and write them, attend with one new token, attend with several.
 
-Both read keys and values where they lie, block by block, through the request's block table, and keep a running maximum
-and sum so that no score is ever written to memory (online softmax). All query heads that share a key head are computed
-together, so a key is read once for all of them.
+Attention reads keys and values where they lie, block by block, through the request's block table, and keeps a running
+maximum and sum so that no score is ever written to memory (online softmax). All query heads that share a key head are
+computed together, so a key is read once for all of them.
 
 Decoding one token is a matter of bandwidth: each program streams a part of one request's context for one key head.
-The host divides the contexts (context_parts.py) so that all programs have about as much to read; of those that share a
+The host divides the contexts (`triton_paged.py`) so that all programs have about as much to read; of those that share a
 context, the last to finish combines the partial results, which saves a second kernel.
 
 Several tokens (a prompt, or a chunk of one) are a matter of arithmetic: a program owns a tile of query rows, a row
 being one token and one head, and walks over the keys up to the tile's last token. Only the tiles at the diagonal need
 a mask.
 
-A quantised cache is read as codes, which become numbers only in registers: a key's scale multiplies its scores, a
-value's scale its weights. With a half-precision query both products are in float16, which holds every code and is the
-cheapest to convert to; with a float32 query they are in float32. A weight is multiplied by scale times largest code,
-that is by its value's largest magnitude, so that it stays well inside the range of float16; the sum is divided by the
-largest code in the end.
+Rotation and write are bound by memory: each value is read once and written once. Arithmetic is float32; where
+`TorchOps` rounds to the tensors' dtype in between, so do these. A row's result is the same to the bit in any step.
+
+A quantised cache (a FORMAT, `kv/kv_triton.py`) is read as codes, which become numbers only in registers: a key's scale
+multiplies its scores, a value's scale its weights. With a half-precision query both products are in float16, which
+holds every code and is the cheapest to convert to; with a float32 query they are in float32. A weight is multiplied by
+scale times largest code, that is by its value's largest magnitude, so that it stays well inside the range of float16;
+the sum is divided by the largest code in the end.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -26,21 +29,118 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headway.attention.context_parts import NUM_COLUMNS
-from headway.attention.triton_shared import load_pairs, normed_and_rotated
-from headway.kv.kv_triton import (
-    add_row,
-    add_values,
-    codes,
-    key_numbers,
-    load_scales,
-    no_parts,
-    paired_codes,
-    row_scales,
-    whole,
-)
+from headway.attention.base import NUM_PART_COLUMNS
+from headway.kv.kv_triton import add_row, add_values, key_numbers, load_scales, no_parts, row_codes, whole
 
-PART_COLUMNS = tl.constexpr(NUM_COLUMNS)
+PART_COLUMNS = tl.constexpr(NUM_PART_COLUMNS)
+
+
+# ------------------------------------------------------------------------------------------------- rotation and writing
+
+
+@triton.jit
+def rounded(x, like):
+    """float32 x with what the elements behind the pointer `like` cannot hold rounded off."""
+    return x.to(like.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def load_halves(row, head, pair, inside, HEAD_DIM: tl.constexpr):
+    """The heads `head` of a row of qkv in float32, cut in the middle: two tiles [heads, pairs]."""
+    at = row + head[:, None] * HEAD_DIM + pair[None, :]
+    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(at + HEAD_DIM // 2, mask=inside, other=0.0).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def normed_and_rotated(row, head, pair, inside, norm, eps, cos_sin_row, HEAD_DIM: tl.constexpr):
+    """The heads `head` of a row of qkv after norm (where there is one) and rotation."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    first, second = load_halves(row, head, pair, inside, HEAD_DIM)
+    if norm is not None:
+        scale = tl.rsqrt(tl.sum(first * first + second * second, 1) / HEAD_DIM + eps)[:, None]
+        first_weight = tl.load(norm + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+        second_weight = tl.load(norm + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+        first = rounded(rounded(first * scale, row) * first_weight[None, :], row)
+        second = rounded(rounded(second * scale, row) * second_weight[None, :], row)
+    cos = tl.load(cos_sin_row + pair, mask=pair < HALF, other=0.0)[None, :]
+    sin = tl.load(cos_sin_row + HALF + pair, mask=pair < HALF, other=0.0)[None, :]
+    return rounded(first * cos - second * sin, row), rounded(second * cos + first * sin, row)
+
+
+@triton.jit
+def load_pairs(row, head, pair, inside, HEAD_DIM: tl.constexpr):
+    """The heads `head` of a row of qkv in float32: their even and their odd dimensions, two tiles [heads, pairs]."""
+    at = row + head[:, None] * HEAD_DIM + 2 * pair[None, :]
+    even = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    odd = tl.load(at + 1, mask=inside, other=0.0).to(tl.float32)
+    return even, odd
+
+
+@triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
+def rope_write_kv_kernel(
+    qkv, positions, slot_mapping, cos_sin, q_norm, k_norm, eps, q_out, k_cache, v_cache, scales,
+    k_block_stride, k_head_stride, k_dim_stride, k_token_stride,
+    v_block_stride, v_head_stride, v_token_stride, v_dim_stride,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr, PAIRS: tl.constexpr, K_LARGEST: tl.constexpr, V_LARGEST: tl.constexpr,
+):  # fmt: skip
+    """A program is one token and GROUP of its q heads, or GROUP of its k heads and the v heads beside them.
+
+    The second grid axis counts the groups of q heads, then those of k heads. PAIRS is the power of two from D/2 on.
+    A token whose slot is negative is padding: it gets a q like any other, and nothing is written to the cache.
+    With `scales` the cache holds codes up to K_LARGEST and V_LARGEST, values of uint8 two to a byte.
+    """
+    HALF: tl.constexpr = HEAD_DIM // 2
+    Q_GROUPS: tl.constexpr = (NUM_HEADS + GROUP - 1) // GROUP
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    row = qkv + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
+    cos_sin_row = cos_sin + tl.load(positions + token).to(tl.int64) * HEAD_DIM
+    pair = tl.arange(0, PAIRS)
+    if group < Q_GROUPS:
+        head = group * GROUP + tl.arange(0, GROUP)
+        inside = (head < NUM_HEADS)[:, None] & (pair < HALF)[None, :]
+        first, second = normed_and_rotated(row, head, pair, inside, q_norm, eps, cos_sin_row, HEAD_DIM)
+        to = q_out + token * (NUM_HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + pair[None, :]
+        tl.store(to, first.to(q_out.dtype.element_ty), mask=inside)
+        tl.store(to + HALF, second.to(q_out.dtype.element_ty), mask=inside)
+    else:
+        head = (group - Q_GROUPS) * GROUP + tl.arange(0, GROUP)
+        inside = (head < NUM_KV_HEADS)[:, None] & (pair < HALF)[None, :]
+        k_head, v_head = head + NUM_HEADS, head + (NUM_HEADS + NUM_KV_HEADS)
+        k_first, k_second = normed_and_rotated(row, k_head, pair, inside, k_norm, eps, cos_sin_row, HEAD_DIM)
+        slot = tl.load(slot_mapping + token).to(tl.int64)
+        block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+        num_written = tl.where(slot >= 0, NUM_KV_HEADS, 0)
+        writes = (head < num_written)[:, None] & (pair < HALF)[None, :]
+        k_to = k_cache + block * k_block_stride + offset * k_token_stride
+        k_to = k_to + head[:, None] * k_head_stride + pair[None, :] * k_dim_stride
+        v_to = v_cache + block * v_block_stride + offset * v_token_stride
+        v_to = v_to + head[:, None] * v_head_stride + pair[None, :] * v_dim_stride
+        if scales is None:
+            v_first, v_second = load_halves(row, v_head, pair, inside, HEAD_DIM)
+            k_first, k_second = k_first.to(k_cache.dtype.element_ty), k_second.to(k_cache.dtype.element_ty)
+            v_first, v_second = v_first.to(v_cache.dtype.element_ty), v_second.to(v_cache.dtype.element_ty)
+        else:
+            if v_cache.dtype.element_ty == tl.uint8:
+                v_first, v_second = load_pairs(row, v_head, pair, inside, HEAD_DIM)
+            else:
+                v_first, v_second = load_halves(row, v_head, pair, inside, HEAD_DIM)
+            k_scale, k_first, k_second = row_codes(k_first, k_second, k_cache.dtype.element_ty, K_LARGEST)
+            v_scale, v_first, v_second = row_codes(v_first, v_second, v_cache.dtype.element_ty, V_LARGEST)
+            scale_to = scales + ((block * NUM_KV_HEADS + head) * BLOCK_SIZE + offset) * 2
+            tl.store(scale_to, k_scale, mask=head < num_written)
+            tl.store(scale_to + 1, v_scale, mask=head < num_written)
+        tl.store(k_to, k_first, mask=writes)
+        tl.store(k_to + HALF * k_dim_stride, k_second, mask=writes)
+        tl.store(v_to, v_first, mask=writes)
+        if v_cache.dtype.element_ty != tl.uint8:
+            tl.store(v_to + HALF * v_dim_stride, v_second, mask=writes)
+
+
+# ------------------------------------------------------------------------------------------------------------ attention
 
 
 @triton.jit
@@ -57,44 +157,16 @@ def _joined(halves, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit(do_not_specialize_on_alignment=["parts"])
 def decode_kernel(
-    out,
-    q,
-    k_cache,
-    v_cache,
-    scales,
-    block_table,
-    parts,
-    cos_sin,
-    q_norm,
-    k_norm,
-    norm_eps,
-    partial_acc,
-    partial_max,
-    partial_sum,
-    num_arrived,
-    scale_log2,
-    table_stride,
-    k_stride_block,
-    k_stride_head,
-    k_stride_token,
-    k_stride_dim,
-    v_stride_block,
-    v_stride_head,
-    v_stride_token,
-    v_stride_dim,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_COLUMNS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    K_LARGEST: tl.constexpr,
-    V_LARGEST: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
-    """Program (part, key head), the heads of a part side by side. `parts` is a list of context_parts.py: part i has
+    out, q, k_cache, v_cache, scales, block_table, parts,
+    cos_sin, q_norm, k_norm, norm_eps,
+    partial_acc, partial_max, partial_sum, num_arrived, scale_log2, table_stride,
+    k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
+    v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    PRECISION: tl.constexpr, K_LARGEST: tl.constexpr, V_LARGEST: tl.constexpr, FORMAT: tl.constexpr,
+):  # fmt: skip
+    """Program (part, key head), the heads of a part side by side. `parts` is what `ContextParts` makes: part i has
     tokens `start` to `end` of the context of a request, whose new token is line `request` of q and out and whose blocks
     are in line `row` of the block table.
 
@@ -102,8 +174,8 @@ def decode_kernel(
     there are norms) and rotation happen here, and the program that has the end of the context caches the new key and
     value.
 
-    With `scales` the cache holds codes up to K_LARGEST and V_LARGEST in a FORMAT that is not `None`, and `scales`
-    points at pairs of float16, each taken as one int32.
+    With a FORMAT the cache holds codes up to K_LARGEST and V_LARGEST, and `scales` points at pairs of float16, each
+    taken as one int32.
     """
     head = tl.program_id(0) % NUM_KV_HEADS
     own_part = tl.program_id(0) // NUM_KV_HEADS
@@ -128,7 +200,10 @@ def decode_kernel(
     table = block_table + row.to(tl.int64) * table_stride
     largest = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_ROWS], tl.float32)
-    sums = no_parts(GROUP_ROWS, HEAD_COLUMNS, FORMAT)
+    if FORMAT is None:
+        sums = tl.zeros([GROUP_ROWS, HEAD_COLUMNS], tl.float32)
+    else:
+        sums = no_parts(GROUP_ROWS, HEAD_COLUMNS, FORMAT)
     if cos_sin is None:
         query = tl.load(q + q_offsets, mask=in_group[:, None] & in_head[None, :], other=0.0)
     else:
@@ -154,28 +229,22 @@ def decode_kernel(
             k_row = k_cache + head * k_stride_head + block * k_stride_block + end % BLOCK_SIZE * k_stride_token
             v_row = v_cache + head * v_stride_head + block * v_stride_block + end % BLOCK_SIZE * v_stride_token
             v_from = NUM_HEADS + NUM_KV_HEADS + head
-            if scales is None:
+            if FORMAT is None:
                 key = _joined((k_first, k_second), 1, HEAD_DIM).to(k_cache.dtype.element_ty)
                 value = tl.load(qkv + v_from * HEAD_DIM + dim[None, :]).to(v_cache.dtype.element_ty)
                 score = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)
-                sums = add_row(sums, value.to(tl.float32), HEAD_COLUMNS, FORMAT)
+                sums += value.to(tl.float32)
                 tl.store(v_row + dim[None, :] * v_stride_dim, value)
             else:
-                k_scale = row_scales(k_first, k_second, K_LARGEST)
+                k_scale, k_first, k_second = row_codes(k_first, k_second, k_cache.dtype.element_ty, K_LARGEST)
+                key = _joined((k_first, k_second), 1, HEAD_DIM)
                 even, odd = load_pairs(qkv, v_from + tl.arange(0, 1), pair_dim, all_pairs, HEAD_DIM)
-                v_scale = row_scales(even, odd, V_LARGEST)
-                k_type: tl.constexpr = k_cache.dtype.element_ty
-                k_halves = (codes(k_first, k_scale, k_type, K_LARGEST), codes(k_second, k_scale, k_type, K_LARGEST))
-                key = _joined(k_halves, 1, HEAD_DIM)
+                v_scale, even, odd = row_codes(even, odd, v_cache.dtype.element_ty, V_LARGEST)
                 if FORMAT == "int4":
-                    value = paired_codes(even, odd, v_scale, V_LARGEST)
-                    tl.store(v_row + pair_dim[None, :] * v_stride_dim, value)
-                    numbers = tl.interleave((value & 15).to(tl.float32) - 8.0, (value >> 4).to(tl.float32) - 8.0)
+                    tl.store(v_row + pair_dim[None, :] * v_stride_dim, even)
+                    numbers = tl.interleave((even & 15).to(tl.float32) - 8.0, (even >> 4).to(tl.float32) - 8.0)
                 else:
-                    v_type: tl.constexpr = v_cache.dtype.element_ty
-                    value = tl.interleave(
-                        codes(even, v_scale, v_type, V_LARGEST), codes(odd, v_scale, v_type, V_LARGEST)
-                    )
+                    value = tl.interleave(even, odd)
                     tl.store(v_row + dim[None, :] * v_stride_dim, value)
                     numbers = value.to(tl.float32)
                 numbers *= (v_scale.to(tl.float32) * V_LARGEST)[:, None]
@@ -190,7 +259,7 @@ def decode_kernel(
             tl.store(k_row + dim[None, :] * k_stride_dim, key)
             largest = score * scale_log2
             total += 1.0
-    if scales is not None:
+    if FORMAT is not None:
         query = query.to(NUMBER)
 
     whole_end = start + (end - start) // TILE * TILE
@@ -219,9 +288,10 @@ def decode_kernel(
         )  # fmt: skip
 
     out_mask = in_group[:, None] & in_head[None, :]
-    acc = whole(sums, FORMAT)
-    if scales is not None:
-        acc /= V_LARGEST
+    if FORMAT is None:
+        acc = sums
+    else:
+        acc = whole(sums, FORMAT) / V_LARGEST
     if num_parts == 1:
         tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=out_mask)
         return
@@ -252,26 +322,14 @@ def decode_kernel(
 
 @triton.jit
 def _take_tile(
-    parts,
-    largest,
-    total,
-    query,
-    keys,
-    values,
-    scales,
-    slots,
-    visible,
-    scale_log2,
-    MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    V_LARGEST: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
+    sums, largest, total, query, keys, values, scales, slots, visible, scale_log2,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr, V_LARGEST: tl.constexpr, FORMAT: tl.constexpr,
+):  # fmt: skip
     """Add a tile of keys [D, TILE] and values [TILE, D or words] to the running result; `scales` of `slots`, if any."""
-    if scales is not None:
-        keys = key_numbers(keys, query.dtype)
-    scores = tl.dot(query, keys, input_precision=PRECISION)
-    if scales is not None:
+    if FORMAT is None:
+        scores = tl.dot(query, keys, input_precision=PRECISION)
+    else:
+        scores = tl.dot(query, key_numbers(keys, query.dtype), input_precision=PRECISION)
         k_scales, v_scales = load_scales(scales, slots, slots >= 0 if MASKED else None)
         scores *= k_scales[None, :]
     if MASKED:
@@ -280,37 +338,22 @@ def _take_tile(
     shrink = tl.exp2(largest - new_largest)
     weights = tl.exp2(scores * scale_log2 - new_largest[:, None])
     total = total * shrink + tl.sum(weights, 1)
-    if scales is not None:
+    if FORMAT is None:
+        sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None], input_precision=PRECISION)
+    else:
         weights = (weights * (v_scales * V_LARGEST)[None, :]).to(query.dtype)
-    parts = add_values(parts, shrink, weights, values, FORMAT, PRECISION)
-    return parts, new_largest, total
+        sums = add_values(sums, shrink, weights, values, FORMAT, PRECISION)
+    return sums, new_largest, total
 
 
 @triton.jit
 def _load_tile(
-    table,
-    first,
-    end,
-    head,
-    k_cache,
-    v_cache,
-    k_stride_block,
-    k_stride_head,
-    k_stride_token,
-    k_stride_dim,
-    v_stride_block,
-    v_stride_head,
-    v_stride_token,
-    v_stride_dim,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_COLUMNS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    MASKED: tl.constexpr,
-    DESCRIBED: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
+    table, first, end, head, k_cache, v_cache,
+    k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
+    v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, MASKED: tl.constexpr, DESCRIBED: tl.constexpr, FORMAT: tl.constexpr,
+):  # fmt: skip
     """Keys [D, TILE] and values [TILE, D] of the tokens `first .. first + TILE - 1`; MASKED: some may lie past `end`.
 
     Beside them the slots of these tokens in the cache of all heads, -1 past the end. Values of a scaled FORMAT are
@@ -366,40 +409,14 @@ def _load_tile(
 
 @triton.jit(do_not_specialize_on_alignment=["rows", "query_start", "seq_lens", "tiles", "num_tiles"])
 def prefill_kernel(
-    out,
-    q,
-    k_cache,
-    v_cache,
-    scales,
-    block_table,
-    rows,
-    query_start,
-    seq_lens,
-    tiles,
-    num_tiles,
-    scale_log2,
-    table_stride,
-    k_stride_block,
-    k_stride_head,
-    k_stride_token,
-    k_stride_dim,
-    v_stride_block,
-    v_stride_head,
-    v_stride_token,
-    v_stride_dim,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_COLUMNS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    QUERY_ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    DESCRIBED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-    V_LARGEST: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
+    out, q, k_cache, v_cache, scales, block_table,
+    rows, query_start, seq_lens, tiles, num_tiles, scale_log2, table_stride,
+    k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
+    v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, QUERY_ROWS: tl.constexpr, TILE: tl.constexpr, DESCRIBED: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, V_LARGEST: tl.constexpr, FORMAT: tl.constexpr,
+):  # fmt: skip
     """Program (key head, tile), *num_tiles tiles. tiles[2 i] is a request, tiles[2 i + 1] its first new token in there.
 
     Row r of a tile is token r // GROUP and head r % GROUP of the group; a tile has QUERY_ROWS // GROUP tokens.
@@ -425,13 +442,16 @@ def prefill_kernel(
     q_mask = wanted[:, None] & (dim < HEAD_DIM)[None, :]
     query = tl.load(q + q_offsets, mask=q_mask, other=0.0)
     NUMBER: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
-    if scales is not None:
+    if FORMAT is not None:
         query = query.to(NUMBER)
 
     table = block_table + tl.load(rows + request).to(tl.int64) * table_stride
     largest = tl.full([QUERY_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([QUERY_ROWS], tl.float32)
-    parts = no_parts(QUERY_ROWS, HEAD_COLUMNS, FORMAT)
+    if FORMAT is None:
+        sums = tl.zeros([QUERY_ROWS, HEAD_COLUMNS], tl.float32)
+    else:
+        sums = no_parts(QUERY_ROWS, HEAD_COLUMNS, FORMAT)
     first_position = seq_len - num_new + first_token
     end = tl.minimum(first_position + tokens_per_tile, seq_len)
     num_seen_by_all = (first_position + 1) // TILE * TILE
@@ -442,8 +462,8 @@ def prefill_kernel(
             v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
             NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, DESCRIBED, FORMAT,
         )  # fmt: skip
-        parts, largest, total = _take_tile(
-            parts, largest, total, query, keys, values, scales, slots, None, scale_log2,
+        sums, largest, total = _take_tile(
+            sums, largest, total, query, keys, values, scales, slots, None, scale_log2,
             False, PRECISION, V_LARGEST, FORMAT,
         )  # fmt: skip
     for first in tl.range(num_seen_by_all, end, TILE, num_stages=1):
@@ -455,11 +475,12 @@ def prefill_kernel(
         )  # fmt: skip
         tokens = first + tl.arange(0, TILE)
         visible = tokens[None, :] <= positions[:, None]
-        parts, largest, total = _take_tile(
-            parts, largest, total, query, keys, values, scales, slots, visible, scale_log2,
+        sums, largest, total = _take_tile(
+            sums, largest, total, query, keys, values, scales, slots, visible, scale_log2,
             True, PRECISION, V_LARGEST, FORMAT,
         )  # fmt: skip
-    acc = whole(parts, FORMAT)
-    if scales is not None:
-        acc /= V_LARGEST
+    if FORMAT is None:
+        acc = sums
+    else:
+        acc = whole(sums, FORMAT) / V_LARGEST
     tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=q_mask)

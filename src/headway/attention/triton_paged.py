@@ -7,9 +7,9 @@ graph: its lists have room for the most there can be, and programs for what is n
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from headway.attention.base import AttentionBackend, AttentionBatch, HeadNorms, Heads
-from headway.attention.context_parts import ContextParts
+from headway.attention.base import NUM_PART_COLUMNS, AttentionBackend, AttentionBatch, HeadNorms, Heads
 from headway.attention.paged_kernels import decode_kernel, prefill_kernel
-from headway.attention.triton_shared import stages_that_fit
+from headway.attention.triton_device import num_processors, stages_that_fit
 from headway.errors import ConfigError
 from headway.kv.layer_cache import LayerKVCache
 
@@ -34,8 +33,13 @@ _PROGRAMS_PER_PROCESSOR = 3
 # Up to so many requests the decode kernel rotates and caches too. With more, doing that in each of its programs takes
 # longer than a launch (H200: 64 requests of a 0.6B model are 1% faster with it, 1 is 3% faster, 256 are 2% slower).
 MAX_FUSED_REQUESTS = 64
-# What the interpreter, which has no device, is to believe in.
-_PRETENDED_PROCESSORS = 4
+
+REQUEST, ROW, START, END, SEQ_LEN, FIRST_PART, NUM_PARTS = range(7)
+"""The columns of a part. The context's tokens from START to END are its own; FIRST_PART is where the list has the first
+of the NUM_PARTS of the same context."""
+_MAX_PARTS = 32  # of one context: one program adds them up
+# A context that is longer than a share by no more than this is not cut: adding parts up would cost more.
+_TOLERANCE = 0.15
 
 
 class TritonPagedAttention(AttentionBackend):
@@ -53,7 +57,8 @@ class TritonPagedAttention(AttentionBackend):
         self._head_dim = cache.head_dim
         self._group = num_heads // cache.num_kv_heads
         self._scale = _LOG2_E / math.sqrt(cache.head_dim)
-        self._format = cache.format
+        self._k_largest, self._v_largest = cache.format.keys.largest, cache.format.values.largest
+        self._format_name = cache.format.name if cache.format.is_scaled else None
         exact = cache.v.dtype == torch.float32
         # Of products in float32, which a cache of half precision never has, and a quantised one only for such queries.
         self._precision = "ieee" if exact or cache.format.is_scaled else "tf32"
@@ -71,10 +76,7 @@ class TritonPagedAttention(AttentionBackend):
         self._prefill_tile = 32 if self._descriptors is None else _DESCRIBED_TILE
         row_bytes, device = self._columns * cache.k.element_size(), cache.v.device
         self._decode_stages = stages_that_fit(
-            2,
-            2 * self._decode_tile * row_bytes,
-            device,
-            fixed_bytes=self._group_rows * row_bytes,
+            2, 2 * self._decode_tile * row_bytes, device, fixed_bytes=self._group_rows * row_bytes
         )
         self._prefill_stages = stages_that_fit(
             2 if self._wide else (4 if self._descriptors is None else 3),
@@ -82,7 +84,7 @@ class TritonPagedAttention(AttentionBackend):
             device,
             fixed_bytes=self._query_rows * row_bytes,
         )
-        num_programs = _PROGRAMS_PER_PROCESSOR * _num_processors(device)
+        num_programs = _PROGRAMS_PER_PROCESSOR * num_processors(device)
         self._parts = ContextParts(self._decode_tile, self._num_kv_heads, num_programs)
         num_partial = self._parts.most_of_cut_contexts * self._num_kv_heads
         rows = num_partial * self._group_rows
@@ -147,51 +149,26 @@ class TritonPagedAttention(AttentionBackend):
         return out.view(len(q), -1)
 
     def _decode(
-        self,
-        layer: int,
-        q: Tensor,
-        out: Tensor,
-        heads: Heads | None = None,
-        norms: HeadNorms | None = None,
+        self, layer: int, q: Tensor, out: Tensor, heads: Heads | None = None, norms: HeadNorms | None = None
     ) -> None:
         """With `heads`, q is the whole projection, to be rotated and cached in here."""
         batch, cache = self.batch, self.kv_caches[layer]
         k, v = cache.k, cache.v
         assert batch.parts is not None
         decode_kernel[(len(batch.parts) * self._num_kv_heads,)](
-            out,
-            q,
-            k,
-            v,
-            self._scales[layer],
-            batch.block_table,
-            batch.parts,
+            out, q, k, v, self._scales[layer], batch.block_table, batch.parts,
             None if heads is None else heads.cos_sin,
             None if norms is None else norms.q,
             None if norms is None else norms.k,
             0.0 if heads is None else heads.eps,
-            self._partial_acc,
-            self._partial_max,
-            self._partial_sum,
-            self._num_arrived,
-            self._scale,
-            batch.block_table.stride(0),
-            *(k.stride(0), k.stride(1), k.stride(3), k.stride(2)),
-            *v.stride(),
-            NUM_KV_HEADS=self._num_kv_heads,
-            GROUP=self._group,
-            GROUP_ROWS=self._group_rows,
-            HEAD_DIM=self._head_dim,
-            HEAD_COLUMNS=self._columns,
-            BLOCK_SIZE=cache.block_size,
-            TILE=self._decode_tile,
-            PRECISION=self._precision,
-            K_LARGEST=self._format.keys.largest,
-            V_LARGEST=self._format.values.largest,
-            FORMAT=self._format.name if self._format.is_scaled else None,
-            num_warps=self._decode_warps,
-            num_stages=self._decode_stages,
-        )
+            self._partial_acc, self._partial_max, self._partial_sum, self._num_arrived,
+            self._scale, batch.block_table.stride(0),
+            k.stride(0), k.stride(1), k.stride(3), k.stride(2), *v.stride(),
+            NUM_KV_HEADS=self._num_kv_heads, GROUP=self._group, GROUP_ROWS=self._group_rows,
+            HEAD_DIM=self._head_dim, HEAD_COLUMNS=self._columns, BLOCK_SIZE=cache.block_size, TILE=self._decode_tile,
+            PRECISION=self._precision, K_LARGEST=self._k_largest, V_LARGEST=self._v_largest, FORMAT=self._format_name,
+            num_warps=self._decode_warps, num_stages=self._decode_stages,
+        )  # fmt: skip
 
     def _prefill(self, layer: int, q: Tensor, out: Tensor) -> None:
         batch, cache = self.batch, self.kv_caches[layer]
@@ -200,35 +177,15 @@ class TritonPagedAttention(AttentionBackend):
         described = self._descriptors is not None
         k_source, v_source = (k, v) if self._descriptors is None else self._descriptors[layer]
         prefill_kernel[(self._num_kv_heads, len(batch.tiles))](
-            out,
-            q,
-            k_source,
-            v_source,
-            self._scales[layer],
-            batch.block_table,
-            batch.rows,
-            batch.query_start,
-            batch.seq_lens,
-            batch.tiles,
-            self._num_tiles,
-            self._scale,
-            batch.block_table.stride(0),
-            *(k.stride(0), k.stride(1), k.stride(3), k.stride(2)),
-            *v.stride(),
-            NUM_KV_HEADS=self._num_kv_heads,
-            GROUP=self._group,
-            HEAD_DIM=self._head_dim,
-            HEAD_COLUMNS=self._columns,
-            BLOCK_SIZE=cache.block_size,
-            QUERY_ROWS=self._query_rows,
-            TILE=self._prefill_tile,
-            DESCRIBED=described,
-            PRECISION=self._precision,
-            STAGES=self._prefill_stages,
-            V_LARGEST=self._format.values.largest,
-            FORMAT=self._format.name if self._format.is_scaled else None,
+            out, q, k_source, v_source, self._scales[layer], batch.block_table,
+            batch.rows, batch.query_start, batch.seq_lens, batch.tiles, self._num_tiles,
+            self._scale, batch.block_table.stride(0),
+            k.stride(0), k.stride(1), k.stride(3), k.stride(2), *v.stride(),
+            NUM_KV_HEADS=self._num_kv_heads, GROUP=self._group, HEAD_DIM=self._head_dim, HEAD_COLUMNS=self._columns,
+            BLOCK_SIZE=cache.block_size, QUERY_ROWS=self._query_rows, TILE=self._prefill_tile, DESCRIBED=described,
+            PRECISION=self._precision, STAGES=self._prefill_stages, V_LARGEST=self._v_largest, FORMAT=self._format_name,
             num_warps=4,
-        )
+        )  # fmt: skip
 
 
 def _describe(kv_caches: Sequence[LayerKVCache]) -> list[tuple[TensorDescriptor, TensorDescriptor]] | None:
@@ -247,8 +204,55 @@ def _describe(kv_caches: Sequence[LayerKVCache]) -> list[tuple[TensorDescriptor,
     return [(described(layer.k.transpose(2, 3)), described(layer.v)) for layer in kv_caches]
 
 
-@functools.cache
-def _num_processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _PRETENDED_PROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count
+@dataclass(frozen=True)
+class ContextParts:
+    """How the contexts of requests with one new token are divided among the programs of a device.
+
+    Decoding reads each context once, so a step takes as long as the busiest part of the device. Contexts differ a lot:
+    one of 6,000 tokens beside a hundred of 500 would keep a single program busy long after all others are done. A
+    program's share is therefore measured by the whole step: contexts that are much longer than it are cut into parts of
+    about that size, each for a program of its own, and the others are one part each.
+
+    The device takes about `num_programs` programs, each of which reads tiles of `tile` tokens for one of `num_heads`
+    heads.
+    """
+
+    tile: int
+    num_heads: int
+    num_programs: int
+
+    def of(self, seq_lens: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """[num_parts, NUM_PART_COLUMNS] for requests 0, 1, … with these contexts in these lines of the block table.
+
+        Long contexts come first: those that are cut are in front, and whatever takes longest begins early. A context
+        of no tokens has no part.
+        """
+        order = np.argsort(-seq_lens, kind="stable")
+        lengths = seq_lens[order]
+        num_tiles = -(-lengths // self.tile)
+        share = max(-(-int(num_tiles.sum()) * self.num_heads // self.num_programs), 1)
+        num_parts = np.clip(np.ceil(num_tiles / share - _TOLERANCE), 1, _MAX_PARTS).astype(np.int64)
+        tiles_per_part = -(-num_tiles // num_parts)
+        num_parts = -(-num_tiles // np.maximum(tiles_per_part, 1))
+        first = np.cumsum(num_parts) - num_parts
+        context = np.repeat(np.arange(len(order)), num_parts)
+        part_tokens = tiles_per_part[context] * self.tile
+        start = (np.arange(len(context)) - first[context]) * part_tokens
+        parts = np.zeros((len(context), NUM_PART_COLUMNS), dtype=np.int32)
+        parts[:, REQUEST] = order[context]
+        parts[:, ROW] = rows[order][context]
+        parts[:, START] = start
+        parts[:, END] = np.minimum(start + part_tokens, lengths[context])
+        parts[:, SEQ_LEN] = lengths[context]
+        parts[:, FIRST_PART] = first[context]
+        parts[:, NUM_PARTS] = num_parts[context]
+        return parts
+
+    def most(self, num_requests: int) -> int:
+        """No more parts than this come of so many requests."""
+        return num_requests + self.num_programs // self.num_heads
+
+    @property
+    def most_of_cut_contexts(self) -> int:
+        """And no more than this are parts of contexts that are cut: they are half as long as a share, at least."""
+        return 2 * self.num_programs // self.num_heads + 1

@@ -80,7 +80,26 @@ _PARTS_OF_INT4 = tl.constexpr("""{
 
 
 @triton.jit
-def row_scales(first: tl.tensor, second: tl.tensor, LARGEST: tl.constexpr) -> tl.tensor:
+def row_codes(first: tl.tensor, second: tl.tensor, dtype: tl.constexpr, LARGEST: tl.constexpr):
+    """The scales [rows] of float32 rows whose two parts are [rows, columns], and the codes of these parts.
+
+    In a cache of uint8 the two share bytes: the parts are the even and the odd dimensions, and both results are these
+    bytes.
+    """
+    scales = _row_scales(first, second, LARGEST)
+    if dtype == tl.uint8:
+        low = _rounded_levels(first, scales, LARGEST).to(tl.int32) + 8
+        high = _rounded_levels(second, scales, LARGEST).to(tl.int32) + 8
+        first_codes = (low | (high << 4)).to(tl.uint8)
+        second_codes = first_codes
+    else:
+        first_codes = _codes(first, scales, dtype, LARGEST)
+        second_codes = _codes(second, scales, dtype, LARGEST)
+    return scales, first_codes, second_codes
+
+
+@triton.jit
+def _row_scales(first: tl.tensor, second: tl.tensor, LARGEST: tl.constexpr) -> tl.tensor:
     """float16 [rows]: the scales of float32 rows of which these are the two parts, each [rows, columns]."""
     largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
     RECIPROCAL: tl.constexpr = 1.0 / LARGEST
@@ -102,7 +121,7 @@ def _rounded_levels(x: tl.tensor, scales: tl.tensor, LARGEST: tl.constexpr) -> t
 
 
 @triton.jit
-def codes(x: tl.tensor, scales: tl.tensor, dtype: tl.constexpr, LARGEST: tl.constexpr) -> tl.tensor:
+def _codes(x: tl.tensor, scales: tl.tensor, dtype: tl.constexpr, LARGEST: tl.constexpr) -> tl.tensor:
     """The codes of x [rows, columns] as elements of a cache of `dtype`: int8 or float8e4nv."""
     if dtype == tl.int8:
         stored = _rounded_levels(x, scales, LARGEST).to(tl.int8)
@@ -117,14 +136,6 @@ def codes(x: tl.tensor, scales: tl.tensor, dtype: tl.constexpr, LARGEST: tl.cons
         code = tl.where(magnitude < 0.015625, subnormal, normal) | sign
         stored = code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
     return stored
-
-
-@triton.jit
-def paired_codes(even: tl.tensor, odd: tl.tensor, scales: tl.tensor, LARGEST: tl.constexpr) -> tl.tensor:
-    """4-bit codes of the even and the odd dimensions, two to a byte."""
-    low = _rounded_levels(even, scales, LARGEST).to(tl.int32) + 8
-    high = _rounded_levels(odd, scales, LARGEST).to(tl.int32) + 8
-    return (low | (high << 4)).to(tl.uint8)
 
 
 @triton.jit
@@ -189,61 +200,51 @@ def value_parts(words, format: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def no_parts(ROWS: tl.constexpr, COLUMNS: tl.constexpr, FORMAT: tl.constexpr):
-    """Zeros [ROWS, COLUMNS] in parts: 4, 2, or, of a plain format, the whole."""
+    """Zeros [ROWS, COLUMNS] in 4 or 2 parts."""
     if FORMAT == "int4":
         zero = tl.zeros([ROWS, COLUMNS // 4], tl.float32)
         parts = (zero, zero, zero, zero)
-    elif FORMAT is None:
-        parts = (tl.zeros([ROWS, COLUMNS], tl.float32),)
     else:
         zero = tl.zeros([ROWS, COLUMNS // 2], tl.float32)
         parts = (zero, zero)
     return parts
 
 
-# No early returns from here on: what follows one is compiled all the same, and a plain format has but one part.
+# No early returns from here on: what follows one is compiled all the same, and only 4-bit values have four parts.
 
 
 @triton.jit
 def add_row(parts, row, COLUMNS: tl.constexpr, FORMAT: tl.constexpr):
     """Parts of [ROWS, COLUMNS] plus one row [1, COLUMNS]."""
-    if FORMAT is None:
-        added = (parts[0] + row,)
+    even, odd = tl.split(tl.reshape(row, (1, COLUMNS // 2, 2)))
+    if FORMAT == "int4":
+        first, third = tl.split(tl.reshape(even, (1, COLUMNS // 4, 2)))
+        second, fourth = tl.split(tl.reshape(odd, (1, COLUMNS // 4, 2)))
+        added = (parts[0] + first, parts[1] + second, parts[2] + third, parts[3] + fourth)
     else:
-        even, odd = tl.split(tl.reshape(row, (1, COLUMNS // 2, 2)))
-        if FORMAT == "int4":
-            first, third = tl.split(tl.reshape(even, (1, COLUMNS // 4, 2)))
-            second, fourth = tl.split(tl.reshape(odd, (1, COLUMNS // 4, 2)))
-            added = (parts[0] + first, parts[1] + second, parts[2] + third, parts[3] + fourth)
-        else:
-            added = (parts[0] + even, parts[1] + odd)
+        added = (parts[0] + even, parts[1] + odd)
     return added
 
 
 @triton.jit
-def add_values(parts, shrink, weights, values, FORMAT: tl.constexpr, PRECISION: tl.constexpr):
-    """parts * shrink + weights · values; the values of a scaled format are words, and weights in their numbers."""
-    if FORMAT is None:
-        added = (tl.dot(weights.to(values.dtype), values, parts[0] * shrink[:, None], input_precision=PRECISION),)
+def add_values(parts, shrink, weights, words, FORMAT: tl.constexpr, PRECISION: tl.constexpr):
+    """parts * shrink + weights · values, which come as words; weights are in their numbers."""
+    values = value_parts(words, FORMAT, weights.dtype)
+    first = tl.dot(weights, values[0], parts[0] * shrink[:, None], input_precision=PRECISION)
+    second = tl.dot(weights, values[1], parts[1] * shrink[:, None], input_precision=PRECISION)
+    if FORMAT == "int4":
+        third = tl.dot(weights, values[2], parts[2] * shrink[:, None], input_precision=PRECISION)
+        fourth = tl.dot(weights, values[3], parts[3] * shrink[:, None], input_precision=PRECISION)
+        added = (first, second, third, fourth)
     else:
-        codes = value_parts(values, FORMAT, weights.dtype)
-        first = tl.dot(weights, codes[0], parts[0] * shrink[:, None], input_precision=PRECISION)
-        second = tl.dot(weights, codes[1], parts[1] * shrink[:, None], input_precision=PRECISION)
-        if FORMAT == "int4":
-            third = tl.dot(weights, codes[2], parts[2] * shrink[:, None], input_precision=PRECISION)
-            fourth = tl.dot(weights, codes[3], parts[3] * shrink[:, None], input_precision=PRECISION)
-            added = (first, second, third, fourth)
-        else:
-            added = (first, second)
+        added = (first, second)
     return added
 
 
 @triton.jit
 def whole(parts, FORMAT: tl.constexpr):
     """[ROWS, COLUMNS], with all dimensions in their order."""
-    if FORMAT is None:
-        joined = parts[0]
-    elif FORMAT == "int4":
+    if FORMAT == "int4":
         joined = tl.interleave(tl.interleave(parts[0], parts[2]), tl.interleave(parts[1], parts[3]))
     else:
         joined = tl.interleave(parts[0], parts[1])

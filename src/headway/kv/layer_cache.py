@@ -18,7 +18,6 @@ block_table[r, i // block_size] at offset i % block_size. `Ops.rope_write_kv` fi
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 from dataclasses import dataclass
@@ -28,13 +27,8 @@ import torch
 from torch import Tensor
 
 from headway.kv.kv_format import SCALE_DTYPE, KVFormat
-from headway.native.lib import check
 
 _PAGE_BYTES = 4096
-
-# The values of `enum hw_kv_numbers` in csrc/headway.h.
-KEY_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
-VALUE_NUMBERS = {**KEY_NUMBERS, torch.uint8: 4}
 
 
 @dataclass(frozen=True)
@@ -139,35 +133,3 @@ def _untouched_zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torc
     memory = np.zeros(num_bytes + _PAGE_BYTES, dtype=np.uint8)  # torch.zeros would write every page
     start = -memory.ctypes.data % _PAGE_BYTES
     return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(shape).to(device)
-
-
-class NativeKVCache(ctypes.Structure):
-    """`hw_kv_cache` of csrc/headway.h. It keeps no tensor alive."""
-
-    _fields_ = (
-        ("k", ctypes.c_void_p),
-        ("v", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("k_numbers", ctypes.c_int32),
-        ("v_numbers", ctypes.c_int32),
-    )
-
-    @staticmethod
-    def of(cache: LayerKVCache) -> NativeKVCache:
-        """The addresses of one layer's tensors; ValueError for what the kernels cannot read."""
-        k, v, scales = cache.k, cache.v, cache.scales
-        key_dtype = k.dtype if k.dtype in KEY_NUMBERS else torch.float32
-        value_dtype = torch.uint8 if key_dtype is torch.int8 and v.dtype is torch.uint8 else key_dtype
-        check(k, key_dtype, "the key cache (within a block transposed, not token_major)")
-        check(v, value_dtype, "the value cache")
-        if (scales is not None) != (key_dtype.itemsize == 1):
-            raise ValueError(f"a cache of {key_dtype} {'has no' if scales is None else 'takes no'} scales")
-        if scales is not None:
-            check(scales, torch.float16, "the cache's scales")
-        return NativeKVCache(
-            k.data_ptr(),
-            v.data_ptr(),
-            None if scales is None else scales.data_ptr(),
-            KEY_NUMBERS[key_dtype],
-            VALUE_NUMBERS[value_dtype],
-        )

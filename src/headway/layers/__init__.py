@@ -103,7 +103,7 @@ def linear_factory(quantization: str, *, kernels: str, device: torch.device | st
 
         return Float32Linear
     if kernels == "triton":
-        from headway.layers.triton_linear import TritonLinear
+        from headway.layers.triton_ops import TritonLinear
 
         return TritonLinear
     return TorchLinear

@@ -3,7 +3,7 @@ becomes.
 
     kind             weight                           module
     TorchLinear      as it is, any device and dtype   here
-    TritonLinear     as it is, on CUDA                triton_linear.py
+    TritonLinear     as it is, on CUDA                triton_ops.py
     Float32Linear    packed for the CPU kernels       packed_linear.py
     Int8Linear       quantised for the CPU kernels    packed_linear.py
 

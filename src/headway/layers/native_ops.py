@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from headway.attention.base import HeadNorms, Heads
-from headway.kv.layer_cache import LayerKVCache, NativeKVCache
+from headway.attention.cpu import NativeKVCache
+from headway.kv.layer_cache import LayerKVCache
 from headway.layers.linear import Delta
 from headway.layers.ops import Ops
 from headway.native.lib import MAX_HEAD_DIM, NativeLibrary, check, load

@@ -1,4 +1,4 @@
-"""The vocabulary a decoder is written in, beside `Linear` and attention. An implementation decides where and how.
+"""The vocabulary a decoder is written in, beside `Linear` and attention: `Ops`, and the kinds of `Mlp` made of them.
 
 `TorchOps` runs on any device and float dtype, `NativeOps` on the CPU in float32, `TritonOps` on CUDA. All tensors of
 one call live on one device. A row's result never depends on the values of other rows. `residual` and `delta` are those
@@ -8,6 +8,8 @@ of `layers/linear.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -62,3 +64,32 @@ class Ops(ABC):
         x = self.norm(residual, delta, weight, eps)
         activated = gate_up.swiglu(x)
         return self.silu_mul(gate_up(x)) if activated is None else activated
+
+
+class Mlp(Protocol):
+    """A layer's MLP, with the norm before it and the sum behind it."""
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """All of its weights."""
+        ...
+
+    def add_to(self, residual: Tensor, delta: Delta, *, ops: Ops, norm: Tensor, eps: float, next_norm: Tensor) -> Delta:
+        """residual += delta, then += mlp(norm(residual)), IN PLACE or left to the next norm: see `Linear.add_to`."""
+        ...
+
+
+@dataclass(frozen=True)
+class DenseMlp:
+    """down(swiglu(gate_up(x))); gate and up are one projection."""
+
+    gate_up: Linear
+    down: Linear
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self.gate_up, self.down
+
+    def add_to(self, residual: Tensor, delta: Delta, *, ops: Ops, norm: Tensor, eps: float, next_norm: Tensor) -> Delta:
+        activated = ops.norm_swiglu(residual, delta, norm, eps, self.gate_up)
+        return self.down.add_to(residual, activated, next_norm=next_norm)

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headway.attention.triton_shared import stages_that_fit
+from headway.attention.triton_device import stages_that_fit
 from headway.layers.linear import ScaledRows
 
 MAX_SPLIT_ROWS = 64
@@ -247,21 +247,6 @@ def swiglu_kernel(
         value += tl.load(bias + N + n, mask=n_mask, other=0.0).to(tl.float32)[None, :]
     result = gate * tl.sigmoid(gate) * value
     tl.store(out + m[:, None] * N + n[None, :], result.to(out.dtype.element_ty), mask=m_mask[:, None] & n_mask[None, :])
-
-
-def supports_one_row(x: Tensor, weight: Tensor) -> bool:
-    """Whether `one_row` is the better choice for x [rows, in] and weight [out, in]."""
-    return len(x) == 1 and weight.dtype.itemsize == 2
-
-
-def supports_split(x: Tensor, weight: Tensor) -> bool:
-    """Whether `split_add` is the better choice for x [rows, in] and weight [out, in]."""
-    return len(x) <= MAX_SPLIT_ROWS and weight.shape[0] <= MAX_SPLIT_OUTPUTS and weight.dtype.itemsize == 2
-
-
-def supports_swiglu(x: Tensor, weight: Tensor) -> bool:
-    """Whether `swiglu` is the better choice for x [rows, in] and weight [2 out, in]."""
-    return len(x) <= MAX_SPLIT_ROWS and weight.dtype.itemsize == 2
 
 
 def one_row(

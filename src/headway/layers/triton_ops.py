@@ -1,4 +1,4 @@
-"""`Ops` on CUDA: row-wise work in our own Triton kernels. Linear layers come as `TritonLinear`.
+"""`Ops` and `Linear` on CUDA: row-wise work in our own Triton kernels, matmuls by cuBLAS or, for few rows, fused ones.
 
 float32, float16 and bfloat16. Nothing waits for the device, and nothing is compiled anew because a step has another
 number of tokens. A slot below zero marks a padding token, whose key and value are written nowhere; its position must be
@@ -18,9 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from headway.attention.base import HeadNorms, Heads
-from headway.attention.triton_shared import rope_write_kv_kernel, rounded
+from headway.attention.paged_kernels import rope_write_kv_kernel, rounded
 from headway.kv.layer_cache import LayerKVCache
-from headway.layers.linear import Delta, ScaledRows
+from headway.layers import skinny_gemm
+from headway.layers.linear import Delta, ScaledRows, TorchLinear
 from headway.layers.ops import Ops
 
 _SILU_BLOCK = 1024
@@ -110,29 +111,14 @@ class TritonOps(Ops):
         group = max(1, _ROPE_TILE // pairs)
         grid = (tokens, triton.cdiv(heads.num_heads, group) + triton.cdiv(heads.num_kv_heads, group))
         rope_write_kv_kernel[grid](
-            qkv,
-            positions,
-            slot_mapping,
-            heads.cos_sin,
+            qkv, positions, slot_mapping, heads.cos_sin,
             None if norms is None else norms.q,
             None if norms is None else norms.k,
-            heads.eps,
-            q,
-            kv.k,
-            kv.v,
-            kv.scales,
-            *kv.k.stride(),
-            *kv.v.stride(),
-            NUM_HEADS=heads.num_heads,
-            NUM_KV_HEADS=heads.num_kv_heads,
-            HEAD_DIM=heads.head_dim,
-            BLOCK_SIZE=kv.block_size,
-            GROUP=group,
-            PAIRS=pairs,
-            K_LARGEST=kv.format.keys.largest,
-            V_LARGEST=kv.format.values.largest,
-            num_warps=1,
-        )
+            heads.eps, q, kv.k, kv.v, kv.scales, *kv.k.stride(), *kv.v.stride(),
+            NUM_HEADS=heads.num_heads, NUM_KV_HEADS=heads.num_kv_heads, HEAD_DIM=heads.head_dim,
+            BLOCK_SIZE=kv.block_size, GROUP=group, PAIRS=pairs,
+            K_LARGEST=kv.format.keys.largest, V_LARGEST=kv.format.values.largest, num_warps=1,
+        )  # fmt: skip
         return q
 
 
@@ -141,3 +127,57 @@ def _contiguous(tensor: Tensor, name: str) -> Tensor:
     if not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous, not of strides {tuple(tensor.stride())}")
     return tensor
+
+
+class TritonLinear(TorchLinear):
+    """With `skinny`, few rows of half precision go to the fused matmuls of `skinny_gemm`, all others to cuBLAS.
+
+    `add_to` accumulates into the residual inside the matmul, so between layers nothing is left to add.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, skinny: bool = True) -> None:
+        super().__init__(weight, bias)
+        self._skinny = skinny and weight.dtype.itemsize == 2
+        self._splits = self._skinny and self.out_features <= skinny_gemm.MAX_SPLIT_OUTPUTS
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        if self._is_one_row(x):
+            return skinny_gemm.one_row(x, self.weight, self.bias, out=out)
+        if out is None:
+            return F.linear(x, self.weight, self.bias)
+        if self.bias is None:
+            return torch.mm(x, self.weight.t(), out=out)
+        return torch.addmm(self.bias, x, self.weight.t(), out=out)
+
+    def add_to(self, residual: Tensor, x: Tensor, *, next_norm: Tensor) -> Delta:
+        if self._is_one_row(x):
+            skinny_gemm.one_row(x, self.weight, self.bias, residual=residual)
+            return None
+        if self._splits and len(x) <= skinny_gemm.MAX_SPLIT_ROWS:
+            return skinny_gemm.split_add(x, self.weight, self.bias, residual, next_norm)
+        if self.bias is not None:
+            residual.add_(self.bias)
+        residual.addmm_(x, self.weight.t())
+        return None
+
+    def norm_linear(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
+        if delta is None and self._is_one_row(residual):
+            return skinny_gemm.one_row(residual, self.weight, self.bias, norm=norm, eps=eps)
+        if isinstance(delta, ScaledRows):
+            return skinny_gemm.scaled_linear(delta, self.weight, self.bias, eps)
+        return None
+
+    def norm_swiglu(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
+        if delta is None and self._is_one_row(residual):
+            return skinny_gemm.one_row(residual, self.weight, self.bias, norm=norm, eps=eps, swiglu=True)
+        if isinstance(delta, ScaledRows):
+            return skinny_gemm.swiglu(delta.values, self.weight, self.bias, squares=delta.squares, eps=eps)
+        return None
+
+    def swiglu(self, x: Tensor) -> Tensor | None:
+        if self._skinny and len(x) <= skinny_gemm.MAX_SPLIT_ROWS:
+            return skinny_gemm.swiglu(x, self.weight, self.bias)
+        return None
+
+    def _is_one_row(self, x: Tensor) -> bool:
+        return self._skinny and len(x) == 1

@@ -20,8 +20,7 @@ from headway.attention.base import HeadNorms, Heads
 from headway.errors import ConfigError, CorruptModelError, MissingTensorError, OutOfMemoryError, TensorShapeError
 from headway.layers import LinearFactory, create_ops, linear_factory
 from headway.layers.linear import Linear
-from headway.layers.mlp import DenseMlp
-from headway.layers.ops import Ops
+from headway.layers.ops import DenseMlp, Ops
 from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder, DecoderLayer
 from headway.models.decoder_config import DecoderConfig

@@ -21,8 +21,7 @@ from torch import Tensor
 from headway.attention.base import AttentionBackend, HeadNorms, Heads
 from headway.errors import UnsupportedModelError
 from headway.layers.linear import Delta, Linear
-from headway.layers.mlp import Mlp
-from headway.layers.ops import Ops
+from headway.layers.ops import Mlp, Ops
 from headway.models.decoder_config import DecoderConfig
 
 

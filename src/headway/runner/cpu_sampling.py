@@ -16,19 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.native.lib import NativeLibrary, sample_tokens
+from headway.runner.logit_edits import ONE_OUTPUT, LogitEntries, StepEdits, seen_tokens
 from headway.runner.sampler import (
     LOGIT_IS_INFINITE,
     LOGIT_IS_NAN,
     NOTHING_LEFT,
-    ONE_OUTPUT,
     PENALTIES,
     RANDOM,
     Int32Array,
     Int64Array,
-    LogitEntries,
     SamplingRows,
     Seat,
-    seen_tokens,
 )
 
 Float32Array = NDArray[np.float32]
@@ -60,20 +58,13 @@ class CpuSampling:
         return logits[:num_lines].float().cpu()
 
     def edit(
-        self,
-        logits: Tensor,
-        rows: Int64Array,
-        positions: Int64Array,
-        *,
-        entries: LogitEntries | None,
-        penalised: bool,
-        keep_logits: bool,
+        self, logits: Tensor, rows: Int64Array, positions: Int64Array, edits: StepEdits, *, keep_logits: bool
     ) -> Tensor:
-        """Edits and penalties, in place unless the logits are to be kept."""
+        """All edits, in place unless the logits are to be kept."""
         edited = logits.clone() if keep_logits else logits
-        if entries is not None:
-            self._edit(edited.numpy(), rows, positions, entries)
-        if penalised:
+        if edits.entries is not None:
+            self._edit(edited.numpy(), rows, positions, edits.entries)
+        if edits.penalised:
             self._penalise(edited.numpy(), rows)
         return edited
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.attention import DividesWork
-from headway.attention.context_parts import NO_REQUEST, NUM_COLUMNS
+from headway.attention.base import NO_REQUEST, NUM_PART_COLUMNS
 from headway.runner.rows import StepRows
 from headway.runner.sampler import Int32Array, Seat
 
@@ -36,8 +36,8 @@ _COLUMNS = ("counts", "rows", "query_start", "seq_lens", "sample_index", "sample
 _ALIGNMENT = 64  # columns start at multiples of 256 bytes
 _TILE = 1024
 _ENTRIES_TILE = 256
-_NO_PARTS: NDArray[np.int32] = np.zeros((0, NUM_COLUMNS), dtype=np.int32)
-_NO_TILES: NDArray[np.int32] = np.zeros((0, 2), dtype=np.int32)
+_NO_PARTS: Int32Array = np.zeros((0, NUM_PART_COLUMNS), dtype=np.int32)
+_NO_TILES: Int32Array = np.zeros((0, 2), dtype=np.int32)
 # Host copies of a step's array. Two steps may be in flight, and a third is being written.
 _NUM_STAGES = 3
 
@@ -81,7 +81,7 @@ class DeviceRows:
         self._division = division
         self._parts_start = self._column_size * len(_COLUMNS)
         max_parts = 0 if division is None else division.max_parts(max_num_seqs)
-        self._tiles_start = self._parts_start + NUM_COLUMNS * max_parts
+        self._tiles_start = self._parts_start + NUM_PART_COLUMNS * max_parts
         # A tile has at least one token, one may be partly empty for each request; blocks are added with tokens.
         self._blocks_start = self._tiles_start + 2 * (max_num_tokens + max_num_seqs)
         capacity = self._blocks_start + 3 * (max_num_tokens // block_size + 2 * max_num_seqs)
@@ -98,13 +98,9 @@ class DeviceRows:
         starts = np.concatenate([[0], np.cumsum(lengths)])
         tokens = [part for r in requests for part in (r.prompt_token_ids, r.output_token_ids) if part]
         sent = _send(torch.from_numpy(np.concatenate([starts, rows, *tokens]).astype(np.int32)), self.device)
+        tokens_sent, rows_sent = sent[len(starts) + len(rows) :], sent[len(starts) :]
         seat_kernel[(len(requests), -(-max(lengths) // _TILE))](
-            self.token_rows,
-            self.token_rows.stride(0),
-            sent[len(starts) + len(rows) :],
-            sent,
-            sent[len(starts) :],
-            BLOCK=_TILE,
+            self.token_rows, self.token_rows.stride(0), tokens_sent, sent, rows_sent, BLOCK=_TILE
         )
         if len(blocks):
             self._append_blocks(_send(torch.from_numpy(blocks), self.device), len(blocks))
@@ -137,8 +133,10 @@ class DeviceRows:
         self.slots.fill_(-1)
 
     def parts(self, num_parts: int) -> Tensor:
-        """[num_parts, NUM_COLUMNS], of the step that was staged last; behind its own there is NO_REQUEST."""
-        return self._staged[self._parts_start : self._parts_start + NUM_COLUMNS * num_parts].view(-1, NUM_COLUMNS)
+        """[num_parts, NUM_PART_COLUMNS], of the step that was staged last; behind its own there is NO_REQUEST."""
+        return self._staged[self._parts_start : self._parts_start + NUM_PART_COLUMNS * num_parts].view(
+            -1, NUM_PART_COLUMNS
+        )
 
     def tiles(self, num_tiles: int) -> Tensor:
         """[num_tiles, 2], of the step that was staged last."""
@@ -147,30 +145,15 @@ class DeviceRows:
     def gather(self, num_requests: int, max_query_len: int) -> None:
         """Read ids, positions and slots of the staged step from the rows. Both numbers are limits."""
         block = next(size for size in (16, 256, _TILE) if size >= min(max_query_len, _TILE))
+        columns = self.columns
         gather_kernel[(num_requests, -(-max_query_len // block))](
-            self.token_ids,
-            self.positions,
-            self.slots,
-            self.columns["counts"],
-            self.token_rows,
-            self.token_rows.stride(0),
-            self.block_table,
-            self.block_table.stride(0),
-            self.columns["rows"],
-            self.columns["query_start"],
-            self.columns["seq_lens"],
-            BLOCK_SIZE=self.block_size,
-            BLOCK=block,
-        )
+            self.token_ids, self.positions, self.slots, columns["counts"],
+            self.token_rows, self.token_rows.stride(0), self.block_table, self.block_table.stride(0),
+            columns["rows"], columns["query_start"], columns["seq_lens"], BLOCK_SIZE=self.block_size, BLOCK=block,
+        )  # fmt: skip
 
     def _write(
-        self,
-        array: NDArray[np.int32],
-        step: StepRows,
-        parts: NDArray[np.int32],
-        tiles: NDArray[np.int32],
-        *,
-        num_padded_tokens: int,
+        self, array: Int32Array, step: StepRows, parts: Int32Array, tiles: Int32Array, *, num_padded_tokens: int
     ) -> int:
         """Counts, columns, parts and tiles; returns where they end."""
         start, num_requests = self._start, step.num_requests
@@ -206,7 +189,7 @@ def _send(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def _put(array: NDArray[np.int32], start: int, values: Sequence[int] | NDArray[np.integer]) -> int:
+def _put(array: Int32Array, start: int, values: Sequence[int] | NDArray[np.integer]) -> int:
     """Write values from a place on; returns where they end."""
     end = start + len(values)
     array[start:end] = values
@@ -218,7 +201,7 @@ class _HostBuffer:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.tensor = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self.array: NDArray[np.int32] = self.tensor.numpy()
+        self.array: Int32Array = self.tensor.numpy()
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels
@@ -249,20 +232,9 @@ def append_blocks_kernel(block_table, table_stride, entries, num_entries, BLOCK:
 
 @triton.jit(do_not_specialize=["row_stride", "table_stride"], do_not_specialize_on_alignment=["num_requests"])
 def gather_kernel(
-    token_ids,
-    positions,
-    slots,
-    num_requests,
-    token_rows,
-    row_stride,
-    block_table,
-    table_stride,
-    rows,
-    query_start,
-    seq_lens,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    token_ids, positions, slots, num_requests, token_rows, row_stride, block_table, table_stride,
+    rows, query_start, seq_lens, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Program (request, tile): ids, positions and slots of the request's new tokens. A length of 0 marks padding.
 
     `num_requests` is read from device memory: a captured step has programs for more.

@@ -139,60 +139,51 @@ class GraphedStage:
 
     def _run(self, staged: DeviceStep, wanted_rows: Tensor | None) -> Tensor:
         """Run a step as it is."""
-        rows, step = self.rows, staged.rows
-        rows.gather(step.num_requests, step.max_query_len)
-        self._attention.plan(
-            self._batch(
-                step.num_tokens,
-                step.num_requests,
-                max_query_len=step.max_query_len,
-                max_seq_len=step.max_seq_len,
-                num_single=step.num_single,
-                num_parts=staged.num_parts,
-                num_tiles=staged.num_tiles,
-            )
-        )
-        return self._decoder.forward(
-            rows.token_ids[: step.num_tokens], rows.positions[: step.num_tokens], self._attention, wanted_rows
+        step = staged.rows
+        self.rows.gather(step.num_requests, step.max_query_len)
+        return self._forward(
+            step.num_tokens,
+            step.num_requests,
+            wanted_rows,
+            max_query_len=step.max_query_len,
+            max_seq_len=step.max_seq_len,
+            num_single=step.num_single,
+            num_parts=staged.num_parts,
+            num_tiles=staged.num_tiles,
         )
 
     def run_shape(self, shape: StepShape) -> None:
         """Run the staged step with all numbers at their limits: from the columns to `self._logits`."""
-        rows = self.rows
         num_tokens, num_samples, has_chunks = shape
-        max_requests = min(num_tokens, len(rows.token_rows))
+        max_requests = min(num_tokens, len(self.rows.token_rows))
         assert self._division is not None
-        rows.gather(max_requests + 1, num_tokens)  # one more than can take part, for the padding
-        self._attention.plan(
-            self._batch(
-                num_tokens,
-                max_requests + has_chunks,  # with chunks there is one that has several tokens, whatever their number
-                max_query_len=num_tokens if has_chunks else 1,
-                max_seq_len=rows.max_model_len,
-                num_single=max_requests,
-                num_parts=self._division.max_parts(max_requests),
-                num_tiles=self._division.max_tiles(num_tokens, max_requests) if has_chunks else 0,
-            )
-        )
-        wanted_rows = rows.columns["sample_index"][:num_samples] if has_chunks else None
-        hidden = self._decoder.forward(
-            rows.token_ids[:num_tokens], rows.positions[:num_tokens], self._attention, wanted_rows
+        self.rows.gather(max_requests + 1, num_tokens)  # one more than can take part, for the padding
+        hidden = self._forward(
+            num_tokens,
+            max_requests + has_chunks,  # with chunks there is one that has several tokens, whatever their number
+            self.rows.columns["sample_index"][:num_samples] if has_chunks else None,
+            max_query_len=num_tokens if has_chunks else 1,
+            max_seq_len=self.rows.max_model_len,
+            num_single=max_requests,
+            num_parts=self._division.max_parts(max_requests),
+            num_tiles=self._division.max_tiles(num_tokens, max_requests) if has_chunks else 0,
         )
         self._decoder.logits(hidden, out=self._logits[:num_samples])
 
-    def _batch(
+    def _forward(
         self,
         num_tokens: int,
         num_requests: int,
+        wanted_rows: Tensor | None,
         *,
         max_query_len: int,
         max_seq_len: int,
         num_single: int,
         num_parts: int,
         num_tiles: int,
-    ) -> AttentionBatch:
+    ) -> Tensor:
         rows, columns = self.rows, self.rows.columns
-        return AttentionBatch(
+        batch = AttentionBatch(
             num_tokens=num_tokens,
             num_requests=num_requests,
             max_query_len=max_query_len,
@@ -206,6 +197,10 @@ class GraphedStage:
             parts=rows.parts(num_parts) if num_parts else None,
             tiles=rows.tiles(num_tiles) if num_tiles else None,
             num_tiles=columns["counts"][1:2] if num_tiles else None,
+        )
+        self._attention.plan(batch)
+        return self._decoder.forward(
+            rows.token_ids[:num_tokens], rows.positions[:num_tokens], self._attention, wanted_rows
         )
 
 

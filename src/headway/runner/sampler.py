@@ -16,19 +16,18 @@ not on its row, the batch, preemption, overlap or the device.
 How a parameter is added. Each begins as a field of `SamplingParams`.
 
 * One that bans or biases single tokens, always, behind certain tokens, or up to some length: it becomes edits in
-  `logit_edits` below. Nothing else changes.
+  `logit_edits.py`. Nothing else changes.
 * A number that the kernels read: a field of `RowRecord`, filled in by `_record`, and its use in both implementations.
   A part of sampling that costs time when it is used gets a `Feature`, so that it costs none when it is not.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -37,7 +36,8 @@ from torch import Tensor
 
 from headway.core.scheduler_output import NewRequest, TokenLogprobs
 from headway.errors import InvalidRequestError
-from headway.runner.token_logprobs import LINES_AT_A_TIME, logprob_words, token_logprobs
+from headway.runner.logit_edits import EditTable, StepEdits
+from headway.runner.token_logprobs import LINES_AT_A_TIME, PendingLogprobs, logprob_words
 from headway.sampling_params import SamplingParams
 
 Int32Array = NDArray[np.int32]
@@ -57,6 +57,13 @@ RowRecord = np.dtype(
 )
 """What a row asks for, as the kernels read it; the native one has the same as a struct."""
 
+
+def record_word(name: str) -> int:
+    """Where a field of the record starts, in 32-bit words."""
+    assert RowRecord.fields is not None
+    return RowRecord.fields[name][1] // 4
+
+
 # What stands in place of a token that could not be chosen; the native kernel has the same numbers.
 NOTHING_LEFT, LOGIT_IS_NAN, LOGIT_IS_INFINITE = -1, -2, -3
 _ERRORS = {
@@ -65,15 +72,6 @@ _ERRORS = {
     LOGIT_IS_INFINITE: "the model gave a logit of inf",
 }
 NO_TOKEN = -1
-
-# A row's entry for a token that it has seen: bit 0 "in the prompt", above it how often the output has it.
-IN_PROMPT, ONE_OUTPUT = 1, 2
-
-_NEVER = 2**31 - 1
-_OWN_TO_A_COMPLETION = frozenset({"n", "best_of", "seed", "logprobs"})
-_COMMON_TO_COMPLETIONS = tuple(
-    field.name for field in dataclasses.fields(SamplingParams) if field.name not in _OWN_TO_A_COMPLETION
-)
 
 
 class Feature(enum.IntFlag):
@@ -102,95 +100,20 @@ class Seat:
     """Used by a request without a seed of its own."""
 
 
-# --------------------------------------------------------------------------------------------- edits of single logits
-
-
-class LogitEdit(NamedTuple):
-    """A number that is added to one token's logit, while it is in force."""
-
-    token_id: int
-    value: float
-    """-inf rules the token out. No two finite edits of a request may name the same token."""
-    after: tuple[int, ...] = ()
-    """In force where the output ends with these tokens."""
-    until: int = _NEVER
-    """In force before so many output tokens."""
-
-
-def logit_edits(params: SamplingParams, eos_token_ids: Sequence[int]) -> Iterator[LogitEdit]:
-    """Every parameter that bans or biases single tokens."""
-    for token_id, bias in (params.logit_bias or {}).items():
-        yield LogitEdit(token_id, bias)
-    for word in params.bad_word_token_ids or ():
-        yield LogitEdit(word[-1], -math.inf, after=tuple(word[:-1]))
-    if params.min_tokens:
-        ends = {*(() if params.ignore_eos else eos_token_ids), *params.extra_stop_token_ids}
-        for token_id in sorted(ends):
-            yield LogitEdit(token_id, -math.inf, until=params.min_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class LogitEntries:
-    """The edits of a step, as the kernels take them."""
-
-    columns: Int32Array
-    """[5, E]: line, token, the bits of the float32 to add, and start and length of a run of `prefixes`. An entry takes
-    effect if that run is how the row's tokens before its position end; an empty run always is."""
-    prefixes: Int32Array
-
-
-class _RowEdits:
-    """The edits of one request; its completions share them."""
-
-    def __init__(self, params: SamplingParams, edits: Sequence[LogitEdit]) -> None:
-        self._params = params
-        lengths = [len(edit.after) for edit in edits]
-        starts = np.cumsum([0, *lengths])[: len(edits)]
-        self.prefixes = np.asarray([token for edit in edits for token in edit.after], dtype=np.int32)
-        self._columns = np.empty((5, len(edits)), dtype=np.int32)
-        self._columns[0] = [edit.token_id for edit in edits]
-        self._columns[1] = np.asarray([edit.value for edit in edits], dtype=np.float32).view(np.int32)
-        self._columns[2:4] = starts, lengths
-        self._columns[4] = [edit.until for edit in edits]
-        self._always = not max(lengths) and int(self._columns[4].min()) == _NEVER
-        self.until = int(self._columns[4].max())
-        """From so many output tokens on none is in force."""
-
-    def is_for(self, params: SamplingParams) -> bool:
-        """Whether these are the parameters of another completion of the same request."""
-        pairs = ((getattr(self._params, name), getattr(params, name)) for name in _COMMON_TO_COMPLETIONS)
-        return all(own is other or own == other for own, other in pairs)
-
-    def in_force(self, num_output_tokens: int) -> Int32Array:
-        """Token, value, start and length of those that count now; a prefix must fit into the output."""
-        if self._always:
-            return self._columns[:4]
-        lengths, until = self._columns[3], self._columns[4]
-        return self._columns[:4, (lengths <= num_output_tokens) & (num_output_tokens < until)]
-
-
-# ------------------------------------------------------------------------------------------------- parameters of rows
-
-
 class SamplingRows:
-    """What the host knows of sampling in each row: parameters, what a row uses, and how many tokens it has.
-
-    `eos_token_ids` are the model's own end tokens, kept out of the choice until a request's `min_tokens` are reached.
-    """
+    """What the host knows of sampling in each row: parameters, what a row uses, and how many tokens it has."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
         if any(not 0 <= token_id < vocab_size for token_id in eos_token_ids):
             raise ValueError(f"end tokens {tuple(eos_token_ids)} for a vocabulary of {vocab_size}")
         self.max_num_seqs = max_num_seqs
         self.vocab_size = vocab_size
-        self._eos_token_ids = tuple(eos_token_ids)
         self.records = np.zeros(max_num_seqs, dtype=RowRecord)
         self.flags: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_output_tokens: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_logprobs: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)
         self._edited_until: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)
-        self._edits: dict[int, _RowEdits] = {}
-        self._last_edits: _RowEdits | None = None
+        self._edits = EditTable(eos_token_ids)
 
     def seat(self, seat: Seat) -> None:
         """Note what a request asks for. Raises before anything is noted if it asks for what does not exist."""
@@ -199,10 +122,10 @@ class SamplingRows:
             raise InvalidRequestError("bad_words need a tokenizer to become tokens, and there is none", "bad_words")
         params.validate_for_vocabulary(self.vocab_size)
         record, flags = _record(seat, self.vocab_size)
-        edits = self._edits_of(params)
+        edits = self._edits.of(params)
         if edits is not None and num_output_tokens < edits.until:
             flags |= EDITS
-            self._edits[row] = edits
+            self._edits.seat(row, edits)
             self._edited_until[row] = edits.until
         self.records[row] = record
         self.flags[row] = flags
@@ -212,27 +135,19 @@ class SamplingRows:
     def clear(self, row: int) -> None:
         """Forget a request. What is in flight for its row stays valid."""
         self.flags[row] = 0
-        self._edits.pop(row, None)
+        self._edits.clear(row)
 
     def used_by(self, rows: Int64Array) -> int:
         """All features that any of these rows uses."""
         return int(np.bitwise_or.reduce(self.flags[rows]))
 
-    def entries_in_force(self, rows: Int64Array) -> LogitEntries | None:
-        """The edits of a step whose i-th line belongs to `rows[i]`; `None` where there are none now."""
-        lines = np.flatnonzero(self.flags[rows] & EDITS).tolist()
-        edits = [self._edits[rows[line]] for line in lines]
-        counts = self._num_output_tokens[rows[lines]].tolist()
-        parts = [own.in_force(count) for own, count in zip(edits, counts, strict=True)]
-        sizes = [part.shape[1] for part in parts]
-        columns = np.empty((5, sum(sizes)), dtype=np.int32)
-        if not columns.shape[1]:
-            return None
-        columns[0] = np.repeat(lines, sizes)
-        np.concatenate(parts, axis=1, out=columns[1:])
-        starts = np.cumsum([0, *(len(own.prefixes) for own in edits)])
-        columns[3] += np.repeat(starts[:-1], sizes).astype(np.int32)
-        return LogitEntries(columns, np.concatenate([own.prefixes for own in edits]))
+    def edits(self, rows: Int64Array, used: int) -> StepEdits:
+        """What changes the logits of a step whose i-th line belongs to `rows[i]`."""
+        entries = None
+        if used & EDITS:
+            lines = np.flatnonzero(self.flags[rows] & EDITS).tolist()
+            entries = self._edits.entries(rows, lines, self._num_output_tokens[rows[lines]].tolist())
+        return StepEdits(entries, penalised=bool(used & PENALTIES))
 
     def wanted_logprobs(self, rows: Int64Array) -> tuple[Int64Array, list[int]]:
         """The lines that want logprobs, and of how many most likely tokens each."""
@@ -244,17 +159,6 @@ class SamplingRows:
         self._num_output_tokens[rows] += 1
         if used & EDITS:
             self.flags[rows[self._num_output_tokens[rows] >= self._edited_until[rows]]] &= ~EDITS
-
-    def _edits_of(self, params: SamplingParams) -> _RowEdits | None:
-        """The completions of a request enter one after the other."""
-        last = self._last_edits
-        if last is not None and last.is_for(params):
-            return last
-        edits = [*logit_edits(params, self._eos_token_ids)]
-        if not edits:
-            return None
-        self._last_edits = last = _RowEdits(params, edits)
-        return last
 
 
 def _record(seat: Seat, vocab_size: int) -> tuple[tuple[float, ...], int]:
@@ -274,20 +178,6 @@ def _record(seat: Seat, vocab_size: int) -> tuple[tuple[float, ...], int]:
     return (seed, top_p, inverse_temperature, top_k, min_p_offset, *penalties), flags
 
 
-def seen_tokens(request: NewRequest) -> tuple[Int32Array, Int32Array]:
-    """The distinct tokens of a request, and the entry of each (see `IN_PROMPT`): all that penalties have to know."""
-    prompt = np.unique(np.asarray(request.prompt_token_ids, dtype=np.int32))
-    output, counts = np.unique(np.asarray(request.output_token_ids, dtype=np.int32), return_counts=True)
-    tokens = np.union1d(prompt, output)
-    entries = np.zeros(len(tokens), dtype=np.int32)
-    entries[np.searchsorted(tokens, prompt)] += IN_PROMPT
-    entries[np.searchsorted(tokens, output)] += (ONE_OUTPUT * counts).astype(np.int32)
-    return tokens, entries
-
-
-# ----------------------------------------------------------------------------------------------------------- a step
-
-
 class SamplingKernels(Protocol):
     """One implementation of the definition, on the device where the rows' tokens and seen tokens lie."""
 
@@ -300,16 +190,9 @@ class SamplingKernels(Protocol):
         ...
 
     def edit(
-        self,
-        logits: Tensor,
-        rows: Int64Array,
-        positions: Int64Array,
-        *,
-        entries: LogitEntries | None,
-        penalised: bool,
-        keep_logits: bool,
+        self, logits: Tensor, rows: Int64Array, positions: Int64Array, edits: StepEdits, *, keep_logits: bool
     ) -> Tensor:
-        """Float32 logits with edits and penalties. With `keep_logits`, `logits` stay as they are."""
+        """Float32 logits with all edits. With `keep_logits`, `logits` stay as they are."""
         ...
 
     def pick(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> Tensor:
@@ -327,18 +210,6 @@ class SamplingKernels(Protocol):
     def download(self, tensor: Tensor) -> Tensor:
         """A host tensor that has the values once the device has come this far."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerOutput:
-    """One entry per sampled row, in the order given."""
-
-    token_ids: list[int]
-    """The chosen token; `NO_TOKEN` where the row failed."""
-    logprobs: list[TokenLogprobs | None]
-    """For rows that asked for logprobs."""
-    errors: dict[int, str] = field(default_factory=dict)
-    """Place in the given rows → why no token could be chosen there."""
 
 
 class Sampler:
@@ -368,21 +239,15 @@ class Sampler:
         used = self._rows.used_by(rows)
         edited = logits = self._kernels.prepare(logits, num_lines)
         if used & (EDITS | PENALTIES):
-            edited = self._kernels.edit(
-                logits[:num_lines],
-                rows,
-                positions,
-                entries=self._rows.entries_in_force(rows) if used & EDITS else None,
-                penalised=bool(used & PENALTIES),
-                keep_logits=bool(used & LOGPROBS),
-            )
+            edits = self._rows.edits(rows, used)
+            edited = self._kernels.edit(logits[:num_lines], rows, positions, edits, keep_logits=bool(used & LOGPROBS))
         token_ids = self._kernels.pick(edited, rows, positions, used=used)
         host_token_ids = self._kernels.download(token_ids)
         logprobs = self._logprobs(logits, rows, token_ids) if used & LOGPROBS else None
         self._rows.count_tokens(rows, used)
         return PendingSample(host_token_ids, logprobs)
 
-    def _logprobs(self, logits: Tensor, rows: Int64Array, token_ids: Tensor) -> _PendingLogprobs:
+    def _logprobs(self, logits: Tensor, rows: Int64Array, token_ids: Tensor) -> PendingLogprobs:
         lines, num_top = self._rows.wanted_logprobs(rows)
         most = max(num_top)
         on_device = self._kernels.upload(lines.astype(np.int32)).long()
@@ -390,38 +255,36 @@ class Sampler:
             self._kernels.download(logprob_words(logits[part], token_ids[part], most))
             for part in on_device.split(LINES_AT_A_TIME)
         ]
-        return _PendingLogprobs(lines.tolist(), num_top, parts)
+        return PendingLogprobs(lines.tolist(), num_top, parts)
 
 
 @dataclass(frozen=True, slots=True)
-class _PendingLogprobs:
-    """Logprobs on their way to the host."""
+class SamplerOutput:
+    """One entry per sampled row, in the order given."""
 
-    lines: list[int]
-    num_top: list[int]
-    parts: list[Tensor]
+    token_ids: list[int]
+    """The chosen token; `NO_TOKEN` where the row failed."""
+    logprobs: list[TokenLogprobs | None]
+    """For rows that asked for logprobs."""
+    errors: dict[int, str] = field(default_factory=dict)
+    """Place in the given rows → why no token could be chosen there."""
 
 
+@dataclass(frozen=True, slots=True)
 class PendingSample:
     """A step's tokens on their way to the host."""
 
-    __slots__ = ("_host_token_ids", "_logprobs")
-
-    def __init__(self, host_token_ids: Tensor, logprobs: _PendingLogprobs | None) -> None:
-        self._host_token_ids = host_token_ids
-        self._logprobs = logprobs
+    host_token_ids: Tensor
+    logprobs: PendingLogprobs | None
 
     def result(self) -> SamplerOutput:
         """What was chosen. Valid once the device has done all that was launched up to the end of `sample`."""
-        token_ids: list[int] = self._host_token_ids.tolist()
+        token_ids: list[int] = self.host_token_ids.tolist()
         errors = {place: _ERRORS[token] for place, token in enumerate(token_ids) if token < 0}
         for place in errors:
             token_ids[place] = NO_TOKEN
         logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
-        wanted = self._logprobs
-        if wanted is not None:
-            tokens = [token_ids[line] for line in wanted.lines]
-            found = token_logprobs(torch.cat(wanted.parts), tokens, wanted.num_top)
-            for line, token_id, record in zip(wanted.lines, tokens, found, strict=True):
-                logprobs[line] = None if token_id == NO_TOKEN else record
+        if self.logprobs is not None:
+            for line, record in self.logprobs.result(token_ids):
+                logprobs[line] = None if line in errors else record
         return SamplerOutput(token_ids, logprobs, errors)

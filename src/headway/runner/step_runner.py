@@ -26,14 +26,13 @@ from headway.core.scheduler_output import (
     PromptLogprobs,
     SampledTokens,
     SchedulerOutput,
-    TokenLogprobs,
 )
 from headway.kv.host_blocks import HostBlocks, apply_moves
 from headway.models.decoder import Decoder
 from headway.runner.base import PendingStep, RunnerSettings
-from headway.runner.rows import RowTable, StepRows, WantedPrompt
+from headway.runner.prompt_logprobs import logprobs_of_prompts
+from headway.runner.rows import RowTable, StepRows
 from headway.runner.sampler import Int32Array, PendingSample, Sampler, Seat
-from headway.runner.token_logprobs import LINES_AT_A_TIME, prompt_logprobs
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +138,8 @@ class StepRunner(Generic[StagedStep]):
         for request_id in (*output.finished_request_ids, *output.preempted_request_ids):
             self._rows.free(request_id)
             self._unseated.pop(request_id, None)
-        apply_moves(self.attention.kv_caches, self._host_blocks, output.moves)
+        if any(output.moves):
+            apply_moves(self.attention.kv_caches, self._host_blocks, output.moves)
         if output.new_requests:
             self._seat(output.new_requests)
 
@@ -179,7 +179,10 @@ class StepRunner(Generic[StagedStep]):
         staged = self.stage.stage(step, blocks, exact=bool(self._rows.wanted_prompts))
         found: dict[str, PromptLogprobs] = {}
         if self._rows.wanted_prompts:
-            logits, found = self._forward_with_prompts(step, staged)
+            hidden = self.stage.hidden(staged)
+            found = logprobs_of_prompts(self.decoder, hidden, step, self._rows.wanted_prompts)
+            sampled = hidden.index_select(0, torch.from_numpy(step.sample_index).to(hidden.device))
+            logits = self.decoder.logits(sampled) if step.sampled else sampled
         else:
             logits = self.stage.forward(staged)
         sample = self._sampler.sample(logits, step.sample_rows, step.sample_positions) if step.sampled else None
@@ -188,33 +191,6 @@ class StepRunner(Generic[StagedStep]):
             done = torch.cuda.Event()
             done.record()
         return PendingTokens(done, [step.request_ids[place] for place in step.sampled], sample, found)
-
-    # ---- logprobs of prompts: rare, and the one thing here that waits for a device ----------------------------------
-
-    def _forward_with_prompts(self, step: StepRows, staged: StagedStep) -> tuple[Tensor, dict[str, PromptLogprobs]]:
-        hidden = self.stage.hidden(staged)
-        found = {}
-        for place, request_id in enumerate(step.request_ids):
-            wanted = self._rows.wanted_prompts.get(request_id)
-            if wanted is not None:
-                first, after_last = step.query_start[place : place + 2].tolist()
-                start = int(step.seq_lens[place]) - (after_last - first)
-                logprobs = self._logprobs_of_chunk(wanted, hidden[first:after_last], start)
-                if logprobs is not None:
-                    found[request_id] = logprobs
-        sampled = hidden.index_select(0, torch.from_numpy(step.sample_index).to(hidden.device))
-        return self.decoder.logits(sampled) if step.sampled else sampled, found
-
-    def _logprobs_of_chunk(self, wanted: WantedPrompt, hidden: Tensor, start: int) -> PromptLogprobs | None:
-        """The token at position p gives the logprobs of the prompt token at p + 1."""
-        next_tokens = wanted.token_ids[start + 1 : start + 1 + len(hidden)]
-        values: list[TokenLogprobs] = []
-        for offset in range(0, len(next_tokens), LINES_AT_A_TIME):
-            tokens = next_tokens[offset : offset + LINES_AT_A_TIME]
-            values += prompt_logprobs(
-                self.decoder.logits(hidden[offset : offset + len(tokens)]), tokens, wanted.num_top
-            )
-        return PromptLogprobs(start + 1, tuple(values)) if values else None
 
 
 @dataclass(frozen=True, slots=True)

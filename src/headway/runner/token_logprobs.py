@@ -6,7 +6,8 @@ way while the host goes on; `token_logprobs` makes records of it once it has arr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -42,17 +43,18 @@ def token_logprobs(words: Tensor, token_ids: Sequence[int], num_top: Sequence[in
     ]
 
 
-def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """For each line of `logits` [T, V], the logprobs at the prompt position that follows it, where `next_token_ids` [T]
-    stand."""
-    tokens = torch.tensor(next_token_ids, dtype=torch.int64)
-    if len(tokens) != len(logits):
-        raise ValueError(f"{len(logits)} rows of logits but {len(tokens)} next tokens")
-    records: list[TokenLogprobs] = []
-    for lines, part in zip(logits.split(LINES_AT_A_TIME), tokens.split(LINES_AT_A_TIME), strict=True):
-        words = logprob_words(lines, part.to(logits.device), num_top).cpu()
-        records += token_logprobs(words, part.tolist(), [num_top] * len(part))
-    return records
+@dataclass(frozen=True, slots=True)
+class PendingLogprobs:
+    """Logprobs of a step's tokens on their way to the host: the lines that want them, and how many each."""
+
+    lines: list[int]
+    num_top: list[int]
+    parts: list[Tensor]
+
+    def result(self, token_ids: Sequence[int]) -> Iterator[tuple[int, TokenLogprobs]]:
+        """Line and logprobs; `token_ids` are those of all lines of the step."""
+        tokens = [token_ids[line] for line in self.lines]
+        return zip(self.lines, token_logprobs(torch.cat(self.parts), tokens, self.num_top), strict=True)
 
 
 def _ranks(logprobs: Tensor, of: Tensor) -> Tensor:

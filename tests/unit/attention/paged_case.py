@@ -21,8 +21,7 @@ from torch import Tensor
 from tests.triton_device import DEVICE  # isort: split
 
 from headway.attention import FORMATS, AttentionBatch, KVFormat
-from headway.attention.base import HeadNorms, Heads
-from headway.attention.context_parts import NO_REQUEST, NUM_COLUMNS
+from headway.attention.base import NO_REQUEST, NUM_PART_COLUMNS, HeadNorms, Heads
 from headway.attention.triton_paged import TritonPagedAttention
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers.triton_ops import TritonOps
@@ -272,7 +271,7 @@ def with_room(batch: AttentionBatch, extra: int) -> AttentionBatch:
 
     num_tiles = 0 if batch.tiles is None else len(batch.tiles)
     assert batch.rows is not None and batch.parts is not None
-    unused = batch.parts.new_full((extra, NUM_COLUMNS), NO_REQUEST)
+    unused = batch.parts.new_full((extra, NUM_PART_COLUMNS), NO_REQUEST)
     return dataclasses.replace(
         batch,
         num_requests=batch.num_requests + extra,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from headway.attention.context_parts import (
+from headway.attention.triton_paged import (
     END,
     FIRST_PART,
     NUM_PARTS,

@@ -18,8 +18,7 @@ import torch
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
 from headway.attention import create_backend, triton_paged
-from headway.attention.context_parts import REQUEST
-from headway.attention.triton_paged import TritonPagedAttention
+from headway.attention.triton_paged import REQUEST, TritonPagedAttention
 from headway.errors import ConfigError
 from headway.kv.layer_cache import LayerKVCache
 from tests.unit.attention.paged_case import Length, PagedCase, Shape, with_room
@@ -101,7 +100,7 @@ def lengths_for(shape: Shape) -> list[Length]:
 @pytest.fixture
 def four_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device for 16 programs, so that contexts are cut in the same way on every machine."""
-    monkeypatch.setattr(triton_paged, "_num_processors", lambda device: 4)
+    monkeypatch.setattr(triton_paged, "num_processors", lambda device: 4)
 
 
 def plain(**changes: Any) -> Shape:
@@ -321,7 +320,7 @@ def test_limit_for_tiles() -> None:
 def test_parts_stay_within_their_memory(
     num_processors: int, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_paged, "_num_processors", lambda device: num_processors)
+    monkeypatch.setattr(triton_paged, "num_processors", lambda device: num_processors)
     case = PagedCase(plain(), [(1, length) for length in lengths])
     framed = {}
     for name in ("_partial_acc", "_partial_max", "_partial_sum", "_num_arrived"):

@@ -12,7 +12,7 @@ from headway.errors import ConfigError
 from headway.layers import linear_factory
 from headway.layers.linear import TorchLinear
 from headway.layers.packed_linear import Float32Linear, Int8Linear
-from headway.layers.triton_linear import TritonLinear
+from headway.layers.triton_ops import TritonLinear
 
 F32, BF16 = torch.float32, torch.bfloat16
 

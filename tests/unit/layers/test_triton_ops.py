@@ -18,8 +18,7 @@ from headway.layers import skinny_gemm
 from headway.layers.linear import Delta, TorchLinear
 from headway.layers.ops import Ops
 from headway.layers.torch_ops import TorchOps
-from headway.layers.triton_linear import TritonLinear
-from headway.layers.triton_ops import TritonOps
+from headway.layers.triton_ops import TritonLinear, TritonOps
 from headway.loader import open_checkpoint
 from headway.models import Decoder, load_decoder
 from tests.unit.models.harness import HandRequest, Harness

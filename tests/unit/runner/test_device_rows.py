@@ -13,7 +13,7 @@ import torch
 from tests.triton_device import DEVICE  # isort: split
 
 from headway.attention import DividesWork
-from headway.attention.context_parts import NO_REQUEST, NUM_COLUMNS
+from headway.attention.base import NO_REQUEST, NUM_PART_COLUMNS
 from headway.core.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
 from headway.runner.base import RunnerSettings
 from headway.runner.device_rows import DeviceRows, DeviceStep
@@ -32,7 +32,7 @@ class OneEach:
 
     def context_parts(self, seq_lens: np.ndarray, rows: np.ndarray) -> np.ndarray:
         self.asked_for_parts.append((seq_lens.tolist(), rows.tolist()))
-        parts = np.zeros((len(rows), NUM_COLUMNS), dtype=np.int32)
+        parts = np.zeros((len(rows), NUM_PART_COLUMNS), dtype=np.int32)
         parts[:, 0], parts[:, 1], parts[:, 4] = np.arange(len(rows)), rows, seq_lens
         return parts
 

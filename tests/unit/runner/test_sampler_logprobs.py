@@ -10,7 +10,7 @@ import torch
 
 from headway.core import TokenLogprobs
 from headway.runner import token_logprobs as logprobs_module
-from headway.runner.token_logprobs import prompt_logprobs
+from headway.runner.prompt_logprobs import prompt_logprobs
 from tests.unit.runner.sampling_bench import sample_once
 from tests.unit.runner.sampling_reference import Request
 

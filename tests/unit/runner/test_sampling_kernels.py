@@ -24,9 +24,10 @@ from headway.core import TokenLogprobs
 from headway.errors import InvalidRequestError
 from headway.runner import cpu_sampling, triton_sampling
 from headway.runner import sampler as sampler_module
+from headway.runner.prompt_logprobs import prompt_logprobs
 from headway.runner.sampler import NO_TOKEN, RowRecord, SamplerOutput
-from headway.runner.token_logprobs import prompt_logprobs
-from headway.runner.triton_sampling import RECORD_WORDS, find_thresholds, gumbel_noise, noise_key
+from headway.runner.triton_filters import find_thresholds
+from headway.runner.triton_sampling import RECORD_WORDS, gumbel_noise, noise_key
 from headway.sampling_params import SamplingParams
 from tests.unit.runner import sampling_reference as reference
 from tests.unit.runner.sampling_bench import (

@@ -1,0 +1,143 @@
+"""Edits of logits in Triton, into a float32 copy of them: the device's side of `logit_edits.py`.
+
+entries      bans, biases and bad words, one entry each
+penalties    repetition, frequency and presence, by a dense table of what each row has seen
+"""
+
+# mypy: allow-incomplete-defs
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headway.runner.logit_edits import ONE_OUTPUT, StepEdits, seen_tokens
+from headway.runner.sampler import Int32Array, RowRecord, Seat, record_word
+
+_WORDS = tl.constexpr(RowRecord.itemsize // 4)
+_REPETITION = tl.constexpr(record_word("repetition"))
+_FREQUENCY = tl.constexpr(record_word("frequency"))
+_PRESENCE = tl.constexpr(record_word("presence"))
+_ONE_OUTPUT = tl.constexpr(ONE_OUTPUT)
+
+EDIT_ENTRIES = 128
+PENALTY_TILE = 2048
+
+
+class TritonEdits:
+    """The edits of a device's rows. `upload` copies arrays to the device, all in one, without waiting.
+
+    `token_rows` int32 [max_num_seqs, max_model_len] holds the tokens of all rows, `table` their records.
+    """
+
+    def __init__(
+        self, *, token_rows: Tensor, table: Tensor, vocab_size: int, upload: Callable[..., Sequence[Tensor]]
+    ) -> None:
+        self._token_rows = token_rows
+        self._table = table
+        self._vocab_size = vocab_size
+        self._upload = upload
+        self.seen: Tensor | None = None
+        """int32 [max_num_seqs, V], once a row has penalties: the entries described at `IN_PROMPT`."""
+
+    def seat(self, row_ids: Tensor, entries: Tensor) -> None:
+        """Note what requests in these rows have seen: `seen_entries`, on the device."""
+        if self.seen is None:
+            shape = (len(self._token_rows), self._vocab_size)
+            self.seen = torch.zeros(shape, dtype=torch.int32, device=self._token_rows.device)
+        self.seen.index_fill_(0, row_ids.long(), 0)
+        self.seen.index_put_((entries[0].long(), entries[1].long()), entries[2])
+
+    def apply(self, logits: Tensor, *, row_ids: Tensor, positions: Tensor, edits: StepEdits) -> Tensor:
+        """A float32 copy of the logits [R, V] with all edits."""
+        edited = logits.to(torch.float32, copy=True)
+        if edits.entries is not None:
+            columns, prefixes = self._upload(edits.entries.columns, edits.entries.prefixes)
+            num_entries, longest = columns.shape[1], int(edits.entries.columns[-1].max())
+            _edit_kernel[(triton.cdiv(num_entries, EDIT_ENTRIES),)](
+                edited, edited.stride(0), row_ids, positions,
+                self._token_rows, self._token_rows.stride(0), self._token_rows.shape[1],
+                columns, num_entries, prefixes, longest, ENTRIES=EDIT_ENTRIES, num_warps=4,
+            )  # fmt: skip
+        if edits.penalised:
+            num_lines, vocab_size = edited.shape
+            _penalty_kernel[(num_lines, triton.cdiv(vocab_size, PENALTY_TILE))](
+                edited, edited.stride(0), vocab_size, row_ids, self._table, self.seen, TILE=PENALTY_TILE, num_warps=4
+            )
+        return edited
+
+
+def seen_entries(seats: Sequence[Seat]) -> Int32Array:
+    """Row, token and entry of each distinct token of requests; int32 [3, E]."""
+    found = [(seat.row, *seen_tokens(seat.request)) for seat in seats]
+    parts = [np.stack([np.full_like(tokens, row), tokens, entries]) for row, tokens, entries in found]
+    return np.concatenate(parts, axis=1)
+
+
+@triton.jit(
+    do_not_specialize=["num_entries", "longest"],
+    do_not_specialize_on_alignment=["row_ids", "positions", "entries", "prefixes"],
+)
+def _edit_kernel(
+    logits,
+    line_stride,
+    row_ids,
+    positions,
+    token_rows,
+    token_row_stride,
+    max_model_len,
+    entries,
+    num_entries,
+    prefixes,
+    longest,
+    ENTRIES: tl.constexpr,
+):
+    """Program (group of entries). See `LogitEntries` for what an entry is."""
+    places = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
+    applies = places < num_entries
+    line = tl.load(entries + places, mask=applies, other=0)
+    token = tl.load(entries + num_entries + places, mask=applies, other=0)
+    value = tl.load(entries + 2 * num_entries + places, mask=applies, other=0).to(tl.float32, bitcast=True)
+    prefix = tl.load(entries + 3 * num_entries + places, mask=applies, other=0)
+    length = tl.load(entries + 4 * num_entries + places, mask=applies, other=0)
+    row = tl.load(row_ids + line, mask=applies, other=0).to(tl.int64)
+    first = tl.load(positions + line, mask=applies, other=0) - length
+    for step in range(longest):
+        compares = applies & (step < length)
+        wanted = tl.load(prefixes + prefix + step, mask=compares, other=0)
+        exists = compares & (first + step >= 0) & (first + step < max_model_len)
+        present = tl.load(token_rows + row * token_row_stride + first + step, mask=exists, other=-1)
+        applies = applies & ((step >= length) | (present == wanted))
+    # A ban and a bias may meet at one token: whichever comes first, -inf remains.
+    where = logits + line.to(tl.int64) * line_stride + token
+    is_ban = value == float("-inf")
+    tl.store(where, value, mask=applies & is_ban)
+    tl.atomic_add(where, value, mask=applies & (value > float("-inf")))
+
+
+@triton.jit(do_not_specialize_on_alignment=["row_ids"])
+def _penalty_kernel(logits, line_stride, vocab_size, row_ids, table, seen, TILE: tl.constexpr):
+    """Program (line, tile)."""
+    line = tl.program_id(0)
+    row = tl.load(row_ids + line).to(tl.int64)
+    record = table + row * _WORDS
+    repetition = tl.load((record + _REPETITION).to(tl.pointer_type(tl.float32)))
+    frequency = tl.load((record + _FREQUENCY).to(tl.pointer_type(tl.float32)))
+    presence = tl.load((record + _PRESENCE).to(tl.pointer_type(tl.float32)))
+    if (repetition == 1.0) & (frequency == 0.0) & (presence == 0.0):
+        return
+    ids = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    exists = ids < vocab_size
+    entry = tl.load(seen + row * vocab_size + ids, mask=exists, other=0)
+    is_seen = exists & (entry != 0)
+    where = logits + line.to(tl.int64) * line_stride + ids
+    value = tl.load(where, mask=is_seen, other=0.0)
+    value = tl.where(value > 0, value / repetition, value * repetition)
+    count = (entry // _ONE_OUTPUT).to(tl.float32)
+    value -= frequency * count + tl.where(count > 0, presence, 0.0)
+    tl.store(where, value, mask=is_seen)
