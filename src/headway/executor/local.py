@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.config import ResolvedConfig
-from headway.core.scheduler_output import SchedulerOutput
-from headway.executor.base import PendingStep
+from headway.core.scheduler_output import SchedulerOutput, TokenMasks
+from headway.executor.base import PendingStep, UnsampledStep
 from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
 from headway.worker.memory_plan import MemoryPlan
@@ -45,6 +45,12 @@ class LocalExecutor:
             worker.submit(output)
         return first.submit(output)
 
+    def forward(self, output: SchedulerOutput) -> UnsampledStep:
+        """Run a step, or start it, on every worker, up to the logits."""
+        if not self._workers:
+            raise RuntimeError("the executor is shut down")
+        return _UnsampledSteps([worker.forward(output) for worker in self._workers])
+
     def warm_up(self) -> int:
         """Make ready what would slow down first steps; returns for how many kinds of steps there was something to
         do."""
@@ -55,3 +61,15 @@ class LocalExecutor:
         for worker in self._workers:
             worker.shutdown()
         self._workers = ()
+
+
+class _UnsampledSteps:
+    """A step of every worker. All choose the same tokens, so the first one's count."""
+
+    def __init__(self, steps: Sequence[UnsampledStep]) -> None:
+        self._steps = steps
+
+    def sample(self, masks: TokenMasks) -> PendingStep:
+        """Choose the tokens."""
+        first, *_ = [step.sample(masks) for step in self._steps]
+        return first

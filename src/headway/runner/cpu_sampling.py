@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.native.lib import NativeLibrary, sample_tokens
-from headway.runner.logit_edits import ONE_OUTPUT, LogitEntries, StepEdits, seen_tokens
+from headway.runner.logit_edits import ONE_OUTPUT, LineMasks, LogitEntries, StepEdits, seen_tokens
 from headway.runner.sampler import (
     LOGIT_IS_INFINITE,
     LOGIT_IS_NAN,
@@ -35,6 +35,11 @@ UInt32Array = NDArray[np.uint32]
 # Noise lies between -log(33 log 2) and 33 log 2: the hash has 32 bits.
 _LEAST_NOISE, _MOST_NOISE = -3.2, 22.9
 _FAR = np.float32(6.0)
+
+_ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf).astype(
+    np.float32
+)
+"""For each byte of a mask, what is added to the logits of its eight tokens."""
 
 
 class CpuSampling:
@@ -62,6 +67,8 @@ class CpuSampling:
     ) -> Tensor:
         """All edits, in place unless the logits are to be kept."""
         edited = logits.clone() if keep_logits else logits
+        if edits.masks is not None:
+            self._mask(edited.numpy(), edits.masks)
         if edits.entries is not None:
             self._edit(edited.numpy(), rows, positions, edits.entries)
         if edits.penalised:
@@ -97,6 +104,11 @@ class CpuSampling:
     def download(self, tensor: Tensor) -> Tensor:
         """The same memory."""
         return tensor
+
+    def _mask(self, logits: Float32Array, masks: LineMasks) -> None:
+        vocab_size = logits.shape[1]
+        for line, words in zip(masks.lines.tolist(), masks.words, strict=True):
+            logits[line] += _ADDED[words.view(np.uint8)].reshape(-1)[:vocab_size]
 
     def _edit(self, logits: Float32Array, rows: Int64Array, positions: Int64Array, entries: LogitEntries) -> None:
         lines, tokens, bits, starts, lengths = entries.columns

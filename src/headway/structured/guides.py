@@ -113,7 +113,9 @@ class GrammarCompiler:
 
 
 def _refused(reason: str) -> InvalidRequestError:
-    text = reason.split("\n<state>")[0].strip()
+    text = reason.split("\n<state>")[0].removesuffix("\n<non-verbose/>").strip()
+    if text.startswith("NoExtension"):
+        text = "no text can match it"
     shown = text if len(text) <= _SHOWN_ERROR_CHARS else text[: _SHOWN_ERROR_CHARS - 3] + "..."
     return InvalidRequestError(f"structured_outputs cannot be used: {shown}", param="structured_outputs")
 

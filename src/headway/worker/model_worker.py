@@ -26,7 +26,7 @@ from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder
 from headway.models.decoder_config import DecoderConfig
-from headway.runner import PendingStep, Runner, RunnerSettings, create_runner
+from headway.runner import PendingStep, Runner, RunnerSettings, UnsampledStep, create_runner
 from headway.worker.formats import choose_formats
 from headway.worker.memory_plan import MemoryPlan, free_cuda_bytes, longest_request, plan_memory
 
@@ -132,10 +132,17 @@ class ModelWorker:
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Run a step, or start it."""
+        return self._ready_runner().submit(output)
+
+    def forward(self, output: SchedulerOutput) -> UnsampledStep:
+        """Run a step, or start it, up to the logits."""
+        return self._ready_runner().forward(output)
+
+    def _ready_runner(self) -> Runner:
         assert self._runner is not None, "allocate() comes first"
         if self._cuda_device is not None and torch.cuda.current_device() != self._cuda_device:
             torch.cuda.set_device(self._cuda_device)
-        return self._runner.submit(output)
+        return self._runner
 
     def shutdown(self) -> None:
         """Drop the model and its cache."""
