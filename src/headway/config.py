@@ -241,8 +241,8 @@ class SchedulerConfig:
     batching: str = option(
         "continuous",
         "When requests enter and leave the batch. continuous: at any step. static: a batch is formed of what waits, "
-        "and no request enters or leaves until its longest answer is done. dynamic: the same, but a batch waits until it "
-        "is full or batch_window_ms have passed, and its requests are of about the same length.",
+        "and no request enters or leaves until its longest answer is done. dynamic: the same, but a batch waits until "
+        "it is full or batch_window_ms have passed, and its requests are of about the same length.",
         choices=BATCHING_MODES,
     )
     batch_window_ms: float = option(

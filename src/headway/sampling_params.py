@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+import json
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -131,6 +132,15 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(_token_id(name, item) for item in _items(name, value, "token ids"))
 
 
+def _allowed_token_ids(name: str, value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    token_ids = _token_ids(name, value)
+    if not token_ids:
+        raise InvalidRequestError(f"{name} must not be empty: no token could be chosen", param=name)
+    return token_ids
+
+
 def _check_token_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
@@ -146,6 +156,15 @@ def _early_stopping(name: str, value: Any) -> bool | str:
     if kept is None:
         raise _wrong(name, value, "must be True, False or 'never'")
     return kept
+
+
+def _structured_outputs(name: str, value: Any) -> StructuredOutputsParams | None:
+    """The record, or a mapping of its fields."""
+    if value is None or isinstance(value, StructuredOutputsParams):
+        return value
+    if not isinstance(value, Mapping):
+        raise _wrong(name, value, "must be StructuredOutputsParams or a mapping of its fields")
+    return StructuredOutputsParams(**value)
 
 
 _bias = _real(-100.0, 100.0)
@@ -165,6 +184,85 @@ def _logit_bias(name: str, value: Any) -> dict[int, float] | None:
 
 
 # ---- the records ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """What an answer must look like: exactly one of the first five. Names are vLLM's."""
+
+    json: str | Mapping[str, Any] | bool | None = None
+    """A JSON schema, as text or as an object. Kept as text."""
+    regex: str | None = None
+    """A regular expression for the whole answer (Rust's syntax, without look-around and back references)."""
+    choice: Sequence[str] | None = None
+    """The answer is one of these texts. Kept as a tuple."""
+    grammar: str | None = None
+    """A context-free grammar: Lark as llguidance reads it, or GBNF/EBNF (`root ::= ...`)."""
+    json_object: bool | None = None
+    """Any JSON object."""
+    disable_any_whitespace: bool = False
+    """With `json` or `json_object`: no white space between tokens."""
+    whitespace_pattern: str | None = None
+    """With `json` or `json_object`: a regular expression for the white space that may stand between tokens."""
+
+    def __new__(cls, **fields: Any) -> StructuredOutputsParams:
+        """Refuse unknown names."""
+        for name in fields:
+            if name not in _STRUCTURED_NAMES:
+                known = ", ".join(_STRUCTURED_NAMES)
+                raise InvalidRequestError(
+                    f"unknown field {_shown(name)} of structured_outputs; there are: {known}",
+                    param=f"structured_outputs.{name}"[:SHOWN_VALUE_CHARS],
+                )
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        if self.json_object is False:
+            object.__setattr__(self, "json_object", None)
+        kinds = [name for name in _STRUCTURED_KINDS if getattr(self, name) is not None]
+        if len(kinds) != 1:
+            given = f"; given: {', '.join(kinds)}" if kinds else ""
+            raise InvalidRequestError(
+                f"structured_outputs needs exactly one of {', '.join(_STRUCTURED_KINDS)}{given}",
+                param="structured_outputs",
+            )
+        kind = kinds[0]
+        path = f"structured_outputs.{kind}"
+        value = getattr(self, kind)
+        if kind == "json":
+            object.__setattr__(self, "json", _schema_text(path, value))
+        elif kind == "choice":
+            choices = _strings(path, value)
+            if not choices:
+                raise InvalidRequestError(f"{path} must not be empty", param=path)
+            object.__setattr__(self, "choice", choices)
+        elif kind == "json_object":
+            _flag(path, value)
+        elif not isinstance(value, str) or not value:
+            raise _wrong(path, value, "must be a non-empty string")
+        _flag("structured_outputs.disable_any_whitespace", self.disable_any_whitespace)
+        if self.whitespace_pattern is not None and not isinstance(self.whitespace_pattern, str):
+            raise _wrong("structured_outputs.whitespace_pattern", self.whitespace_pattern, "must be a string")
+        if kind not in ("json", "json_object"):
+            for name in ("disable_any_whitespace", "whitespace_pattern"):
+                if getattr(self, name):
+                    path = f"structured_outputs.{name}"
+                    raise InvalidRequestError(f"{path} goes with json or json_object", param=path)
+
+
+def _schema_text(path: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping | bool):
+        raise _wrong(path, value, "must be a JSON schema: an object, or its text")
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{path} is no JSON: {error}", param=path) from None
+
+
+_STRUCTURED_NAMES = tuple(item.name for item in dataclasses.fields(StructuredOutputsParams))
+_STRUCTURED_KINDS = _STRUCTURED_NAMES[:5]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +310,10 @@ class SamplingParams:
     """The same for each prompt token."""
     logit_bias: Mapping[int, float] | None = _param(None, _logit_bias, hash=False)
     """Added to the logits of these token ids, each from -100 (practically never) to 100 (practically always)."""
+    allowed_token_ids: Sequence[int] | None = _param(None, _allowed_token_ids)
+    """Only these tokens are chosen. Kept as a tuple; None: all."""
+    structured_outputs: StructuredOutputsParams | None = _param(None, _structured_outputs)  # noqa: RUF009
+    """What the answer must look like: a JSON schema, a regular expression, one of several texts, or a grammar."""
     skip_special_tokens: bool = _param(True, _flag)
     """Leave special tokens such as end-of-sequence markers out of the text."""
     detokenize: bool = _param(True, _flag)
@@ -228,6 +330,9 @@ class SamplingParams:
 
     bad_word_token_ids: tuple[tuple[int, ...], ...] | None = field(default=None, init=False, repr=False)
     """The token sequences of `bad_words`, set by `with_bad_word_token_ids` where a tokenizer is at hand."""
+
+    grammar: str | None = field(default=None, init=False, repr=False)
+    """`structured_outputs` as a grammar for the matcher, set by `with_grammar` once it has been checked."""
 
     def __new__(cls, **fields: Any) -> SamplingParams:
         """Refuse unknown names with the nearest valid one (the generated `__init__` would raise a bare TypeError)."""
@@ -317,6 +422,17 @@ class SamplingParams:
         object.__setattr__(resolved, "bad_word_token_ids", tuple(word for word in sequences if word))
         return resolved
 
+    def with_grammar(self, grammar: str) -> SamplingParams:
+        """A copy that carries the grammar of its `structured_outputs`."""
+        resolved = copy.copy(self)
+        object.__setattr__(resolved, "grammar", grammar)
+        return resolved
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether what may be chosen next depends on the tokens so far, or is a fixed part of the vocabulary."""
+        return self.structured_outputs is not None or self.allowed_token_ids is not None
+
     def within(self, num_tokens: int) -> SamplingParams:
         """The same with room for so many tokens at most; `self` if nothing changes."""
         max_tokens = num_tokens if self.max_tokens is None else min(self.max_tokens, num_tokens)
@@ -391,7 +507,8 @@ _CHECKS: tuple[tuple[str, Any, Any, Check], ...] = tuple(
 )
 """(field, default, the default as it is kept, check)"""
 _FIELD_NAMES = tuple(name for name, *_ in _CHECKS)
-_TOKEN_ID_FIELDS = tuple(name for name, _, _, check in _CHECKS if check in (_token_ids, _logit_bias))
+_TOKEN_ID_CHECKS = (_token_ids, _allowed_token_ids, _logit_bias)
+_TOKEN_ID_FIELDS = tuple(name for name, _, _, check in _CHECKS if check in _TOKEN_ID_CHECKS)
 """What holds ids of the vocabulary."""
 _GOES_WITH_BEAM_SEARCH = frozenset(
     {

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import json
 import math
 import textwrap
 import types
@@ -96,16 +97,16 @@ def sampling_flags(defaults: Mapping[str, Any] | None = None, *, without: Collec
         if not field.init or field.name in without:
             continue
         hint = hints[field.name]
-        pairs = "Mapping" in str(hint)
+        pairs, is_record = "Mapping" in str(hint), "StructuredOutputsParams" in str(hint)
         specs.append(
             FlagSpec(
                 name=field.name,
                 help=texts[field.name],
                 default=(defaults or {}).get(field.name, field.default),
                 section="sampling",
-                metavar="ID=BIAS" if pairs else _metavar(hint),
+                metavar="ID=BIAS" if pairs else "JSON" if is_record else _metavar(hint),
                 choices=None,
-                convert=_id_and_bias if pairs else _converter(hint),
+                convert=_id_and_bias if pairs else _json_object if is_record else _converter(hint),
                 repeatable=pairs or "Sequence" in str(hint),
                 is_switch=is_switch(hint),
             )
@@ -318,6 +319,16 @@ def _id_and_bias(text: str) -> tuple[int, float]:
         return int(token_id), float(bias)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not ID=BIAS, e.g. 42=-100") from None
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'\'{text}\' is no JSON object, e.g. {{"choice": ["yes", "no"]}}')
+    return value
 
 
 @functools.cache

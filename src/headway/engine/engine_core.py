@@ -31,7 +31,8 @@ from headway.core import (
     check_invariants,
 )
 from headway.engine.step_report import BatchSnapshot, StepReport
-from headway.executor import Executor, PendingStep
+from headway.executor import Executor, PendingStep, UnsampledStep
+from headway.structured.guides import GuideEnd, Guides
 from headway.tracing import span
 
 logger = logging.getLogger(__name__)
@@ -68,9 +69,11 @@ class EngineCore:
         *,
         now: Callable[[], float],
         sleep: Callable[[float], None] = time.sleep,
+        guides: Guides | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
+        self._guides = guides
         self._now = now
         self._sleep = sleep
         self._in_flight: deque[_InFlight] = deque()
@@ -83,13 +86,19 @@ class EngineCore:
         if not self.scheduler.has_unfinished_requests:
             self.drain()  # no request waited for these results, so the time until now is not theirs
         self.scheduler.add_request(request, now_s=self._now())
+        params = request.sampling_params
+        if params is not None and params.is_guided:
+            assert self._guides is not None, "nothing here guides requests"
+            self._guides.add(request.request_id, params)
 
     def finish_request(self, request_id: str, status: RequestStatus) -> None:
         """End a live request from outside."""
         self.scheduler.finish_request(request_id, status)
+        self._drop_guide(request_id)
 
     def stop_request(self, request_id: str) -> bool:
         """A stop string was found; see `Scheduler.stop_request`."""
+        self._drop_guide(request_id)
         return self.scheduler.stop_request(request_id)
 
     @property
@@ -141,8 +150,9 @@ class EngineCore:
             self._launch(output)
 
     def _has_room(self) -> bool:
-        """Behind a step that could not be submitted nothing is launched: its requests are going to end."""
-        if self._in_flight and isinstance(self._in_flight[-1].pending, _FailedStep):
+        """Behind a step that could not be submitted nothing is launched: its requests are going to end. Nor is it
+        behind one whose tokens are not sampled: the next would read them."""
+        if self._in_flight and isinstance(self._in_flight[-1].pending, _FailedStep | _AwaitsMasks):
             return False
         return len(self._in_flight) < self.executor.max_in_flight
 
@@ -151,13 +161,66 @@ class EngineCore:
         snapshot, submitted_s = self._take_snapshot(output), self._now()
         try:
             with span("submit"):
-                pending = self.executor.submit(output)
+                pending = self._submit(output)
         except Exception as error:
             pending = _FailedStep(error)
         except BaseException as error:
             self._in_flight.append(_InFlight(output, snapshot, _FailedStep(error), submitted_s))
             raise
         self._in_flight.append(_InFlight(output, snapshot, pending, submitted_s))
+
+    def _submit(self, output: SchedulerOutput) -> PendingStep:
+        """A step with guided requests samples when their masks are there. What they depend on, the tokens of the step
+        before, is known at once if nothing is in flight; otherwise forward runs meanwhile."""
+        guided = self._guided(output)
+        if not guided:
+            return self.executor.submit(output)
+        assert self._guides is not None
+        if self._in_flight:
+            return _AwaitsMasks(self.executor.forward(output))
+        masks = self._guides.begin(guided)  # in threads, beside the step
+        return self.executor.forward(output).sample(masks.result())
+
+    def _guided(self, output: SchedulerOutput) -> list[str]:
+        if self._guides is None or not self._guides.live:
+            return []
+        return self._guides.guided(share.request_id for share in output.scheduled if share.samples)
+
+    def _sample_awaiting(self) -> None:
+        """The step before has been taken in: the masks of the next one can be made."""
+        if not self._in_flight or not isinstance(self._in_flight[0].pending, _AwaitsMasks):
+            return
+        step, pending = self._in_flight[0], self._in_flight[0].pending
+        assert self._guides is not None
+        try:
+            with span("masks"):
+                masks = self._guides.begin(self._guided(step.output)).result()
+            with span("sample"):
+                sampled = pending.step.sample(masks)
+        except Exception as error:
+            sampled = _FailedStep(error)
+        except BaseException as error:
+            self._in_flight[0] = step._replace(pending=_FailedStep(error))
+            raise
+        self._in_flight[0] = step._replace(pending=sampled)
+
+    def _drop_guide(self, request_id: str) -> None:
+        if self._guides is not None:
+            self._guides.drop(request_id)
+
+    def _follow_guides(self, updates: list[RequestUpdate]) -> list[RequestUpdate]:
+        """Tell the guides what was chosen; requests that a guide ends, end behind their last tokens."""
+        assert self._guides is not None
+        return updates + [self._end(end) for end in self._guides.note(updates)]
+
+    def _end(self, end: GuideEnd) -> RequestUpdate:
+        request_id, status = end.request_id, RequestStatus.FINISHED_STOPPED
+        if end.error is not None:
+            self.scheduler.finish_request(request_id, RequestStatus.FINISHED_ERROR)
+            return RequestUpdate(request_id, (), (), RequestStatus.FINISHED_ERROR, error=end.error)
+        if self.scheduler.stop_request(request_id):
+            return RequestUpdate(request_id, (), (), status)
+        return RequestUpdate(request_id, (), (), None, held_status=status)
 
     def _find_lost(self) -> None:
         """Ctrl-C may have come between a plan and its launch, or between an update and the end of its step."""
@@ -172,6 +235,7 @@ class EngineCore:
 
     def _take_result(self) -> CoreStep:
         """Wait for the oldest step and take in what came of it."""
+        self._sample_awaiting()  # only after an interruption is the oldest one not sampled
         step = self._in_flight[0]
         is_awaited = self.has_unfinished_requests
         failure: Exception | None = None
@@ -190,6 +254,9 @@ class EngineCore:
         with span("update"):
             updates = self.scheduler.update(step.output, result, duration_s=observed_s)
         self._in_flight.popleft()
+        if self._guides is not None and self._guides.live:
+            updates = self._follow_guides(updates)
+        self._sample_awaiting()
         launched, self._launched = self._launched, []
         return CoreStep(launched, updates, self._report(step.snapshot, updates, duration_s, failure))
 
@@ -236,6 +303,16 @@ class EngineCore:
             block_size=kv_cache.block_size,
             error=None if failure is None else _words(failure),
         )
+
+
+class _AwaitsMasks:
+    """A step that runs up to its logits; what its requests may choose is not known before the step ahead of it."""
+
+    def __init__(self, step: UnsampledStep) -> None:
+        self.step = step
+
+    def result(self) -> ModelRunnerOutput:
+        raise RuntimeError("the step has not been sampled")
 
 
 class _FailedStep:

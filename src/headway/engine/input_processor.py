@@ -13,6 +13,7 @@ from headway.core import Request
 from headway.core.request_options import DEFAULT_OPTIONS, OPTION_NAMES, RequestOptions
 from headway.errors import InvalidRequestError, RequestTooLargeError
 from headway.sampling_params import MAX_LOGPROBS, SamplingParams
+from headway.structured.grammars import grammar_of
 from headway.tokenizer import Tokenizer, spell_bad_words
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -113,6 +114,7 @@ def core_id(request_id: str, index: int | None = None) -> str:
     return escaped if index is None else f"{escaped}#{index}"
 
 
+GRAMMARS_KEPT = 8
 SPELLINGS_KEPT = 8
 """Lists of bad words whose tokens are remembered: all prompts of a call have the same, and they are spelt once."""
 
@@ -141,6 +143,7 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
+        self._grammar_of = functools.lru_cache(GRAMMARS_KEPT)(grammar_of)
         self._spell = functools.lru_cache(SPELLINGS_KEPT)(self._spell_bad_words)
 
     def prepare(
@@ -225,6 +228,8 @@ class InputProcessor:
         params = params.within(self.max_model_len - num_prompt_tokens)
         if params.bad_words and params.bad_word_token_ids is None:
             params = params.with_bad_word_token_ids(self._spell(tuple(params.bad_words)))
+        if params.structured_outputs is not None and params.grammar is None:
+            params = params.with_grammar(self._grammar_of(params.structured_outputs))
         if params.bad_word_token_ids:
             params.validate_for_vocabulary(self.vocab_size)  # the tokenizer may know tokens that the model does not
         return params

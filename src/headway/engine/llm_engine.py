@@ -24,6 +24,7 @@ from headway.models.decoder_config import DecoderConfig
 from headway.outputs import RequestOutput, Streaming
 from headway.predict import AnswerLengths, PromptView
 from headway.sampling_params import SamplingParams
+from headway.structured.guides import GrammarCompiler, Guides
 from headway.tokenizer import Tokenizer
 from headway.tracing import span
 from headway.worker.memory_plan import MemoryPlan
@@ -55,7 +56,11 @@ class LLMEngine:
         self.plan = plan
         self._now = now
         self._lengths = lengths
-        self.core = EngineCore(create_scheduler(config.scheduler, config.cache, plan), executor, now=now)
+        vocab_size = model_config.vocab_size
+        self.guides = Guides(None if tokenizer is None else GrammarCompiler(tokenizer, vocab_size), vocab_size)
+        self.core = EngineCore(
+            create_scheduler(config.scheduler, config.cache, plan), executor, guides=self.guides, now=now
+        )
         self._inputs = InputProcessor(
             tokenizer=tokenizer, vocab_size=model_config.vocab_size, max_model_len=plan.max_model_len
         )
@@ -112,6 +117,8 @@ class LLMEngine:
         """Check a request without queueing it; what is returned can be given to `submit`."""
         prepared = self._inputs.prepare(request_id, prompt, params, options)
         self.core.scheduler.check_fits(prepared.children[0])
+        if prepared.params.grammar is not None:
+            self.guides.compile(prepared.params.grammar)
         return prepared
 
     def submit(self, request: PreparedRequest, *, stream: Streaming = True) -> None:
@@ -243,6 +250,7 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Free the model and its cache."""
         self.core.shutdown()
+        self.guides.close()
         if self._lengths is not None:
             self._lengths.close()
 

@@ -72,7 +72,9 @@ class _Completion:
                     return True
             if self._ending is None and last_status is not None:
                 self.error = update.error
-                last = update.new_token_ids[-1] if last_status is RequestStatus.FINISHED_STOPPED else None
+                last = None  # a request that its grammar ends has no last token of its own
+                if last_status is RequestStatus.FINISHED_STOPPED and update.new_token_ids:
+                    last = update.new_token_ids[-1]
                 stop_reason = None if last in self._eos_token_ids else last
                 self._finish_text((cast(FinishReason, last_status.value), stop_reason))
         if update.finish_status is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from headway.core.scheduler_output import SchedulerOutput
-from headway.runner.base import PendingStep
+from headway.runner.base import PendingStep, UnsampledStep
 
 
 class Executor(Protocol):
@@ -27,6 +27,11 @@ class Executor(Protocol):
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Start to compute the scheduled tokens and to sample where the plan says so. The plan is not empty."""
+        ...
+
+    def forward(self, output: SchedulerOutput) -> UnsampledStep:
+        """Start to compute the scheduled tokens, up to the logits. Tokens are chosen when the masks are there; nothing
+        may be submitted before."""
         ...
 
     def warm_up(self) -> int:

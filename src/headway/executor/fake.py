@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput, TokenMasks
 
 NextToken = Callable[[str, int], int]
 """(request id, number of tokens it has) → the next token."""
@@ -44,6 +47,10 @@ class FakeExecutor:
         self._in_flight.append(step)
         return step
 
+    def forward(self, output: SchedulerOutput) -> FakeStep:
+        """Take note of the plan; its tokens wait for `FakeStep.sample`."""
+        return self.submit(output)
+
     def warm_up(self) -> int:
         """Every step is as fast as any other."""
         return 0
@@ -51,14 +58,17 @@ class FakeExecutor:
     def shutdown(self) -> None:
         """Nothing to free."""
 
-    def _answer(self, step: FakeStep, output: SchedulerOutput) -> ModelRunnerOutput:
+    def _answer(self, step: FakeStep, output: SchedulerOutput, masks: TokenMasks | None) -> ModelRunnerOutput:
         if not self._in_flight or self._in_flight.popleft() is not step:
             raise RuntimeError(f"the result of step {output.step_id} is taken twice, or before that of an earlier one")
-        sampled = {
-            s.request_id: SampledTokens((self._next_token(s.request_id, s.num_computed_tokens + s.num_tokens),))
+        wanted = {
+            s.request_id: self._next_token(s.request_id, s.num_computed_tokens + s.num_tokens)
             for s in output.scheduled
             if s.samples
         }
+        sampled = {request_id: SampledTokens((token_id,)) for request_id, token_id in wanted.items()}
+        for request_id, bits in zip(masks.request_ids, masks.bits, strict=True) if masks is not None else ():
+            sampled[request_id] = _nearest_allowed(wanted[request_id], bits)
         return ModelRunnerOutput(sampled=sampled, prompt_logprobs={})
 
 
@@ -68,7 +78,21 @@ class FakeStep:
     def __init__(self, executor: FakeExecutor, output: SchedulerOutput) -> None:
         self._executor = executor
         self._output = output
+        self._masks: TokenMasks | None = None
+
+    def sample(self, masks: TokenMasks) -> FakeStep:
+        """Choose allowed tokens only."""
+        self._masks = masks
+        return self
 
     def result(self) -> ModelRunnerOutput:
         """The tokens; an error if it is not this step's turn."""
-        return self._executor._answer(self, self._output)
+        return self._executor._answer(self, self._output, self._masks)
+
+
+def _nearest_allowed(token_id: int, bits: NDArray[np.uint32]) -> SampledTokens:
+    """The token itself, or the next one that is allowed, from the beginning again if need be."""
+    allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+    if not len(allowed):
+        return SampledTokens((), error="no token is left to choose from")
+    return SampledTokens((int(allowed[np.searchsorted(allowed, token_id) % len(allowed)]),))

@@ -7,7 +7,7 @@ import torch
 from headway.config import ResolvedConfig
 from headway.core.scheduler_output import SchedulerOutput
 from headway.errors import ConfigError
-from headway.executor.base import PendingStep
+from headway.executor.base import PendingStep, UnsampledStep
 from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
 from headway.runner import Runner
@@ -42,11 +42,11 @@ class LocalExecutor:
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Run a step, or start it."""
-        if self._runner is None:
-            raise RuntimeError("the executor is shut down")
-        if self._cuda_device is not None and torch.cuda.current_device() != self._cuda_device:
-            torch.cuda.set_device(self._cuda_device)
-        return self._runner.submit(output)
+        return self._ready().submit(output)
+
+    def forward(self, output: SchedulerOutput) -> UnsampledStep:
+        """Run a step, or start it, up to the logits."""
+        return self._ready().forward(output)
 
     def warm_up(self) -> int:
         """Make ready what would slow down first steps; returns for how many kinds of steps there was something to
@@ -66,3 +66,10 @@ class LocalExecutor:
         if self._runner is not None:
             self._runner.shutdown()
         self._runner = None
+
+    def _ready(self) -> Runner:
+        if self._runner is None:
+            raise RuntimeError("the executor is shut down")
+        if self._cuda_device is not None and torch.cuda.current_device() != self._cuda_device:
+            torch.cuda.set_device(self._cuda_device)
+        return self._runner

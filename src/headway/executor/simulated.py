@@ -7,6 +7,7 @@ in flight one behind the other, as on a device; asking for a result moves the cl
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
 
@@ -64,6 +65,10 @@ class SimulatedExecutor:
         self.busy_s += duration_s
         self.num_steps += 1
         return SimulatedStep(output, self._free_at_s, self._clock)
+
+    def forward(self, output: SchedulerOutput) -> NoReturn:
+        """A simulated request has no grammar."""
+        raise NotImplementedError("a simulation chooses no tokens")
 
     def warm_up(self) -> int:
         """Every step is as fast as any other."""

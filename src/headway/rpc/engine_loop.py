@@ -12,7 +12,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -39,6 +40,9 @@ from headway.rpc.messages import (
 from headway.rpc.step_snapshots import SnapshotMaker
 from headway.sampling_params import SamplingParams
 
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
 logger = logging.getLogger(__name__)
 
 IDLE_S = 1.0
@@ -46,6 +50,10 @@ IDLE_S = 1.0
 INTAKE_S = 0.05
 """How long requests are prepared between two steps. The rest of a burst waits for the next turn; requests that run do
 not wait for it."""
+COMPILE_S = 0.8
+"""How long a request's grammar may take to compile, beside the loop."""
+COMPILE_THREADS = 4
+COMPILE_POLL_S = 0.0005
 MAX_FAILED_STEPS = 3
 """So many failures without a success between them raise the question whether the fault is in the requests. A device
 does not recover from some errors, a new process does."""
@@ -53,6 +61,7 @@ PROBE = "#probe"
 
 REQUEST_FAILED = "the engine failed to process this request"
 SHUTTING_DOWN = "the server is shutting down"
+TOO_COMPLEX = "structured_outputs takes too long to compile; use a smaller schema or grammar"
 NO_PARAMS = "the request has the parameters of one before it that could not be read"
 NOTHING_FOUND = "stop_token_ids and min_tokens leave no token that a search could go on with"
 
@@ -87,11 +96,16 @@ class EngineLoop:
         self._snapshots = SnapshotMaker(engine.core.scheduler, engine.beams, now=now)
         self._line: deque[AddRequest] = deque()  # requests that have come and are not prepared
         self._last_params: SamplingParams | None = None  # of the request that came last, if they could be read
+        self._compiling: dict[
+            Future[LLMatcher], tuple[AddRequest, float]
+        ] = {}  # grammars, and until when there is time
+        self._compilers = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammars")
         self._refused: list[Delta] = []
         self._live: set[str] = set()
         self._silent: set[str] = set()  # those of them that tell nothing but progress before their end
         self._is_watched = False
         self._stats_are_stale = False
+        self._is_prepared = False  # whether the first grammar need not wait for the tokenizer's trie
         self._has_checked = True  # whether blocks and requests were found to agree since the last step
         self._num_failed_steps = 0
         self._drain_until_s: float | None = None
@@ -131,12 +145,15 @@ class EngineLoop:
             self._channel.send(self._snapshots.blocks())
         may_sleep = is_idle and not self._is_in_doubt and self._drain_until_s is None
         self._turn_started_s = None
-        messages = self._channel.receive(timeout_s=IDLE_S if may_sleep else 0.0)
+        idle_s = COMPILE_POLL_S if self._compiling else IDLE_S
+        messages = self._channel.receive(timeout_s=idle_s if may_sleep else 0.0)
         self._turn_started_s = self._now()
-        if may_sleep and not messages:
+        if may_sleep and not messages and not self._compiling:
             self._check_itself()
         for message in messages:
             self._take(message)
+        if self._compiling:
+            self._take_compiled()
         if not self._is_in_doubt:
             self._admit_line()
         if self._refused:
@@ -168,7 +185,46 @@ class EngineLoop:
         elif request.params is None:
             self._refused.append(_failure(request.request_id, NO_PARAMS, status=400, param="params"))
         else:
+            self._queue(request, request.params)
+
+    def _queue(self, request: AddRequest, params: SamplingParams) -> None:
+        """Into the line; where a grammar has to be compiled first, when that is done."""
+        grammar = params.grammar
+        if grammar is None or self._engine.guides.is_compiled(grammar):
             self._line.append(request)
+        else:
+            self._prepare_guides()
+            job = self._compilers.submit(self._engine.guides.compile, grammar)
+            self._compiling[job] = (request, self._now() + COMPILE_S)
+
+    def _prepare_guides(self) -> None:
+        """Takes half a second and Python's lock, so it is done while nothing runs, or at the first grammar."""
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._engine.guides.prepare()
+
+    def _take_compiled(self) -> None:
+        """Requests whose grammar is ready go into the line."""
+        for job, (request, until_s) in list(self._compiling.items()):
+            if job.done():
+                error = job.exception()
+                if error is None:
+                    self._line.append(request)
+                else:
+                    self._refuse(request.request_id, error)
+            elif self._now() > until_s:
+                job.cancel()
+                self._refused.append(_failure(request.request_id, TOO_COMPLEX, status=400, param="structured_outputs"))
+            else:
+                continue
+            del self._compiling[job]
+
+    def _refuse(self, request_id: str, error: BaseException) -> None:
+        if isinstance(error, InvalidRequestError):
+            self._refused.append(_failure(request_id, str(error), status=error.http_status, param=error.param))
+        else:
+            logger.error("request %s could not be queued", request_id, exc_info=error)
+            self._refused.append(_failure(request_id, REQUEST_FAILED, status=500))
 
     def _admit_line(self) -> None:
         """Prepare requests in order of arrival, at least one and no more than there is time for."""
@@ -187,12 +243,8 @@ class EngineLoop:
             self._engine.add_request(
                 request.request_id, request.prompt_token_ids, params, request.options, stream=stream
             )
-        except InvalidRequestError as error:
-            refusal = _failure(request.request_id, str(error), status=error.http_status, param=error.param)
-            self._refused.append(refusal)
-        except Exception:
-            logger.exception("request %s could not be queued", request.request_id)
-            self._refused.append(_failure(request.request_id, REQUEST_FAILED, status=500))
+        except Exception as error:
+            self._refuse(request.request_id, error)
         else:
             self._live.add(request.request_id)
             if not params.can_stream:
@@ -200,9 +252,10 @@ class EngineLoop:
 
     def _abort(self, request_ids: list[str]) -> None:
         """Who is still in line leaves it without having been prepared."""
-        if self._line:
+        if self._line or self._compiling:
             aborted = frozenset(request_ids)
             self._line = deque(request for request in self._line if request.request_id not in aborted)
+            self._compiling = {job: it for job, it in self._compiling.items() if it[0].request_id not in aborted}
         for request_id in request_ids:
             self._engine.abort(request_id)
             self._forget(request_id)
@@ -215,6 +268,7 @@ class EngineLoop:
 
     def _check_itself(self) -> None:
         """There has been nothing to do for a while."""
+        self._prepare_guides()
         if not self._has_checked:
             self._has_checked = True
             try:
@@ -301,12 +355,13 @@ class EngineLoop:
     def _is_drained(self) -> bool:
         if self._drain_until_s is None:
             return False
-        is_idle = not self._line and not self._engine.has_unfinished_requests()
+        is_idle = not self._line and not self._compiling and not self._engine.has_unfinished_requests()
         return is_idle or self._now() >= self._drain_until_s
 
     def _refuse_rest(self) -> None:
         """End what was not done in time."""
-        unfinished = sorted({*self._live, *(request.request_id for request in self._line)})
+        waiting = [*self._line, *(request for request, _ in self._compiling.values())]
+        unfinished = sorted({*self._live, *(request.request_id for request in waiting)})
         self._abort(unfinished)
         self._send_step([_failure(request_id, SHUTTING_DOWN, status=503) for request_id in unfinished])
 

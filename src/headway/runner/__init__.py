@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.runner.base import PendingStep, Runner, RunnerSettings
+from headway.runner.base import PendingStep, Runner, RunnerSettings, UnsampledStep
 
 if TYPE_CHECKING:
     from headway.attention import AttentionBackend
     from headway.kv.host_blocks import HostBlocks
     from headway.models.decoder import Decoder
 
-__all__ = ["PendingStep", "Runner", "RunnerSettings", "create_runner"]
+__all__ = ["PendingStep", "Runner", "RunnerSettings", "UnsampledStep", "create_runner"]
 
 
 def create_runner(

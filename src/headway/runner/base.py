@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput, TokenMasks
 
 if TYPE_CHECKING:
     import torch
@@ -19,11 +19,23 @@ class PendingStep(Protocol):
         ...
 
 
+class UnsampledStep(Protocol):
+    """A step that runs, or has run, up to its logits."""
+
+    def sample(self, masks: TokenMasks) -> PendingStep:
+        """Choose the tokens; those of the named requests from what their masks allow. Called once."""
+        ...
+
+
 class Runner(Protocol):
     """Runs planned steps in the order of submission. It appends each sampled token to its own copy of the request."""
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Run a step, or queue it on the device. A request that cannot enter the batch fails alone."""
+        ...
+
+    def forward(self, output: SchedulerOutput) -> UnsampledStep:
+        """The same up to the logits. Nothing may be submitted before its tokens have been sampled."""
         ...
 
     def warm_up(self) -> int:

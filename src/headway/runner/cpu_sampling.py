@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.native.lib import NativeLibrary, sample_tokens
-from headway.runner.logit_edits import ONE_OUTPUT, LogitEntries, StepEdits, seen_tokens
+from headway.runner.logit_edits import ONE_OUTPUT, LineMasks, LogitEntries, StepEdits, seen_tokens
 from headway.runner.sampler import (
     LOGIT_IS_INFINITE,
     LOGIT_IS_NAN,
@@ -37,6 +37,11 @@ _LEAST_NOISE, _MOST_NOISE = -3.2, 22.9
 _FAR = 6.0
 # With more near logits than this, the scores of the first so many show what is to be beaten.
 _MANY, _FIRST = 4096, 512
+
+_ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf).astype(
+    np.float32
+)
+"""For each byte of a mask, what is added to the logits of its eight tokens."""
 
 
 class CpuSampling:
@@ -64,6 +69,8 @@ class CpuSampling:
     ) -> Tensor:
         """All edits, in place unless the logits are to be kept."""
         edited = logits.clone() if keep_logits else logits
+        if edits.masks is not None:
+            self._mask(edited.numpy(), edits.masks)
         if edits.entries is not None:
             self._edit(edited.numpy(), rows, positions, edits.entries)
         if edits.penalised:
@@ -99,6 +106,11 @@ class CpuSampling:
     def download(self, tensor: Tensor) -> Tensor:
         """The same memory."""
         return tensor
+
+    def _mask(self, logits: Float32Array, masks: LineMasks) -> None:
+        vocab_size = logits.shape[1]
+        for line, words in zip(masks.lines.tolist(), masks.words, strict=True):
+            logits[line] += _ADDED[words.view(np.uint8)].reshape(-1)[:vocab_size]
 
     def _edit(self, logits: Float32Array, rows: Int64Array, positions: Int64Array, entries: LogitEntries) -> None:
         lines, tokens, bits, starts, lengths = entries.columns

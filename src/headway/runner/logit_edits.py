@@ -66,12 +66,23 @@ class LogitEntries:
 
 
 @dataclass(frozen=True, slots=True)
+class LineMasks:
+    """What guided rows of a step may choose from."""
+
+    lines: Int32Array
+    words: Int32Array
+    """[lines, W]: bit i of word w allows token 32 w + i. There are bits for the whole vocabulary, perhaps for more."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepEdits:
     """All that is done to the logits of a step before a token is chosen, in this order."""
 
     entries: LogitEntries | None
     penalised: bool
     """Whether any row has penalties."""
+    masks: LineMasks | None = None
+    """Applied first: what they rule out is out, whatever else is done to it."""
 
 
 class RowEdits:

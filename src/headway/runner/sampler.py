@@ -3,6 +3,7 @@
 The definition, which `cpu_sampling.py` and `triton_sampling.py` implement:
 
     logprobs     from the model's untouched logits
+    masks        of guided requests: what their grammar does not allow is out
     edits        bias, bad words and `min_tokens`: a number is added to single logits, -inf rules the token out
     penalties    repetition scales the logits of tokens in prompt or output away from "likely"; frequency and presence
                  subtract for tokens in the output
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from headway.core.scheduler_output import NewRequest, TokenLogprobs
 from headway.errors import InvalidRequestError
-from headway.runner.logit_edits import EditTable, StepEdits
+from headway.runner.logit_edits import EditTable, LineMasks, StepEdits
 from headway.runner.token_logprobs import LINES_AT_A_TIME, PendingLogprobs, logprob_words
 from headway.sampling_params import SamplingParams
 
@@ -64,7 +65,7 @@ def record_word(name: str) -> int:
 # What stands in place of a token that could not be chosen; the native kernel has the same numbers.
 NOTHING_LEFT, LOGIT_IS_NAN, LOGIT_IS_INFINITE = -1, -2, -3
 _ERRORS = {
-    NOTHING_LEFT: "no token is left to choose from: bans rule out the whole vocabulary",
+    NOTHING_LEFT: "no token is left to choose from: bans and masks rule out the whole vocabulary",
     LOGIT_IS_NAN: "the model gave a logit of nan",
     LOGIT_IS_INFINITE: "the model gave a logit of inf",
 }
@@ -138,13 +139,13 @@ class SamplingRows:
         """All features that any of these rows uses."""
         return int(np.bitwise_or.reduce(self.flags[rows]))
 
-    def edits(self, rows: Int64Array, used: int) -> StepEdits:
+    def edits(self, rows: Int64Array, used: int, masks: LineMasks | None) -> StepEdits:
         """What changes the logits of a step whose i-th line belongs to `rows[i]`."""
         entries = None
         if used & EDITS:
             lines = np.flatnonzero(self.flags[rows] & EDITS).tolist()
             entries = self._edits.entries(rows, lines, self._num_output_tokens[rows[lines]].tolist())
-        return StepEdits(entries, penalised=bool(used & PENALTIES))
+        return StepEdits(entries, penalised=bool(used & PENALTIES), masks=masks)
 
     def wanted_logprobs(self, rows: Int64Array) -> tuple[Int64Array, list[int]]:
         """The lines that want logprobs, and of how many most likely tokens each."""
@@ -220,8 +221,10 @@ class Sampler:
         """Let requests enter that `SamplingRows` has noted."""
         self._kernels.seat(seats)
 
-    def sample(self, logits: Tensor, rows: Int64Array, positions: Int64Array) -> PendingSample:
-        """Choose a token for each of `rows`; on the CPU, `logits` are consumed.
+    def sample(
+        self, logits: Tensor, rows: Int64Array, positions: Int64Array, masks: LineMasks | None = None
+    ) -> PendingSample:
+        """Choose a token for each of `rows`; `logits` are consumed.
 
         `logits` [at least R, V] has a line per row, in any float type; further lines are ignored. `positions`: where
         the new token goes in the row's tokens, which is also how many it has now.
@@ -235,8 +238,8 @@ class Sampler:
             return PendingSample(torch.empty(0, dtype=torch.int32), None)
         used = self._rows.used_by(rows)
         edited = logits = self._kernels.prepare(logits, num_lines)
-        if used & (EDITS | PENALTIES):
-            edits = self._rows.edits(rows, used)
+        if masks is not None or used & (EDITS | PENALTIES):
+            edits = self._rows.edits(rows, used, masks)
             edited = self._kernels.edit(logits[:num_lines], rows, positions, edits, keep_logits=bool(used & LOGPROBS))
         token_ids = self._kernels.pick(edited, rows, positions, used=used)
         host_token_ids = self._kernels.download(token_ids)

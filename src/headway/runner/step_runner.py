@@ -1,6 +1,7 @@
 """Runs planned steps: keep the rows up to date, stage the step, run the model to the logits, sample.
 
     submit       changes · stage · forward (ends at the logits) · sample · copy the tokens back
+    forward      the same in two calls, where masks come in between
     result       wait for that copy
 
 The skeleton is the same everywhere. A `Stage` says where rows lie and how a step runs forward: at once on the CPU
@@ -10,12 +11,14 @@ queued behind this one, and finds its tokens in the rows, where the sampler puts
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,10 +29,12 @@ from headway.core.scheduler_output import (
     PromptLogprobs,
     SampledTokens,
     SchedulerOutput,
+    TokenMasks,
 )
 from headway.kv.host_blocks import HostBlocks, apply_moves
 from headway.models.decoder import Decoder
 from headway.runner.base import PendingStep, RunnerSettings
+from headway.runner.logit_edits import LineMasks
 from headway.runner.prompt_logprobs import logprobs_of_prompts
 from headway.runner.rows import RowTable, StepRows
 from headway.runner.sampler import Int32Array, PendingSample, Sampler, Seat
@@ -91,18 +96,35 @@ class StepRunner(Generic[StagedStep]):
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Run a step, or queue it on the device."""
+        with self._here():
+            return self._sample(self._forward(output), None)
+
+    def forward(self, output: SchedulerOutput) -> UnsampledTokens:
+        """Run a step, or queue it, up to the logits: tokens wait for masks."""
+        with self._here():
+            return UnsampledTokens(self, self._forward(output))
+
+    def sample(self, step: ForwardStep, masks: TokenMasks | None) -> PendingTokens:
+        """Choose the tokens of the step that was forwarded last."""
+        with self._here():
+            return self._sample(step, masks)
+
+    @contextlib.contextmanager
+    def _here(self) -> Iterator[None]:
+        """The runner's own device and threads; the rest of the process may want others."""
         if self._is_shut_down:
             raise RuntimeError("the runner is shut down")
         if self._cuda_device is not None and torch.cuda.current_device() != self._cuda_device:
             torch.cuda.set_device(self._cuda_device)
-        if self._num_threads is None:
-            return self._submit(output)
-        callers_threads = torch.get_num_threads()  # the rest of the process may want them: they are only borrowed
-        torch.set_num_threads(self._num_threads)
+        callers_threads = torch.get_num_threads() if self._num_threads is not None else 0
         try:
-            return self._submit(output)
+            if self._num_threads is not None:
+                torch.set_num_threads(self._num_threads)
+            with torch.inference_mode():
+                yield
         finally:
-            torch.set_num_threads(callers_threads)
+            if callers_threads:
+                torch.set_num_threads(callers_threads)
 
     @torch.inference_mode()
     def warm_up(self) -> int:
@@ -116,19 +138,18 @@ class StepRunner(Generic[StagedStep]):
 
     # ---- the batch ------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
-    def _submit(self, output: SchedulerOutput) -> PendingStep:
+    def _forward(self, output: SchedulerOutput) -> ForwardStep:
         self._apply_changes(output)
         if not self._unseated:
             return self._run(output)
-        pending = self._run(output.without(self._unseated))
+        step = self._run(output.without(self._unseated))
         # Where steps overlap, this one may have been planned before the scheduler knew of the failure.
         failed = {
             share.request_id: SampledTokens((), error=self._unseated[share.request_id])
             for share in output.scheduled
             if share.request_id in self._unseated
         }
-        return dataclasses.replace(pending, failed=failed)
+        return dataclasses.replace(step, failed=failed)
 
     def _apply_changes(self, output: SchedulerOutput) -> None:
         """Requests that left free their rows, blocks are moved, and requests that enter get rows.
@@ -169,28 +190,69 @@ class StepRunner(Generic[StagedStep]):
 
     # ---- a step ---------------------------------------------------------------------------------------------------
 
-    def _run(self, output: SchedulerOutput) -> PendingTokens:
+    def _run(self, output: SchedulerOutput) -> ForwardStep:
         if output.is_empty:
-            return PendingTokens(None, [], None, {})
+            return ForwardStep(None, None, {})
         step = self._rows.step(output)
         blocks = self._rows.append_blocks(
             [(s.request_id, s.new_block_ids) for s in output.scheduled if s.new_block_ids]
         )
         staged = self.stage.stage(step, blocks, exact=bool(self._rows.wanted_prompts))
-        found: dict[str, PromptLogprobs] = {}
-        if self._rows.wanted_prompts:
-            hidden = self.stage.hidden(staged)
-            found = logprobs_of_prompts(self.decoder, hidden, step, self._rows.wanted_prompts)
-            sampled = hidden.index_select(0, torch.from_numpy(step.sample_index).to(hidden.device))
-            logits = self.decoder.logits(sampled) if step.sampled else sampled
-        else:
-            logits = self.stage.forward(staged)
-        sample = self._sampler.sample(logits, step.sample_rows, step.sample_positions) if step.sampled else None
+        if not self._rows.wanted_prompts:
+            return ForwardStep(step, self.stage.forward(staged), {})
+        hidden = self.stage.hidden(staged)
+        found = logprobs_of_prompts(self.decoder, hidden, step, self._rows.wanted_prompts)
+        sampled = hidden.index_select(0, torch.from_numpy(step.sample_index).to(hidden.device))
+        return ForwardStep(step, self.decoder.logits(sampled) if step.sampled else sampled, found)
+
+    def _sample(self, forwarded: ForwardStep, masks: TokenMasks | None) -> PendingTokens:
+        step, logits = forwarded.rows, forwarded.logits
+        sample, request_ids = None, []
+        if step is not None and step.sampled:
+            assert logits is not None
+            request_ids = [step.request_ids[place] for place in step.sampled]
+            lines = None if masks is None else _line_masks(masks, request_ids)
+            sample = self._sampler.sample(logits, step.sample_rows, step.sample_positions, lines)
         done = None
         if self._cuda_device is not None:
             done = torch.cuda.Event()
             done.record()
-        return PendingTokens(done, [step.request_ids[place] for place in step.sampled], sample, found)
+        return PendingTokens(done, request_ids, sample, forwarded.prompt_logprobs, forwarded.failed)
+
+
+def _line_masks(masks: TokenMasks, request_ids: Sequence[str]) -> LineMasks | None:
+    """By the lines of a step; a request that is not in it has failed to enter."""
+    places = {request_id: line for line, request_id in enumerate(request_ids)}
+    kept = [number for number, request_id in enumerate(masks.request_ids) if request_id in places]
+    if not kept:
+        return None
+    lines = np.asarray([places[masks.request_ids[number]] for number in kept], dtype=np.int32)
+    return LineMasks(
+        lines, masks.bits.view(np.int32)[kept] if len(kept) < len(masks.bits) else masks.bits.view(np.int32)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardStep:
+    """A step that has come, or been queued, as far as its logits. `rows` is None where nothing was computed."""
+
+    rows: StepRows | None
+    logits: Tensor | None
+    prompt_logprobs: dict[str, PromptLogprobs]
+    failed: dict[str, SampledTokens] = field(default_factory=dict)
+    """Of requests that could not enter the batch."""
+
+
+class UnsampledTokens:
+    """A step whose tokens wait for masks."""
+
+    def __init__(self, runner: StepRunner[Any], step: ForwardStep) -> None:
+        self._runner = runner
+        self._step = step
+
+    def sample(self, masks: TokenMasks) -> PendingTokens:
+        """Choose them."""
+        return self._runner.sample(self._step, masks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
-"""Edits of logits in Triton, into a float32 copy of them: the device's side of `logit_edits.py`.
+"""Edits of logits in Triton: the device's side of `logit_edits.py`.
 
+masks        what guided rows may not choose; in place where nothing else is done
 entries      bans, biases and bad words, one entry each
 penalties    repetition, frequency and presence, by a dense table of what each row has seen
 """
@@ -27,6 +28,7 @@ _ONE_OUTPUT = tl.constexpr(ONE_OUTPUT)
 
 EDIT_ENTRIES = 128
 PENALTY_TILE = 2048
+MASK_WORDS = 64
 
 
 class TritonEdits:
@@ -53,9 +55,19 @@ class TritonEdits:
         self.seen.index_fill_(0, row_ids.long(), 0)
         self.seen.index_put_((entries[0].long(), entries[1].long()), entries[2])
 
-    def apply(self, logits: Tensor, *, row_ids: Tensor, positions: Tensor, edits: StepEdits) -> Tensor:
-        """A float32 copy of the logits [R, V] with all edits."""
-        edited = logits.to(torch.float32, copy=True)
+    def apply(
+        self, logits: Tensor, *, row_ids: Tensor, positions: Tensor, edits: StepEdits, keep_logits: bool
+    ) -> Tensor:
+        """The logits [R, V] with all edits: the same memory, if they are masks only and `keep_logits` is false, or a
+        float32 copy."""
+        adds = edits.entries is not None or edits.penalised
+        edited = logits.to(torch.float32, copy=True) if adds or keep_logits else logits
+        if edits.masks is not None:
+            lines, words = self._upload(edits.masks.lines, edits.masks.words)
+            num_words = triton.cdiv(self._vocab_size, 32)
+            _mask_kernel[(len(lines), triton.cdiv(num_words, MASK_WORDS))](
+                edited, edited.stride(0), self._vocab_size, lines, words, words.stride(0), WORDS=MASK_WORDS, num_warps=4
+            )
         if edits.entries is not None:
             columns, prefixes = self._upload(edits.entries.columns, edits.entries.prefixes)
             num_entries, longest = columns.shape[1], int(edits.entries.columns[-1].max())
@@ -77,6 +89,17 @@ def seen_entries(seats: Sequence[Seat]) -> Int32Array:
     found = [(seat.row, *seen_tokens(seat.request)) for seat in seats]
     parts = [np.stack([np.full_like(tokens, row), tokens, entries]) for row, tokens, entries in found]
     return np.concatenate(parts, axis=1)
+
+
+@triton.jit(do_not_specialize_on_alignment=["lines", "words"])
+def _mask_kernel(logits, line_stride, vocab_size, lines, words, word_stride, WORDS: tl.constexpr):
+    """Program (masked line, group of words)."""
+    line = tl.load(lines + tl.program_id(0)).to(tl.int64)
+    places = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    bits = tl.load(words + tl.program_id(0) * word_stride + places, mask=places * 32 < vocab_size, other=0)
+    ids = places[:, None] * 32 + tl.arange(0, 32)[None, :]
+    is_out = ((bits[:, None] >> tl.arange(0, 32)[None, :]) & 1) == 0
+    tl.store(logits + line * line_stride + ids, float("-inf"), mask=is_out & (ids < vocab_size))
 
 
 @triton.jit(

@@ -105,9 +105,9 @@ class TritonSampling:
     def edit(
         self, logits: Tensor, rows: Int64Array, positions: Int64Array, edits: StepEdits, *, keep_logits: bool
     ) -> Tensor:
-        """A float32 copy of the logits with all edits."""
+        """The logits with all edits; a copy, unless masks are all there is."""
         row_ids, row_positions = self._sample_rows[: len(rows)], self._sample_positions[: len(rows)]
-        return self._edits.apply(logits, row_ids=row_ids, positions=row_positions, edits=edits)
+        return self._edits.apply(logits, row_ids=row_ids, positions=row_positions, edits=edits, keep_logits=keep_logits)
 
     def pick(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> Tensor:
         """Filters and the choice, and its traces in the row."""

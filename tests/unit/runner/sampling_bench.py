@@ -13,6 +13,7 @@ from tests.triton_device import DEVICE  # isort: split
 from headway import native
 from headway.core.scheduler_output import NewRequest
 from headway.runner.cpu_sampling import CpuSampling
+from headway.runner.logit_edits import LineMasks
 from headway.runner.sampler import Sampler, SamplerOutput, SamplingRows, Seat
 from headway.runner.triton_sampling import TritonSampling
 from tests.unit.runner.sampling_reference import Request
@@ -72,7 +73,11 @@ class Bench:
         self.columns[:, : len(rows)] = staged.to(self.columns.device)
 
     def sample(
-        self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int] | None = None
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[int],
+        positions: Sequence[int] | None = None,
+        masks: LineMasks | None = None,
     ) -> SamplerOutput:
         """One step; tokens are appended to the requests. The logits stay as they are."""
         if positions is None:
@@ -83,6 +88,7 @@ class Bench:
             logits.to(self.columns.device, copy=True),
             np.asarray(rows, dtype=np.int64),
             np.asarray(positions, dtype=np.int64),
+            masks,
         )
         if self.columns.is_cuda:
             torch.cuda.synchronize()
@@ -92,11 +98,13 @@ class Bench:
         return output
 
 
-def sample_once(kernels: str, logits: torch.Tensor, requests: list[Request]) -> SamplerOutput:
+def sample_once(
+    kernels: str, logits: torch.Tensor, requests: list[Request], masks: LineMasks | None = None
+) -> SamplerOutput:
     """One step of as many rows as there are requests."""
     bench = Bench(kernels, len(requests), logits.shape[1])
     bench.add(dict(enumerate(requests)))
-    return bench.sample(logits, range(len(requests)))
+    return bench.sample(logits, range(len(requests)), masks=masks)
 
 
 def random_logits(rng: np.random.Generator, num_lines: int, vocab_size: int, scale: float = 3.0) -> torch.Tensor:

@@ -27,7 +27,7 @@ from headway.lab.sim.cost_model import CostModel, StepWork
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
     from headway.engine.step_report import EngineStep
-    from headway.executor import Executor, PendingStep
+    from headway.executor import Executor, PendingStep, UnsampledStep
 
 
 Now = Callable[[], float]
@@ -110,6 +110,9 @@ class _TimedExecutor:
         pending = self._executor.submit(output)
         self.waited_s += self.now() - started_s
         return _TimedStep(pending, self, None)
+
+    def forward(self, output: SchedulerOutput) -> UnsampledStep:
+        return self._executor.forward(output)  # measured work has no grammars
 
     def warm_up(self) -> int:
         return self._executor.warm_up()

@@ -1,0 +1,250 @@
+"""Which tokens may come next: a guide for each request whose answer must fit a grammar, or a part of the vocabulary.
+
+    compile      a grammar's text → a matcher at its start; in any thread, kept for the next request with the same
+    begin        the masks of a step's guided requests, computed in threads while the step runs
+    note         the tokens that were chosen; a request whose grammar has ended, or broke, is named
+
+A mask is a bit per token. The engine hands a step's masks to the executor between forward and sampling.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.scheduler_output import RequestUpdate, TokenMasks
+from headway.errors import InvalidRequestError
+from headway.sampling_params import SamplingParams
+from headway.structured.json_schema import parser_limits
+from headway.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+
+logger = logging.getLogger(__name__)
+
+GRAMMARS_KEPT = 128
+MAX_MASK_THREADS = 8
+_SHOWN_ERROR_CHARS = 400
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer. For any number of threads; the work itself runs without Python's lock."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size = max(vocab_size, tokenizer.vocab_size)
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+        self._prepare_lock = threading.Lock()
+        self._prepared: LLTokenizer | None = None
+
+    @property
+    def can_prepare(self) -> bool:
+        """Whether the tokenizer has what grammars need: an end token."""
+        return bool(self._tokenizer.eos_token_ids)
+
+    def prepare(self) -> LLTokenizer:
+        """Build the tokenizer's trie, which takes half a second for 50,000 tokens. Once."""
+        with self._prepare_lock:
+            if self._prepared is None:
+                from llguidance import LLTokenizer
+
+                if not self.can_prepare:
+                    raise InvalidRequestError(
+                        "structured output needs an end token, and the model's tokenizer names none",
+                        param="structured_outputs",
+                    )
+                self._prepared = LLTokenizer(
+                    self._tokenizer.backend.to_str(),
+                    n_vocab=self.vocab_size,
+                    eos_token=list(self._tokenizer.eos_token_ids),
+                )
+            return self._prepared
+
+    def is_compiled(self, grammar: str) -> bool:
+        """Whether `compile` would answer at once."""
+        with self._lock:
+            return grammar in self._kept
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """A matcher at the grammar's start. Raises `InvalidRequestError` with what is wrong with the grammar."""
+        with self._lock:
+            kept = self._kept.get(grammar)
+            if kept is not None:
+                self._kept.move_to_end(grammar)
+                return kept.deep_copy()
+        matcher = self._compile(grammar)
+        with self._lock:
+            self._kept[grammar] = matcher
+            while len(self._kept) > GRAMMARS_KEPT:
+                self._kept.popitem(last=False)
+        return matcher.deep_copy()
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        tokenizer = self.prepare()
+        try:
+            matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
+            if matcher.is_error():
+                raise _refused(matcher.get_error())
+            matcher.compute_bitmask()  # fails, where it does, at the start: most of a grammar's lexer is made here
+            if matcher.is_error():
+                raise _refused(matcher.get_error())
+        except InvalidRequestError:
+            raise
+        except BaseException as error:  # a panic in llguidance is no `Exception`
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            logger.error("a grammar of %d characters broke the compiler: %s", len(grammar), error)
+            raise _refused("it breaks the grammar compiler") from None
+        if matcher.is_stopped() and not matcher.is_accepting():
+            raise _refused("no text can match it")
+        return matcher
+
+
+def _refused(reason: str) -> InvalidRequestError:
+    text = reason.split("\n<state>")[0].removesuffix("\n<non-verbose/>").strip()
+    if text.startswith("NoExtension"):
+        text = "no text can match it"
+    shown = text if len(text) <= _SHOWN_ERROR_CHARS else text[: _SHOWN_ERROR_CHARS - 3] + "..."
+    return InvalidRequestError(f"structured_outputs cannot be used: {shown}", param="structured_outputs")
+
+
+class GuideEnd(NamedTuple):
+    """A request that its guide ends."""
+
+    request_id: str
+    error: str | None
+    """None: its grammar allows nothing more, and its end tokens may not be chosen."""
+
+
+class _Guide:
+    """What one request may say next."""
+
+    def __init__(self, matcher: LLMatcher | None, allowed: NDArray[np.uint32] | None, params: SamplingParams) -> None:
+        self.matcher = matcher
+        self.allowed = allowed
+        self._ignores_eos = params.ignore_eos
+        self._min_tokens = params.min_tokens
+        self._num_tokens = 0
+
+    def note(self, token_ids: Iterable[int]) -> tuple[bool, str | None]:
+        """Take in chosen tokens: whether the request ends here, and with what error."""
+        matcher = self.matcher
+        if matcher is None:
+            return False, None
+        for token_id in token_ids:
+            self._num_tokens += 1
+            if not matcher.consume_token(token_id):
+                return True, _refused(matcher.get_error() or "the grammar is at its end").args[0]
+        # Where the end token cannot be chosen, it would otherwise be the only one left.
+        is_barred = self._ignores_eos or self._num_tokens < self._min_tokens
+        return is_barred and matcher.is_stopped(), None
+
+
+class Guides:
+    """The guides of all live requests of one engine; for the thread that drives it."""
+
+    def __init__(self, compiler: GrammarCompiler | None, vocab_size: int) -> None:
+        self._compiler = compiler
+        self._num_words = -(-(vocab_size if compiler is None else compiler.vocab_size) // 32)
+        self.live: dict[str, _Guide] = {}
+        """By request id."""
+        self._threads: ThreadPoolExecutor | None = None
+        self._masks: LLExecutor | None = None
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """A matcher at a grammar's start; in any thread. Raises `InvalidRequestError` if there can be none."""
+        if self._compiler is None:
+            raise InvalidRequestError(
+                "structured output needs a tokenizer, and this model has none", "structured_outputs"
+            )
+        return self._compiler.compile(grammar)
+
+    def is_compiled(self, grammar: str) -> bool:
+        """Whether `compile` would answer at once."""
+        return self._compiler is None or self._compiler.is_compiled(grammar)
+
+    def prepare(self) -> None:
+        """Do now what would make the first grammar slow."""
+        if self._compiler is not None and self._compiler.can_prepare:
+            self._compiler.prepare()
+
+    def add(self, request_id: str, params: SamplingParams) -> None:
+        """Guide a request from its first token on. Its grammar should have been compiled."""
+        matcher = None if params.grammar is None else self.compile(params.grammar)
+        allowed = None
+        if params.allowed_token_ids is not None:
+            allowed = _bits(params.allowed_token_ids, self._num_words)
+        self.live[request_id] = _Guide(matcher, allowed, params)
+
+    def drop(self, request_id: str) -> None:
+        """Forget a request, guided or not."""
+        self.live.pop(request_id, None)
+
+    def guided(self, request_ids: Iterable[str]) -> list[str]:
+        """Those of them that have a guide."""
+        return [request_id for request_id in request_ids if request_id in self.live]
+
+    def begin(self, request_ids: Sequence[str]) -> Future[TokenMasks]:
+        """Compute the masks of these requests in threads."""
+        if self._threads is None:
+            from llguidance import LLExecutor
+
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix="masks")
+            self._masks = LLExecutor(num_threads=min(MAX_MASK_THREADS, os.cpu_count() or 1))
+        guides = [self.live[request_id] for request_id in request_ids]
+        return self._threads.submit(self._compute, tuple(request_ids), guides)
+
+    def note(self, updates: Iterable[RequestUpdate]) -> list[GuideEnd]:
+        """Take in what a step brought. Requests that have ended lose their guide."""
+        ends = []
+        for update in updates:
+            guide = self.live.get(update.request_id)
+            if guide is None:
+                continue
+            if update.finish_status is not None or update.held_status is not None:
+                del self.live[update.request_id]
+                continue
+            is_at_end, error = guide.note(update.new_token_ids)
+            if is_at_end:
+                del self.live[update.request_id]
+                ends.append(GuideEnd(update.request_id, error))
+        return ends
+
+    def close(self) -> None:
+        """Stop the threads."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _compute(self, request_ids: tuple[str, ...], guides: Sequence[_Guide]) -> TokenMasks:
+        bits = np.empty((len(guides), self._num_words), dtype=np.uint32)
+        matchers = [(guide.matcher, line) for line, guide in enumerate(guides) if guide.matcher is not None]
+        if matchers:
+            assert self._masks is not None
+            num_bytes = self._num_words * bits.itemsize
+            self._masks.unsafe_compute_mask_ptr(matchers, bits.ctypes.data, num_bytes, len(guides))
+        for matcher, line in matchers:
+            if matcher.is_error():  # its mask would be that of an end; with none left the request fails
+                logger.warning("request %s: %s", request_ids[line], matcher.get_error()[:_SHOWN_ERROR_CHARS])
+                bits[line] = 0
+        for line, guide in enumerate(guides):
+            if guide.allowed is not None:
+                bits[line] = guide.allowed if guide.matcher is None else bits[line] & guide.allowed
+        return TokenMasks(request_ids, bits)
+
+
+def _bits(token_ids: Sequence[int], num_words: int) -> NDArray[np.uint32]:
+    flags = np.zeros(num_words * 32, dtype=np.uint8)
+    flags[list(token_ids)] = 1
+    return np.packbits(flags, bitorder="little").view(np.uint32)
