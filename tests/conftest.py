@@ -1,24 +1,21 @@
-"""What holds for every test: how kernels run, how many threads a worker takes, and which files start first.
+"""What holds for every test: how kernels run, what a worker takes of the machine, and which files start first.
 
 Without a GPU, Triton kernels are tested through Triton's interpreter, which must be chosen before Triton loads.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 
-if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
-    # Workers share the cores: threads of several of them would spin while they wait for each other.
+SHARES_THE_CORES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1
+if SHARES_THE_CORES:  # threads of several workers would spin while they wait for each other
     for library in ("OMP", "OPENBLAS", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 LONGEST = (
     "test_same_tokens_as_transformers.py",
@@ -41,6 +38,33 @@ LONGEST = (
     "test_sim_accuracy.py",
 )
 """Files that take the most time start first, so that no worker is left alone with one of them at the end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        return  # hands tests out and runs none: the workers start while this process would still import torch
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread_for_the_kernels() -> None:
+    from headway import native
+
+    if SHARES_THE_CORES and native.is_available():
+        native.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_are_read_once() -> Iterator[None]:
+    """A client of httpx reads all of them when it is made, 30 ms each time, also for servers that need none."""
+    from httpx._transports import default
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(default, "create_ssl_context", functools.cache(default.create_ssl_context))
+        yield
 
 
 def _place(file: str) -> int:
