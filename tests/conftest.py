@@ -19,30 +19,34 @@ if SHARES_THE_CORES:  # threads of several workers would spin while they wait fo
 
 LONGEST = (
     "test_same_tokens_as_transformers.py",
-    "test_engine_client.py",
-    "native/test_attention.py",
-    "test_triton_paged.py",
-    "test_prefix_cache_property.py",
     "test_scheduler_property.py",
-    "test_server_lifecycle.py",
-    "test_engine_attacks.py",
-    "test_llm.py",
-    "test_quantised_kv.py",
-    "test_gpu_prefix.py",
-    "test_server_prefix_cache.py",
-    "test_beam_search.py",
-    "test_cli.py",
+    "test_engine_client.py",
     "test_server_attacks.py",
+    "test_engine_attacks.py",
+    "test_server_lifecycle.py",
+    "test_llm.py",
+    "test_cli.py",
+    "test_triton_paged.py",
+    "test_policies.py",
+    "integration/test_prefix_cache.py",
+    "test_prefix_cache_property.py",
+    "test_quantised_kv.py",
+    "integration/test_beam_search.py",
+    "test_server_prefix_cache.py",
     "test_page.py",
+    "test_page_with_model.py",
+    "test_gpu_prefix.py",
+    "test_engine_process.py",
     "tune/test_tune_search.py",
     "test_sim_accuracy.py",
+    "native/test_attention.py",
 )
 """Files that take the most time start first, so that no worker is left alone with one of them at the end."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
-        return  # hands tests out and runs none: the workers start while this process would still import torch
+        return  # this process hands tests out and runs none: its workers need not wait until it has imported torch
     import torch
 
     if not torch.cuda.is_available():
