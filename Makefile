@@ -26,7 +26,11 @@ serve: $(STAMP)/run $(STAMP)/model $(STAMP)/native ## Serve the embedded model: 
 demo: $(STAMP)/run $(STAMP)/model $(STAMP)/native ## Watch a dozen requests share one batch, live in the terminal
 	@$(VENV)/bin/headway demo $(ARGS)
 
-test: lint typecheck layers unit ## Run every check: lint, format, types, import layers, tests
+test: lint setup ## Run every check: lint, format, types, import layers, tests
+	@# Types and layers are checked while tests wait for servers, and say all they have to say at once.
+	@(checks=$$($(MAKE) --no-print-directory typecheck layers 2>&1); status=$$?; printf '\n%s\n' "$$checks"; exit $$status) & \
+	  $(MAKE) --no-print-directory unit; tests=$$?; \
+	  wait $$! || { echo "Types or import layers are wrong: see above." >&2; exit 1; }; exit $$tests
 
 setup: $(STAMP)/dev $(STAMP)/model $(STAMP)/native ## Install everything, run nothing
 

@@ -1,46 +1,74 @@
-"""What holds for every test: how kernels run, how many threads a worker takes, and which files start first.
+"""What holds for every test: how kernels run, what a worker takes of the machine, and which files start first.
 
 Without a GPU, Triton kernels are tested through Triton's interpreter, which must be chosen before Triton loads.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 
-if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
-    # Workers share the cores: threads of several of them would spin while they wait for each other.
+SHARES_THE_CORES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1
+if SHARES_THE_CORES:  # threads of several workers would spin while they wait for each other
     for library in ("OMP", "OPENBLAS", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 LONGEST = (
     "test_same_tokens_as_transformers.py",
-    "test_engine_client.py",
-    "native/test_attention.py",
-    "test_triton_paged.py",
-    "test_prefix_cache_property.py",
     "test_scheduler_property.py",
-    "test_server_lifecycle.py",
-    "test_engine_attacks.py",
-    "test_llm.py",
-    "test_quantised_kv.py",
-    "test_gpu_prefix.py",
-    "test_server_prefix_cache.py",
-    "test_beam_search.py",
-    "test_cli.py",
+    "test_engine_client.py",
     "test_server_attacks.py",
+    "test_engine_attacks.py",
+    "test_server_lifecycle.py",
+    "test_llm.py",
+    "test_cli.py",
+    "test_triton_paged.py",
+    "test_policies.py",
+    "integration/test_prefix_cache.py",
+    "test_prefix_cache_property.py",
+    "test_quantised_kv.py",
+    "integration/test_beam_search.py",
+    "test_server_prefix_cache.py",
     "test_page.py",
+    "test_page_with_model.py",
+    "test_gpu_prefix.py",
+    "test_engine_process.py",
     "tune/test_tune_search.py",
     "test_sim_accuracy.py",
+    "native/test_attention.py",
 )
 """Files that take the most time start first, so that no worker is left alone with one of them at the end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        return  # this process hands tests out and runs none: its workers need not wait until it has imported torch
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread_for_the_kernels() -> None:
+    from headway import native
+
+    if SHARES_THE_CORES and native.is_available():
+        native.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_are_read_once() -> Iterator[None]:
+    """A client of httpx reads all of them when it is made, 30 ms each time, also for servers that need none."""
+    from httpx._transports import default
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(default, "create_ssl_context", functools.cache(default.create_ssl_context))
+        yield
 
 
 def _place(file: str) -> int:

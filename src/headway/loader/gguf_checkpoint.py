@@ -1,7 +1,8 @@
 """A checkpoint in a single GGUF file: weights, configuration, tokenizer and chat template.
 
 Tensors become floats as they are read: by the native kernels for the common types, by the gguf package for all others.
-The metadata becomes a `DecoderConfig` by way of the configuration Hugging Face would have written.
+The metadata becomes a `DecoderConfig` by way of the configuration Hugging Face would have written. An engine without a
+model reads only that, so torch is imported with the first tensor.
 """
 
 from __future__ import annotations
@@ -14,10 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from headway import native
 from headway.errors import CorruptModelError, MissingTensorError, UnsupportedModelError
 from headway.loader.gguf_file import BF16, F16, F32, Q4_0, Q4_1, Q8_0, GGUFFile, GGUFTensor
 from headway.models.checkpoint import Checkpoint, TensorInfo
@@ -25,6 +23,9 @@ from headway.models.decoder_config import DecoderConfig, FrequencyFactors
 from headway.models.hf_config import RawConfig, cap_to_window, config_from_hf, yarn_attention_factor
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from headway.tokenizer import Tokenizer
 
 # GGUF's name of an architecture -> the class whose configuration it is. Mistral models are "llama" in GGUF.
@@ -36,11 +37,7 @@ ARCHITECTURES: Mapping[str, str] = {
 
 _FILE_TYPE_DTYPES = {0: "float32", 1: "float16"}
 
-_STORED_AS_FLOATS = {
-    F32: torch.float32,
-    F16: torch.float16,
-    BF16: torch.bfloat16,
-}
+_STORED_AS_FLOATS = {F32: "float32", F16: "float16", BF16: "bfloat16"}
 _NATIVE = (Q4_0, Q4_1, Q8_0)
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -129,15 +126,20 @@ def _pairs_to_halves(data: Bytes, num_rows: int, num_heads: int) -> Bytes:
 
 def dequantize(tensor: GGUFTensor, data: Bytes) -> Tensor:
     """`data` uint8 [rows, bytes per row] -> a float tensor of the tensor's shape; quantised types become float32."""
+    import torch
+
+    from headway import native
+
     dtype = _STORED_AS_FLOATS.get(tensor.type)
     if dtype is not None:
-        return torch.from_numpy(data).view(dtype).view(tensor.shape)
+        return torch.from_numpy(data).view(getattr(torch, dtype)).view(tensor.shape)
     if tensor.type in _NATIVE and native.is_available():
         return native.dequantize(tensor.type.name, torch.from_numpy(data), tensor.shape)
     return _dequantize_with_library(tensor, data)
 
 
 def _dequantize_with_library(tensor: GGUFTensor, data: Bytes) -> Tensor:
+    import torch
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize as library_dequantize
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from headway.models.decoder_config import DecoderConfig
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from headway.tokenizer import Tokenizer
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from headway.errors import ConfigError, OutOfMemoryError
 from headway.models.decoder_config import DecoderConfig
 from headway.settings import CacheSettings
-from headway.worker.formats import Formats
+
+if TYPE_CHECKING:  # an engine without a model has a plan too, and starts three seconds sooner without torch
+    import torch
+
+    from headway.worker.formats import Formats
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +88,8 @@ def longest_request(max_model_len: int | None, model: DecoderConfig) -> int:
 
 def free_cuda_bytes(device: torch.device, *, working_bytes: int, utilization: float) -> int:
     """What `gpu_memory_utilization` leaves for the KV cache, once weights are loaded and a step has its space."""
+    import torch
+
     free, total = torch.cuda.mem_get_info(device)
     return int(free - (1.0 - utilization) * total - working_bytes - _ATTENTION_SCRATCH_BYTES - _CUDA_RESERVE_BYTES)
 
@@ -173,6 +178,8 @@ def _check_room(num_blocks: int, bytes_per_block: int, device: torch.device, fre
 def _available_bytes(device: torch.device) -> int | None:
     """Free memory of the device, or `None` where the system does not tell (macOS has no count of free pages)."""
     if device.type == "cuda":
+        import torch
+
         return int(torch.cuda.mem_get_info(device)[0])
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") + _reclaimable_bytes()

@@ -9,7 +9,7 @@ import torch
 
 from headway import native
 from headway.errors import NativeBuildError
-from headway.native.build import build, usable_cpus
+from headway.native.build import build
 from headway.native.lib import NativeLibrary
 
 
@@ -38,8 +38,9 @@ def library(request: pytest.FixtureRequest) -> NativeLibrary:
 def seeded_and_two_threads(fast: NativeLibrary, generic: NativeLibrary) -> Iterator[None]:
     """Random inputs repeat; every test starts with two threads, whatever the machine has."""
     torch.manual_seed(0)
-    for library in (fast, generic):
+    before = [(library, library.get_num_threads()) for library in (fast, generic)]
+    for library, _ in before:
         library.set_num_threads(2)
     yield
-    for library in (fast, generic):
-        library.set_num_threads(usable_cpus())
+    for library, num_threads in before:
+        library.set_num_threads(num_threads)
