@@ -9,6 +9,7 @@ from typing import Any
 
 from headway.structured.answer_pieces import AnswerStream, CallArguments, Reading
 from headway.structured.lark_rules import LarkRules, inline_schema, one_of, regex_quote, spaces, terminal
+from headway.structured.tool_schemas import without_references
 
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$defs", "definitions"})
 _HEX = "[0-9a-fA-F]"
@@ -37,7 +38,8 @@ class PythonLiterals:
         self._rules = rules
 
     def value(self, schema: Mapping[str, Any]) -> str:
-        return self._value(schema) if _is_known(schema) else inline_schema(schema)
+        inlined = without_references(schema, schema)
+        return self._value(inlined) if _is_known(inlined) else inline_schema(schema)
 
     def anything(self) -> str:
         """Any literal, nested ones included."""

@@ -135,6 +135,30 @@ def type_of_value(value: object) -> frozenset[str]:
             return frozenset({"object"})
 
 
+def without_references(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
+    """The schema with its `$ref`s replaced by what they refer to; None if they go in circles, or have siblings."""
+    if depth > _MOST_REFERENCES:
+        return None
+    if isinstance(schema, list):
+        items = [without_references(one, root, depth + 1) for one in schema]
+        return None if None in items else items
+    if not isinstance(schema, Mapping):
+        return schema
+    if "$ref" in schema:
+        target = _target(schema["$ref"], root)
+        siblings = schema.keys() - {"$ref", "title", "description", "default", *_DEFINITIONS}
+        return None if target is None or siblings else without_references(target, root, depth + 1)
+    inlined = {}
+    for word, value in schema.items():
+        if word in ("enum", "const", "default", "examples"):
+            inlined[word] = value
+        elif word not in _DEFINITIONS:
+            inlined[word] = without_references(value, root, depth + 1)
+            if inlined[word] is None and value is not None:
+                return None
+    return inlined
+
+
 def _declared(schema: Mapping[str, Any]) -> frozenset[str]:
     declared = schema.get("type")
     found = frozenset(declared) if isinstance(declared, list) else frozenset({declared}) if declared else JSON_TYPES
