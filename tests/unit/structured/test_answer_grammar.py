@@ -250,6 +250,7 @@ STRINGS = {
     "c": {"anyOf": [{"type": "string"}, {"type": "null"}]},
     "d": {"type": ["integer", "null"], "minimum": 3},
     "e": {"const": "x/y"},
+    "f": {"anyOf": [{"$ref": "#/$defs/color"}, {"type": "null"}]},
 }
 
 
@@ -261,18 +262,24 @@ STRINGS = {
         ({"a": "abcd", "b": "xyz"}, "refused"),
         ({"a": "ab", "b": "vwxyz"}, "refused"),
         ({"a": "ab", "b": "z"}, "refused"),
-        ({"a": "ab", "b": "zz", "c": "é", "d": 5, "e": "x/y"}, "whole"),
+        ({"a": "ab", "b": "zz", "c": "é", "d": 5, "e": "x/y", "f": "red"}, "whole"),
+        ({"a": "ab", "b": "zz", "f": None}, "whole"),
+        ({"a": "ab", "b": "zz", "f": "reddish"}, "refused"),
         ({"a": "ab", "b": "zz", "d": 2}, "refused"),
         ({"a": "ab", "b": "zz", "e": "x"}, "refused"),
         ({"a": "ab", "c": "y"}, "refused"),
     ],
 )
 def test_constrained_parameters(name: str, arguments: Mapping[str, object], verdict: str) -> None:
-    tool = Tool("f", None, {"properties": STRINGS, "required": ["a", "b"], "additionalProperties": False})
+    schema = {"properties": STRINGS, "required": ["a", "b"], "additionalProperties": False}
+    tool = Tool("f", None, {**schema, "$defs": {"color": {"type": "string", "enum": ["red", "blue"]}}})
     # Where a schema has keywords that are not plain types, values are spelled as in JSON.
     text = TOOL_FORMATS[name].write([ToolCall("f", json.dumps(arguments, ensure_ascii=False))])
     if name == "pythonic":
-        pairs = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+        spelled = {
+            key: "None" if one is None else json.dumps(one, ensure_ascii=False) for key, one in arguments.items()
+        }
+        pairs = ", ".join(f"{key}={value}" for key, value in spelled.items())
         text = f"[f({pairs})]"
     answer = spec(name, tools=(tool,), tool_choice="required")
     assert vocabulary(()).verdict(answer, text) == verdict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headway.errors import InvalidRequestError
 from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 from headway.structured.answer_spec import AnswerSpec
 from headway.structured.tool_schemas import Tool, ToolCall
@@ -34,7 +36,18 @@ BITS = [
         ";",
         "</function>",
     ),
-    *("<parameter=", "\n</param", "</parameter>", "\x1f", "a", "\\u0041", "[THINK]", "[/THINK]", "<|python_tag|>"),
+    *(
+        "</function>",
+        "<parameter=",
+        "\n</param",
+        "</parameter>",
+        "\x1f",
+        "a",
+        "\\u0041",
+        "[THINK]",
+        "[/THINK]",
+        "<|python_tag|>",
+    ),
 ]
 texts = st.lists(st.sampled_from(BITS), max_size=6).map("".join)
 names = st.sampled_from(["get", "get_weather", "ge", "x-y.z"])
@@ -134,3 +147,22 @@ def assert_a_prefix_is_never_taken_back(spec: AnswerSpec, text: str, whole: Answ
     assert len(so_far.calls) == len(whole.calls)
     for call, full in zip(so_far.calls, whole.calls):
         assert call.name == full.name and full.arguments.startswith(call.arguments)
+
+
+WORDS = ["type", "properties", "required", "enum", "const", "anyOf", "items", "$ref", "$defs", "pattern", "minLength"]
+KINDS = ["string", "object", "array", "null", "integer", "#/$defs/a", "#/properties/a", "^a/|\n$", "\\", "a"]
+odd_schemas: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(KINDS),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from([*WORDS, "a", "b"]), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(properties=odd_schemas, more=st.dictionaries(st.sampled_from(WORDS), odd_schemas, max_size=3))
+def test_odd_schemas_give_a_grammar_or_are_refused(name: str, properties: Any, more: dict[str, Any]) -> None:
+    tool = Tool("f", None, {"properties": {"a": properties, "b": properties}, **more})
+    spec = AnswerSpec(tools=(tool,), tool_format=TOOL_FORMATS[name])
+    with contextlib.suppress(InvalidRequestError):
+        assert "start:" in (spec.grammar({}) or "")
