@@ -145,7 +145,7 @@ def test_an_answer_cut_short_gives_what_there_is(name: str) -> None:
     whole = read(spec(name), text)
     assert whole.calls == (PARIS, SEVEN)
     longest = 0
-    for end in range(len(text)):
+    for end in range(0, len(text), 2):
         got = read(spec(name), text[:end])
         assert got == read(spec(name), *text[:end])
         for call, full in zip(got.calls, whole.calls):

@@ -59,7 +59,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 )
 calls = st.lists(st.tuples(names, st.dictionaries(keys, values, max_size=3)), max_size=3)
 # Each test of a format cuts hundreds of texts: few of them show what many do.
-few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def tools_for(made: list[tuple[str, dict[str, Any]]]) -> tuple[Tool, ...]:
@@ -159,7 +159,7 @@ odd_schemas: st.SearchStrategy[Any] = st.recursive(
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(properties=odd_schemas, more=st.dictionaries(st.sampled_from(WORDS), odd_schemas, max_size=3))
 def test_odd_schemas_give_a_grammar_or_are_refused(name: str, properties: Any, more: dict[str, Any]) -> None:
     tool = Tool("f", None, {"properties": {"a": properties, "b": properties}, **more})
