@@ -200,7 +200,7 @@ def test_without_anything_to_constrain_there_is_no_grammar() -> None:
     assert spec("hermes", allowed=()).grammar({}) is None
 
 
-def walk(known: Vocabulary, spec: AnswerSpec, random_: random.Random, most: int = 100) -> tuple[str, bool]:
+def walk(known: Vocabulary, spec: AnswerSpec, random_: random.Random, most: int = 150) -> tuple[str, bool]:
     """A random answer under the masks, and whether it ended by itself."""
     matcher = known.matcher(spec)
     ways_out = [known.encode(text) for text in WAYS_OUT]
@@ -228,7 +228,7 @@ def test_what_masks_allow_is_read_as_calls_that_keep_to_their_schemas(name: str,
     random_ = random.Random(name)
     schemas = {tool.name: tool.parameters or {"type": "object"} for tool in TOOLS}
     ended = 0
-    for choice, tools in (("required", TOOLS), ("required", (WEATHER,)), ("auto", (GET,)), ("required", (ANY,))):
+    for choice, tools in (("required", TOOLS), ("required", (WEATHER,)), ("auto", (GET,)), ("required", (ANY,))) * 2:
         answer = spec(name, tool_choice=choice, tools=tools)
         text, whole = walk(known, answer, random_)
         if "\ufffd" in text:  # a character cut at the limit, or bytes of one that is none
