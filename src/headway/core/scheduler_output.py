@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # carried, never read here
-    import numpy as np
-    from numpy.typing import NDArray
-
     from headway.sampling_params import SamplingParams
 
 from headway.core.request import Request, RequestStatus
@@ -128,14 +125,6 @@ class SampledTokens(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each token, if the request asked for them."""
     error: str | None = None
-
-
-class TokenMasks(NamedTuple):
-    """What guided requests of a step may choose from."""
-
-    request_ids: tuple[str, ...]
-    bits: NDArray[np.uint32]
-    """[requests, words]: bit i of word w allows token 32 w + i."""
 
 
 @dataclass(frozen=True, slots=True)

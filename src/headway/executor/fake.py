@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput, TokenMasks
+from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
+from headway.structured.token_masks import TokenMasks
 
 NextToken = Callable[[str, int], int]
 """(request id, number of tokens it has) → the next token."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput, TokenMasks
+from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from headway.structured.token_masks import TokenMasks
 
 if TYPE_CHECKING:
     import torch

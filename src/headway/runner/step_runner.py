@@ -29,7 +29,6 @@ from headway.core.scheduler_output import (
     PromptLogprobs,
     SampledTokens,
     SchedulerOutput,
-    TokenMasks,
 )
 from headway.kv.host_blocks import HostBlocks, apply_moves
 from headway.models.decoder import Decoder
@@ -38,6 +37,7 @@ from headway.runner.logit_edits import LineMasks
 from headway.runner.prompt_logprobs import logprobs_of_prompts
 from headway.runner.rows import RowTable, StepRows
 from headway.runner.sampler import Int32Array, PendingSample, Sampler, Seat
+from headway.structured.token_masks import TokenMasks
 
 logger = logging.getLogger(__name__)
 

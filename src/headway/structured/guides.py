@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.scheduler_output import RequestUpdate, TokenMasks
+from headway.core.scheduler_output import RequestUpdate
 from headway.errors import InvalidRequestError
 from headway.sampling_params import SamplingParams
 from headway.structured.json_schema import parser_limits
+from headway.structured.token_masks import TokenMasks
 from headway.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
