@@ -14,11 +14,15 @@ MAX_PATTERN_CHARS = 4096
 # States of the automaton, roughly: repetition counts multiply what they repeat.
 MAX_PATTERN_WEIGHT = 20_000
 MAX_REPEAT = 5_000
+# Of words to be excluded: the pattern nests as deep as they are long.
+MAX_WORD_CHARS = 60
+MAX_WORDS_CHARS = 8_000
 
 _COUNT = re.compile(r"\{(\d{1,9})(?:(,)(\d{0,9}))?\}")
 _WIDE = {"w": r"\p{L}\p{N}\p{M}_", "d": r"\p{N}", "s": r"\s\x1c-\x1f"}
 _HEX = re.compile(r"x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]{1,6}\}")
 _PROPERTY = re.compile(r"[pP](?:\{[A-Za-z_=]{1,40}\}|[LMNPSZC])")
+_ONE_CLASS = re.compile(r"\^\[((?:[^\]\\]|\\.)+)\]([+*])\$")
 _META = frozenset("\\.+*?()|[]{}^$/-#&~ \"'`<>=!:,;@%_")
 
 
@@ -201,10 +205,26 @@ def _is_set(part: str) -> bool:
     return part[:2] in {"\\w", "\\d", "\\s", "\\p", "\\P", "[^"}
 
 
-def none_of(words: Iterable[str]) -> str:
-    """Return a pattern for every string except these."""
+def opposite_pattern(pattern: str) -> str | None:
+    """Return a pattern for what this one does not match, if it only says which characters there are."""
+    simple = _ONE_CLASS.fullmatch(pattern)
+    if simple is None or simple[1].startswith("^"):
+        return None
+    try:
+        outside = portable_pattern(f"[^{simple[1]}\\n]")  # "$" also matches before a last newline in Python
+    except PatternError:
+        return None
+    return f"^$|{outside}" if simple[2] == "+" else outside
+
+
+def none_of(words: Iterable[str]) -> str | None:
+    """Return a pattern for every string except these, unless they are too long or too many."""
     tree: dict[str, dict] = {}
+    size = 0
     for word in words:
+        size += len(word)
+        if len(word) > MAX_WORD_CHARS or size > MAX_WORDS_CHARS:
+            return None
         node = tree
         for char in word:
             node = node.setdefault(char, {})
@@ -214,9 +234,13 @@ def none_of(words: Iterable[str]) -> str:
 
 def _outside(node: dict[str, dict]) -> str:
     chars = [char for char in node if char != "end"]
-    listed = "".join(f"\\x{{{ord(char):x}}}" for char in chars)
+    listed = "".join(map(_plain, chars))
     other = f"[^{listed}][\\s\\S]*" if chars else "[\\s\\S]+"
-    options = [other, *(f"\\x{{{ord(char):x}}}{_outside(node[char])}" for char in chars)]
+    options = [other, *(_plain(char) + _outside(node[char]) for char in chars)]
     if "end" not in node:
         options.append("")
     return f"(?:{'|'.join(options)})"
+
+
+def _plain(char: str) -> str:
+    return char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}"

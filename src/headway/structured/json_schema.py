@@ -66,15 +66,18 @@ MAX_SCHEMA_BYTES = 256 * 1024
 MAX_DEPTH = 64
 MAX_VALUES = 30_000  # JSON values in a schema
 MAX_ALTERNATIVES = 2_000  # in one anyOf, oneOf or enum
-MAX_EMITTED = 20_000  # schemas after rewriting
+MAX_EMITTED = 8_000  # schemas after rewriting
+MAX_PROPERTIES = 1_000  # of one object
+MAX_PATTERN_PROPERTIES = 50
+MAX_LISTED_CHARS = 8_192  # of one string in an enum
 MAX_LENGTH = 65_536
 MAX_ITEMS = 2_000
 MAX_MIN_ITEMS = 500
-MAX_SELECTIONS = 256  # of uniqueItems, minProperties, maxProperties
+MAX_SELECTIONS = 128  # of uniqueItems, minProperties, maxProperties
 MAX_DEPENDENCIES = 6  # each doubles the alternatives
 
-# Of llguidance, for every grammar. Its own defaults let one hostile grammar compile for seconds.
-LIMITS = LLParserLimits(initial_lexer_fuel=1_000_000, max_grammar_size=200_000)
+# Of llguidance, for every grammar. An object needs four items in a row for each optional property.
+LIMITS = LLParserLimits(max_items_in_row=6_000, initial_lexer_fuel=1_000_000, max_grammar_size=200_000)
 
 _OPTIONS = {"json_allowed_escapes": 'nrbtf\\"'}
 _ESCAPED = frozenset("\n\r\b\t\f")
@@ -193,6 +196,7 @@ class _Rewriter:
         self._names: dict[int, str] = {}
         self._pending: list[tuple[str, Node]] = []
         self._inlining: list[int] = []
+        self._around: list[Node] = []  # schemas that apply to the same value as the one being written
         self._emitted = 0
 
     def document(self) -> dict[str, Any]:
@@ -245,10 +249,18 @@ class _Rewriter:
         return self._definition(self._target(node))
 
     def value(self, node: Node) -> Schema:
-        """Rewrite the schema of an inner value; one with branches becomes a definition, so that it is written once."""
+        """Rewrite the schema of an inner value.
+
+        Below a schema that is written more than once, one with branches becomes a definition and is written once.
+        """
         schema = node.schema
-        branched = isinstance(schema, dict) and "$ref" not in schema and schema.keys() & {"oneOf", "anyOf", "allOf", "if"}
-        return self._definition(self._enter(node)) if branched else self._rewrite(node)
+        around, self._around = self._around, []
+        try:
+            if self._inlining and isinstance(schema, dict) and schema.keys() & _BRANCHING and "$ref" not in schema:
+                return self._definition(self._enter(node))
+            return self._rewrite(node)
+        finally:
+            self._around = around
 
     def _definition(self, target: Node) -> Schema:
         if isinstance(target.schema, bool):
@@ -258,6 +270,14 @@ class _Rewriter:
             name = self._names[id(target.schema)] = f"d{len(self._names)}"
             self._pending.append((name, target))
         return {"$ref": f"#/$defs/{name}"}
+
+    def beside(self, node: Node, around: Node) -> Schema:
+        """Rewrite a schema that applies to the same value as another one."""
+        self._around.append(around)
+        try:
+            return self._inline(node)
+        finally:
+            self._around.pop()
 
     def _inline(self, node: Node) -> Schema:
         """Rewrite a schema that is merged with others: llguidance cannot merge a reference into its own target."""
@@ -363,6 +383,8 @@ class _Writing:
     def _check_value(self, value: Any, *keys: str | int) -> None:
         """Refuse values that llguidance would change: it reads numbers as doubles and writes no \\u escapes."""
         if isinstance(value, str):
+            if len(value) > MAX_LISTED_CHARS:
+                self.refuse(f"a listed string has {len(value):,} characters, at most {MAX_LISTED_CHARS:,}", *keys)
             if any((char < " " and char not in _ESCAPED) or char == "\x7f" for char in value):
                 self.refuse("a control character in a listed value is not supported", *keys)
         elif isinstance(value, int | float) and not isinstance(value, bool):
@@ -498,6 +520,8 @@ class _Writing:
 
     # ------------------------------------------------------------------------------------------------------ objects
     def properties(self, value: Any) -> None:
+        if len(self._map("properties")) > MAX_PROPERTIES:
+            self.refuse(f"'properties' has more than {MAX_PROPERTIES:,} names", "properties")
         self.out["properties"] = {
             name: self.child(one, "properties", name) for name, one in self._map("properties").items()
         }
@@ -511,6 +535,8 @@ class _Writing:
         self.out["additionalProperties"] = self.child(value, "additionalProperties")
 
     def pattern_properties(self, value: Any) -> None:
+        if len(self._map("patternProperties")) > MAX_PATTERN_PROPERTIES:
+            self.refuse(f"'patternProperties' has more than {MAX_PATTERN_PROPERTIES} patterns", "patternProperties")
         merged: dict[str, tuple[list[str], Schema]] = {}
         for pattern, one in self._map("patternProperties").items():
             inner = self.child(one, "patternProperties", pattern)
@@ -543,7 +569,8 @@ class _Writing:
                 self._either([{"required": [name]} for name in optional], "minProperties")
             return
         # A name may be written twice where names are free, and counts once: only listed names are counted.
-        if math.comb(len(optional), missing) > MAX_SELECTIONS or missing > len(optional):
+        selections = math.comb(len(optional), missing)
+        if selections * len(optional) > MAX_ALTERNATIVES or selections > MAX_SELECTIONS or missing > len(optional):
             self.refuse("'minProperties' is supported over few listed names only", "minProperties")
         self._either([{"required": list(names)} for names in combinations(optional, missing)], "minProperties")
 
@@ -558,7 +585,10 @@ class _Writing:
             self.out["maxProperties"] = most
             return
         room = most - len(required)
-        if room < 0 or math.comb(len(optional), min(room, len(optional))) > MAX_SELECTIONS:
+        if room < 0:
+            self.refuse("'maxProperties' is less than the number of required names", "maxProperties")
+        selections = math.comb(len(optional), min(room, len(optional)))
+        if selections * len(optional) > MAX_ALTERNATIVES or selections > MAX_SELECTIONS:
             self.refuse("'maxProperties' is supported over few listed names only", "maxProperties")
         options: list[Schema] = []
         for names in combinations(optional, min(room, len(optional))):
@@ -607,9 +637,7 @@ class _Writing:
     def unevaluated_properties(self, value: Any) -> None:
         if value is True:
             return
-        views = self.rewriter._sets.views(
-            self.node.child({key: one for key, one in self.schema.items() if key != "unevaluatedProperties"})
-        )
+        views = self.rewriter._sets.views(self._without("unevaluatedProperties"))
         names = [name for name in views[0].properties if all(name in view.properties for view in views)] if views else []
         closing = {"properties": dict.fromkeys(names, True)}
         self.parts.append(closing | {"additionalProperties": self.child(value, "unevaluatedProperties")})
@@ -622,10 +650,14 @@ class _Writing:
         self.out["items"] = self.child(value, "unevaluatedItems")
 
     # -------------------------------------------------------------------------------------------------- combinators
+    def _without(self, *keys: str) -> Node:
+        return self.node.child({key: one for key, one in self.schema.items() if key not in keys})
+
     def all_of(self, value: Any) -> None:
         members = [self.node.child(one, "allOf", at) for at, one in enumerate(self._list("allOf"))]
         alone = len(members) == 1 and not _constrains(self.schema, "allOf")
-        self.parts += [self.rewriter._rewrite(one) if alone else self.rewriter._inline(one) for one in members]
+        rest = self._without("allOf")
+        self.parts += [self.rewriter._rewrite(one) if alone else self.rewriter.beside(one, rest) for one in members]
 
     def any_of(self, value: Any) -> None:
         members = [self.node.child(one, "anyOf", at) for at, one in enumerate(self._list("anyOf"))]
@@ -633,14 +665,14 @@ class _Writing:
 
     def _member(self, node: Node, key: str) -> Schema:
         merged = _constrains(self.schema, key)
-        return self.rewriter._inline(node) if merged else self.rewriter._rewrite(node)
+        return self.rewriter.beside(node, self._without(key)) if merged else self.rewriter._rewrite(node)
 
     def one_of(self, value: Any) -> None:
         members = [self.node.child(one, "oneOf", at) for at, one in enumerate(self._list("oneOf"))]
         if len(members) == 1:
             self.parts.append(self._member(members[0], "oneOf"))
             return
-        rest = self.node.child({key: one for key, one in self.schema.items() if key != "oneOf"})
+        rest = self._without("oneOf")
         tightened = _tell_apart(self.rewriter._sets, rest, members)
         if tightened is None:
             self.refuse("the branches of 'oneOf' cannot be told apart; use 'anyOf', or require what differs", "oneOf")
@@ -660,16 +692,18 @@ class _Writing:
 
     def _complement(self, value: Any, key: str) -> Schema:
         try:
-            return self.rewriter._sets.complement(self.node.child(value, key))
+            around = [*self.rewriter._around, self._without(key)]
+            return self.rewriter._sets.complement(self.node.child(value, key), around)
         except InexpressibleError:
             self.refuse(f"the opposite of this schema cannot be expressed, which '{key}' asks for", key)
 
     def condition(self, value: Any) -> None:
         if not self.schema.keys() & {"then", "else"}:
             return
-        then = self.rewriter._inline(self.node.child(self.schema.get("then", True), "then"))
-        otherwise = self.rewriter._inline(self.node.child(self.schema.get("else", True), "else"))
-        holds = self.rewriter._inline(self.node.child(value, "if"))
+        rest = self._without("if", "then", "else")
+        then = self.rewriter.beside(self.node.child(self.schema.get("then", True), "then"), rest)
+        otherwise = self.rewriter.beside(self.node.child(self.schema.get("else", True), "else"), rest)
+        holds = self.rewriter.beside(self.node.child(value, "if"), rest)
         self.parts.append({"anyOf": [{"allOf": [holds, then]}, {"allOf": [self._complement(value, "if"), otherwise]}]})
 
     def reference(self, value: Any) -> None:
@@ -723,6 +757,7 @@ _HANDLERS: dict[str, Callable[[_Writing, Any], None]] = {
         key: _named(_Writing.unsupported, key) for key in ("$dynamicRef", "$recursiveRef", "extends", "disallow")
     },
 }
+_BRANCHING = frozenset({"oneOf", "anyOf", "allOf", "if"})
 _SCALAR_KEYWORDS = (
     "type minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format"
     " properties required additionalProperties patternProperties"
@@ -763,31 +798,49 @@ def _tell_apart(sets: SchemaViews, rest: Node, members: list[Node]) -> list[list
     A branch may be tightened as it likes, but the others are taken as they were given: a value must not fit them.
     """
     originals = [sets.all_of([rest, member]) for member in members]
+    if _discriminated(sets, originals):
+        return [[] for _ in members]
     found: list[list[Schema]] = []
     for at, member in enumerate(members):
-        more: list[Schema] = []
-        for _ in range(8):
-            own = sets.all_of([rest, member, *(member.child(one) for one in more)])
-            clash = next(_clashes(sets, own, originals[:at] + originals[at + 1 :]), None)
-            if clash is None:
-                break
-            remedy = _remedy(sets, *clash)
-            if remedy is None:
+        own, more = originals[at], []
+        for other in originals[:at] + originals[at + 1 :]:
+            for _ in range(8):
+                clash = next(_clashes(sets, own, other), None)
+                if clash is None:
+                    break
+                remedy = _remedy(sets, *clash)
+                if remedy is None:
+                    return None
+                more.append(remedy)
+                own = sets.both(own, sets.views(member.child(remedy)))
+            else:
                 return None
-            more.append(remedy)
-        else:
-            return None
         found.append(more)
     return found
 
 
-def _clashes(sets: SchemaViews, own: list[View], others: list[list[View]]) -> Iterator[tuple[View, View, set[str]]]:
-    for other in others:
-        for two in other:
-            for one in own:
-                shared = sets.shared_types(one, two)
-                if shared:
-                    yield one, two, shared
+def _discriminated(sets: SchemaViews, branches: list[list[View]]) -> bool:
+    """Whether all branches are objects with a required property that has other values in each."""
+    views = [view for branch in branches for view in branch]
+    if not views or any(view.types != {"object"} for view in views):
+        return False
+    for name in sorted(frozenset.intersection(*(view.required for view in views))):
+        seen: dict[Any, int] = {}
+        for at, branch in enumerate(branches):
+            values = [sets.finite_values(view.about(name)) for view in branch]
+            if any(one is None or any(seen.setdefault(value_key(two), at) != at for two in one) for one in values):
+                break
+        else:
+            return True
+    return False
+
+
+def _clashes(sets: SchemaViews, own: list[View], other: list[View]) -> Iterator[tuple[View, View, set[str]]]:
+    for two in other:
+        for one in own:
+            shared = sets.shared_types(one, two)
+            if shared:
+                yield one, two, shared
 
 
 def _remedy(sets: SchemaViews, one: View, two: View, shared: set[str]) -> Schema | None:

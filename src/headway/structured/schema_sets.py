@@ -11,12 +11,15 @@ Both are all that `oneOf`, `not` and `if` need.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headway.structured.json_pattern import none_of
+from llguidance import LLMatcher
+
+from headway.structured.json_pattern import PatternError, none_of, opposite_pattern, portable_pattern
 
 Schema = dict[str, Any] | bool
 TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -24,9 +27,8 @@ TYPES = ("null", "boolean", "number", "string", "array", "object")
 _MAX_VIEWS = 48
 _MAX_DEPTH = 10
 _MAX_APART_DEPTH = 4
-_MAX_WORK = 40_000
+_MAX_WORK = 20_000
 _MAX_ITEMS = 8
-_MAX_WORD = 200
 # Matching a value of a schema against one of its patterns backtracks: only short ones are tried.
 _MAX_MATCHED_CHARS = 12
 
@@ -179,24 +181,24 @@ class SchemaViews:
             ]
             if key == "allOf":
                 for member in members:
-                    found = self._product(found, member)
+                    found = self.both(found, member)
             elif members:
                 either = [view for member in members for view in member]
-                found = self._product(found, [replace(view, exact=False) for view in either] if key == "oneOf" else either)
+                found = self.both(found, [replace(view, exact=False) for view in either] if key == "oneOf" else either)
         if "$ref" in schema:
-            found = self._product(found, self.views(self._resolve(node), depth + 1))
+            found = self.both(found, self.views(self._resolve(node), depth + 1))
         return found
 
     def all_of(self, nodes: Sequence[Node], depth: int = 0) -> list[View]:
         found = [View()]
         for node in nodes:
-            found = self._product(found, self.views(node, depth))
+            found = self.both(found, self.views(node, depth))
         return found
 
-    def _product(self, ones: list[View], twos: list[View]) -> list[View]:
+    def both(self, ones: list[View], twos: list[View]) -> list[View]:
         if len(ones) * len(twos) > _MAX_VIEWS:
             return [ANYTHING]
-        self._spend(len(ones) * len(twos))
+        self._spend(sum(1 + len(one.properties) // 8 for one in ones) * len(twos))
         return [view for one in ones for two in twos if (view := one.meet(two)) is not None]
 
     def _own(self, node: Node, schema: dict[str, Any]) -> View | None:
@@ -274,15 +276,28 @@ class SchemaViews:
         if kind == "number":
             return _below(one.high, two.low) or _below(two.high, one.low)
         if kind == "string":
-            return _below(one.max_length, two.min_length) or _below(two.max_length, one.min_length)
+            if _below(one.max_length, two.min_length) or _below(two.max_length, one.min_length):
+                return True
+            return bool(one.patterns and two.patterns) and self._patterns_apart(one.patterns + two.patterns)
         if kind == "object":
-            return any(self.properties_apart(one, two, name, depth) for name in sorted(one.required | two.required))
+            names = sorted(one.required | two.required)
+            self._spend(len(names) // 8)
+            return any(self.properties_apart(one, two, name, depth) for name in names)
         if kind == "array":
             if _below(one.max_items, two.min_items) or _below(two.max_items, one.min_items):
                 return True
             sure = min(max(one.min_items, two.min_items), _MAX_ITEMS)
             return any(self._nodes_apart(one.item(at), two.item(at), depth) for at in range(sure))
         return False
+
+    def _patterns_apart(self, patterns: tuple[str, ...]) -> bool:
+        self._spend(500)
+        try:
+            parts = [{"type": "string", "pattern": portable_pattern(one)} for one in dict.fromkeys(patterns)]
+        except PatternError:
+            return False
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps({"allOf": parts}))
+        return LLMatcher.validate_grammar(grammar).startswith("Unsatisfiable schema")
 
     def properties_apart(self, one: View, two: View, name: str, depth: int = 0) -> bool:
         """Whether no value of this property suits both views."""
@@ -351,12 +366,17 @@ class SchemaViews:
         return True
 
     # ---------------------------------------------------------------------------------------------- complement
-    def complement(self, node: Node) -> Schema:
-        """Return a schema, free of references, that allows nothing of what this one allows."""
-        parts = [self._outside(view, 0) for view in self.views(node)]
+    def complement(self, node: Node, around: Sequence[Node] = ()) -> Schema:
+        """Return a schema, free of references, that allows nothing of what this one allows.
+
+        Where the schemas around it list the values of a property, the others of them are listed.
+        """
+        surroundings = self.all_of(around)
+        context = surroundings[0] if len(surroundings) == 1 else View()
+        parts = [self._outside(view, 0, context) for view in self.views(node)]
         return {"allOf": parts} if len(parts) > 1 else parts[0] if parts else True
 
-    def _outside(self, view: View, depth: int) -> Schema:
+    def _outside(self, view: View, depth: int, context: View = ANYTHING) -> Schema:
         options: list[Schema] = []
         others = [kind for kind in TYPES if kind not in view.types]
         if others:
@@ -371,6 +391,9 @@ class SchemaViews:
             if view.high is not None:
                 options.append(number | {"minimum" if view.high[1] else "exclusiveMinimum": view.high[0]})
         if "string" in view.types:
+            for pattern in view.patterns:
+                outside = opposite_pattern(pattern)
+                options += [string | {"pattern": outside}] if outside is not None else []
             options += [string | {"maxLength": view.min_length - 1}] if view.min_length else []
             options += [string | {"minLength": view.max_length + 1}] if view.max_length is not None else []
         if "array" in view.types:
@@ -380,7 +403,13 @@ class SchemaViews:
         if "object" in view.types:
             options += [{"type": "object", "properties": {name: False}} for name in sorted(view.required)]
             for name, nodes in view.properties.items():
+                listed = self.finite_values(context.about(name)) if context.about(name) else None
                 for inner in nodes:
+                    if listed is not None:
+                        views = self.views(inner, depth + 1)
+                        left = [one for one in listed if not any(self.allows(view, one, 1) for view in views)]
+                        options += [{"type": "object", "required": [name], "properties": {name: {"enum": left}}}] * bool(left)
+                        continue
                     try:
                         outside = self._complement_within(inner, depth + 1)
                     except InexpressibleError:
@@ -451,8 +480,11 @@ def _other_values(values: Iterable[Any], types: frozenset[str]) -> list[Schema]:
         listed[type_of(value)].append(value)
     options: list[Schema] = []
     words = listed["string"]
-    if "string" in types and words and all(len(word) <= _MAX_WORD for word in words):
-        options.append({"type": "string", "pattern": none_of(words)})
+    if "string" in types and words:
+        outside = none_of(words)
+        if outside is None:
+            raise InexpressibleError("the listed strings are too long or too many to be excluded")
+        options.append({"type": "string", "pattern": outside})
     left = [one for one in (True, False) if one not in listed["boolean"]]
     if "boolean" in types and len(left) == 1:
         options.append({"enum": left})
