@@ -130,7 +130,9 @@ def main() -> int:
                 continue
             if problem is not None:
                 counts["invalid"] += 1
-                print(f"INVALID  {row['name']} at {problem.json_path}: {problem.message[:300]}\n         {answer[:600]}")
+                print(
+                    f"INVALID  {row['name']} at {problem.json_path}: {problem.message[:300]}\n         {answer[:600]}"
+                )
     slowest.sort()
     print()
     print(f"schemas           {len(rows)}")
@@ -141,7 +143,8 @@ def main() -> int:
     for key in ("walks", "ended", "stuck", "not checkable", "invalid"):
         print(f"{key:<17} {counts[key]}")
     if slowest:
-        print(f"to compile        {slowest[len(slowest) // 2][0] * 1e3:.1f} ms median, {slowest[-1][0] * 1e3:.0f} ms at most")
+        median, most = slowest[len(slowest) // 2][0], slowest[-1][0]
+        print(f"to compile        {median * 1e3:.1f} ms median, {most * 1e3:.0f} ms at most")
     return 1 if counts["invalid"] else 0
 
 

@@ -81,13 +81,21 @@ LIMITS = LLParserLimits(max_items_in_row=6_000, initial_lexer_fuel=1_000_000, ma
 
 _OPTIONS = {"json_allowed_escapes": 'nrbtf\\"'}
 _ESCAPED = frozenset("\n\r\b\t\f")
-_FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
+_FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
 _DRAFTS = {
     "http://json-schema.org/draft-03/schema": 3,
     "http://json-schema.org/draft-04/schema": 4,
     "http://json-schema.org/draft-06/schema": 6,
     "http://json-schema.org/draft-07/schema": 7,
     "https://json-schema.org/draft/2019-09/schema": 2019,
+}
+# Keywords by the draft that brought them. They are kept in a schema of an earlier draft, which allows less, but nothing
+# is concluded from them.
+_ADDED = {
+    6: "const contains propertyNames exclusiveMinimum exclusiveMaximum",
+    7: "if then else",
+    2019: "dependentRequired dependentSchemas unevaluatedProperties unevaluatedItems minContains maxContains",
+    2020: "prefixItems",
 }
 _EXACT_INTEGERS = 2**53
 
@@ -187,24 +195,28 @@ class _Rewriter:
 
     def __init__(self, document: dict[str, Any], path: str) -> None:
         named = document.get("$schema")
-        self._draft = _DRAFTS.get(named.rstrip("#") if isinstance(named, str) else "", 2020)
-        if self._draft == 3:
+        self.draft = _DRAFTS.get(named.rstrip("#") if isinstance(named, str) else "", 2020)
+        if self.draft == 3:
             _refuse("draft 3 is not supported", f"{path}.$schema")
-        self._ref_overrides = self._draft <= 7
+        self._ref_overrides = self.draft <= 7
         self._root = Node(document, Resource(document, path), path)
-        self._sets = SchemaViews(self._target, ref_overrides=self._ref_overrides)
+        self.sets = SchemaViews(self._target, ref_overrides=self._ref_overrides, unknown=self._unknown())
         self._names: dict[int, str] = {}
         self._pending: list[tuple[str, Node]] = []
         self._inlining: list[int] = []
-        self._around: list[Node] = []  # schemas that apply to the same value as the one being written
+        self.around: list[Node] = []  # schemas that apply to the same value as the one being written
         self._emitted = 0
 
+    def _unknown(self) -> frozenset[str]:
+        later = [keywords for draft, keywords in _ADDED.items() if self.draft < draft]
+        return frozenset(key for keywords in later for key in keywords.split())
+
     def document(self) -> dict[str, Any]:
-        root = self._rewrite(self._root)
+        root = self.rewrite(self._root)
         defs: dict[str, Schema] = {}
         while self._pending:
             name, node = self._pending.pop()
-            defs[name] = self._rewrite(node)
+            defs[name] = self.rewrite(node)
         if root is False or not _can_match(root, defs):
             _refuse("no JSON value can match this schema", self._root.path)
         whole = {} if root is True else root
@@ -214,7 +226,7 @@ class _Rewriter:
     def _enter(self, node: Node) -> Node:
         """A schema with an `$id` of its own is where the references inside it start."""
         schema = node.schema
-        name = schema.get("id" if self._draft == 4 else "$id") if isinstance(schema, dict) else None
+        name = schema.get("id" if self.draft == 4 else "$id") if isinstance(schema, dict) else None
         if isinstance(name, str) and not name.startswith("#") and schema is not self._root.schema:
             return Node(schema, Resource(schema, node.path), node.path)
         return node
@@ -254,13 +266,13 @@ class _Rewriter:
         Below a schema that is written more than once, one with branches becomes a definition and is written once.
         """
         schema = node.schema
-        around, self._around = self._around, []
+        around, self.around = self.around, []
         try:
             if self._inlining and isinstance(schema, dict) and schema.keys() & _BRANCHING and "$ref" not in schema:
                 return self._definition(self._enter(node))
-            return self._rewrite(node)
+            return self.rewrite(node)
         finally:
-            self._around = around
+            self.around = around
 
     def _definition(self, target: Node) -> Schema:
         if isinstance(target.schema, bool):
@@ -273,13 +285,13 @@ class _Rewriter:
 
     def beside(self, node: Node, around: Node) -> Schema:
         """Rewrite a schema that applies to the same value as another one."""
-        self._around.append(around)
+        self.around.append(around)
         try:
-            return self._inline(node)
+            return self.inline(node)
         finally:
-            self._around.pop()
+            self.around.pop()
 
-    def _inline(self, node: Node) -> Schema:
+    def inline(self, node: Node) -> Schema:
         """Rewrite a schema that is merged with others: llguidance cannot merge a reference into its own target."""
         schema = node.schema
         if isinstance(schema, dict) and "$ref" in schema and (self._ref_overrides or not _constrains(schema, "$ref")):
@@ -287,13 +299,13 @@ class _Rewriter:
             if id(target.schema) not in self._inlining:
                 self._inlining.append(id(target.schema))
                 try:
-                    return self._inline(target)
+                    return self.inline(target)
                 finally:
                     self._inlining.pop()
-        return self._rewrite(node)
+        return self.rewrite(node)
 
     # ------------------------------------------------------------------------------------------------ one schema
-    def _rewrite(self, node: Node) -> Schema:
+    def rewrite(self, node: Node) -> Schema:
         self._emitted += 1
         if self._emitted > MAX_EMITTED:
             raise TooComplexError(f"the schema expands to more than {MAX_EMITTED:,} schemas")
@@ -406,6 +418,8 @@ class _Writing:
             self.out[exclusive] = self._number(plain, lower=lower)
             return
         self.out[key] = self._number(key, lower=lower)
+        if key == exclusive and self.rewriter.draft == 4 and plain in self.schema:  # read as `true` there
+            self.out[key] = (max if lower else min)(self.out[key], self._number(plain, lower=lower))
 
     def _number(self, key: str, *, lower: bool) -> int | float:
         value = self.schema[key]
@@ -413,10 +427,10 @@ class _Writing:
             self.refuse(f"'{key}' is a number", key)
         if isinstance(value, int) and abs(value) > _EXACT_INTEGERS:
             near = float(value)
-            if lower and near < value or not lower and near > value:
+            if (lower and near < value) or (not lower and near > value):
                 near = math.nextafter(near, math.inf if lower else -math.inf)
             value = int(near)
-        if lower and value > 2**62 or not lower and value < -(2**62):
+        if (lower and value > 2**62) or (not lower and value < -(2**62)):
             self.refuse(f"'{key}' is beyond the integers that can be written", key)
         return value
 
@@ -462,6 +476,8 @@ class _Writing:
             self.out["items"] = self.child(value, "items")
 
     def prefix_items(self, value: Any) -> None:
+        if self.rewriter.draft < 2020:  # there, `items` speaks of all items
+            return
         listed = self._list("prefixItems", limit=MAX_MIN_ITEMS)
         self.out["prefixItems"] = [self.child(one, "prefixItems", at) for at, one in enumerate(listed)]
 
@@ -481,7 +497,7 @@ class _Writing:
         if least > MAX_MIN_ITEMS // 10:
             self.refuse(f"'minContains' is at most {MAX_MIN_ITEMS // 10}", "minContains")
         if least:
-            matching = self.rewriter._inline(self.node.child(value, "contains"))
+            matching = self.rewriter.inline(self.node.child(value, "contains"))
             self.parts.append({"prefixItems": [matching] * least, "minItems": least})
 
     def unique_items(self, value: Any) -> None:
@@ -489,12 +505,12 @@ class _Writing:
             self.refuse("'uniqueItems' is a boolean", "uniqueItems")
         if not value or (self._count("maxItems", 2) or 0) <= 1:
             return
-        views = self.rewriter._sets.views(self.node)
+        views = self.rewriter.sets.views(self.node)
         if not any("array" in view.types and (view.max_items is None or view.max_items > 1) for view in views):
             return
         values = None
         if isinstance(self.schema.get("items"), dict):
-            values = self.rewriter._sets.finite_values([self.node.child(self.schema["items"], "items")])
+            values = self.rewriter.sets.finite_values([self.node.child(self.schema["items"], "items")])
         if values is None:
             self.refuse("'uniqueItems' is supported over listed values only", "uniqueItems")
         least = self._count("minItems", 0) or 0
@@ -601,8 +617,8 @@ class _Writing:
         self.parts.append({"anyOf": options})
 
     def property_names(self, value: Any) -> None:
-        views = self.rewriter._sets.views(self.node.child(value, "propertyNames"))
-        values = self.rewriter._sets.finite_values([self.node.child(value, "propertyNames")])
+        views = self.rewriter.sets.views(self.node.child(value, "propertyNames"))
+        values = self.rewriter.sets.finite_values([self.node.child(value, "propertyNames")])
         if values is not None:
             names = [one for one in values if isinstance(one, str)]
             self.parts.append({"properties": dict.fromkeys(names, True), "additionalProperties": False})
@@ -631,14 +647,16 @@ class _Writing:
                     self.refuse(f"'{key}' lists names", key, name)
                 then: list[Schema] = [{"required": [name, *needs]}]
             else:
-                then = [{"required": [name]}, self.rewriter._inline(self.node.child(needs, key, name))]
+                then = [{"required": [name]}, self.rewriter.inline(self.node.child(needs, key, name))]
             self.parts.append({"anyOf": [{"properties": {name: False}}, {"allOf": then}]})
 
     def unevaluated_properties(self, value: Any) -> None:
         if value is True:
             return
-        views = self.rewriter._sets.views(self._without("unevaluatedProperties"))
-        names = [name for name in views[0].properties if all(name in view.properties for view in views)] if views else []
+        views = self.rewriter.sets.views(self._without("unevaluatedProperties"))
+        names = (
+            [name for name in views[0].properties if all(name in view.properties for view in views)] if views else []
+        )
         closing = {"properties": dict.fromkeys(names, True)}
         self.parts.append(closing | {"additionalProperties": self.child(value, "unevaluatedProperties")})
 
@@ -657,7 +675,7 @@ class _Writing:
         members = [self.node.child(one, "allOf", at) for at, one in enumerate(self._list("allOf"))]
         alone = len(members) == 1 and not _constrains(self.schema, "allOf")
         rest = self._without("allOf")
-        self.parts += [self.rewriter._rewrite(one) if alone else self.rewriter.beside(one, rest) for one in members]
+        self.parts += [self.rewriter.rewrite(one) if alone else self.rewriter.beside(one, rest) for one in members]
 
     def any_of(self, value: Any) -> None:
         members = [self.node.child(one, "anyOf", at) for at, one in enumerate(self._list("anyOf"))]
@@ -665,7 +683,7 @@ class _Writing:
 
     def _member(self, node: Node, key: str) -> Schema:
         merged = _constrains(self.schema, key)
-        return self.rewriter.beside(node, self._without(key)) if merged else self.rewriter._rewrite(node)
+        return self.rewriter.beside(node, self._without(key)) if merged else self.rewriter.rewrite(node)
 
     def one_of(self, value: Any) -> None:
         members = [self.node.child(one, "oneOf", at) for at, one in enumerate(self._list("oneOf"))]
@@ -673,7 +691,7 @@ class _Writing:
             self.parts.append(self._member(members[0], "oneOf"))
             return
         rest = self._without("oneOf")
-        tightened = _tell_apart(self.rewriter._sets, rest, members)
+        tightened = _tell_apart(self.rewriter.sets, rest, members)
         if tightened is None:
             self.refuse("the branches of 'oneOf' cannot be told apart; use 'anyOf', or require what differs", "oneOf")
         options: list[Schema] = []
@@ -683,8 +701,8 @@ class _Writing:
             if not more:
                 options.append(self._member(member, "oneOf"))
                 continue
-            extra = [self.rewriter._rewrite(member.child(one)) for one in more]
-            options.append({"allOf": [self.rewriter._inline(member), *extra]})
+            extra = [self.rewriter.rewrite(member.child(one)) for one in more]
+            options.append({"allOf": [self.rewriter.inline(member), *extra]})
         self.parts.append({"anyOf": options} if options else False)
 
     def negation(self, value: Any) -> None:
@@ -692,8 +710,8 @@ class _Writing:
 
     def _complement(self, value: Any, key: str) -> Schema:
         try:
-            around = [*self.rewriter._around, self._without(key)]
-            return self.rewriter._sets.complement(self.node.child(value, key), around)
+            around = [*self.rewriter.around, self._without(key)]
+            return self.rewriter.sets.complement(self.node.child(value, key), around)
         except InexpressibleError:
             self.refuse(f"the opposite of this schema cannot be expressed, which '{key}' asks for", key)
 
@@ -707,7 +725,7 @@ class _Writing:
         self.parts.append({"anyOf": [{"allOf": [holds, then]}, {"allOf": [self._complement(value, "if"), otherwise]}]})
 
     def reference(self, value: Any) -> None:
-        self.parts.append(self.rewriter._inline(self.node.child({"$ref": value})))
+        self.parts.append(self.rewriter.inline(self.node.child({"$ref": value})))
 
     def unsupported(self, key: str, value: Any) -> None:
         self.refuse(f"'{key}' is not supported", key)
@@ -721,9 +739,7 @@ _HANDLERS: dict[str, Callable[[_Writing, Any], None]] = {
     "type": _Writing.type,
     "const": _Writing.const,
     "enum": _Writing.enum,
-    **{
-        key: _named(_Writing.bound, key) for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-    },
+    **{key: _named(_Writing.bound, key) for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")},
     "multipleOf": _Writing.multiple_of,
     "minLength": _Writing.min_length,
     "maxLength": _Writing.max_length,
@@ -742,9 +758,7 @@ _HANDLERS: dict[str, Callable[[_Writing, Any], None]] = {
     "minProperties": _Writing.min_properties,
     "maxProperties": _Writing.max_properties,
     "propertyNames": _Writing.property_names,
-    **{
-        key: _named(_Writing.dependencies, key) for key in ("dependencies", "dependentRequired", "dependentSchemas")
-    },
+    **{key: _named(_Writing.dependencies, key) for key in ("dependencies", "dependentRequired", "dependentSchemas")},
     "unevaluatedProperties": _Writing.unevaluated_properties,
     "unevaluatedItems": _Writing.unevaluated_items,
     "allOf": _Writing.all_of,
@@ -753,15 +767,25 @@ _HANDLERS: dict[str, Callable[[_Writing, Any], None]] = {
     "not": _Writing.negation,
     "if": _Writing.condition,
     "$ref": _Writing.reference,
-    **{
-        key: _named(_Writing.unsupported, key) for key in ("$dynamicRef", "$recursiveRef", "extends", "disallow")
-    },
+    **{key: _named(_Writing.unsupported, key) for key in ("$dynamicRef", "$recursiveRef", "extends", "disallow")},
 }
 _BRANCHING = frozenset({"oneOf", "anyOf", "allOf", "if"})
-_SCALAR_KEYWORDS = (
-    "type minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format"
-    " properties required additionalProperties patternProperties"
-).split()
+_SCALAR_KEYWORDS = [
+    "type",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+    "properties",
+    "required",
+    "additionalProperties",
+    "patternProperties",
+]
 
 
 def _constrains(schema: dict[str, Any], *besides: str) -> bool:
@@ -915,7 +939,9 @@ def _type_alive(kind: str, schema: dict[str, Any], alive: set[str]) -> bool:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         if most is not None and least > most:
             return False
-        return all(_alive(prefix[at] if at < len(prefix) else items, alive) for at in range(min(least, len(prefix) + 1)))
+        return all(
+            _alive(prefix[at] if at < len(prefix) else items, alive) for at in range(min(least, len(prefix) + 1))
+        )
     if kind == "string":
         return schema.get("minLength", 0) <= schema.get("maxLength", MAX_LENGTH)
     return True

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from llguidance import LLMatcher
@@ -27,7 +28,7 @@ TYPES = ("null", "boolean", "number", "string", "array", "object")
 _MAX_VIEWS = 48
 _MAX_DEPTH = 10
 _MAX_APART_DEPTH = 4
-_MAX_WORK = 20_000
+_MAX_WORK = 8_000
 _MAX_ITEMS = 8
 # Matching a value of a schema against one of its patterns backtracks: only short ones are tried.
 _MAX_MATCHED_CHARS = 12
@@ -143,8 +144,9 @@ ANYTHING = View(exact=False)
 class SchemaViews:
     """Views of the schemas of one document, with a limit on the work that may go into them."""
 
-    def __init__(self, resolve: Any, *, ref_overrides: bool) -> None:
+    def __init__(self, resolve: Callable[[Node], Node], *, ref_overrides: bool, unknown: frozenset[str]) -> None:
         self._resolve = resolve
+        self._unknown = unknown  # keywords that the schema's draft does not have: no constraints to rely on
         self._ref_overrides = ref_overrides  # up to draft 7, the siblings of $ref do not count
         self._work = 0
         self._known: dict[tuple[int, int, int], tuple[Node, list[View]]] = {}
@@ -203,6 +205,7 @@ class SchemaViews:
 
     def _own(self, node: Node, schema: dict[str, Any]) -> View | None:
         """View of the keywords that stand directly in a schema."""
+        schema = {key: one for key, one in schema.items() if key not in self._unknown}
         types, integer = frozenset(TYPES), False
         if "type" in schema:
             named = [schema["type"]] if isinstance(schema["type"], str) else _listed(schema["type"])
@@ -269,7 +272,9 @@ class SchemaViews:
             known = {value_key(value) for value in two.values} if two.values is not None else None
             listed = one.values if one.values is not None else two.values or ()
             common = (value for value in listed if known is None or value_key(value) in known)
-            return {type_of(value) for value in common if self.allows(one, value, depth) and self.allows(two, value, depth)}
+            return {
+                type_of(value) for value in common if self.allows(one, value, depth) and self.allows(two, value, depth)
+            }
         return {kind for kind in one.types & two.types if not self._apart(kind, one, two, depth)}
 
     def _apart(self, kind: str, one: View, two: View, depth: int) -> bool:
@@ -392,8 +397,8 @@ class SchemaViews:
                 options.append(number | {"minimum" if view.high[1] else "exclusiveMinimum": view.high[0]})
         if "string" in view.types:
             for pattern in view.patterns:
-                outside = opposite_pattern(pattern)
-                options += [string | {"pattern": outside}] if outside is not None else []
+                opposite = opposite_pattern(pattern)
+                options += [string | {"pattern": opposite}] if opposite is not None else []
             options += [string | {"maxLength": view.min_length - 1}] if view.min_length else []
             options += [string | {"minLength": view.max_length + 1}] if view.max_length is not None else []
         if "array" in view.types:
@@ -408,7 +413,9 @@ class SchemaViews:
                     if listed is not None:
                         views = self.views(inner, depth + 1)
                         left = [one for one in listed if not any(self.allows(view, one, 1) for view in views)]
-                        options += [{"type": "object", "required": [name], "properties": {name: {"enum": left}}}] * bool(left)
+                        options += [
+                            {"type": "object", "required": [name], "properties": {name: {"enum": left}}}
+                        ] * bool(left)
                         continue
                     try:
                         outside = self._complement_within(inner, depth + 1)
@@ -444,9 +451,27 @@ class SchemaViews:
 
 
 _LEFT_OUT = frozenset(
-    "patternProperties multipleOf uniqueItems contains minContains maxContains dependencies dependentRequired"
-    " dependentSchemas propertyNames minProperties maxProperties if then else unevaluatedProperties unevaluatedItems"
-    " $dynamicRef $recursiveRef".split()
+    [
+        "patternProperties",
+        "multipleOf",
+        "uniqueItems",
+        "contains",
+        "minContains",
+        "maxContains",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+        "if",
+        "then",
+        "else",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+        "$dynamicRef",
+        "$recursiveRef",
+    ]
 )
 
 
@@ -493,7 +518,7 @@ def _other_values(values: Iterable[Any], types: frozenset[str]) -> list[Schema]:
         fractions = any(not is_integral(one) for one in listed["number"])
         if not fractions:
             edges: list[int | None] = [None, *numbers, None]
-            for low, high in zip(edges, edges[1:]):
+            for low, high in pairwise(edges):
                 bounds = {"exclusiveMinimum": low, "exclusiveMaximum": high}
                 options.append({"type": "number"} | {key: edge for key, edge in bounds.items() if edge is not None})
     return options
