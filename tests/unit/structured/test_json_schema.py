@@ -327,17 +327,14 @@ def random_schema(chance: random.Random, depth: int) -> Any:
 
 def walk(tokenizer: LLTokenizer, matcher: LLMatcher, chance: random.Random) -> str | None:
     tokens: list[int] = []
-    for _ in range(60):
+    for _ in range(40):
         if matcher.is_accepting() and (matcher.is_stopped() or chance.random() < 0.5):
             return tokenizer.decode_bytes(tokens).decode()
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
-        allowed = [token for token in np.flatnonzero(bits).tolist() if token not in tokenizer.eos_tokens]
-        closing = (
-            [token for token in allowed if tokenizer.decode_bytes([token])[:1] in (b'"', b"}", b"]")]
-            if len(allowed) < 300
-            else []
-        )
-        tokens.append(chance.choice(closing or allowed))
+        bits[tokenizer.eos_tokens] = 0
+        allowed = np.flatnonzero(bits)
+        closing = [one for one in map(int, allowed[:100]) if tokenizer.decode_bytes([one])[:1] in (b'"', b"}", b"]")]
+        tokens.append(chance.choice(closing) if closing else int(allowed[chance.randrange(len(allowed))]))
         assert matcher.consume_token(tokens[-1]), matcher.get_error()
     return None
 
@@ -345,7 +342,7 @@ def walk(tokenizer: LLTokenizer, matcher: LLMatcher, chance: random.Random) -> s
 def test_answers_to_random_schemas_are_valid(tokenizer: LLTokenizer) -> None:
     chance = random.Random(3)
     checked = 0
-    for _ in range(120):
+    for _ in range(100):
         schema = random_schema(chance, 2)
         try:
             prepared = prepare_schema(schema, path=PATH)
@@ -358,4 +355,4 @@ def test_answers_to_random_schemas_are_valid(tokenizer: LLTokenizer) -> None:
         if answer is not None:
             checked += 1
             jsonschema.Draft202012Validator(schema).validate(json.loads(answer))
-    assert checked > 25
+    assert checked > 20
