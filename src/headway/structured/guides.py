@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from headway.core.scheduler_output import RequestUpdate
 from headway.errors import InvalidRequestError
 from headway.sampling_params import SamplingParams
-from headway.structured.json_schema import parser_limits
+from headway.structured.json_schema import LIMITS
 from headway.structured.token_masks import TokenMasks
 from headway.tokenizer import Tokenizer
 
@@ -95,7 +95,7 @@ class GrammarCompiler:
 
         tokenizer = self.prepare()
         try:
-            matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
+            matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
             if matcher.is_error():
                 raise _refused(matcher.get_error())
             matcher.compute_bitmask()  # fails, where it does, at the start: most of a grammar's lexer is made here

@@ -1,0 +1,584 @@
+"""Reason about the sets of values that schemas allow: views, disjointness and complements.
+
+A `View` is one conjunction of constraints on a value; `SchemaViews.views` spreads a schema over `anyOf` and `$ref`
+into a list of them. A view may leave constraints out, never add any: it allows at least what its schema allows. So
+
+* two schemas whose views are pairwise disjoint share no value, and
+* what lies outside all views of a schema lies outside the schema.
+
+Both are all that `oneOf`, `not` and `if` need.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from llguidance import LLMatcher
+
+from headway.structured.json_pattern import PatternError, none_of, opposite_pattern, portable_pattern
+
+Schema = dict[str, Any] | bool
+TYPES = ("null", "boolean", "number", "string", "array", "object")
+
+_MAX_VIEWS = 48
+_MAX_DEPTH = 10
+_MAX_APART_DEPTH = 4
+_MAX_WORK = 8_000
+_MAX_ITEMS = 8
+# Matching a value of a schema against one of its patterns backtracks: only short ones are tried.
+_MAX_MATCHED_CHARS = 12
+
+
+class TooComplexError(ValueError):
+    """The schema's alternatives multiply beyond what is worth working out."""
+
+
+class InexpressibleError(ValueError):
+    """The complement of a schema cannot be written as a schema."""
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A schema document, or a part of one with an `$id` of its own: `#/…` starts here."""
+
+    root: Schema
+    path: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """A schema at its place: where its references start, and its JSON path for messages."""
+
+    schema: Schema
+    resource: Resource
+    path: str
+
+    def child(self, schema: Any, *keys: str | int) -> Node:
+        return Node(schema, self.resource, ".".join([self.path, *map(str, keys)]))
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What `additionalProperties` says about names that its own schema does not list."""
+
+    names: frozenset[str]
+    patterns: tuple[str, ...]
+    node: Node
+
+
+@dataclass(frozen=True)
+class View:
+    """One conjunction of constraints; `exact` if nothing of the schema was left out."""
+
+    types: frozenset[str] = frozenset(TYPES)
+    integer: bool = False
+    values: tuple[Any, ...] | None = None
+    excluded: tuple[Any, ...] = ()
+    low: tuple[float, int] | None = None  # (bound, 1 if it is exclusive)
+    high: tuple[float, int] | None = None  # (bound, -1 if it is exclusive)
+    min_length: int = 0
+    max_length: int | None = None
+    patterns: tuple[str, ...] = ()
+    properties: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)
+    required: frozenset[str] = frozenset()
+    extras: tuple[Extra, ...] = ()
+    items: tuple[Node, ...] = ()
+    prefix: tuple[tuple[Node, ...], ...] = ()
+    min_items: int = 0
+    max_items: int | None = None
+    exact: bool = True
+
+    def meet(self, other: View) -> View | None:
+        types = self.types & other.types
+        values = self.values if other.values is None else other.values
+        if self.values is not None and other.values is not None:
+            known = {value_key(one) for one in other.values}
+            values = tuple(one for one in self.values if value_key(one) in known)
+        if not types or values == ():
+            return None
+        properties = dict(self.properties)
+        for name, nodes in other.properties.items():
+            properties[name] = properties.get(name, ()) + nodes
+        longest = max(len(self.prefix), len(other.prefix))
+        return View(
+            types=types,
+            integer=self.integer or other.integer,
+            values=values,
+            excluded=self.excluded + other.excluded,
+            low=_largest(self.low, other.low),
+            high=_smallest(self.high, other.high),
+            min_length=max(self.min_length, other.min_length),
+            max_length=_smallest(self.max_length, other.max_length),
+            patterns=self.patterns + other.patterns,
+            properties=properties,
+            required=self.required | other.required,
+            extras=self.extras + other.extras,
+            # `items` speaks of what follows a prefix: with prefixes of two lengths only the first of them is kept.
+            items=self.items + other.items if longest == 0 else (),
+            prefix=tuple(self.item(at) + other.item(at) for at in range(longest)),
+            min_items=max(self.min_items, other.min_items),
+            max_items=_smallest(self.max_items, other.max_items),
+            exact=self.exact and other.exact and longest == 0,
+        )
+
+    def item(self, at: int) -> tuple[Node, ...]:
+        return self.prefix[at] if at < len(self.prefix) else self.items
+
+    def about(self, name: str) -> tuple[Node, ...]:
+        """Schemas that the value of this property must satisfy (those of matching patterns are left out)."""
+        found = self.properties.get(name, ())
+        for extra in self.extras:
+            if name not in extra.names and not extra.patterns:
+                found = (*found, extra.node)
+        return found
+
+
+ANYTHING = View(exact=False)
+
+
+class SchemaViews:
+    """Views of the schemas of one document, with a limit on the work that may go into them."""
+
+    def __init__(self, resolve: Callable[[Node], Node], *, ref_overrides: bool, unknown: frozenset[str]) -> None:
+        self._resolve = resolve
+        self._unknown = unknown  # keywords that the schema's draft does not have: no constraints to rely on
+        self._ref_overrides = ref_overrides  # up to draft 7, the siblings of $ref do not count
+        self._work = 0
+        self._known: dict[tuple[int, int, int], tuple[Node, list[View]]] = {}
+
+    def _spend(self, work: int = 1) -> None:
+        self._work += work
+        if self._work > _MAX_WORK:
+            raise TooComplexError("the schema's alternatives are too many to be told apart")
+
+    def views(self, node: Node, depth: int = 0) -> list[View]:
+        """Spread a schema into views; none at all: the schema allows nothing."""
+        key = (id(node.schema), id(node.resource.root), depth)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = (node, self._spread(node, depth))  # the node keeps the id in use
+        return known[1]
+
+    def _spread(self, node: Node, depth: int) -> list[View]:
+        self._spend()
+        schema = node.schema
+        if schema is True:
+            return [View()]
+        if schema is False:
+            return []
+        if depth > _MAX_DEPTH or not isinstance(schema, dict):
+            return [ANYTHING]
+        if self._ref_overrides and "$ref" in schema:
+            return self.views(self._resolve(node), depth + 1)
+        own = self._own(node, schema)
+        found = [own] if own is not None else []
+        for key in ("allOf", "anyOf", "oneOf"):
+            members = [
+                self.views(node.child(one, key, at), depth + 1) for at, one in enumerate(_listed(schema.get(key)))
+            ]
+            if key == "allOf":
+                for member in members:
+                    found = self.both(found, member)
+            elif members:
+                either = [view for member in members for view in member]
+                found = self.both(found, [replace(view, exact=False) for view in either] if key == "oneOf" else either)
+        if "$ref" in schema:
+            found = self.both(found, self.views(self._resolve(node), depth + 1))
+        return found
+
+    def all_of(self, nodes: Sequence[Node], depth: int = 0) -> list[View]:
+        found = [View()]
+        for node in nodes:
+            found = self.both(found, self.views(node, depth))
+        return found
+
+    def both(self, ones: list[View], twos: list[View]) -> list[View]:
+        if len(ones) * len(twos) > _MAX_VIEWS:
+            return [ANYTHING]
+        self._spend(sum(1 + len(one.properties) // 8 for one in ones) * len(twos))
+        return [view for one in ones for two in twos if (view := one.meet(two)) is not None]
+
+    def _own(self, node: Node, schema: dict[str, Any]) -> View | None:
+        """View of the keywords that stand directly in a schema."""
+        schema = {key: one for key, one in schema.items() if key not in self._unknown}
+        types, integer = frozenset(TYPES), False
+        if "type" in schema:
+            named = [schema["type"]] if isinstance(schema["type"], str) else _listed(schema["type"])
+            integer = "integer" in named and "number" not in named
+            types = frozenset("number" if one == "integer" else one for one in named if isinstance(one, str))
+        values = None
+        if "const" in schema:
+            values = (schema["const"],)
+        elif "enum" in schema:
+            values = tuple(_listed(schema["enum"]))
+        if values is not None:
+            values = tuple(one for one in values if type_of(one) in types and (not integer or is_integral(one)))
+            types &= {type_of(one) for one in values}
+        if not types:
+            return None
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, dict) else {}
+        self._spend(len(properties) // 8)
+        forbidden = _names_forbidden(schema.get("not"))
+        listed = {name: (node.child(one, "properties", name),) for name, one in properties.items()}
+        for name in forbidden:
+            listed[name] = (*listed.get(name, ()), node.child(False, "not"))
+        extra = schema.get("additionalProperties", True)
+        patterns = schema.get("patternProperties")
+        patterns = patterns if isinstance(patterns, dict) else {}
+        extras: tuple[Extra, ...] = ()
+        if extra is not True:
+            place = node.child(extra, "additionalProperties")
+            extras = (Extra(frozenset(properties), tuple(patterns), place),)
+        items, prefix = schema.get("items"), schema.get("prefixItems")
+        if isinstance(items, list):
+            prefix, items = items, schema.get("additionalItems")
+        return View(
+            types=types,
+            integer=integer,
+            values=values,
+            excluded=_values_forbidden(schema.get("not")),
+            low=_largest(_bound(schema.get("minimum"), 0), _bound(schema.get("exclusiveMinimum"), 1)),
+            high=_smallest(_bound(schema.get("maximum"), 0), _bound(schema.get("exclusiveMaximum"), -1)),
+            min_length=_whole(schema.get("minLength")) or 0,
+            max_length=_whole(schema.get("maxLength")),
+            patterns=(schema["pattern"],) if isinstance(schema.get("pattern"), str) else (),
+            properties=listed,
+            required=frozenset(one for one in _listed(schema.get("required")) if isinstance(one, str)),
+            extras=extras,
+            items=() if items is None else (node.child(items, "items"),),
+            prefix=tuple((node.child(one, "prefixItems", at),) for at, one in enumerate(_listed(prefix))),
+            min_items=_whole(schema.get("minItems")) or 0,
+            max_items=_whole(schema.get("maxItems")),
+            exact=not (schema.keys() & _LEFT_OUT) and ("not" not in schema or bool(forbidden)),
+        )
+
+    # ------------------------------------------------------------------------------------------- disjointness
+    def disjoint(self, one: View, two: View, depth: int = 0) -> bool:
+        """Whether no value is in both views, as far as can be told."""
+        return not self.shared_types(one, two, depth)
+
+    def shared_types(self, one: View, two: View, depth: int = 0) -> set[str]:
+        """Types of which a value may be in both views."""
+        self._spend()
+        if depth > _MAX_APART_DEPTH:
+            return set(one.types & two.types)
+        if one.values is not None or two.values is not None:
+            known = {value_key(value) for value in two.values} if two.values is not None else None
+            listed = one.values if one.values is not None else two.values or ()
+            common = (value for value in listed if known is None or value_key(value) in known)
+            return {
+                type_of(value) for value in common if self.allows(one, value, depth) and self.allows(two, value, depth)
+            }
+        return {kind for kind in one.types & two.types if not self._apart(kind, one, two, depth)}
+
+    def _apart(self, kind: str, one: View, two: View, depth: int) -> bool:
+        if kind == "number":
+            return _below(one.high, two.low) or _below(two.high, one.low)
+        if kind == "string":
+            if _below(one.max_length, two.min_length) or _below(two.max_length, one.min_length):
+                return True
+            return bool(one.patterns and two.patterns) and self._patterns_apart(one.patterns + two.patterns)
+        if kind == "object":
+            names = sorted(one.required | two.required)
+            self._spend(len(names) // 8)
+            return any(self.properties_apart(one, two, name, depth) for name in names)
+        if kind == "array":
+            if _below(one.max_items, two.min_items) or _below(two.max_items, one.min_items):
+                return True
+            sure = min(max(one.min_items, two.min_items), _MAX_ITEMS)
+            return any(self._nodes_apart(one.item(at), two.item(at), depth) for at in range(sure))
+        return False
+
+    def _patterns_apart(self, patterns: tuple[str, ...]) -> bool:
+        self._spend(500)
+        try:
+            parts = [{"type": "string", "pattern": portable_pattern(one)} for one in dict.fromkeys(patterns)]
+        except PatternError:
+            return False
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps({"allOf": parts}))
+        return LLMatcher.validate_grammar(grammar).startswith("Unsatisfiable schema")
+
+    def properties_apart(self, one: View, two: View, name: str, depth: int = 0) -> bool:
+        """Whether no value of this property suits both views."""
+        return self._nodes_apart(one.about(name), two.about(name), depth)
+
+    def items_apart(self, one: View, two: View) -> bool:
+        return self._nodes_apart(one.item(0), two.item(0), 0)
+
+    def _nodes_apart(self, one: tuple[Node, ...], two: tuple[Node, ...], depth: int) -> bool:
+        if not one and not two:
+            return False
+        others = self.all_of(two, depth + 1)
+        return all(self.disjoint(a, b, depth + 1) for a in self.all_of(one, depth + 1) for b in others)
+
+    def allows(self, view: View, value: Any, depth: int = 0) -> bool:
+        """Whether a view may allow this value: False is certain, True is not."""
+        self._spend()
+        kind = type_of(value)
+        if view.values is not None and depth and value_key(value) not in {value_key(one) for one in view.values}:
+            return False
+        if kind not in view.types or (view.excluded and value_key(value) in {value_key(one) for one in view.excluded}):
+            return False
+        if kind == "number":
+            if view.integer and not is_integral(value):
+                return False
+            return not (_below((value, 0), view.low) or _below(view.high, (value, 0)))
+        if kind == "string":
+            if len(value) < view.min_length or (view.max_length is not None and len(value) > view.max_length):
+                return False
+            return all(_may_match(pattern, value) for pattern in view.patterns)
+        if kind == "object":
+            if not view.required <= value.keys():
+                return False
+            return depth > _MAX_DEPTH or all(
+                any(self.allows(one, value[name], depth + 1) for one in self.all_of(view.about(name), depth + 1))
+                for name in value
+            )
+        if kind == "array":
+            if len(value) < view.min_items or (view.max_items is not None and len(value) > view.max_items):
+                return False
+            return depth > _MAX_DEPTH or all(
+                any(self.allows(one, item, depth + 1) for one in self.all_of(view.item(at), depth + 1))
+                for at, item in enumerate(value)
+            )
+        return True
+
+    def covers(self, outer: View, inner: View, kinds: Iterable[str], depth: int = 0) -> bool:
+        """Whether the outer view allows all values of these types that the inner one allows: True is certain."""
+        if not outer.exact or outer.values is not None or outer.excluded or depth > _MAX_APART_DEPTH:
+            return False
+        for kind in kinds:
+            if kind not in outer.types:
+                return False
+            if kind == "number" and (outer.low or outer.high or (outer.integer and not inner.integer)):
+                return False
+            if kind == "string" and (outer.min_length or outer.max_length is not None or outer.patterns):
+                return False
+            if kind == "object" and (outer.properties or outer.required or outer.extras):
+                return False
+            if kind == "array":
+                if outer.min_items or outer.max_items is not None or outer.prefix or inner.prefix:
+                    return False
+                ones, twos = self.all_of(inner.items, depth + 1), self.all_of(outer.items, depth + 1)
+                if not all(any(self.covers(two, one, one.types, depth + 1) for two in twos) for one in ones):
+                    return False
+        return True
+
+    # ---------------------------------------------------------------------------------------------- complement
+    def complement(self, node: Node, around: Sequence[Node] = ()) -> Schema:
+        """Return a schema, free of references, that allows nothing of what this one allows.
+
+        Where the schemas around it list the values of a property, the others of them are listed.
+        """
+        surroundings = self.all_of(around)
+        context = surroundings[0] if len(surroundings) == 1 else View()
+        parts = [self._outside(view, 0, context) for view in self.views(node)]
+        return {"allOf": parts} if len(parts) > 1 else parts[0] if parts else True
+
+    def _outside(self, view: View, depth: int, context: View = ANYTHING) -> Schema:
+        options: list[Schema] = []
+        others = [kind for kind in TYPES if kind not in view.types]
+        if others:
+            options.append({"type": others})
+        if view.values is not None:
+            options += _other_values(view.values, view.types)
+            return {"anyOf": options} if options else False
+        number, string, array = ({"type": one} for one in ("number", "string", "array"))
+        if "number" in view.types:
+            if view.low is not None:
+                options.append(number | {"maximum" if view.low[1] else "exclusiveMaximum": view.low[0]})
+            if view.high is not None:
+                options.append(number | {"minimum" if view.high[1] else "exclusiveMinimum": view.high[0]})
+        if "string" in view.types:
+            for pattern in view.patterns:
+                opposite = opposite_pattern(pattern)
+                options += [string | {"pattern": opposite}] if opposite is not None else []
+            options += [string | {"maxLength": view.min_length - 1}] if view.min_length else []
+            options += [string | {"minLength": view.max_length + 1}] if view.max_length is not None else []
+        if "array" in view.types:
+            options += [array | {"maxItems": view.min_items - 1}] if view.min_items else []
+            options += [array | {"minItems": view.max_items + 1}] if view.max_items is not None else []
+        lost = not view.exact or bool(view.patterns or view.items or view.prefix or view.extras or view.integer)
+        if "object" in view.types:
+            options += [{"type": "object", "properties": {name: False}} for name in sorted(view.required)]
+            for name, nodes in view.properties.items():
+                listed = self.finite_values(context.about(name)) if context.about(name) else None
+                for inner in nodes:
+                    if listed is not None:
+                        views = self.views(inner, depth + 1)
+                        left = [one for one in listed if not any(self.allows(view, one, 1) for view in views)]
+                        options += [
+                            {"type": "object", "required": [name], "properties": {name: {"enum": left}}}
+                        ] * bool(left)
+                        continue
+                    try:
+                        outside = self._complement_within(inner, depth + 1)
+                    except InexpressibleError:
+                        lost = True
+                        continue
+                    if outside is not False:
+                        options.append({"type": "object", "required": [name], "properties": {name: outside}})
+        if not options and lost:
+            raise InexpressibleError("the complement of this schema cannot be expressed")
+        return {"anyOf": options} if options else False
+
+    def _complement_within(self, node: Node, depth: int) -> Schema:
+        if depth > _MAX_DEPTH:
+            raise InexpressibleError("the schema is nested too deeply")
+        parts = [self._outside(view, depth) for view in self.views(node, depth)]
+        if any(part is False for part in parts):
+            return False
+        return {"allOf": parts} if len(parts) > 1 else parts[0] if parts else True
+
+    def finite_values(self, nodes: Sequence[Node]) -> list[Any] | None:
+        """All values that these schemas allow together, if they are listed or few."""
+        found: list[Any] = []
+        for view in self.all_of(nodes):
+            if view.values is not None:
+                values = [value for value in view.values if self.allows(view, value)]
+            elif view.types <= {"null", "boolean"}:
+                values = [None] * ("null" in view.types) + [False, True] * ("boolean" in view.types)
+            else:
+                return None
+            found += values
+        return list({value_key(value): value for value in found}.values())
+
+
+_LEFT_OUT = frozenset(
+    [
+        "patternProperties",
+        "multipleOf",
+        "uniqueItems",
+        "contains",
+        "minContains",
+        "maxContains",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+        "if",
+        "then",
+        "else",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+        "$dynamicRef",
+        "$recursiveRef",
+    ]
+)
+
+
+def type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    for kind, name in ((bool, "boolean"), (int, "number"), (float, "number"), (str, "string"), (list, "array")):
+        if isinstance(value, kind):
+            return name
+    return "object"
+
+
+def is_integral(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+
+
+def value_key(value: Any) -> Hashable:
+    """Return a key by which values compare as in JSON: 1 is 1.0 and is not true."""
+    kind = type_of(value)
+    if kind == "array":
+        return (kind, *(value_key(one) for one in value))
+    if kind == "object":
+        return (kind, frozenset((name, value_key(one)) for name, one in value.items()))
+    return (kind, value)
+
+
+def _other_values(values: Iterable[Any], types: frozenset[str]) -> list[Schema]:
+    """Schemas for values of these types that are not listed; arrays and objects are left out."""
+    listed: dict[str, list[Any]] = {kind: [] for kind in TYPES}
+    for value in values:
+        listed[type_of(value)].append(value)
+    options: list[Schema] = []
+    words = listed["string"]
+    if "string" in types and words:
+        outside = none_of(words)
+        if outside is None:
+            raise InexpressibleError("the listed strings are too long or too many to be excluded")
+        options.append({"type": "string", "pattern": outside})
+    left = [one for one in (True, False) if one not in listed["boolean"]]
+    if "boolean" in types and len(left) == 1:
+        options.append({"enum": left})
+    numbers = sorted({int(one) for one in listed["number"] if is_integral(one)})
+    if "number" in types and numbers and len(numbers) <= 16:
+        fractions = any(not is_integral(one) for one in listed["number"])
+        if not fractions:
+            edges: list[int | None] = [None, *numbers, None]
+            for low, high in pairwise(edges):
+                bounds = {"exclusiveMinimum": low, "exclusiveMaximum": high}
+                options.append({"type": "number"} | {key: edge for key, edge in bounds.items() if edge is not None})
+    return options
+
+
+def _names_forbidden(schema: Any) -> list[str]:
+    """Names that `not: {required: [name]}`, alone or in an anyOf, forbids."""
+    if not isinstance(schema, dict):
+        return []
+    if schema.keys() == {"required"}:
+        names = _listed(schema["required"])
+        return [one for one in names if isinstance(one, str)] if len(names) == 1 else []
+    if schema.keys() == {"anyOf"}:
+        found = [_names_forbidden(one) for one in _listed(schema["anyOf"])]
+        return [name for names in found for name in names] if all(found) else []
+    return []
+
+
+def _values_forbidden(schema: Any) -> tuple[Any, ...]:
+    """Values that `not: {enum: […]}` or `not: {const: …}` forbids."""
+    if not isinstance(schema, dict):
+        return ()
+    if schema.keys() == {"const"}:
+        return (schema["const"],)
+    return tuple(_listed(schema["enum"])) if schema.keys() == {"enum"} else ()
+
+
+def _may_match(pattern: str, value: str) -> bool:
+    if len(value) > _MAX_MATCHED_CHARS:
+        return True
+    try:
+        return re.search(pattern, value) is not None
+    except (re.error, RecursionError, OverflowError):
+        return True
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if _number(value) is not None and is_integral(value) else None
+
+
+def _largest(one: Any, two: Any) -> Any:
+    return two if one is None else one if two is None else max(one, two)
+
+
+def _smallest(one: Any, two: Any) -> Any:
+    return two if one is None else one if two is None else min(one, two)
+
+
+def _bound(value: Any, side: int) -> tuple[float, int] | None:
+    number = _number(value)
+    return None if number is None else (number, side)
+
+
+def _below(one: Any, two: Any) -> bool:
+    return one is not None and two is not None and one < two
