@@ -49,7 +49,7 @@ def test_contracts_hold() -> None:
 
 
 def test_there_is_a_core_to_check() -> None:
-    assert {"scheduler.py", "block_pool.py", "request.py"} <= {file.name for file in CORE_FILES}
+    assert {"scheduler.py", "blocks.py", "request.py"} <= {file.name for file in CORE_FILES}
 
 
 @pytest.mark.parametrize("file", CORE_FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
