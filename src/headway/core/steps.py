@@ -32,7 +32,7 @@ from headway.core.scheduler_output import (
 )
 
 _RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED  # an enum's own attributes are slow to look up
-NO_LIMIT = 2**62
+_NO_LIMIT = 2**62  # more tokens than any prompt has
 _NO_TOKEN = SampledTokens((), error="the executor returned no token for it")
 
 
@@ -69,8 +69,8 @@ class StepPlan:
     now_s: float
     budget: TokenBudget
     num_prompt_tokens: int = 0  # of the budget, what decodes leave to prompts
-    max_short_tokens: int = NO_LIMIT  # a prompt with more tokens may be long: it takes several steps
-    max_long_tokens: int = NO_LIMIT  # what all prompts may have of the step, if there is a long one among them
+    max_short_tokens: int = _NO_LIMIT  # a prompt with more tokens may be long: it takes several steps
+    max_long_tokens: int = _NO_LIMIT  # what all prompts may have of the step, if there is a long one among them
     scheduled: dict[Request, ScheduledRequest] = field(default_factory=dict)
     keeps: dict[Request, ScheduledRequest] = field(default_factory=dict)  # as in `LaunchedStep`
     admitted: list[NewRequest] = field(default_factory=list)
