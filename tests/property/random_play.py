@@ -123,6 +123,39 @@ def crowded_world(rng: random.Random, policy: str | None = None, batching: str =
     return dataclasses.replace(world, setting=setting, arrival_rate=0.3, max_prompt=6, max_output=56)
 
 
+def era_world(rng: random.Random, batching: str, policy: str | None = None) -> World:
+    """Small or crowded, with or without a prefix cache, a host tier and beams; steps take what they take."""
+    world = rng.choice([small_world, crowded_world])(rng, policy, batching)
+    setting = world.setting
+    if rng.random() < 0.4 and not setting.reserve_tokens:
+        setting = dataclasses.replace(setting, prefix_caching=True, num_host_slots=rng.choice([0, 3]))
+    if rng.random() < 0.5:
+        setting = dataclasses.replace(setting, config=dataclasses.replace(setting.config, short_prompt_share=0.0))
+    return dataclasses.replace(
+        world,
+        setting=setting,
+        beam_rate=rng.choice([0.0, 0.0, 0.3]),
+        failure_rate=rng.choice([0.0, 0.0, 0.03]),
+        step_s=None,
+    )
+
+
+def displacing_world(rng: random.Random, policy: str) -> World:
+    """Few seats, held for long by requests that others may displace; blocks for all of them, or not."""
+    tick_s = 0.1
+    config = dataclasses.replace(
+        small_config(rng, policy=policy, tick_s=tick_s),
+        max_num_seqs=rng.choice([1, 2, 5]),
+        max_num_batched_tokens=16,
+        max_chunk_tokens=16,
+        max_preemptions=rng.choice([1, 3, 100]),
+        max_head_skips=rng.choice([0, 2]),
+        short_prompt_share=rng.choice([0.0, 1.0]),
+    )
+    setting = Setting(config, num_blocks=rng.choice([30, 60, 150]), block_size=4, prefix_caching=rng.random() < 0.2)
+    return World(setting, arrival_rate=0.12, max_prompt=rng.choice([6, 30]), max_output=80, tick_s=tick_s)
+
+
 def _step_s(config: SchedulerSettings) -> float | None:
     """By `slo`, requests wait in the order of times that follow from how long steps take; but while requests wait, that
     order is corrected only where it is looked at. It is exact where all steps take as long as the first is expected to.
@@ -247,7 +280,7 @@ class RandomPlay:
     def fork(self, beam: Request) -> None:
         """Some beams that have its tokens and another one each, or none."""
         tokens = beam.known_tokens(0, beam.num_known_tokens)
-        for token in range(self.rng.choice([0, 1, 1, 1, 2])):
+        for token in range(self.rng.choice([0, 0, 1, 1, 2])):
             fork = make_request(
                 self._name(), (*tokens, token), max_tokens=1, is_beam=True, fork_of=beam, priority=beam.options.priority
             )
@@ -264,6 +297,8 @@ class RandomPlay:
             name = self.rng.choice(self.driven.live)
             self.driven.abort(name)
             self._gone.append(name)
+        if self.world.setting.config.batching != "continuous" and self.rng.random() < 0.1:
+            self._note_ended(self.driven.release())  # asked at any time, it ends requests only if all are done
         while self.rng.random() < self.arrival_rate and len(self.driven.live) < MOST_REQUESTS:
             self.add()
 

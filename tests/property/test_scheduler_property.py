@@ -13,15 +13,15 @@ from tests.property.random_play import RandomPlay, crowded_world, long_prompt_wo
 
 pytestmark = pytest.mark.usefixtures("no_displacement")
 
-WORLDS_PER_GROUP = 3 * len(SCHEDULING_POLICIES) + 2
-"""Each policy in two small worlds and a crowded one; and two with a pace, the second of them under `fair`."""
+WORLDS_PER_GROUP = 2 * len(SCHEDULING_POLICIES) + 2
+"""Each policy in a small world and a crowded one; and two with a pace, the second of them under `fair`."""
 
 
 def make_play(seed: int, max_in_flight: int) -> RandomPlay:
     rng = random.Random(seed)
     turn, place = divmod(seed % WORLDS_PER_GROUP, len(SCHEDULING_POLICIES))
     make_world = crowded_world if turn == 1 else small_world
-    world = paced_world(rng, [None, "fair"][place]) if turn == 3 else make_world(rng, SCHEDULING_POLICIES[place])
+    world = paced_world(rng, [None, "fair"][place]) if turn == 2 else make_world(rng, SCHEDULING_POLICIES[place])
     return RandomPlay(world, rng, max_in_flight)
 
 
