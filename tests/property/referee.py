@@ -91,7 +91,7 @@ class Referee(DrivenScheduler):
     def on_planning(self, now_s: float) -> None:
         scheduler, kv_cache = self.scheduler, self.scheduler.kv_cache
         if not scheduler.num_in_batch:
-            self._is_forming, self._is_open, self._members = False, False, []
+            self._is_open, self._members = False, []
         scheduler.view.advance(now_s)  # urgency is that of the plan's time
         self._before = Before(
             now_s=now_s,

