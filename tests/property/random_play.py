@@ -141,19 +141,22 @@ def era_world(rng: random.Random, batching: str, policy: str | None = None) -> W
 
 
 def displacing_world(rng: random.Random, policy: str) -> World:
-    """Few seats, held for long by requests that others may displace; blocks for all of them, or not."""
+    """Seats and blocks are held for long by requests that others may displace: one for its seat, or several for a
+    prompt that needs their blocks."""
     tick_s = 0.1
     config = dataclasses.replace(
         small_config(rng, policy=policy, tick_s=tick_s),
-        max_num_seqs=rng.choice([1, 2, 5]),
+        max_num_seqs=rng.choice([2, 5, 9]),
         max_num_batched_tokens=16,
         max_chunk_tokens=16,
         max_preemptions=rng.choice([1, 3, 100]),
         max_head_skips=rng.choice([0, 2]),
         short_prompt_share=rng.choice([0.0, 1.0]),
     )
-    setting = Setting(config, num_blocks=rng.choice([30, 60, 150]), block_size=4, prefix_caching=rng.random() < 0.2)
-    return World(setting, arrival_rate=0.12, max_prompt=rng.choice([6, 30]), max_output=80, tick_s=tick_s)
+    setting = Setting(config, num_blocks=rng.choice([24, 40, 100]), block_size=4, prefix_caching=rng.random() < 0.2)
+    return World(
+        setting, arrival_rate=rng.choice([0.15, 0.4]), max_prompt=rng.choice([6, 30, 60]), max_output=80, tick_s=tick_s
+    )
 
 
 def _step_s(config: SchedulerSettings) -> float | None:

@@ -209,6 +209,7 @@ class Referee(DrivenScheduler):
         assert len(preempted) <= MOST_DISPLACED, "too many are displaced"
         assert new, "a request is displaced for nothing"
         if self._seals:
+            assert not self._done, "a request is displaced from a batch of which others are done"
             is_own = all(one.is_fork for one in new)
             assert before.is_forming or is_own, "a request is displaced from a sealed batch"
         for victim in preempted:
