@@ -1,5 +1,8 @@
 """The scheduler again, written to be obviously right instead of fast: plain lists, everything sorted every step, blocks
-counted by arithmetic."""
+counted by arithmetic.
+
+It knows continuous batching, and no request is displaced: what must be true of sealed batches and of displacement is in
+`referee`."""
 
 from __future__ import annotations
 
@@ -12,11 +15,9 @@ from tests.property.brute_force_entry import Entry, Share, Step
 from tests.property.brute_force_guard import BruteForceGuard
 from tests.property.brute_force_policies import BRUTE_FORCE_POLICIES
 
-MOST_DISPLACED = 4  # in one step
-
 
 class BruteForceScheduler:
-    """States of all live requests in one list; `running` is a set of names, `held` another, in the order they came."""
+    """All live requests in one list; `running` is a set of names."""
 
     def __init__(
         self,
@@ -41,10 +42,7 @@ class BruteForceScheduler:
         self.now, self.step_s = 0.0, 0.02
         self.entries: list[Entry] = []
         self.running: set[str] = set()
-        self.held: list[str] = []
         self.num_arrivals = 0
-        self.is_forming = False
-        self.batch_class: int | None = None
         self.policy = BRUTE_FORCE_POLICIES[config.scheduling_policy](self)
         self.guard: BruteForceGuard | None = None
         if self.policy.can_starve and config.starvation_ms:
@@ -74,18 +72,11 @@ class BruteForceScheduler:
         running = [e for e in self.entries if e.name in self.running]
         return sorted(running, key=lambda e: (e.entered_as, e.number))
 
-    def with_blocks(self) -> list[Entry]:
-        """Those that run and those that are held."""
-        return [e for e in self.entries if e.name in self.running or e.name in self.held]
-
     def waiting(self) -> list[Entry]:
-        return [e for e in self.entries if e.name not in self.running and e.name not in self.held]
+        return [e for e in self.entries if e.name not in self.running]
 
     def line(self) -> list[Entry]:
         """Those that may enter, the first one first."""
-        if self.config.batching == "dynamic":
-            mates = [e for e in self.waiting() if length_class(e) == self.batch_class]
-            return sorted(mates, key=lambda e: e.number)
         line = self.policy.line(self.waiting())
         return line if self.guard is None else self.guard.line(line)
 
@@ -93,19 +84,17 @@ class BruteForceScheduler:
 
     def used(self, step: Step) -> int:
         """Blocks in use, counting what this step has already been given; one that is shared counts once."""
-        users = self.with_blocks()
+        users = self.in_batch()
         shared = {prefix for entry in users for prefix in entry.shared}
         return len(shared) + sum(self.blocks(e.computed + step.tokens.get(e.name, 0)) - len(e.shared) for e in users)
 
     def promised(self, step: Step) -> int:
         """Blocks that are kept for requests in the batch: for the tokens they were admitted with, or for more."""
-        return sum(
-            max(0, e.reserved - self.blocks(e.computed + step.tokens.get(e.name, 0))) for e in self.with_blocks()
-        )
+        return sum(max(0, e.reserved - self.blocks(e.computed + step.tokens.get(e.name, 0))) for e in self.in_batch())
 
     def own_tokens(self, entry: Entry) -> int:
         """What would have to be computed again if it had to go: not what is in blocks that others use, too."""
-        others = [other for other in self.with_blocks() if other is not entry]
+        others = [other for other in self.in_batch() if other is not entry]
         num_shared = sum(any(prefix in other.shared for other in others) for prefix in entry.shared)
         return entry.computed - num_shared * self.block_size
 
@@ -158,8 +147,7 @@ class BruteForceScheduler:
 
     def is_long(self, step: Step, entry: Entry, num_tokens: int) -> bool:
         """With so many tokens to compute."""
-        is_long = entry.tokens > step.longest_short and num_tokens > step.with_long
-        return is_long and self.config.batching == "continuous"
+        return entry.tokens > step.longest_short and num_tokens > step.with_long
 
     def to_compute(self, entry: Entry) -> int:
         """Of one that waits."""
@@ -208,7 +196,7 @@ class BruteForceScheduler:
     def next_to_pass(self, step: Step, long: Entry) -> Entry | None:
         """The first short one that the policy does not put behind the long one: among the first places, or anywhere in
         the line, if its order does not change, by its tokens to three binary digits and up."""
-        seats = self.config.max_num_seqs - len(self.running) - len(self.held)
+        seats = self.config.max_num_seqs - len(self.running)
         line = self.line()
         near = line[: self.config.skip_window + 1]
         if seats == 0 or not near:
@@ -230,11 +218,8 @@ class BruteForceScheduler:
     def compute_prompts(self, step: Step) -> None:
         for entry in [e for e in self.in_batch() if e.remaining > 1]:
             self.compute(step, entry)
-        if not step.preempted and self.is_open():
-            while self.left(step) and self.let_in(step):
-                pass
-            is_full = self.left(step) == 0 or step.had_no_time
-            self.is_forming = is_full and self.has_seat() and bool(self.waiting())
+        while not step.preempted and self.left(step) and self.let_in(step):
+            pass
 
     def launch(self, step: Step) -> None:
         by_name = {entry.name: entry for entry in self.entries}
@@ -280,34 +265,12 @@ class BruteForceScheduler:
     # ---- coming in ------------------------------------------------------------------------------------------------
 
     def has_seat(self) -> bool:
-        return len(self.running) + len(self.held) < self.config.max_num_seqs
-
-    def is_open(self) -> bool:
-        """Whether anybody may enter the batch now; if it is a new one, of which class."""
-        if self.config.batching == "continuous":
-            return True
-        if self.running or self.held:
-            return self.is_forming
-        opens_at = self.opens_at()
-        if opens_at is not None and opens_at <= self.now:
-            self.batch_class = length_class(min(self.waiting(), key=lambda e: e.number))
-            return True
-        return False
-
-    def opens_at(self) -> float | None:
-        """When requests may enter that now wait, although nobody runs and nobody is held."""
-        if self.running or self.held or not self.waiting():
-            return None
-        first = min(self.waiting(), key=lambda e: e.number)
-        num_mates = sum(length_class(e) == length_class(first) for e in self.waiting())
-        if self.config.batching == "dynamic" and num_mates < self.config.max_num_seqs:
-            return first.arrived + self.config.batch_window_ms / 1e3
-        return self.now
+        return len(self.running) < self.config.max_num_seqs
 
     def let_in(self, step: Step) -> bool:
-        """One enters, or one leaves for the first in the line. Returns whether anything has changed."""
+        """One enters, if there is a seat and one of the first in the line fits. Returns whether one has."""
         passed: list[Entry] = []
-        for place, entry in enumerate(self.line()[: self.config.skip_window + 1]):
+        for entry in self.line()[: self.config.skip_window + 1]:
             if self.has_seat() and self.should_wait(entry):
                 passed.append(entry)
                 continue
@@ -321,8 +284,6 @@ class BruteForceScheduler:
                     other.skips += 1
                 self.admit(step, entry)
                 return True
-            if place == 0 and self.displace(step, entry):
-                return True
             if not self.has_seat() or entry.skips >= self.config.max_head_skips:
                 return False
             passed.append(entry)
@@ -330,7 +291,7 @@ class BruteForceScheduler:
 
     def could_enter(self, step: Step, entry: Entry) -> bool:
         """If it were the first in the line, and the step had tokens left."""
-        return self.is_open() and self.has_seat() and not self.should_wait(entry) and self.fits(step, entry)
+        return self.has_seat() and not self.should_wait(entry) and self.fits(step, entry)
 
     def fits(self, step: Step, entry: Entry) -> bool:
         """Beside all that is promised, with a spare block for each that runs, where these may need one."""
@@ -346,38 +307,6 @@ class BruteForceScheduler:
         if self.config.prefill_mode == "chunked" or not step.tokens:
             return self.left(step) > 0
         return entry.tokens - len(self.find(entry)) * self.block_size <= self.left(step)
-
-    def displace(self, step: Step, entry: Entry) -> bool:
-        """Some that run leave for one that can enter then; returns whether the policy wants that. Either enough of them
-        leave or none."""
-        if self.held or entry.pending or self.should_wait(entry):
-            return False
-        candidates = [e for e in self.may_be_preempted() if e.name not in step.newcomers]
-        victims: list[Entry] = []
-        while not victims or not self.fits_without(step, entry, victims):
-            victim = self.policy.displaced(entry, candidates) if candidates else None
-            if victim is None or step.num_displaced + len(victims) >= MOST_DISPLACED:
-                return False
-            candidates.remove(victim)
-            victims.append(victim)
-        step.num_displaced += len(victims)
-        for victim in victims:
-            self.preempt(step, victim)
-        return True
-
-    def fits_without(self, step: Step, entry: Entry, leaving: list[Entry]) -> bool:
-        """If these were not there. What only they use and the entry could begin with is of no use to anybody else."""
-        users = self.with_blocks()
-        found = {*self.find(entry)}
-        only_theirs = {p for e in leaving for p in e.shared} - {p for e in users if e not in leaving for p in e.shared}
-        self.running -= {e.name for e in leaving}
-        free = (
-            self.num_blocks - self.used(step) - self.promised(step) - (0 if self.reserve_tokens else len(self.running))
-        )
-        self.running |= {e.name for e in leaving}
-        idle = 0 if self.cache is None else sum(prefix in self.cache.idle for prefix in found)
-        needed = self.blocks(max(entry.tokens, self.reserve_tokens)) - len(found)
-        return needed <= free - idle - len(found & only_theirs)
 
     def admit(self, step: Step, entry: Entry) -> None:
         for other in self.waiting():
@@ -514,20 +443,13 @@ class BruteForceScheduler:
                 self.keep(share)
         for share in step.shares:
             entry = share.entry
-            if entry not in self.entries or entry.name in self.held:
+            if entry not in self.entries:
                 continue
             if entry.name in failed:
                 self.remove(entry.name, keep=False)
                 ended.append(entry.name)
             elif share.samples and self.sampled(entry, tokens[entry.name], share.end, stop_token):
                 ended.append(entry.name)
-        return ended + self.release_held()
-
-    def release_held(self) -> list[str]:
-        """If all of a sealed batch are done, they end."""
-        ended = [] if self.running else [*self.held]
-        for name in ended:
-            self.remove(name)
         return ended
 
     def sampled(self, entry: Entry, token: int, computed: int, stop_token: int) -> bool:
@@ -538,10 +460,6 @@ class BruteForceScheduler:
             if entry.name in self.running:
                 self.keep_full(entry, computed)
                 self.keep_tail(entry, computed)
-                if self.config.batching != "continuous":
-                    self.running.discard(entry.name)
-                    self.held.append(entry.name)
-                    return False
             self.remove(entry.name)
             return True
         return False
@@ -556,25 +474,19 @@ class BruteForceScheduler:
     def leave(self, entry: Entry, *, keep: bool) -> None:
         """Out of the batch, if it is in it: what it has generated is cached, unless it has failed; what only it has
         used is idle from now on, the last block first."""
-        if keep and entry in self.with_blocks():
+        if keep and entry in self.in_batch():
             self.keep_full(entry, entry.landed)
         self.running.discard(entry.name)
-        self.held = [name for name in self.held if name != entry.name]
         entry.computed = 0
         blocks = [*entry.shared] if entry.tail is None else [*entry.shared, entry.tail]
         entry.shared, entry.tail = [], None
         if self.cache is None:
             return
         self.cache.withdraw(entry.name)
-        still_used = {prefix for other in self.with_blocks() for prefix in other.shared}
+        still_used = {prefix for other in self.in_batch() for prefix in other.shared}
         for prefix in reversed(blocks):
             if prefix not in still_used:
                 self.cache.let_go(prefix, keep=keep)
-
-
-def length_class(entry: Entry) -> int:
-    """From each power of two to before the next, of prompt and predicted answer together."""
-    return math.floor(math.log2(len(entry.prompt) + int(entry.predicted or 0)))
 
 
 def rounded_up(num_tokens: int) -> int:

@@ -109,7 +109,8 @@ class BruteForceCache:
         return self.pinned_until.get(prefix, 0.0) > self.now
 
     def evict(self) -> None:
-        leaves = [prefix for prefix in self.idle if self.is_leaf(prefix)]
+        parents = {self.parent(prefix) for prefix in self.kept}
+        leaves = [prefix for prefix in self.idle if prefix not in parents]
         victim = next((prefix for prefix in leaves if not self.is_pinned(prefix)), leaves[0])
         self.num_evicted_pinned += self.is_pinned(victim)
         self.remove(victim)

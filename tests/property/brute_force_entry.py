@@ -85,8 +85,6 @@ class Step:
     admitted: list[tuple[str, int]] = field(default_factory=list)
     """(name, tokens that were found in the cache)"""
     preempted: list[str] = field(default_factory=list)
-    num_displaced: int = 0
-    """Of the preempted, how many had to go for others that waited."""
     had_no_time: bool = False
     """Whether somebody could have entered, if the step had more tokens left."""
     has_limit: bool = False

@@ -49,9 +49,6 @@ class Fcfs:
     def victim(self, running: Sequence[Entry]) -> Entry:
         return running[-1]
 
-    def displaced(self, entry: Entry, running: Sequence[Entry]) -> Entry | None:
-        return None
-
     def promise(self, entry: Entry) -> float:
         return 0.0
 
@@ -92,10 +89,6 @@ class Srpt(Sjf):
     def rank(self, entry: Entry) -> float:
         return rest(entry)
 
-    def displaced(self, entry: Entry, running: Sequence[Entry]) -> Entry | None:
-        longest = self.victim(running)
-        return longest if rest(longest) > 6 * (rest(entry) + self.model.own_tokens(longest) / 32) else None
-
 
 class Hrrn(Fcfs):
     keeps_order = False
@@ -125,13 +118,6 @@ class Slo(Fcfs):
     def victim(self, running: Sequence[Entry]) -> Entry:
         without = [e for e in running if e.ttft is None and e.tpot is None]
         return max(without or running, key=lambda e: e.number)
-
-    def displaced(self, entry: Entry, running: Sequence[Entry]) -> Entry | None:
-        without = [e for e in running if e.ttft is None and e.tpot is None]
-        if entry.ttft is None or not without:
-            return None
-        half_time = entry.arrived + entry.ttft / 2
-        return self.victim(without) if half_time <= self.model.now <= self.begin_by(entry) else None
 
     def promise(self, entry: Entry) -> float:
         return 0.0 if entry.ttft is None else entry.ttft
@@ -174,12 +160,12 @@ class Fair(Fcfs):
         are tenants: its decodes, and of its prompts what the pace allows. Nothing, if no step takes so long."""
         pace, num_tenants = (
             self.model.pace,
-            len({e.tenant for e in self.model.entries if e.name not in self.model.held}),
+            len({e.tenant for e in self.model.entries}),
         )
         token_s, longest = pace.step_time.per_token_s or 0.0, pace.longest_s
         limits = []
         for tenant in {e.tenant for e in self.model.in_batch()}:
-            own = [e for e in self.model.entries if e.tenant == tenant and e.name not in self.model.held]
+            own = [e for e in self.model.entries if e.tenant == tenant]
             num_rows = sum(e.name in self.model.running for e in own)
             decode = num_tenants * pace.decode_s(num_rows)
             waiting = sum(e.tokens for e in own if e.name not in self.model.running)
@@ -213,10 +199,6 @@ class Mlfq(Fcfs):
 
     def victim(self, running: Sequence[Entry]) -> Entry:
         return sorted(running, key=lambda e: (self.rank(e), e.number))[-1]
-
-    def displaced(self, entry: Entry, running: Sequence[Entry]) -> Entry | None:
-        lower = [e for e in running if self.rank(e) > self.rank(entry)]
-        return self.victim(lower) if lower else None
 
 
 class CacheAware(Fcfs):

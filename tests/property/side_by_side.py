@@ -1,267 +1,88 @@
-"""The real scheduler and the brute-force model, driven with the same calls; after each of them they must agree.
-
-A runner's memory goes along: it computes every plan, so a block that is shared, copied or found again must hold exactly
-the tokens that it is taken for.
-"""
+"""The real scheduler and the brute-force model, driven with the same calls; after each of them they must agree."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from headway.core import (
-    HostTier,
-    KVCacheManager,
-    ModelRunnerOutput,
-    PrefixCache,
-    Request,
-    RequestStatus,
-    RequestUpdate,
-    SampledTokens,
-    Scheduler,
-    SchedulerOutput,
-    check_invariants,
-    prefix_cache,
-)
+from headway.core import Request, RequestUpdate, SchedulerOutput, prefix_cache
 from headway.core.blocks import block_digests, root_digest, tail_digest
-from headway.core.request_options import RequestOptions
-from headway.errors import RequestTooLargeError
-from headway.settings import SchedulerSettings
 from tests.property.brute_force import BruteForceScheduler
 from tests.property.brute_force_cache import BruteForceCache, Prefix
 from tests.property.brute_force_entry import Entry, Step
-from tests.property.slot_memory import SlotMemory
-
-STOP_TOKEN = 9
+from tests.property.driven_scheduler import STOP_TOKEN, DrivenScheduler, Result, Setting
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One engine."""
-
-    config: SchedulerSettings
-    num_blocks: int
-    block_size: int
-    prefix_caching: bool = False
-    num_host_slots: int = 0
-    restore_block_s: float = 0.0
-    reserve_tokens: int = 0
-
-
-class SideBySide:
-    """Calls go to both. `events` counts what really happened, for tests that want to see it happen."""
+class SideBySide(DrivenScheduler):
+    """Calls go to both."""
 
     def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        num_blocks, block_size = setting.num_blocks, setting.block_size
-        cache = PrefixCache() if setting.prefix_caching else None
-        tier = HostTier(setting.num_host_slots) if setting.num_host_slots else None
-        kv_cache = KVCacheManager(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            prefix_cache=cache,
-            host_tier=tier,
-            restore_block_s=setting.restore_block_s,
-            reserve_tokens=setting.reserve_tokens,
-        )
-        self.scheduler = Scheduler(setting.config, kv_cache)
-        model_cache = None
+        super().__init__(setting)
+        assert setting.config.batching == "continuous" and not self.scheduler.policy.displaces, "the model has neither"
+        cache = None
         if setting.prefix_caching:
-            model_cache = BruteForceCache(block_size, prefix_cache.MAX_TAILS, setting.num_host_slots)
-        self.model = BruteForceScheduler(setting.config, num_blocks, block_size, model_cache, setting.reserve_tokens)
+            cache = BruteForceCache(setting.block_size, prefix_cache.MAX_TAILS, setting.num_host_slots)
+        self.model = BruteForceScheduler(
+            setting.config, setting.num_blocks, setting.block_size, cache, setting.reserve_tokens
+        )
         self.model.restore_block_s = setting.restore_block_s
-        self.memory = SlotMemory(num_blocks, block_size)
-        self.in_flight: deque[tuple[SchedulerOutput, Step, dict[str, int]]] = deque()
-        self.is_broken = False
-        """Whether the last step could not be submitted: its result must be told before the next one is planned."""
-        self.trace: list[tuple[tuple[str, int], ...]] = []
-        self.events: Counter[str] = Counter()
-        self._requests: dict[str, Request] = {}  # by name, the last one that had it
-        self._untold_preempted: list[str] = []  # who left the batch since the last step that was not empty
-        self._untold_finished: list[str] = []
+        self._steps: deque[Step] = deque()  # of the model, as in `in_flight`
+        self._now_s = 0.0
         self._digests: dict[Prefix, bytes] = {}
 
-    @property
-    def live(self) -> list[str]:
-        return list(self.scheduler.requests)
+    def add(self, request: Request, *, now_s: float | None = None) -> bool:
+        is_accepted = super().add(request, now_s=now_s)
+        assert is_accepted == self.model.could_fit(request.max_total_tokens)
+        if is_accepted:
+            self.model.add(_entry(request), now_s)
+        return is_accepted
 
-    # ---- calls ----------------------------------------------------------------------------------------------------
-
-    def add(
-        self,
-        name: str,
-        prompt: Collection[int],
-        max_tokens: int,
-        *,
-        priority: int = 0,
-        salt: str = "",
-        ttl: float = 0.0,
-        reads: bool = True,
-        tenant: str = "",
-        predicted: float | None = None,
-        ttft: float | None = None,
-        tpot: float | None = None,
-        now_s: float | None = None,
-    ) -> bool:
-        """Returns whether it was accepted; both must say the same."""
-        request = Request(
-            name,
-            tuple(prompt),
-            max_tokens=max_tokens,
-            stop_token_ids=frozenset([STOP_TOKEN]),
-            reads_cache=reads,
-            options=RequestOptions(
-                priority=priority,
-                cache_salt=salt or None,
-                cache_ttl_s=ttl,
-                tenant=tenant,
-                predicted_tokens=predicted,
-                ttft_target_s=ttft,
-                tpot_target_s=tpot,
-            ),
-        )
-        fits = self.model.could_fit(len(prompt) + max_tokens)
-        try:
-            self.scheduler.add_request(request, now_s=now_s)
-        except RequestTooLargeError:
-            assert not fits
-            self.events["refused"] += 1
-            return False
-        assert fits
-        self.events["id used again in flight"] += any(name in step.tokens for _, step, _ in self.in_flight)
-        entry = Entry(
-            name,
-            tuple(prompt),
-            len(prompt) + max_tokens,
-            salt=salt,
-            ttl=ttl,
-            reads=reads,
-            priority=priority,
-            tenant=tenant,
-            predicted=predicted,
-            ttft=ttft,
-            tpot=tpot,
-        )
-        self.model.add(entry, now_s)
-        self._requests[name] = request
-        return True
-
-    def abort(self, name: str) -> None:
-        self.scheduler.finish_request(name, RequestStatus.FINISHED_ABORTED)
-        if name in self.model.running or name in self.model.held:
-            self._untold_finished.append(name)
+    def on_aborted(self, name: str) -> None:
         self.model.remove(name)
-        self.compare()
 
-    def launch(self, draw_token: Callable[[], int], now_s: float = 0.0, *, breaks: bool = False) -> bool:
-        """Plan a step and run it, unless it `breaks`; its tokens are drawn now and told later. Returns whether there
-        was one."""
-        assert not self.is_broken
-        output = self.scheduler.schedule(now_s=now_s)
-        expected = self.model.schedule(now_s)
-        assert [(share.request_id, share.num_tokens) for share in output.scheduled] == list(expected.tokens.items())
-        assert [(new.request_id, new.num_computed_tokens) for new in output.new_requests] == expected.admitted
-        assert [share.samples for share in output.scheduled] == [share.samples for share in expected.shares]
-        assert [share.num_computed_tokens for share in output.scheduled] == [share.start for share in expected.shares]
-        assert output.num_scheduled_tokens == sum(expected.tokens.values())
-        self._count_plan(expected)
-        self._untold_preempted += expected.preempted
-        if output.is_empty:
-            assert not output.preempted_request_ids and not output.finished_request_ids and not any(output.moves)
-            self.compare()
-            return False
-        assert list(output.preempted_request_ids) == self._untold_preempted
-        assert sorted(output.finished_request_ids) == sorted(self._untold_finished)
-        self._untold_preempted, self._untold_finished = [], []
-        tokens = {entry.name: draw_token() for entry in expected.sampling}
-        self.is_broken = breaks
-        if breaks:
-            self.memory.drop(output)
-        else:
-            self.memory.run(output, tokens)
-        self.in_flight.append((output, expected, tokens))
-        self.trace.append(tuple((share.request_id, share.num_tokens) for share in output.scheduled))
-        self.compare()
-        return True
+    def on_planning(self, now_s: float) -> None:
+        self._now_s = now_s
 
-    def land(
-        self, *, duration_s: float = 0.0, failed: Collection[str] = (), forgotten: Collection[str] = ()
-    ) -> list[str]:
-        """Tell the result of the oldest step. `failed` got an error, `forgotten` got nothing. Returns who ended."""
-        output, step, drawn = self.in_flight.popleft()
-        is_broken, self.is_broken = self.is_broken and not self.in_flight, self.is_broken and bool(self.in_flight)
-        failing = {share.entry.name for share in step.shares if is_broken or share.entry.name in failed}
-        self.events["broken"] += is_broken
-        tokens = {name: token for name, token in drawn.items() if name not in failing and name not in forgotten}
-        for name in [*failing, *(drawn.keys() - tokens.keys())]:
-            self.memory.fail(output.step_id, name)
-        sampled = {name: SampledTokens((token,)) for name, token in tokens.items()}
-        sampled |= {name: SampledTokens((), error="boom") for name in failing}
-        updates = self.scheduler.update(output, ModelRunnerOutput(sampled, {}), duration_s=duration_s)
-        self._count(step, failing)
+    def on_planned(self, output: SchedulerOutput) -> None:
+        step = self.model.schedule(self._now_s)
+        assert [(share.request_id, share.num_tokens) for share in output.scheduled] == list(step.tokens.items())
+        assert [(new.request_id, new.num_computed_tokens) for new in output.new_requests] == step.admitted
+        assert [share.samples for share in output.scheduled] == [share.samples for share in step.shares]
+        assert [share.num_computed_tokens for share in output.scheduled] == [share.start for share in step.shares]
+        assert output.num_scheduled_tokens == sum(step.tokens.values())
+        assert {*self.model.running} == {one.request_id for one in self.scheduler.running}
+        self._count_plan(step)
+        if not output.is_empty:
+            self._steps.append(step)
+
+    def on_landed(self, result: Result, updates: list[RequestUpdate]) -> None:
+        step = self._steps.popleft()
         entries = {entry.name: entry for entry in self.model.entries}
-        in_batch = {*self.model.running, *self.model.held}
         alive = {share.entry.name for share in step.shares if share.entry in self.model.entries}
-        awaited = (alive - {*self.model.held}) & (drawn.keys() | failing)
-        self.model.took(step, duration_s)
-        ended = self.model.land(step, tokens, failing, STOP_TOKEN)
-        self._untold_finished += [name for name in ended if name in in_batch]
-        self._check_ends(updates, ended, entries)
-        answered = [update.request_id for update in updates if update.new_token_ids or update.error]
-        assert sorted(answered) == sorted(awaited)
-        self.compare()
-        return ended
-
-    def release(self) -> list[str]:
-        """Nothing could be planned: perhaps because all of a sealed batch are done. Returns who ended."""
-        entries = {entry.name: entry for entry in self.model.entries}
-        updates = self.scheduler.release_held()
-        ended = self.model.release_held()
-        self._untold_finished += ended
-        self._check_ends(updates, ended, entries)
-        assert len(updates) == len(ended)
-        self.compare()
-        return ended
-
-    def opens_at_s(self) -> float | None:
-        """When a batch may be formed, if that is all that is being waited for."""
-        opens_at_s = self.scheduler.opens_at_s()
-        assert opens_at_s == self.model.opens_at()
-        return opens_at_s
-
-    def _check_ends(self, updates: list[RequestUpdate], ended: list[str], entries: Mapping[str, Entry]) -> None:
-        """The same requests have ended, each with exactly its tokens."""
+        self.model.took(step, result.duration_s)
+        ended = self.model.land(step, dict(result.tokens), set(result.failing), STOP_TOKEN)
         assert [update.request_id for update in updates if update.finish_status is not None] == ended
         for name in ended:
-            assert self._requests[name].output_token_ids == entries[name].output
-            assert self._requests[name].status.is_finished
+            assert self.requests[name].output_token_ids == entries[name].output
+            assert self.requests[name].status.is_finished
+        answered = [update.request_id for update in updates if update.new_token_ids or update.error]
+        assert sorted(answered) == sorted(alive & (result.flight.tokens.keys() | set(result.failing)))
 
     def _count_plan(self, step: Step) -> None:
         model, config = self.model, self.setting.config
-        self.events["preempted"] += len(step.preempted)
-        self.events["displaced"] += step.num_displaced
         self.events["no time"] += step.had_no_time
         self.events["passed a long prompt"] += len(step.passed)
-        self.events["held"] += len(model.held)
-        self.events["paced"] += bool(step.shares) and step.limit < (config.max_num_batched_tokens or 0)
+        self.events["paced"] += bool(step.shares) and step.limit < config.max_num_batched_tokens
         self.events["limited"] += step.has_limit
         has_had_enough = any(e.preemptions >= config.max_preemptions for e in model.in_batch())
         self.events["spared"] += bool(step.preempted) and has_had_enough
         numbers = [entry.number for entry in model.line()]
         self.events["not in order of arrival"] += numbers != sorted(numbers)
 
-    def _count(self, step: Step, failing: Collection[str]) -> None:
-        alive = [entry for entry in step.sampling if entry in self.model.entries]
-        self.events["dropped"] += len(step.sampling) - len(alive)
-        waiting = self.model.waiting()
-        self.events["late for a preempted one"] += sum(entry in waiting for entry in alive)
-        self.events["failed"] += len(failing)
-
     # ---- agreement ------------------------------------------------------------------------------------------------
 
-    def compare(self) -> None:
-        check_invariants(self.scheduler)
+    def check(self) -> None:
+        super().check()
         cache, model = self.scheduler.kv_cache.prefix_cache, self.model.cache
         if cache is None or model is None:
             return
@@ -313,3 +134,21 @@ class SideBySide:
                 "restored": cache.num_restored,
             }
         )
+
+
+def _entry(request: Request) -> Entry:
+    """A request as the model knows it."""
+    options = request.options
+    return Entry(
+        request.request_id,
+        request.prompt_token_ids,
+        request.max_total_tokens,
+        salt=options.cache_salt or "",
+        ttl=options.cache_ttl_s,
+        reads=request.reads_cache,
+        priority=options.priority,
+        tenant=options.tenant,
+        predicted=options.predicted_tokens,
+        ttft=options.ttft_target_s,
+        tpot=options.tpot_target_s,
+    )

@@ -27,6 +27,7 @@ class SlotMemory:
         self.prefixes: dict[str, list[int]] = {}  # after each token of a request that is in the batch
         self.host: dict[int, list[int]] = {}  # slots of the host tier that were ever written
         self._numbers: dict[tuple[int, int], int] = {}
+        self._numbers_of: dict[tuple[int, ...], list[int]] = {}  # of whole prefixes that were asked for
         self._writer: list[tuple[int, str] | None] = [None] * len(self.slots)  # the step and the request, of the last
 
     def run(self, output: SchedulerOutput, sampled: Mapping[str, int]) -> None:
@@ -63,14 +64,14 @@ class SlotMemory:
             if writer == (step_id, request_id):
                 self.slots[slot] = NOTHING
 
-    def holds(self, block_id: int, tokens: Sequence[int]) -> bool:
+    def holds(self, block_id: int, tokens: tuple[int, ...]) -> bool:
         """Whether a block holds the last of these tokens, as many as lie in it."""
         first = (len(tokens) - 1) // self.block_size * self.block_size
-        return self.numbers(tokens)[first:] == self._block(block_id)[: len(tokens) - first]
+        return self._known_numbers(tokens)[first:] == self._block(block_id)[: len(tokens) - first]
 
-    def host_holds(self, slot: int, tokens: Sequence[int]) -> bool:
+    def host_holds(self, slot: int, tokens: tuple[int, ...]) -> bool:
         """Whether a slot of the host tier holds the last of these tokens, a full block."""
-        return self.numbers(tokens)[-self.block_size :] == self.host[slot]
+        return self._known_numbers(tokens)[-self.block_size :] == self.host[slot]
 
     def numbers(self, tokens: Sequence[int], before: int = NOTHING) -> list[int]:
         """The prefix after each token."""
@@ -79,6 +80,11 @@ class SlotMemory:
             before = self._numbers.setdefault((before, token), len(self._numbers) + 1)
             numbers.append(before)
         return numbers
+
+    def _known_numbers(self, tokens: tuple[int, ...]) -> list[int]:
+        if tokens not in self._numbers_of:
+            self._numbers_of[tokens] = self.numbers(tokens)
+        return self._numbers_of[tokens]
 
     def _extend(self, request_id: str, tokens: Sequence[int]) -> None:
         prefixes = self.prefixes[request_id]

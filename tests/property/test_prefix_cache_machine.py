@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from headway.config import SchedulerConfig
-from tests.property.side_by_side import STOP_TOKEN, Setting, SideBySide
+from tests.property.driven_scheduler import STOP_TOKEN, Setting
+from tests.property.side_by_side import SideBySide
+from tests.unit.core.driver import make_request
 
 BITS = st.lists(st.integers(0, 1), min_size=1, max_size=8)
 
@@ -56,12 +58,17 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         reads=st.sampled_from([True, True, False]),
     )
     def add(self, prompt: list[int], max_tokens: int, salt: str, ttl: float, reads: bool) -> None:
-        self.pair.add(f"r{next(self.names)}", prompt, max_tokens, salt=salt, ttl=ttl, reads=reads)
+        self._add(prompt, max_tokens, cache_salt=salt or None, cache_ttl_s=ttl, reads_cache=reads)
 
     @rule(prompt=BITS, count=st.integers(2, 3))
     def add_some_alike(self, prompt: list[int], count: int) -> None:
         for _ in range(count):
-            self.pair.add(f"r{next(self.names)}", prompt, 2)
+            self._add(prompt, 2)
+
+    def _add(self, prompt: list[int], max_tokens: int, **given: object) -> None:
+        stop_token_ids = frozenset([STOP_TOKEN])
+        name = f"r{next(self.names)}"
+        self.pair.add(make_request(name, prompt, max_tokens=max_tokens, stop_token_ids=stop_token_ids, **given))
 
     @precondition(lambda self: self.pair.live)
     @rule(data=st.data())
@@ -85,7 +92,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pair.in_flight)
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
-        names = [share.entry.name for share in self.pair.in_flight[0][1].shares]
+        names = self.pair.in_flight[0].names
         failed = data.draw(st.sampled_from([names, names[:1], []]))
         self.pair.land(failed=failed, forgotten=[] if failed else names)
 

@@ -8,56 +8,55 @@ from collections import Counter
 
 import pytest
 
-from headway.config import BATCHING_MODES, KV_ALLOCATIONS, PREFILL_MODES, SCHEDULING_POLICIES
-from tests.property.random_play import KINDS, RandomPlay, crowded_world, long_prompt_world, paced_world, small_world
+from headway.config import KV_ALLOCATIONS, PREFILL_MODES, SCHEDULING_POLICIES
+from tests.property.random_play import RandomPlay, crowded_world, long_prompt_world, paced_world, small_world
 
-WORLDS_PER_GROUP = 3 * len(KINDS) + 2
-"""Each policy in two small worlds and a crowded one; and two with a pace, the second of them under `fair`."""
+pytestmark = pytest.mark.usefixtures("no_displacement")
+
+WORLDS_PER_GROUP = 2 * len(SCHEDULING_POLICIES) + 2
+"""Each policy in a small world and a crowded one; and two with a pace, the second of them under `fair`."""
 
 
 def make_play(seed: int, max_in_flight: int) -> RandomPlay:
     rng = random.Random(seed)
-    turn, place = divmod(seed % WORLDS_PER_GROUP, len(KINDS))
+    turn, place = divmod(seed % WORLDS_PER_GROUP, len(SCHEDULING_POLICIES))
     make_world = crowded_world if turn == 1 else small_world
-    world = paced_world(rng, [None, "fair"][place]) if turn == 3 else make_world(rng, KINDS[place])
+    world = paced_world(rng, [None, "fair"][place]) if turn == 2 else make_world(rng, SCHEDULING_POLICIES[place])
     return RandomPlay(world, rng, max_in_flight)
 
 
 def describe(play: RandomPlay) -> set[str]:
     setting, config = play.world.setting, play.world.setting.config
     kv_allocation = "contiguous-max" if setting.reserve_tokens else "paged"
-    return {config.scheduling_policy, config.batching, config.prefill_mode, kv_allocation}
+    return {config.scheduling_policy, config.prefill_mode, kv_allocation}
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 3])
-@pytest.mark.parametrize("group", range(3))
+@pytest.mark.parametrize("group", range(2))
 def test_the_scheduler_does_what_the_brute_force_model_does(group: int, max_in_flight: int) -> None:
-    """Over 80,000 steps in all; each group of worlds must really contain what the test is about."""
+    """Over 40,000 steps in all; each group of worlds must really contain what the test is about."""
     events: Counter[str] = Counter()
     seen: set[str] = set()
     num_steps = 0
     for seed in range(WORLDS_PER_GROUP * group, WORLDS_PER_GROUP * (group + 1)):
         play = make_play(seed, max_in_flight)
         play.play(num_steps=220)
-        events.update(play.pair.counts())
+        events.update(play.driven.counts())
         seen |= describe(play)
-        num_steps += len(play.pair.trace)
-    assert seen == {*SCHEDULING_POLICIES, *BATCHING_MODES, *PREFILL_MODES, *KV_ALLOCATIONS}
-    assert num_steps >= 8_000
-    assert events["not in order of arrival"] >= 2_000
-    assert events["lifted"] >= 50
-    assert events["displaced"] >= 2
+        num_steps += len(play.driven.trace)
+    assert seen == {*SCHEDULING_POLICIES, *PREFILL_MODES, *KV_ALLOCATIONS}
+    assert num_steps >= 6_000
+    assert events["not in order of arrival"] >= 1_000
+    assert events["lifted"] >= 20
     assert events["spared"] >= 1
-    assert events["held"] >= 200
-    assert events["batch not full"] >= 3
-    assert events["no time"] >= 50
-    assert events["preempted"] >= 100
-    assert events["refused"] >= 10
-    assert events["dropped"] >= (5 if max_in_flight == 1 else 50)
+    assert events["no time"] >= 20
+    assert events["preempted"] >= 40
+    assert events["refused"] >= 5
+    assert events["dropped"] >= (2 if max_in_flight == 1 else 30)
     assert events["paced"] >= 100
     assert events["limited"] >= 20
-    assert max_in_flight == 1 or events["id used again in flight"] >= 20
-    assert max_in_flight == 1 or events["late for a preempted one"] >= 5
+    assert max_in_flight == 1 or events["id used again in flight"] >= 10
+    assert max_in_flight == 1 or events["late for a preempted one"] >= 3
 
 
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
@@ -69,7 +68,7 @@ def test_short_prompts_pass_long_ones_as_in_the_brute_force_model(policy: str) -
     for max_in_flight in (1, 2):
         play = RandomPlay(long_prompt_world(rng, policy), rng, max_in_flight)
         play.play(num_steps=150)
-        num_passed += play.pair.counts()["passed a long prompt"]
+        num_passed += play.driven.counts()["passed a long prompt"]
     assert num_passed >= (0 if policy in ("hrrn", "fair") else 5)
 
 
@@ -78,4 +77,4 @@ def test_the_same_seed_replays_the_same_schedule(seed: int) -> None:
     first, second = make_play(seed, max_in_flight=2), make_play(seed, max_in_flight=2)
     first.play(num_steps=200)
     second.play(num_steps=200)
-    assert first.pair.trace == second.pair.trace
+    assert first.driven.trace == second.driven.trace
