@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from headway.core.request_options import RequestOptions
+from headway.errors import InvalidRequestError
 from headway.rpc.messages import EngineReady
 from headway.sampling_params import SamplingParams
 from headway.server.admission.scheduling import Scheduling
-from headway.server.api.api_errors import bad_request
+from headway.server.api.answer_specs import (
+    PLAIN,
+    AnswerFormats,
+    Constraint,
+    answer_spec,
+    check_no_search,
+    template_options,
+    tools_of,
+)
+from headway.server.api.api_errors import ApiError, bad_request
 from headway.server.api.prompts import Prompt, PromptMaker
 from headway.server.api.record_fields import SAMPLING_NAMES, sampling_values
 from headway.server.api.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from headway.server.services import Services
+from headway.structured.answer_spec import AnswerSpec
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
@@ -45,6 +58,13 @@ class Job:
     echo: bool = False
     hide_output: bool = False
     """`max_tokens` was 0: only the prompt is wanted. The engine makes one token all the same, which is not shown."""
+    answer: AnswerSpec = PLAIN
+    """What may come, and how calls and thoughts are told from text."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that the model writes is the answer's text."""
+        return not self.answer.tools and self.answer.reasoning is None
 
     @property
     def n(self) -> int:
@@ -79,13 +99,30 @@ async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, servi
     max_tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     values = sampling_values(request) | {"max_tokens": max_tokens, "logprobs": num_logprobs}
     params = _check_params(values, services, scheduling, num_prompts=1, stream=bool(request.stream))
+    constraint, tools = Constraint.of_request(request), tools_of(request)
+    check_no_search(request, constraint, has_tools=bool(tools))
     prompt = await services.prompts.from_messages(
         request.messages,
         services.info,
+        tools=tools,
         add_generation_prompt=request.add_generation_prompt is not False,
-        template_options=request.chat_template_kwargs,
+        template_options=template_options(request, services.prompts.template_source),
     )
-    return await _job(request, [prompt], params, services, options=scheduling.options, num_logprobs=num_logprobs)
+    content = None if constraint is None else constraint.as_lark()
+    answer = answer_spec(request, services.formats, content=content, prompt_text=prompt.text or "")
+    params = await services.prompts.run(
+        partial(_constrain, params, answer, constraint, services.formats),
+        num_chars=len(prompt.text or "") if tools or constraint else 0,
+    )
+    return await _job(
+        request,
+        [prompt],
+        params,
+        services,
+        options=scheduling.options,
+        num_logprobs=num_logprobs,
+        answer=answer,
+    )
 
 
 async def completion_job(request: CompletionRequest, scheduling: Scheduling, services: Services) -> Job:
@@ -102,6 +139,9 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
     if request.logprobs is not None and echo:
         values["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
     params = _check_params(values, services, scheduling, num_prompts=_num_prompts(request), stream=bool(request.stream))
+    constraint = Constraint.of_request(request)
+    check_no_search(request, constraint)
+    params = _constrain(params, PLAIN, constraint, services.formats)
     prompts = await _prompts(
         request, services.prompts, services.info, add_special=request.add_special_tokens is not False
     )
@@ -127,6 +167,7 @@ async def _job(
     num_logprobs: int | None,
     echo: bool = False,
     hide_output: bool = False,
+    answer: AnswerSpec = PLAIN,
 ) -> Job:
     _check_prompt_logprobs(params, prompts)
     if params.bad_words:
@@ -142,7 +183,41 @@ async def _job(
         wants_prompt_logprobs=request.prompt_logprobs is not None,
         echo=echo,
         hide_output=hide_output,
+        answer=answer,
     )
+
+
+def _constrain(
+    params: SamplingParams, answer: AnswerSpec, constraint: Constraint | None, formats: AnswerFormats
+) -> SamplingParams:
+    """The parameters with what the answer must match, and so that the markers of its parts are shown."""
+    special = formats.special_token_ids(answer)
+    grammar = answer.grammar(special)
+    if special and params.skip_special_tokens:
+        params = dataclasses.replace(params, skip_special_tokens=False)
+    if grammar is not None:
+        return _with_structured_outputs(params, {"grammar": grammar}, path="tools")
+    if constraint is not None:
+        return _with_structured_outputs(params, constraint.values, path=constraint.path)
+    return params
+
+
+def _with_structured_outputs(params: SamplingParams, values: dict[str, Any], *, path: str) -> SamplingParams:
+    """`values` are fields of `StructuredOutputsParams`; what is wrong with them is wrong with the request's `path`."""
+    changes: dict[str, Any] = {"structured_outputs": values}
+    try:
+        return dataclasses.replace(params, **changes)
+    except InvalidRequestError as error:
+        raise _blame(error, values, path) from error
+
+
+def _blame(error: InvalidRequestError, values: dict[str, Any], path: str) -> ApiError:
+    """The error in the words of the API: what came as `response_format` is not called `structured_outputs`."""
+    kind = f"structured_outputs.{next(iter(values))}"
+    message, param = str(error).replace(kind, path), error.param or path
+    if param.startswith(kind):
+        param = path + param.removeprefix(kind)
+    return bad_request(message, param=path if param.startswith("structured_outputs") else param)
 
 
 def _check_prompt_logprobs(params: SamplingParams, prompts: list[Prompt]) -> None:
