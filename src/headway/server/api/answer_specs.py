@@ -10,6 +10,7 @@ from typing import Any
 
 from headway.server.api.answer_requests import AllowedToolChoice, NamedToolChoice
 from headway.server.api.api_errors import bad_request
+from headway.server.api.request_base import check_nesting
 from headway.server.api.requests import ChatCompletionRequest, GenerationRequest
 from headway.structured.answer_formats import (
     REASONING_FORMATS,
@@ -83,14 +84,37 @@ class Constraint:
         """The same as a grammar, for an answer of which the text is only a part."""
         kind, value = next(iter(self.values.items()))
         if kind == "grammar":
-            return str(value)
+            return _lark(value, self.path)
         if kind == "choice":
             return f"start: {' | '.join(map(json.dumps, value))}"
         if kind == "regex":
             escaped = _UNESCAPED_SLASH.sub(r"\1\\/", value).replace("\n", r"\n")
             return f"start: /{escaped}/"
-        schema = value if kind == "json" else {"type": "object"}
-        return f"start: %json {schema if isinstance(schema, str) else json.dumps(schema)}"
+        schema = _schema(value, self.path) if kind == "json" else {"type": "object"}
+        return f"start: %json {json.dumps(schema)}"
+
+
+def _lark(grammar: str, path: str) -> str:
+    """Lark as it is, other notations translated."""
+    from llguidance.gbnf_to_lark import any_to_lark  # 0.1 s to import: only where it is used
+
+    try:
+        return str(any_to_lark(grammar))
+    except Exception as error:
+        raise bad_request(f"'{path}' cannot be read: {str(error)[:300]}", param=path) from error
+
+
+def _schema(given: Any, path: str) -> dict[str, Any] | bool:
+    """A schema, which may come as text."""
+    try:
+        schema = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        schema = None
+    if not isinstance(schema, dict | bool):
+        raise bad_request(f"'{path}' is no JSON schema, which would be an object.", param=path)
+    if isinstance(schema, dict):
+        check_nesting(schema, path)
+    return schema
 
 
 def tools_of(request: ChatCompletionRequest) -> tuple[Tool, ...]:

@@ -195,10 +195,11 @@ def _constrain(
     grammar = answer.grammar(special)
     if special and params.skip_special_tokens:
         params = dataclasses.replace(params, skip_special_tokens=False)
+    if constraint is not None:  # also where the grammar takes its place: what is wrong with it is told here
+        params = _with_structured_outputs(params, constraint.values, path=constraint.path)
     if grammar is not None:
-        return _with_structured_outputs(params, {"grammar": grammar}, path="tools")
-    if constraint is not None:
-        return _with_structured_outputs(params, constraint.values, path=constraint.path)
+        path = "tools" if constraint is None or answer.tools else constraint.path
+        params = _with_structured_outputs(params, {"grammar": grammar}, path=path)
     return params
 
 
