@@ -34,6 +34,7 @@ PURPOSES = {
     "layers": "kinds of linear layers and MLPs, operations of a decoder",
     "kv": "the cache as tensors",
     "native": "CPU kernels in C",
+    "structured": "answers with a form: grammars, tool calls, reasoning",
     "tokenizer": "text, chat templates",
     "predict": "lengths of answers",
     "core": "decisions: no tensors, clock or I/O",

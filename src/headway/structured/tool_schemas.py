@@ -1,0 +1,168 @@
+"""Tools and their calls, and a tool's schema taken apart for formats that write each parameter on its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway.errors import InvalidRequestError
+
+JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
+_DEFINITIONS = ("$defs", "definitions")
+# Ties between parameters, which cannot be said of each one alone.
+_WHOLE_OBJECT_KEYWORDS = (
+    *("anyOf", "oneOf", "allOf", "not", "if", "enum", "const", "minProperties", "maxProperties", "patternProperties"),
+    *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
+)
+_PARAMETER_NAME = re.compile(r"[^\s<>=,()\[\]{}\"']+")
+_MOST_REFERENCES = 32
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call. `parameters` is the JSON schema of its arguments; None: any object.
+
+    Arguments keep to the schema whether or not a tool is `strict`. If it is, a schema that the model's format cannot
+    keep to is refused; if not, the format keeps to what it can.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a tool. `schema` brings the definitions that its references need."""
+
+    name: str
+    schema: Mapping[str, Any]
+    types: frozenset[str]
+    required: bool
+
+
+@dataclass(frozen=True)
+class ParameterList:
+    """The parameters of a tool in their order; `is_open` if it takes others, too."""
+
+    parameters: tuple[Parameter, ...]
+    is_open: bool
+
+    def types_of(self, name: str) -> frozenset[str]:
+        """JSON types that a parameter may have."""
+        return next((one.types for one in self.parameters if one.name == name), JSON_TYPES)
+
+
+def object_schema(tool: Tool) -> Mapping[str, Any]:
+    """The schema of a tool's arguments, which are always an object."""
+    schema = tool.parameters or {}
+    declared = schema.get("type", "object")
+    if declared != "object" and not (isinstance(declared, list) and "object" in declared):
+        raise InvalidRequestError(
+            f"the parameters of tool '{tool.name}' must be of type 'object', not {declared!r}", param="tools"
+        )
+    return {**schema, "type": "object"}
+
+
+def parameter_list(tool: Tool) -> ParameterList:
+    """Take a tool's schema apart. What cannot be said of single parameters is refused if it is strict, else let go."""
+    root = object_schema(tool)
+    top = {**root, **_followed(root, root)}
+    if tool.strict and (ties := [word for word in _WHOLE_OBJECT_KEYWORDS if word in top]):
+        raise InvalidRequestError(
+            f"the parameters of strict tool '{tool.name}' use '{ties[0]}' at their top level: this model's tool calls "
+            "write each parameter on its own, and cannot keep to it",
+            param="tools",
+        )
+    properties = top.get("properties") or {}
+    required = top.get("required") or ()
+    # A schema may be true: anything. Required parameters need not be declared.
+    schemas = {name: schema if isinstance(schema, Mapping) else {} for name, schema in properties.items()}
+    schemas |= {name: {} for name in required if name not in schemas}
+    if odd := [name for name in schemas if not _PARAMETER_NAME.fullmatch(name)]:
+        raise InvalidRequestError(
+            f"this model's tool calls cannot write the parameter {odd[0]!r} of tool '{tool.name}'", param="tools"
+        )
+    found = [
+        Parameter(name, _with_definitions(schema, root), types_of(schema, root), required=name in required)
+        for name, schema in schemas.items()
+    ]
+    return ParameterList(tuple(found), is_open=not found and top.get("additionalProperties") is not False)
+
+
+def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """JSON types that a schema may allow; all of them where it does not say."""
+    if not isinstance(schema, Mapping) or depth > _MOST_REFERENCES:
+        return JSON_TYPES
+    found = _declared(schema)
+    if "$ref" in schema and (target := _target(schema["$ref"], root)) is not None:
+        found &= types_of(target, root, depth + 1)
+    for word in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(word), list) and options:
+            found &= frozenset().union(*(types_of(one, root, depth + 1) for one in options))
+    for one in schema.get("allOf") or ():
+        found &= types_of(one, root, depth + 1)
+    return found
+
+
+def type_of_value(value: object) -> frozenset[str]:
+    """JSON types that a value counts as."""
+    match value:
+        case bool():
+            return frozenset({"boolean"})
+        case int():
+            return frozenset({"integer", "number"})
+        case float():
+            return frozenset({"number"})
+        case str():
+            return frozenset({"string"})
+        case None:
+            return frozenset({"null"})
+        case list():
+            return frozenset({"array"})
+        case _:
+            return frozenset({"object"})
+
+
+def _declared(schema: Mapping[str, Any]) -> frozenset[str]:
+    declared = schema.get("type")
+    found = frozenset(declared) if isinstance(declared, list) else frozenset({declared}) if declared else JSON_TYPES
+    if "number" in found:
+        found |= {"integer"}
+    values = (
+        schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else None
+    )
+    return found if values is None else found & frozenset().union(*map(type_of_value, values))
+
+
+def _followed(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    for _ in range(_MOST_REFERENCES):
+        target = _target(schema.get("$ref"), root)
+        if target is None:
+            break
+        schema = target
+    return schema
+
+
+def _target(reference: object, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    found: Any = root
+    for step in reference[2:].split("/"):
+        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else None
+
+
+def _with_definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**schema, **{word: root[word] for word in _DEFINITIONS if word in root}}
