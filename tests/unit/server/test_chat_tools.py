@@ -109,6 +109,10 @@ def nested(depth: int) -> dict[str, Any]:
             "tools[0].function.parameters.type",
         ),
         (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"required": True}}}]},
+            "tools[0].function.parameters.required",
+        ),
+        (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": 5}}}]},
             "tools[0].function.parameters.properties",
         ),

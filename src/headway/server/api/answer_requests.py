@@ -79,6 +79,9 @@ def _check_parameters(schema: dict[str, Any], path: str) -> None:
         raise bad_request(f"'{path}.type' must be 'object': arguments have names.", param=f"{path}.type")
     if not isinstance(schema.get("properties", {}), dict):
         raise bad_request(f"'{path}.properties' must be an object of schemas.", param=f"{path}.properties")
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise bad_request(f"'{path}.required' must be a list of names.", param=f"{path}.required")
 
 
 def check_tools(tools: Sequence[ToolDefinition], path: str) -> None:

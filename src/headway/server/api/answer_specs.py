@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -90,7 +91,7 @@ class Constraint:
         if kind == "regex":
             escaped = _UNESCAPED_SLASH.sub(r"\1\\/", value).replace("\n", r"\n")
             return f"start: /{escaped}/"
-        schema = _schema(value, self.path) if kind == "json" else {"type": "object"}
+        schema = grammar_schema(value, self.path) if kind == "json" else {"type": "object"}
         return f"start: %json {json.dumps(schema)}"
 
 
@@ -104,16 +105,15 @@ def _lark(grammar: str, path: str) -> str:
         raise bad_request(f"'{path}' cannot be read: {str(error)[:300]}", param=path) from error
 
 
-def _schema(given: Any, path: str) -> dict[str, Any] | bool:
-    """A schema, which may come as text."""
+def grammar_schema(given: dict[str, Any] | str, path: str) -> dict[str, Any]:
+    """A schema as grammars take it; it may come as text."""
     try:
         schema = json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):
         schema = None
-    if not isinstance(schema, dict | bool):
+    if not isinstance(schema, dict):
         raise bad_request(f"'{path}' is no JSON schema, which would be an object.", param=path)
-    if isinstance(schema, dict):
-        check_nesting(schema, path)
+    check_nesting(schema, path)
     return schema
 
 
@@ -125,16 +125,16 @@ def tools_of(request: ChatCompletionRequest) -> tuple[Tool, ...]:
 
 
 def answer_spec(
-    request: ChatCompletionRequest, formats: AnswerFormats, *, content: str | None, prompt_text: str
+    request: ChatCompletionRequest, constraint: Constraint | None, formats: AnswerFormats, *, prompt_text: str
 ) -> AnswerSpec:
-    """What may follow a prompt. `content` is the grammar of its text."""
+    """What may follow a prompt."""
     tools = tools_of(request)
     reasoning = formats.reasoning
     if not tools and reasoning is None:
         return PLAIN
     choice, allowed = _choice(request)
     return AnswerSpec(
-        tools=tools,
+        tools=tuple(_for_grammar(index, tool) for index, tool in enumerate(tools)),
         tool_format=formats.tool_format if tools else None,
         tool_choice=choice if tools else "none",
         allowed=allowed,
@@ -142,8 +142,15 @@ def answer_spec(
         parallel=request.parallel_tool_calls is not False and not isinstance(request.tool_choice, NamedToolChoice),
         reasoning=reasoning,
         starts_in_reasoning=reasoning is not None and reasoning.is_open_after(prompt_text),
-        content=content,
+        content=None if constraint is None else constraint.as_lark(),
     )
+
+
+def _for_grammar(index: int, tool: Tool) -> Tool:
+    if tool.parameters is None:
+        return tool
+    schema = grammar_schema(tool.parameters, f"tools[{index}].function.parameters")
+    return dataclasses.replace(tool, parameters=schema)
 
 
 def _choice(request: ChatCompletionRequest) -> tuple[str, tuple[str, ...] | None]:

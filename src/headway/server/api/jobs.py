@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from headway.core.request_options import RequestOptions
 from headway.errors import InvalidRequestError
@@ -108,20 +108,20 @@ async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, servi
         add_generation_prompt=request.add_generation_prompt is not False,
         template_options=template_options(request, services.prompts.template_source),
     )
-    content = None if constraint is None else constraint.as_lark()
-    answer = answer_spec(request, services.formats, content=content, prompt_text=prompt.text or "")
-    params = await services.prompts.run(
-        partial(_constrain, params, answer, constraint, services.formats),
-        num_chars=len(prompt.text or "") if tools or constraint else 0,
+    text = prompt.text or ""
+    # Schemas that are checked, and grammars that are written, take about as long as their text takes to be tokenised.
+    shaped = await services.prompts.run(
+        partial(_shape, request, params, constraint, services.formats, text),
+        num_chars=len(text) if tools or constraint else 0,
     )
     return await _job(
         request,
         [prompt],
-        params,
+        shaped.params,
         services,
         options=scheduling.options,
         num_logprobs=num_logprobs,
-        answer=answer,
+        answer=shaped.answer,
     )
 
 
@@ -185,6 +185,24 @@ async def _job(
         hide_output=hide_output,
         answer=answer,
     )
+
+
+class _Shaped(NamedTuple):
+    """What an answer may look like, and the parameters that see to it."""
+
+    answer: AnswerSpec
+    params: SamplingParams
+
+
+def _shape(
+    request: ChatCompletionRequest,
+    params: SamplingParams,
+    constraint: Constraint | None,
+    formats: AnswerFormats,
+    prompt_text: str,
+) -> _Shaped:
+    answer = answer_spec(request, constraint, formats, prompt_text=prompt_text)
+    return _Shaped(answer, _constrain(params, answer, constraint, formats))
 
 
 def _constrain(
