@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -20,7 +21,7 @@ from headway.structured.answer_formats import TOOL_FORMATS
 from headway.structured.conversation import MAX_NESTING
 from headway.structured.tool_schemas import ToolCall
 from headway.tokenizer import Tokenizer, tokenizer_from_gguf
-from tests.unit.server.fake_engine import CHAT_TEMPLATE, FakeEngine, FakeServer, engine_ready, events
+from tests.unit.server.fake_engine import CHAT_TEMPLATE, FakeEngine, FakeServer, engine_ready, events, run
 from tests.unit.tokenizer.small import byte_level_metadata
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -54,8 +55,9 @@ def constraints(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], s
     return seen
 
 
-def tokenizer_with(template: str, **more: Any) -> Tokenizer:
-    return tokenizer_from_gguf(byte_level_metadata(pre="gpt-2", **{"tokenizer.chat_template": template}, **more))
+@functools.cache
+def tokenizer_with(template: str) -> Tokenizer:
+    return tokenizer_from_gguf(byte_level_metadata(pre="gpt-2", **{"tokenizer.chat_template": template}))
 
 
 def server_with(*words: str, template: str = CHAT_TEMPLATE, **options: Any) -> FakeServer:
@@ -425,10 +427,10 @@ def test_any_form_of_a_text_goes_with_thoughts(
     assert content in grammar_for(constraints, server, structured_outputs=structured)
 
 
-def test_markers_that_are_special_tokens_are_shown() -> None:
+def test_markers_that_are_special_tokens_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokenizer, "special_token_id", lambda self, text: 5 if text == "<think>" else None)
     for name, shows in (("none", False), ("think", True)):
         server = server_with(reasoning_format=name)
-        server.tokenizer.special_token_id = lambda text: 5 if text == "<think>" else None  # type: ignore[method-assign]
         server.chat()
         assert server.engine.requests[0].params == SamplingParams(max_tokens=None, skip_special_tokens=not shows)
 
@@ -627,3 +629,54 @@ def test_the_document_has_the_records() -> None:
     assert "structured_outputs.json" in fields["guided_json"]["description"]
     assert "tools" in fields["functions"]["description"]
     assert msgspec.json.encode(document())
+
+
+# ---- OpenAI's client ------------------------------------------------------------------------------------------------
+
+
+def openai_client(server: FakeServer) -> Any:
+    openai = pytest.importorskip("openai")
+    return openai.AsyncOpenAI(api_key="x", base_url="http://127.0.0.1/v1", http_client=server.client(), max_retries=0)
+
+
+def test_openais_client_parses_answers_into_models(constraints: list[Any]) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    point = pydantic.create_model("Point", x=(int, ...), y=(int | None, None))
+    client = openai_client(server_with('{"x": ', "5", ', "y": null}'))
+
+    async def parse() -> Any:
+        return await client.chat.completions.parse(
+            model="small", messages=[{"role": "user", "content": "Hi"}], response_format=point
+        )
+
+    assert run(parse()).choices[0].message.parsed == point(x=5)
+    ((values, _),) = constraints
+    assert list(values["json"]["properties"]) == ["x", "y"]
+
+
+def test_openais_client_puts_streamed_calls_together() -> None:
+    openai = pytest.importorskip("openai")
+    pydantic = pytest.importorskip("pydantic")
+    weather = pydantic.create_model("weather", city=(str, ...))
+    words = ("<think>Hm", ".</think>", "Well. ", CALL[:50], CALL[50:55], CALL[55:], "\n", CALL)
+    client = openai_client(server_with(*words, reasoning_format="think"))
+
+    async def stream() -> Any:
+        async with client.chat.completions.stream(
+            model="small",
+            messages=[{"role": "user", "content": "Hi"}],
+            tools=[openai.pydantic_function_tool(weather)],
+            tool_choice="auto",
+            stream_options={"include_usage": True},
+        ) as events:
+            async for _ in events:
+                pass
+            return await events.get_final_completion()
+
+    completion = run(stream())
+    (choice,) = completion.choices
+    assert choice.finish_reason == "tool_calls"
+    assert [each.function.parsed_arguments for each in choice.message.tool_calls] == [weather(city="Rome")] * 2
+    assert choice.message.content == "Well."
+    assert choice.message.reasoning_content == "Hm."
+    assert completion.usage.completion_tokens_details.reasoning_tokens == 2
