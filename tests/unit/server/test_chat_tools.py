@@ -6,6 +6,7 @@ import functools
 import json
 import random
 import re
+import threading
 from typing import Any
 
 import msgspec
@@ -379,6 +380,24 @@ def test_the_form_of_a_text_reaches_the_engine(fields: dict[str, Any], expected:
     fields = {name: value for name, value in fields.items() if "tool" not in name}
     assert server.complete(**fields).status_code == 200
     assert constraints == [expected]
+
+
+def test_schemas_and_grammars_do_not_hold_up_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def note(params: SamplingParams, values: dict[str, Any], *, path: str) -> SamplingParams:
+        threads.append(threading.current_thread())
+        return params
+
+    monkeypatch.setattr(jobs, "_with_structured_outputs", note)
+    server = server_with()
+    for response in (
+        server.chat(tools=[CLOCK]),
+        server.chat(response_format=JSON_SCHEMA),
+        server.complete(response_format=JSON_SCHEMA),
+    ):
+        assert response.status_code == 200
+    assert len(threads) == 3 and threading.main_thread() not in threads
 
 
 def grammar_for(constraints: list[Any], server: FakeServer | None = None, **fields: Any) -> str:

@@ -27,6 +27,7 @@ from headway.server.api.record_fields import SAMPLING_NAMES, sampling_values
 from headway.server.api.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from headway.server.services import Services
 from headway.structured.answer_spec import AnswerSpec
+from headway.tokenizer.tokenizer_threads import SHORT_CHARS
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
@@ -36,6 +37,8 @@ MAX_LIST_ITEMS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 2**18
 """Log-probabilities of prompts in one answer: more would take the engine's loop longer than others should wait."""
+IN_A_THREAD = SHORT_CHARS + 1
+"""What a schema counts for that is checked, and a grammar that is written, however short the prompt is."""
 MAX_BEAMS = 64
 """Also of `stop_token_ids` with a search. To rank the continuations of so many beams takes 5 ms, in which all wait."""
 
@@ -109,10 +112,9 @@ async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, servi
         template_options=template_options(request, services.prompts.template_source),
     )
     text = prompt.text or ""
-    # Schemas that are checked, and grammars that are written, take about as long as their text takes to be tokenised.
     shaped = await services.prompts.run(
         partial(_shape, request, params, constraint, services.formats, text),
-        num_chars=len(text) if tools or constraint else 0,
+        num_chars=max(len(text), IN_A_THREAD) if tools or constraint else 0,
     )
     return await _job(
         request,
@@ -141,7 +143,9 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
     params = _check_params(values, services, scheduling, num_prompts=_num_prompts(request), stream=bool(request.stream))
     constraint = Constraint.of_request(request)
     check_no_search(request, constraint)
-    params = _constrain(params, PLAIN, constraint, services.formats)
+    if constraint is not None:
+        constrain = partial(_constrain, params, PLAIN, constraint, services.formats)
+        params = await services.prompts.run(constrain, num_chars=IN_A_THREAD)
     prompts = await _prompts(
         request, services.prompts, services.info, add_special=request.add_special_tokens is not False
     )
