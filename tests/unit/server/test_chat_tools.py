@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.errors import ConfigError, InvalidRequestError
+from headway.errors import ConfigError
+from headway.rpc.messages import Delta
 from headway.sampling_params import SamplingParams
 from headway.server.api import jobs
 from headway.server.api.answer_requests import MAX_TOOLS
@@ -458,10 +459,36 @@ def test_errors_of_the_engines_records_name_the_field_that_was_sent(monkeypatch:
     monkeypatch.undo()
     error = server_with().chat(structured_outputs={"choice": []}).json()["error"]
     assert error["param"] == "structured_outputs.choice"
-    inner = InvalidRequestError("structured_outputs.json.a is odd", param="structured_outputs.json.a")
-    blamed = jobs._blame(inner, {"json": {}}, "response_format.json_schema.schema")
-    assert (blamed.status, blamed.param) == (400, "response_format.json_schema.schema.a")
-    assert str(blamed) == "response_format.json_schema.schema.a is odd"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named", "param"),
+    [
+        ({"response_format": JSON_SCHEMA}, "structured_outputs.json.a", "response_format.json_schema.schema.a"),
+        ({"response_format": JSON_SCHEMA}, "structured_outputs", "response_format.json_schema.schema"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.other", "structured_outputs.other"),
+        ({"tools": [CLOCK]}, "structured_outputs.grammar", "tools"),
+        ({"tools": [CLOCK]}, "seed", "seed"),
+    ],
+)
+def test_so_do_errors_of_the_engine(fields: dict[str, Any], named: str, param: str) -> None:
+    server = server_with()
+    engine = server.engine
+    engine._answer = lambda request: engine.push(  # type: ignore[method-assign]
+        Delta(
+            request.request_id,
+            finish_reason="error",
+            is_last=True,
+            error=f"{named} is odd",
+            error_status=400,
+            error_param=named,
+        )
+    )
+    response = server.chat(**fields)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["message"]) == (param, f"{param} is odd")
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------

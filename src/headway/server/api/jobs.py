@@ -21,7 +21,7 @@ from headway.server.api.answer_specs import (
     template_options,
     tools_of,
 )
-from headway.server.api.api_errors import ApiError, bad_request
+from headway.server.api.api_errors import as_sent, bad_request
 from headway.server.api.prompts import Prompt, PromptMaker
 from headway.server.api.record_fields import SAMPLING_NAMES, sampling_values
 from headway.server.api.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
@@ -63,6 +63,8 @@ class Job:
     """`max_tokens` was 0: only the prompt is wanted. The engine makes one token all the same, which is not shown."""
     answer: AnswerSpec = PLAIN
     """What may come, and how calls and thoughts are told from text."""
+    constraint_path: str | None = None
+    """The field of the request that says what the answer must match; the engine knows it as `structured_outputs`."""
 
     @property
     def is_plain(self) -> bool:
@@ -124,6 +126,7 @@ async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, servi
         options=scheduling.options,
         num_logprobs=num_logprobs,
         answer=shaped.answer,
+        constraint_path=_constraint_path(shaped.answer, constraint),
     )
 
 
@@ -158,6 +161,7 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
         num_logprobs=request.logprobs,
         echo=echo,
         hide_output=hide_output,
+        constraint_path=_constraint_path(PLAIN, constraint),
     )
 
 
@@ -172,6 +176,7 @@ async def _job(
     echo: bool = False,
     hide_output: bool = False,
     answer: AnswerSpec = PLAIN,
+    constraint_path: str | None = None,
 ) -> Job:
     _check_prompt_logprobs(params, prompts)
     if params.bad_words:
@@ -188,6 +193,7 @@ async def _job(
         echo=echo,
         hide_output=hide_output,
         answer=answer,
+        constraint_path=constraint_path,
     )
 
 
@@ -220,7 +226,7 @@ def _constrain(
     if constraint is not None:  # also where the grammar takes its place: what is wrong with it is told here
         params = _with_structured_outputs(params, constraint.values, path=constraint.path)
     if grammar is not None:
-        path = "tools" if constraint is None or answer.tools else constraint.path
+        path = _constraint_path(answer, constraint) or "structured_outputs"
         params = _with_structured_outputs(params, {"grammar": grammar}, path=path)
     return params
 
@@ -231,16 +237,13 @@ def _with_structured_outputs(params: SamplingParams, values: dict[str, Any], *, 
     try:
         return dataclasses.replace(params, **changes)
     except InvalidRequestError as error:
-        raise _blame(error, values, path) from error
+        raise as_sent(bad_request(str(error), param=error.param), path) from error
 
 
-def _blame(error: InvalidRequestError, values: dict[str, Any], path: str) -> ApiError:
-    """The error in the words of the API: what came as `response_format` is not called `structured_outputs`."""
-    kind = f"structured_outputs.{next(iter(values))}"
-    message, param = str(error).replace(kind, path), error.param or path
-    if param.startswith(kind):
-        param = path + param.removeprefix(kind)
-    return bad_request(message, param=path if param.startswith("structured_outputs") else param)
+def _constraint_path(answer: AnswerSpec, constraint: Constraint | None) -> str | None:
+    if answer.tools:
+        return "tools"
+    return None if constraint is None else constraint.path
 
 
 def _check_prompt_logprobs(params: SamplingParams, prompts: list[Prompt]) -> None:
