@@ -241,9 +241,10 @@ def _with_structured_outputs(params: SamplingParams, values: dict[str, Any], *, 
 
 
 def _constraint_path(answer: AnswerSpec, constraint: Constraint | None) -> str | None:
-    if answer.tools:
-        return "tools"
-    return None if constraint is None else constraint.path
+    """Schemas of tools have been looked at one by one, so with both it is the text's form that may be wrong."""
+    if constraint is not None:
+        return constraint.path
+    return "tools" if answer.tools else None
 
 
 def _check_prompt_logprobs(params: SamplingParams, prompts: list[Prompt]) -> None:
