@@ -166,6 +166,7 @@ class AnswerParser:
             following = (yield from self._match((*form.between, *form.head))) if self._parallel else None
             if following is None:
                 yield from self._read_parts(form.closing, name)
+                self._drop_begun((*form.between, *form.head))
                 break
             stream.take(following.end)
             name = following.name
@@ -189,6 +190,12 @@ class AnswerParser:
                 case Name():
                     raise ValueError("a name belongs to the head of a call")
         return True
+
+    def _drop_begun(self, parts: Sequence[Part]) -> None:
+        """Drop the rest of an answer that ended within the head of one more call."""
+        stream = self._stream
+        if stream.ended and match_parts(parts, stream.rest, names=tuple(self._tools), ended=False) == Undecided():
+            stream.take(len(stream.rest))
 
     def _match(self, parts: Sequence[Part]) -> Reading[PartsMatch | None]:
         """Match parts at what is unread, as soon as that is decided; nothing is taken."""

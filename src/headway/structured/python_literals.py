@@ -9,6 +9,7 @@ from typing import Any
 
 from headway.structured.answer_pieces import AnswerStream, CallArguments, Reading
 from headway.structured.lark_rules import LarkRules, inline_schema, one_of, regex_quote, spaces, terminal
+from headway.structured.tool_schemas import without_references
 
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$defs", "definitions"})
 _HEX = "[0-9a-fA-F]"
@@ -37,7 +38,8 @@ class PythonLiterals:
         self._rules = rules
 
     def value(self, schema: Mapping[str, Any]) -> str:
-        return self._value(schema) if _is_known(schema) else inline_schema(schema)
+        inlined = without_references(schema, schema)
+        return self._value(inlined) if _is_known(inlined) else inline_schema(schema)
 
     def anything(self) -> str:
         """Any literal, nested ones included."""
@@ -69,6 +71,8 @@ class PythonLiterals:
         match schema.get("type"):
             case None:
                 return self.anything()
+            case list() as kinds:
+                return one_of(self._value({"type": kind}) for kind in kinds)
             case "array":
                 return self._rules.add_new("py_list", f'"[" {repeated(self._value(schema.get("items", {})))} "]"')
             case "object":
@@ -101,26 +105,34 @@ def _is_known(schema: object) -> bool:
         return False
     words = schema.keys() - _ANNOTATIONS
     if words == {"anyOf"}:
-        return all(map(_is_known, schema["anyOf"]))
+        options = schema["anyOf"]
+        return isinstance(options, list) and bool(options) and all(map(_is_known, options))
     if words & {"enum", "const"}:
         values = schema.get("enum", [schema.get("const")])
+        if not isinstance(values, list) or not values:
+            return False
         return words <= {"enum", "const", "type"} and all(isinstance(one, str | int | None) for one in values)
     match schema.get("type"):
+        case list() as kinds:
+            return words == {"type"} and bool(kinds) and all(_is_known({"type": kind}) for kind in kinds)
         case "array":
             return words <= {"type", "items"} and _is_known(schema.get("items", {}))
         case "object":
             properties = schema.get("properties") or {}
+            required = schema.get("required") or []
             others = schema.get("additionalProperties", False)
             return (
-                words <= {"type", "properties", "required", "additionalProperties"}
-                and set(schema.get("required") or ()) <= properties.keys()
+                isinstance(properties, Mapping)
+                and isinstance(required, list)
+                and words <= {"type", "properties", "required", "additionalProperties"}
+                and all(isinstance(name, str) and name in properties for name in required)
                 and all(map(_is_known, properties.values()))
                 and (isinstance(others, bool) or _is_known(others))
             )
         case None:
             return not words
         case kind:
-            return words == {"type"} and kind in _SCALARS
+            return words == {"type"} and isinstance(kind, str) and kind in _SCALARS
 
 
 def _spellings(values: Sequence[str | int | None]) -> list[str]:

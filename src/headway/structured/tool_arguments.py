@@ -15,7 +15,15 @@ from headway.errors import InvalidRequestError
 from headway.structured.answer_pieces import AnswerStream, CallArguments, Reading
 from headway.structured.lark_rules import ANY_TEXT, LarkRules, inline_schema, regex_quote, spaces, terminal
 from headway.structured.python_literals import PythonLiterals, PythonReader, repeated
-from headway.structured.tool_schemas import Parameter, Tool, object_schema, parameter_list, type_of_value
+from headway.structured.tool_schemas import (
+    Parameter,
+    Tool,
+    listed_values,
+    object_schema,
+    parameter_list,
+    type_of_value,
+    without_references,
+)
 
 
 class ArgumentsFormat(Protocol):
@@ -79,7 +87,6 @@ class XmlParameters:
     _OPENING = "<parameter="
     _CLOSING = "</parameter>"
     _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}  # noqa: RUF012 - a constant
-    _ENUMERATED = ("enum", "const")
     _CONSTRAINED = ("minLength", "maxLength", "pattern")
 
     def grammar(self, rules: LarkRules, prefix: str, tool: Tool) -> str:
@@ -97,13 +104,13 @@ class XmlParameters:
 
     def _parameter(self, rules: LarkRules, name: str, parameter: Parameter) -> str:
         opening = terminal(spaces() + regex_quote(f"{self._OPENING}{parameter.name}>"))
-        schema = parameter.schema
+        schema = without_references(parameter.schema, parameter.schema) or parameter.schema
+        texts = [_as_text(one) for one in listed_values(schema) or ()]
         newline = terminal(r"\n")
         closing = terminal(rf"\n{regex_quote(self._CLOSING)}")
         if "string" not in parameter.types:
-            value = f"{newline} {inline_schema(schema)} {closing}"
-        elif any(word in schema for word in self._ENUMERATED):
-            texts = [_as_text(one) for one in schema.get("enum", [schema.get("const")])]
+            value = f"{newline} {inline_schema(parameter.schema)} {closing}"
+        elif texts:
             value = f"{newline} {terminal('|'.join(map(regex_quote, texts)))} {closing}"
         elif any(word in schema for word in self._CONSTRAINED):
             value = rules.add(f"{name}_value", rules.add(f"{name}_VALUE".upper(), self._constrained(schema)))
@@ -116,16 +123,11 @@ class XmlParameters:
         return terminal(rf"\n({ANY_TEXT}\n)?{regex_quote(self._CLOSING)}")
 
     def _constrained(self, schema: Mapping[str, Any]) -> str:
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         closing = regex_quote(self._CLOSING)
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         bounds = [terminal(rf"\n(?s:.{{{least},{most}}})\n{closing}")]
-        if pattern := schema.get("pattern"):
-            before = "" if pattern.startswith("^") else ANY_TEXT
-            after = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else ANY_TEXT
-            inner = pattern.removeprefix("^")
-            inner = inner if after else inner.removesuffix("$")
-            slashed = re.sub(r"(?<!\\)/", r"\/", inner)
-            bounds.append(terminal(rf"\n{before}(?:{slashed}){after}\n{closing}"))
+        if "pattern" in schema:
+            bounds.append(terminal(rf"\n{_found_anywhere(str(schema['pattern']))}\n{closing}"))
         closed_before = terminal(rf"{ANY_TEXT}\n{closing}(?s:.+)")
         return " & ".join([*bounds, f"~{closed_before}"])
 
@@ -209,6 +211,17 @@ class PythonArguments:
 
     def write(self, arguments: str) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in _arguments_object(arguments).items())
+
+
+def _found_anywhere(pattern: str) -> str:
+    """A regex of texts in which a schema's pattern is found, as it stands between slashes."""
+    slashed = re.sub(r"\\.|/|\n", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern)
+    begins, ends = slashed.startswith("^"), bool(re.search(r"(?<!\\)(\\\\)*\$$", slashed))
+    inner = slashed[begins : len(slashed) - ends]
+    # An anchor belongs to one alternative alone: such a pattern is left as it is, and refused where it is compiled.
+    if "|" in inner and (begins or ends):
+        return slashed
+    return f"{'' if begins else ANY_TEXT}(?:{inner}){'' if ends else ANY_TEXT}"
 
 
 def _arguments_object(arguments: str) -> dict[str, Any]:

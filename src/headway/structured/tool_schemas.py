@@ -86,7 +86,13 @@ def parameter_list(tool: Tool) -> ParameterList:
             param="tools",
         )
     properties = top.get("properties") or {}
-    required = top.get("required") or ()
+    required = top.get("required") or []
+    if not isinstance(properties, Mapping) or not _are_names(required):
+        raise InvalidRequestError(
+            f"the parameters of tool '{tool.name}' are no JSON schema: 'properties' is an object, "
+            "and 'required' a list of names",
+            param="tools",
+        )
     # A schema may be true: anything. Required parameters need not be declared.
     schemas = {name: schema if isinstance(schema, Mapping) else {} for name, schema in properties.items()}
     schemas |= {name: {} for name in required if name not in schemas}
@@ -111,7 +117,7 @@ def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozens
     for word in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(word), list) and options:
             found &= frozenset().union(*(types_of(one, root, depth + 1) for one in options))
-    for one in schema.get("allOf") or ():
+    for one in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
         found &= types_of(one, root, depth + 1)
     return found
 
@@ -135,9 +141,53 @@ def type_of_value(value: object) -> frozenset[str]:
             return frozenset({"object"})
 
 
+def without_references(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
+    """The schema with its `$ref`s replaced by what they refer to; None if they go in circles, or have siblings."""
+    if depth > _MOST_REFERENCES:
+        return None
+    if isinstance(schema, list):
+        items = [without_references(one, root, depth + 1) for one in schema]
+        return None if None in items else items
+    if not isinstance(schema, Mapping):
+        return schema
+    if "$ref" in schema:
+        target = _target(schema["$ref"], root)
+        siblings = schema.keys() - {"$ref", "title", "description", "default", *_DEFINITIONS}
+        return None if target is None or siblings else without_references(target, root, depth + 1)
+    inlined = {}
+    for word, value in schema.items():
+        if word in ("enum", "const", "default", "examples"):
+            inlined[word] = value
+        elif word not in _DEFINITIONS:
+            inlined[word] = without_references(value, root, depth + 1)
+            if inlined[word] is None and value is not None:
+                return None
+    return inlined
+
+
+def listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """All values that a schema allows, where it lists them one by one."""
+    if isinstance(values := schema.get("enum"), list):
+        return values
+    if "const" in schema:
+        return [schema["const"]]
+    if schema.get("type") == "null":
+        return [None]
+    options = schema.get("anyOf")
+    if not isinstance(options, list):
+        return None
+    found = [listed_values(one) if isinstance(one, Mapping) else None for one in options]
+    return None if None in found else [value for values in found for value in values or ()]
+
+
+def _are_names(names: object) -> bool:
+    return isinstance(names, list) and all(isinstance(name, str) for name in names)
+
+
 def _declared(schema: Mapping[str, Any]) -> frozenset[str]:
     declared = schema.get("type")
-    found = frozenset(declared) if isinstance(declared, list) else frozenset({declared}) if declared else JSON_TYPES
+    listed = declared if isinstance(declared, list) else [declared]
+    found = frozenset(one for one in listed if isinstance(one, str)) or JSON_TYPES
     if "number" in found:
         found |= {"integer"}
     values = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -74,4 +75,4 @@ def read(spec: AnswerSpec, *chunks: str) -> Answer:
 
 def cut(text: str, places: Sequence[int]) -> list[str]:
     ends = [0, *sorted(places), len(text)]
-    return [text[begin:end] for begin, end in zip(ends, ends[1:])]
+    return [text[begin:end] for begin, end in itertools.pairwise(ends)]

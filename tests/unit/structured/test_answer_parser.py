@@ -32,7 +32,7 @@ ANSWERS = [
     ),
     (
         "hermes",
-        "I'll look.\n\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>\n"
+        'I\'ll look.\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
         '<tool_call>\n{"name":"get","arguments":{"n": 7}}\n</tool_call>\nDone.',
         "I'll look.Done.",
         [PARIS, SEVEN],
@@ -55,7 +55,8 @@ ANSWERS = [
     ("llama3_json", 'Say {"name": "get", "parameters": {"n": 7}}', 'Say {"name": "get", "parameters": {"n": 7}}', []),
     (
         "mistral",
-        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "get", "arguments": {"n": 7}}]',
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}, '
+        '{"name": "get", "arguments": {"n": 7}}]',
         "",
         [PARIS, SEVEN],
     ),
@@ -75,7 +76,7 @@ ANSWERS = [
     ),
     (
         "qwen3_coder",
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\nif a < b:\n\tprint(\"</parameter>\")\n\n</parameter>\n"
+        '<tool_call>\n<function=get_weather>\n<parameter=city>\nif a < b:\n\tprint("</parameter>")\n\n</parameter>\n'
         '<parameter=days>\n3\n</parameter>\n<parameter=place>\n{"lat": 1.5}\n</parameter>\n<parameter=exact>\nTrue\n'
         "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=get>\n<parameter=n>\n7\n</parameter>\n"
         "</function>\n</tool_call>",
@@ -176,7 +177,7 @@ def test_arguments_are_streamed_as_they_come() -> None:
 
 def test_strings_in_tags_and_in_python_are_streamed_too() -> None:
     parser = spec("qwen3_coder").parser()
-    assert parser.feed("<tool_call>\n<function=get_weather>\n<parameter=city>\nPa\"ri\n</par") == [
+    assert parser.feed('<tool_call>\n<function=get_weather>\n<parameter=city>\nPa"ri\n</par') == [
         CallBegin(0, "get_weather"),
         CallArguments(0, '{"city": "Pa\\"ri'),
     ]
