@@ -30,6 +30,7 @@ from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest, Delta
 from headway.rpc.streams import AnswerBuilder, RequestStream
 from headway.sampling_params import SamplingParams
+from headway.structured.conversation import chat_text, tools_from
 from headway.tokenizer import Tokenizer
 from headway.tokenizer.tokenizer_threads import TokenizerThreads
 
@@ -160,20 +161,21 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         options: RequestOptions | None = None,
         **more: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation. Keywords that are not options go to the model's chat template; the
-        rest is as in `generate`."""
+        """Answer a conversation. `tools`, in OpenAI's shape, become part of the prompt. Keywords that are not options
+        go to the model's chat template; the rest is as in `generate`."""
         named_options = {name: more.pop(name) for name in OPTION_NAMES if name in more}
         (own_options,) = options_each(1, options, named_options)
 
         def chat_prompt() -> list[int]:
             tokenizer = self.get_tokenizer()
-            text = tokenizer.apply_chat_template(messages, **more)
+            text = chat_text(tokenizer, messages, tools=tools_from(tools or ()), **more)
             return tokenizer.encode(text, add_special_tokens=False)  # the template writes the special tokens itself
 
-        num_chars = sum(len(str(message)) for message in messages)
+        num_chars = sum(len(str(part)) for part in (*messages, *(tools or ())))
         return self._run(chat_prompt, num_chars, sampling_params, request_id, own_options)
 
     async def abort(self, request_id: str) -> None:

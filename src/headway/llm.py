@@ -17,6 +17,7 @@ from headway.engine.llm_engine import LLMEngine
 from headway.errors import InvalidRequestError, RequestFailedError
 from headway.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, GrowingOutput, RequestOutput
 from headway.sampling_params import BeamSearchParams, SamplingParams
+from headway.structured.conversation import chat_text, tools_from
 from headway.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -106,21 +107,29 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         options: RequestOptions | Sequence[RequestOptions] | None = None,
         use_tqdm: bool | None = None,
         **more: Any,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several. Keywords that are fields of `RequestOptions` are as in `generate`; all
-        others go to the model's chat template."""
+        """Answer a conversation, or several. `tools`, in OpenAI's shape, become part of the prompts; what the model
+        makes of them is text. Keywords that are fields of `RequestOptions` are as in `generate`; all others go to the
+        model's chat template."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         named_options = {name: more.pop(name) for name in OPTION_NAMES if name in more}
-        prompts = [self.chat_prompt(conversation, **more) for conversation in conversations]  # type: ignore[arg-type]
+        prompts = [self.chat_prompt(each, tools=tools, **more) for each in conversations]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, options=options, use_tqdm=use_tqdm, **named_options)
 
-    def chat_prompt(self, messages: Sequence[Message], **template_options: Any) -> list[int]:
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_options: Any,
+    ) -> list[int]:
         """The token ids that the model's chat template makes of a conversation."""
         tokenizer = self.get_tokenizer()
-        text = tokenizer.apply_chat_template(messages, **template_options)
+        text = chat_text(tokenizer, messages, tools=tools_from(tools or ()), **template_options)
         return tokenizer.encode(text, add_special_tokens=False)  # the template writes the special tokens itself
 
     def stream(

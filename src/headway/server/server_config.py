@@ -11,6 +11,7 @@ from pathlib import Path
 
 from headway.config import check_values, option
 from headway.errors import ConfigError
+from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 
 API_KEY_VARIABLE = "HEADWAY_API_KEY"
 """Environment variable with one more API key, for those who do not want it in a process list."""
@@ -44,6 +45,18 @@ class ServerConfig:
     )
     served_model_name: tuple[str, ...] = option(
         (), "Name of the model in requests and answers; the first one is shown. Default: the name it was loaded by."
+    )
+    tool_format: str = option(
+        "auto",
+        "How the model writes calls of tools: for the grammar that holds it to that, the parser that reads it, and "
+        "earlier calls in a prompt. auto: what its chat template suggests.",
+        choices=("auto", *TOOL_FORMATS),
+    )
+    reasoning_format: str = option(
+        "auto",
+        "How the model sets its thinking apart from its answer; answers have it as reasoning_content. auto: what its "
+        "chat template suggests. none: it is part of the answer's text.",
+        choices=("auto", "none", *REASONING_FORMATS),
     )
     max_queue_requests: int = option(
         1024, "Most completions that may wait for their first token; a request beyond gets 429 with Retry-After."

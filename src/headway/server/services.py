@@ -14,6 +14,7 @@ from headway.rpc.streams import RequestStream, SnapshotStream
 from headway.server.admission.queue_limits import QueueLimits, Reservation
 from headway.server.admission.scheduling import Scheduling
 from headway.server.admission.service_classes import ONE_CLASS, ServiceClass, ServiceClasses
+from headway.server.api.answer_specs import AnswerFormats
 from headway.server.api.api_errors import ApiError, unavailable
 from headway.server.api.prompts import PromptMaker
 from headway.server.http.access_control import ApiKeys
@@ -46,6 +47,7 @@ class Services:
     engine: Engine
     bodies: BodyReader
     prompts: PromptMaker
+    formats: AnswerFormats
     limits: QueueLimits
     metrics: ServerMetrics
     keys: ApiKeys
@@ -72,11 +74,15 @@ class Services:
         names = config.served_model_name or (model_name,)
         metrics = ServerMetrics(names[0])
         engine.add_step_listener(metrics.observe_step)
+        formats = AnswerFormats.of_model(
+            tokenizer, tool_format=config.tool_format, reasoning_format=config.reasoning_format
+        )
         return cls(
             config=config,
             engine=engine,
             bodies=BodyReader(max_bytes=config.max_body_bytes, timeout_s=config.receive_timeout_s),
-            prompts=PromptMaker(tokenizer, num_threads=config.tokenizer_threads),
+            prompts=PromptMaker(tokenizer, num_threads=config.tokenizer_threads, tool_format=formats.tool_format),
+            formats=formats,
             limits=QueueLimits(
                 max_requests=config.max_queue_requests, max_tokens=config.max_queue_tokens, classes=classes
             ),

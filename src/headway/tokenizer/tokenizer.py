@@ -75,8 +75,17 @@ class Tokenizer:
     @property
     def chat_template(self) -> str | None:
         """The source of the chat template, if the model has one."""
-        template = self._select_template(has_tools=False)
+        return self.chat_template_for(has_tools=False)
+
+    def chat_template_for(self, *, has_tools: bool) -> str | None:
+        """The same for conversations with tools, which may have a template of their own."""
+        template = self._select_template(has_tools=has_tools)
         return template.source if template else None
+
+    def special_token_id(self, text: str) -> int | None:
+        """The special token that is written so, if there is one. It is not part of texts by default."""
+        token_id: int | None = self.backend.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; `add_special_tokens` adds what the model expects around it, e.g. a first token.

@@ -67,6 +67,16 @@ def test_one_for_all_or_one_each(llm: Watched, name: str) -> None:
     assert llm.column(name) == [one] * 3 + each + each + [one]
 
 
+def test_tools_become_part_of_the_prompt(llm: Watched) -> None:
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    llm.chat([CHAT, CHAT], PARAMS, tools=tools, priority=2)
+    first, second = llm.seen
+    assert [*first.prompt_token_ids] == [*second.prompt_token_ids] == llm.chat_prompt(CHAT, tools=tools)
+    assert "clock" in llm.get_tokenizer().decode(first.prompt_token_ids)
+    with pytest.raises(InvalidRequestError, match=r"tools\[0\]"):
+        llm.chat(CHAT, PARAMS, tools=[{"name": "clock"}])
+
+
 def test_nothing_said(llm: Watched) -> None:
     llm.generate(PROMPTS, PARAMS)
     llm.chat(CHAT, PARAMS)

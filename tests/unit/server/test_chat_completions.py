@@ -11,11 +11,19 @@ import pytest
 
 from headway.core.request_options import RequestOptions
 from headway.sampling_params import SamplingParams
+from headway.server.api.answer_requests import (
+    AllowedTools,
+    FunctionDefinition,
+    JsonSchemaFormat,
+    ResponseFormat,
+    ToolDefinition,
+)
 from headway.server.api.requests import (
     ChatCompletionRequest,
     ChatMessage,
     CompletionRequest,
     ContentPart,
+    MessageToolCall,
     StreamOptions,
 )
 from headway.tokenizer import spell_bad_words, tokenizer_from_gguf
@@ -191,9 +199,6 @@ def test_neutral_values_of_unsupported_fields_are_fine() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"functions": [{}]}, "functions"),
         ({"audio": {}}, "audio"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -227,7 +232,7 @@ def test_neutral_values_of_unsupported_fields_are_fine() -> None:
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"messages": []}, "messages"),
         ({"messages": "Hi"}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -270,6 +275,14 @@ def test_what_a_template_says_is_passed_on_and_how_it_fails_is_not() -> None:
         (CompletionRequest, "completion_create_params.CompletionCreateParamsStreaming"),
         (ChatMessage, "chat.ChatCompletionAssistantMessageParam"),
         (ChatMessage, "chat.ChatCompletionUserMessageParam"),
+        (ChatMessage, "chat.ChatCompletionToolMessageParam"),
+        (MessageToolCall, "chat.ChatCompletionMessageFunctionToolCallParam"),
+        (ToolDefinition, "chat.ChatCompletionFunctionToolParam"),
+        (ToolDefinition, "chat.ChatCompletionCustomToolParam"),
+        (FunctionDefinition, "shared_params.FunctionDefinition"),
+        (JsonSchemaFormat, "shared_params.response_format_json_schema.JSONSchema"),
+        (ResponseFormat, "shared_params.ResponseFormatJSONSchema"),
+        (AllowedTools, "chat.ChatCompletionAllowedToolsParam"),
         (ContentPart, "chat.ChatCompletionContentPartTextParam"),
         (StreamOptions, "chat.ChatCompletionStreamOptionsParam"),
     ],

@@ -9,26 +9,35 @@ choice, and a token costs the encoding of its text:
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, Literal, cast
 
 import msgspec
 
 from headway.rpc.messages import Delta, PositionLogprobs
 from headway.server.api.answers import (
+    AnswerFunction,
     AnswerMessage,
+    AnswerToolCall,
     ChatChoice,
     ChatCompletion,
+    ChatFinishReason,
     Completion,
     CompletionChoice,
     CompletionLogprobs,
     CompletionLogprobsWriter,
+    CompletionTokensDetails,
     FinishReason,
     PromptLogprob,
+    Usage,
     chat_logprobs,
     prompt_logprobs,
 )
 from headway.server.api.generation import Generation
+from headway.server.api.jobs import Job
 from headway.server.api.prompts import PromptMaker
+from headway.structured.answer_pieces import CallArguments, CallBegin, ContentPiece, Piece, ReasoningPiece
+from headway.structured.answer_spec import AnswerSpec
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
@@ -59,11 +68,107 @@ class _Choice:
     def text(self) -> str:
         return "".join(self._texts)
 
+    @property
+    def message(self) -> AnswerMessage:
+        return AnswerMessage(self.text)
+
+    @property
+    def chat_finish_reason(self) -> ChatFinishReason:
+        return self.finish_reason
+
+
+class AnswerReader:
+    """Takes one completion apart as it comes: text, thoughts and calls."""
+
+    def __init__(self, answer: AnswerSpec) -> None:
+        self._parser = answer.parser()
+        self._has_thoughts = False
+        self._num_tokens_before_text = 0
+        self._has_text = False
+        self.num_calls = 0
+
+    def read(self, delta: Delta) -> list[Piece]:
+        """What is new. The last delta gives all that was held back."""
+        pieces = self._parser.feed(delta.text)
+        if delta.finish_reason is not None:
+            pieces = [*pieces, *self._parser.finish()]
+        for piece in pieces:
+            self._has_thoughts |= isinstance(piece, ReasoningPiece)
+            self._has_text |= not isinstance(piece, ReasoningPiece)
+            self.num_calls += isinstance(piece, CallBegin)
+        if not self._has_text:
+            self._num_tokens_before_text += len(delta.token_ids)
+        return pieces
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens before the first one of which something came into text or a call, if there were thoughts."""
+        return self._num_tokens_before_text if self._has_thoughts else 0
+
+    def finish_reason(self, reason: str) -> ChatFinishReason:
+        """A completion that ended by itself, and has calls, waits for their results."""
+        return "tool_calls" if reason == "stop" and self.num_calls else cast(FinishReason, reason)
+
+
+def call_id() -> str:
+    """A name for a call, by which its result is told later."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+class _PartedChoice(_Choice):
+    """One completion of text, thoughts and calls."""
+
+    def __init__(self, answer: AnswerSpec) -> None:
+        super().__init__()
+        self.reader = AnswerReader(answer)
+        self._content: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[tuple[str, list[str]]] = []
+
+    def take(self, delta: Delta) -> None:
+        super().take(delta)
+        for piece in self.reader.read(delta):
+            match piece:
+                case ContentPiece():
+                    self._content.append(piece.text)
+                case ReasoningPiece():
+                    self._thoughts.append(piece.text)
+                case CallBegin():
+                    self._calls.append((piece.name, []))
+                case CallArguments():
+                    self._calls[piece.index][1].append(piece.text)
+
+    @property
+    def message(self) -> AnswerMessage:
+        content = "".join(self._content)
+        message = AnswerMessage(content or (None if self._calls else ""))
+        if self._thoughts:
+            message.reasoning_content = message.reasoning = "".join(self._thoughts)
+        if self._calls:
+            message.tool_calls = [
+                AnswerToolCall(call_id(), AnswerFunction(name, "".join(texts))) for name, texts in self._calls
+            ]
+        return message
+
+    @property
+    def chat_finish_reason(self) -> ChatFinishReason:
+        return self.reader.finish_reason(self.finish_reason)
+
+
+def _usage(generation: Generation, readers: list[AnswerReader]) -> Usage:
+    """The tokens, with those of thoughts where they can be told apart."""
+    usage = generation.usage
+    if generation.job.answer.reasoning is not None and not generation.job.is_silent:
+        number = sum(reader.num_reasoning_tokens for reader in readers)
+        usage.completion_tokens_details = CompletionTokensDetails(number)
+    return usage
+
 
 async def chat_answer(generation: Generation, model: str, prompts: PromptMaker) -> bytes:
     """The JSON of a chat completion."""
     choices = await _collect(generation)
     num_top = generation.job.num_logprobs
+    readers = [choice.reader for choice in choices if isinstance(choice, _PartedChoice)]
     answer = ChatCompletion(
         id=generation.id,
         object="chat.completion",
@@ -72,14 +177,14 @@ async def chat_answer(generation: Generation, model: str, prompts: PromptMaker) 
         choices=[
             ChatChoice(
                 index=index,
-                message=AnswerMessage(choice.text),
+                message=choice.message,
                 logprobs=None if num_top is None else chat_logprobs(choice.logprobs, num_top, prompts),
-                finish_reason=choice.finish_reason,
+                finish_reason=choice.chat_finish_reason,
                 stop_reason=choice.stop_reason,
             )
             for index, choice in enumerate(choices)
         ],
-        usage=generation.usage,
+        usage=_usage(generation, readers),
         prompt_logprobs=_prompt_logprobs(generation, choices, 0, prompts),
     )
     return msgspec.json.encode(answer)
@@ -120,8 +225,12 @@ async def echoed_texts(generation: Generation, prompts: PromptMaker) -> list[str
     ]
 
 
+def _new_choice(job: Job) -> _Choice:
+    return _Choice() if job.is_plain else _PartedChoice(job.answer)
+
+
 async def _collect(generation: Generation) -> list[_Choice]:
-    choices = [_Choice() for _ in range(generation.job.num_choices)]
+    choices = [_new_choice(generation.job) for _ in range(generation.job.num_choices)]
     async with generation:
         async for deltas in generation:
             for delta in deltas:
@@ -192,7 +301,11 @@ class _Events:
         """The last events."""
         if not self._job.include_usage:
             return DONE
-        return self._before + b'],"usage":' + _encode(self._generation.usage) + b"}\n\n" + DONE
+        return self._before + b'],"usage":' + _encode(self._usage) + b"}\n\n" + DONE
+
+    @property
+    def _usage(self) -> Usage:
+        return self._generation.usage
 
 
 class ChatEvents(_Events):
@@ -238,10 +351,63 @@ class ChatEvents(_Events):
                 "index": delta.index,
                 "delta": {},
                 "logprobs": None,
-                "finish_reason": delta.finish_reason,
+                "finish_reason": self._finish_reason(delta),
                 "stop_reason": delta.stop_reason,
             }
         )
+
+    def _finish_reason(self, delta: Delta) -> str | None:
+        return delta.finish_reason
+
+
+class PartedChatEvents(ChatEvents):
+    """A chat completion of text, thoughts and calls as chunks."""
+
+    def __init__(self, generation: Generation, model: str, prompts: PromptMaker) -> None:
+        super().__init__(generation, model, prompts)
+        self._readers = [AnswerReader(self._job.answer) for _ in range(self._job.num_choices)]
+
+    def write(self, deltas: list[Delta]) -> bytes:
+        """All events of what has arrived."""
+        parts: list[bytes] = []
+        for delta in deltas:
+            self._count(len(delta.token_ids))
+            changes = [_change(piece) for piece in self._readers[delta.index].read(delta)]
+            logprobs = None
+            if delta.logprobs is not None:
+                logprobs = chat_logprobs(delta.logprobs, self._job.num_logprobs or 0, self._prompts)
+                changes = changes or [{"content": ""}]
+            for change in changes:
+                parts.append(
+                    self._choice_event(
+                        {"index": delta.index, "delta": change, "logprobs": logprobs, "finish_reason": None}
+                    )
+                )
+                logprobs = None  # once, although one token may end a part and begin the next
+            if delta.finish_reason is not None:
+                parts.append(self._last(delta))
+        return b"".join(parts)
+
+    def _finish_reason(self, delta: Delta) -> str | None:
+        return self._readers[delta.index].finish_reason(str(delta.finish_reason))
+
+    @property
+    def _usage(self) -> Usage:
+        return _usage(self._generation, self._readers)
+
+
+def _change(piece: Piece) -> dict[str, Any]:
+    """A piece as the `delta` of a chunk."""
+    match piece:
+        case ContentPiece():
+            return {"content": piece.text}
+        case ReasoningPiece():
+            return {"reasoning_content": piece.text, "reasoning": piece.text}
+        case CallBegin():
+            function = {"name": piece.name, "arguments": ""}
+            return {"tool_calls": [{"index": piece.index, "id": call_id(), "type": "function", "function": function}]}
+        case CallArguments():
+            return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
 
 
 class CompletionEvents(_Events):

@@ -12,6 +12,7 @@ from headway.rpc.messages import PositionLogprobs, TokenLogprob
 from headway.server.api.prompts import PromptMaker
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 LEAST_LOGPROB = -9999.0
 """What stands for minus infinity, which JSON cannot write."""
 
@@ -22,6 +23,12 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """What the completions' tokens were for."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(msgspec.Struct):
     """Tokens of all prompts and all completions of a request."""
 
@@ -29,6 +36,8 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    """Of models that think."""
 
 
 class TopLogprob(msgspec.Struct):
@@ -55,12 +64,31 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
-class AnswerMessage(msgspec.Struct):
-    """What the model said."""
+class AnswerFunction(msgspec.Struct):
+    """What a call says."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(msgspec.Struct):
+    """A call that the model makes."""
+
+    id: str
+    function: AnswerFunction
+    type: Literal["function"] = "function"
+
+
+class AnswerMessage(msgspec.Struct):
+    """What the model said; null content where it only called tools."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    """The same under its newer name."""
+    tool_calls: list[AnswerToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -69,7 +97,7 @@ class ChatChoice(msgspec.Struct):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: int | str | None = None
 
 

@@ -9,6 +9,7 @@ Any other exception becomes a plain 500; its text goes to the log.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
 _SHOWN_PATH_CHARS = 200
+_CONSTRAINT = re.compile(r"structured_outputs(\.(json|regex|choice|grammar|json_object)\b|(?!\.))")
+"""The engine's name of what an answer must match, and of its kind."""
 
 
 class ErrorBody(msgspec.Struct):
@@ -123,6 +126,14 @@ def from_delta(delta: Delta) -> ApiError:
     return ApiError(
         delta.error_status, delta.error or "The engine ended the request.", param=delta.error_param, code=code
     )
+
+
+def as_sent(error: ApiError, path: str) -> ApiError:
+    """The error of a constraint under the name of the field that it came from: the engine knows it under another."""
+    if error.param is None or not error.param.startswith("structured_outputs"):
+        return error
+    param, message = _CONSTRAINT.sub(path, error.param, count=1), _CONSTRAINT.sub(path, str(error), count=1)
+    return ApiError(error.status, message, param=param, code=error.code)
 
 
 def from_exception(error: BaseException) -> ApiError:

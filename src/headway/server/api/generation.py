@@ -23,7 +23,7 @@ from headway.rpc.streams import RequestStream, merged
 from headway.server.admission.length_prediction import Forecast
 from headway.server.admission.queue_limits import Reservation
 from headway.server.api.answers import PromptTokensDetails, Usage
-from headway.server.api.api_errors import ApiError, from_delta, unavailable
+from headway.server.api.api_errors import ApiError, as_sent, from_delta, unavailable
 from headway.server.api.jobs import Job
 from headway.server.api.prompts import Prompt
 from headway.server.metrics.access_log import AccessRecord
@@ -185,7 +185,8 @@ class Generation:
             self._metrics.observe_timings(delta.timings)
             self._record.note_timings(delta.timings)
         if reason == "error":
-            raise from_delta(delta)
+            error = from_delta(delta)
+            raise error if self.job.constraint_path is None else as_sent(error, self.job.constraint_path)
         if reason == "abort":
             self._reservation.check()
             raise unavailable("The server ended the request before it was complete.", code="aborted")

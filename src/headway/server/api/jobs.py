@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from headway.core.request_options import RequestOptions
+from headway.errors import InvalidRequestError
 from headway.rpc.messages import EngineReady
 from headway.sampling_params import SamplingParams
 from headway.server.admission.scheduling import Scheduling
-from headway.server.api.api_errors import bad_request
+from headway.server.api.answer_specs import (
+    PLAIN,
+    AnswerFormats,
+    Constraint,
+    answer_spec,
+    check_no_search,
+    template_options,
+    tools_of,
+)
+from headway.server.api.api_errors import as_sent, bad_request
 from headway.server.api.prompts import Prompt, PromptMaker
 from headway.server.api.record_fields import SAMPLING_NAMES, sampling_values
 from headway.server.api.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from headway.server.services import Services
+from headway.structured.answer_spec import AnswerSpec
+from headway.tokenizer.tokenizer_threads import SHORT_CHARS
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
@@ -23,6 +37,8 @@ MAX_LIST_ITEMS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 2**18
 """Log-probabilities of prompts in one answer: more would take the engine's loop longer than others should wait."""
+IN_A_THREAD = SHORT_CHARS + 1
+"""What a schema counts for that is checked, and a grammar that is written, however short the prompt is."""
 MAX_BEAMS = 64
 """Also of `stop_token_ids` with a search. To rank the continuations of so many beams takes 5 ms, in which all wait."""
 
@@ -45,6 +61,15 @@ class Job:
     echo: bool = False
     hide_output: bool = False
     """`max_tokens` was 0: only the prompt is wanted. The engine makes one token all the same, which is not shown."""
+    answer: AnswerSpec = PLAIN
+    """What may come, and how calls and thoughts are told from text."""
+    constraint_path: str | None = None
+    """The field of the request that says what the answer must match; the engine knows it as `structured_outputs`."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that the model writes is the answer's text."""
+        return not self.answer.tools and self.answer.reasoning is None
 
     @property
     def n(self) -> int:
@@ -79,13 +104,30 @@ async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, servi
     max_tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     values = sampling_values(request) | {"max_tokens": max_tokens, "logprobs": num_logprobs}
     params = _check_params(values, services, scheduling, num_prompts=1, stream=bool(request.stream))
+    constraint, tools = Constraint.of_request(request), tools_of(request)
+    check_no_search(request, constraint, has_tools=bool(tools))
     prompt = await services.prompts.from_messages(
         request.messages,
         services.info,
+        tools=tools,
         add_generation_prompt=request.add_generation_prompt is not False,
-        template_options=request.chat_template_kwargs,
+        template_options=template_options(request, services.prompts.template_source),
     )
-    return await _job(request, [prompt], params, services, options=scheduling.options, num_logprobs=num_logprobs)
+    text = prompt.text or ""
+    shaped = await services.prompts.run(
+        partial(_shape, request, params, constraint, services.formats, text),
+        num_chars=max(len(text), IN_A_THREAD) if tools or constraint else 0,
+    )
+    return await _job(
+        request,
+        [prompt],
+        shaped.params,
+        services,
+        options=scheduling.options,
+        num_logprobs=num_logprobs,
+        answer=shaped.answer,
+        constraint_path=_constraint_path(shaped.answer, constraint),
+    )
 
 
 async def completion_job(request: CompletionRequest, scheduling: Scheduling, services: Services) -> Job:
@@ -102,6 +144,11 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
     if request.logprobs is not None and echo:
         values["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
     params = _check_params(values, services, scheduling, num_prompts=_num_prompts(request), stream=bool(request.stream))
+    constraint = Constraint.of_request(request)
+    check_no_search(request, constraint)
+    if constraint is not None:
+        constrain = partial(_constrain, params, PLAIN, constraint, services.formats)
+        params = await services.prompts.run(constrain, num_chars=IN_A_THREAD)
     prompts = await _prompts(
         request, services.prompts, services.info, add_special=request.add_special_tokens is not False
     )
@@ -114,6 +161,7 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
         num_logprobs=request.logprobs,
         echo=echo,
         hide_output=hide_output,
+        constraint_path=_constraint_path(PLAIN, constraint),
     )
 
 
@@ -127,6 +175,8 @@ async def _job(
     num_logprobs: int | None,
     echo: bool = False,
     hide_output: bool = False,
+    answer: AnswerSpec = PLAIN,
+    constraint_path: str | None = None,
 ) -> Job:
     _check_prompt_logprobs(params, prompts)
     if params.bad_words:
@@ -142,7 +192,59 @@ async def _job(
         wants_prompt_logprobs=request.prompt_logprobs is not None,
         echo=echo,
         hide_output=hide_output,
+        answer=answer,
+        constraint_path=constraint_path,
     )
+
+
+class _Shaped(NamedTuple):
+    """What an answer may look like, and the parameters that see to it."""
+
+    answer: AnswerSpec
+    params: SamplingParams
+
+
+def _shape(
+    request: ChatCompletionRequest,
+    params: SamplingParams,
+    constraint: Constraint | None,
+    formats: AnswerFormats,
+    prompt_text: str,
+) -> _Shaped:
+    answer = answer_spec(request, constraint, formats, prompt_text=prompt_text)
+    return _Shaped(answer, _constrain(params, answer, constraint, formats))
+
+
+def _constrain(
+    params: SamplingParams, answer: AnswerSpec, constraint: Constraint | None, formats: AnswerFormats
+) -> SamplingParams:
+    """The parameters with what the answer must match, and so that the markers of its parts are shown."""
+    special = formats.special_token_ids(answer)
+    grammar = answer.grammar(special)
+    if special and params.skip_special_tokens:
+        params = dataclasses.replace(params, skip_special_tokens=False)
+    if constraint is not None:  # also where the grammar takes its place: what is wrong with it is told here
+        params = _with_structured_outputs(params, constraint.values, path=constraint.path)
+    if grammar is not None:
+        path = _constraint_path(answer, constraint) or "structured_outputs"
+        params = _with_structured_outputs(params, {"grammar": grammar}, path=path)
+    return params
+
+
+def _with_structured_outputs(params: SamplingParams, values: dict[str, Any], *, path: str) -> SamplingParams:
+    """`values` are fields of `StructuredOutputsParams`; what is wrong with them is wrong with the request's `path`."""
+    changes: dict[str, Any] = {"structured_outputs": values}
+    try:
+        return dataclasses.replace(params, **changes)
+    except InvalidRequestError as error:
+        raise as_sent(bad_request(str(error), param=error.param), path) from error
+
+
+def _constraint_path(answer: AnswerSpec, constraint: Constraint | None) -> str | None:
+    """Schemas of tools have been looked at one by one, so with both it is the text's form that may be wrong."""
+    if constraint is not None:
+        return constraint.path
+    return "tools" if answer.tools else None
 
 
 def _check_prompt_logprobs(params: SamplingParams, prompts: list[Prompt]) -> None:

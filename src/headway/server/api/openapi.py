@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from headway import __version__
+from headway.server.api.answer_requests import ToolDefinition
 from headway.server.api.answers import (
     ChatCompletion,
     Completion,
@@ -68,7 +69,7 @@ OPERATIONS = (
     Operation("get", "/metrics", "Prometheus metrics.", None),
     Operation("get", "/version", "The version of the server.", VersionResponse),
 )
-_WITH_NEUTRAL = (ChatCompletionRequest, CompletionRequest, ChatMessage, ContentPart, StreamOptions)
+_WITH_NEUTRAL = (ChatCompletionRequest, CompletionRequest, ChatMessage, ContentPart, StreamOptions, ToolDefinition)
 
 
 def document() -> dict[str, Any]:
@@ -77,11 +78,14 @@ def document() -> dict[str, Any]:
     ordered = sorted(records | {ErrorResponse}, key=lambda record: record.__name__)
     _, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     for record in _WITH_NEUTRAL:
+        properties = schemas[record.__name__]["properties"]
         for name, neutral in record.NEUTRAL.items():
-            schemas[record.__name__]["properties"][name] = {
+            properties[name] = {
                 "enum": list(neutral),
                 "description": "Not supported; only values that ask for nothing are accepted.",
             }
+        for name, replacement in record.REPLACED.items():
+            properties[name] = {"enum": [None], "description": f"Replaced by '{replacement}'."}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Headway", "version": __version__, "description": "An OpenAI-compatible LLM server."},

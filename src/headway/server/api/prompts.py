@@ -7,10 +7,10 @@ the endpoint.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,9 @@ from headway.errors import HeadwayError
 from headway.rpc.messages import EngineReady
 from headway.server.api.api_errors import ApiError, bad_request
 from headway.server.api.requests import ChatMessage
+from headway.structured.answer_formats import ToolFormat
+from headway.structured.conversation import chat_text
+from headway.structured.tool_schemas import Tool
 from headway.tokenizer import Tokenizer, spell_bad_words
 from headway.tokenizer.tokenizer_threads import LONG_CHARS, SHORT_CHARS, TokenizerThreads
 
@@ -28,8 +31,10 @@ IDS_PER_CHAR = 16
 """To look at so many token ids takes as long as to tokenise a character."""
 ITEM_CHARS = 64
 """What a message, or one of several texts, counts for by itself: a template loops over messages."""
-_TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "self"})
+_TEMPLATE_OWN = frozenset({"messages", "tools", "tool_format", "add_generation_prompt", "self", "tokenizer"})
 """Names that `chat_template_kwargs` may not carry: they have fields of their own, or none."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +48,10 @@ class Prompt:
 class PromptMaker:
     """Tokenises, templates and decodes off the event loop, with bounds on what it takes."""
 
-    def __init__(self, tokenizer: Tokenizer | None, *, num_threads: int) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, *, num_threads: int, tool_format: ToolFormat | None = None) -> None:
+        """`tool_format` writes tools and calls where the chat template does not; None: as the template suggests."""
         self._tokenizer = tokenizer
+        self._tool_format = tool_format
         self._threads = TokenizerThreads(num_threads)
         longest_token = max(map(len, tokenizer.backend.get_vocab()), default=1) if tokenizer else 1
         self._chars_per_token = min(longest_token, MAX_CHARS_PER_TOKEN)
@@ -56,13 +63,19 @@ class PromptMaker:
             raise bad_request("This model has no tokenizer; send the prompt as token ids to /v1/completions.")
         return self._tokenizer
 
+    @property
+    def template_source(self) -> str:
+        """The source of the chat template; "" if there is none."""
+        return (self._tokenizer.chat_template if self._tokenizer else None) or ""
+
     async def from_messages(
         self,
         messages: Sequence[ChatMessage],
         info: EngineReady,
         *,
+        tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
-        template_options: dict[str, Any] | None = None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """A conversation in the words of the model's chat template."""
         own = sorted(_TEMPLATE_OWN & set(template_options or ()))
@@ -71,12 +84,18 @@ class PromptMaker:
         if not messages:
             raise bad_request("'messages' must not be empty.", param="messages")
         options = template_options or {}
-        encode = partial(self._encode_messages, messages, info, add_generation_prompt, options)
+        encode = partial(self._encode_messages, messages, info, tools, add_generation_prompt, options)
         num_chars = sum(message.num_chars for message in messages)
+        if tools:
+            num_chars += len(msgspec.json.encode(tools))
         if options:  # what a template makes of them is not known here, but it need not be given more than a prompt
             num_chars += SHORT_CHARS + len(msgspec.json.encode(options))
         self._check_chars(num_chars, info, param="messages")
         return await self._threads.run(encode, num_chars=num_chars + ITEM_CHARS * len(messages))
+
+    async def run(self, work: Callable[[], _T], *, num_chars: int) -> _T:
+        """What else must be done with a request's text, as long as it takes to tokenise so many characters."""
+        return await self._threads.run(work, num_chars=num_chars)
 
     async def from_texts(
         self, texts: Sequence[str], info: EngineReady, *, add_special_tokens: bool = True
@@ -155,11 +174,15 @@ class PromptMaker:
     def _template(
         self,
         messages: Sequence[ChatMessage],
+        tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        return self.tokenizer.apply_chat_template(
+        return chat_text(
+            self.tokenizer,
             [message.for_template() for message in messages],
+            tools=tools,
+            tool_format=self._tool_format,
             add_generation_prompt=add_generation_prompt,
             **(options or {}),
         )
@@ -168,11 +191,12 @@ class PromptMaker:
         self,
         messages: Sequence[ChatMessage],
         info: EngineReady,
+        tools: Sequence[Tool],
         add_generation_prompt: bool,
         options: Mapping[str, Any],
     ) -> Prompt:
         """From template to tokens in one go: each change of threads costs time to first token."""
-        text = self._template(messages, add_generation_prompt, options)
+        text = self._template(messages, tools, add_generation_prompt, options)
         return self._encode(text, info, param="messages", add_special_tokens=False)
 
     def _encode(self, text: str, info: EngineReady, *, param: str, add_special_tokens: bool) -> Prompt:

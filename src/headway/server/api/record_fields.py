@@ -29,8 +29,9 @@ class HttpOption(NamedTuple):
 
 # ---- exceptions -----------------------------------------------------------------------------------------------------
 
-NOT_SAMPLING_FIELDS = frozenset({"detokenize", "logprobs"})
-"""Answers are text. OpenAI's two endpoints differ in what `logprobs` is: it is a field of theirs."""
+NOT_SAMPLING_FIELDS = frozenset({"detokenize", "logprobs", "structured_outputs"})
+"""Answers are text. OpenAI's two endpoints differ in what `logprobs` is: it is a field of theirs. What an answer must
+match has several fields, and is a record of its own: see `answer_requests`."""
 SAMPLING_TYPES: Mapping[str, Any] = {"early_stopping": bool | Literal["never"]}
 NOT_OPTION_FIELDS = frozenset({"predicted_tokens"})
 """The server predicts lengths itself."""

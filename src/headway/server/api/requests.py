@@ -1,7 +1,7 @@
 """The requests of the OpenAI API that this server takes, with vLLM's extra fields.
 
 They are strict: types must fit and unknown fields are refused. A field of OpenAI's that is not supported is known
-here all the same, because clients send it with its neutral value (`"tools": null`); any other value is refused by name.
+here all the same, because clients send it with its neutral value (`"audio": null`); any other value is refused by name.
 Fields of `SamplingParams` and `RequestOptions` are not repeated here, nor are their ranges: see `record_fields`.
 """
 
@@ -11,28 +11,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
+from headway.server.api.answer_requests import (
+    ResponseFormat,
+    StructuredOutputs,
+    ToolChoice,
+    ToolDefinition,
+    check_tool_choice,
+    check_tools,
+)
 from headway.server.api.api_errors import bad_request
 from headway.server.api.record_fields import struct_fields
+from headway.server.api.request_base import ApiRecord, check_nesting
 
 MAX_MESSAGES = 16_384
-"""Messages of a conversation and their parts, together."""
+"""Messages of a conversation, their parts and their calls, together."""
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A record that clients write. JSON has no cycles, so the garbage collector need not look at it."""
-
-    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """Fields that are not supported → the values that ask for nothing."""
-
-    def check_supported(self, path: str = "") -> None:
-        """Refuse a field that asks for something this server does not do."""
-        for name, neutral in self.NEUTRAL.items():
-            if getattr(self, name) not in neutral:
-                field = f"{path}{name}"
-                raise bad_request(f"'{field}' is not supported by this server.", param=field, code="unsupported_field")
-
-
-class StreamOptions(_Request, kw_only=True):
+class StreamOptions(ApiRecord, kw_only=True):
     """What a stream carries besides text."""
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"include_obfuscation": (None, False)}
@@ -44,20 +40,33 @@ class StreamOptions(_Request, kw_only=True):
 
 if TYPE_CHECKING:
 
-    class _RecordFields(_Request, kw_only=True):
+    class _RecordFields(ApiRecord, kw_only=True):
         def __getattr__(self, name: str) -> Any: ...
 
 else:  # what a body says of a request's `SamplingParams` and `RequestOptions`
-    _RecordFields = msgspec.defstruct("_RecordFields", struct_fields(), bases=(_Request,), kw_only=True)
+    _RecordFields = msgspec.defstruct("_RecordFields", struct_fields(), bases=(ApiRecord,), kw_only=True)
 
 
 class GenerationRequest(_RecordFields, kw_only=True):
     """What chat and plain completions share."""
 
+    REPLACED: ClassVar[dict[str, str]] = {
+        "guided_json": "structured_outputs.json",
+        "guided_regex": "structured_outputs.regex",
+        "guided_choice": "structured_outputs.choice",
+        "guided_grammar": "structured_outputs.grammar",
+    }
+
     model: str | None = None
     service_class: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
 
     def check_supported(self, path: str = "") -> None:
         """Refuse what is not supported, here and in the records inside."""
@@ -66,6 +75,16 @@ class GenerationRequest(_RecordFields, kw_only=True):
             if not self.stream:
                 raise bad_request("'stream_options' needs 'stream': true.", param="stream_options")
             self.stream_options.check_supported("stream_options.")
+        if self.response_format is not None:
+            self.response_format.check_supported(f"{path}response_format.")
+        if self.structured_outputs is not None:
+            self.structured_outputs.check_supported(f"{path}structured_outputs.")
+            if self.response_format is not None and self.response_format.type != "text":
+                raise bad_request(
+                    "'structured_outputs' and 'response_format' both say what the answer must look like; send one of "
+                    "them.",
+                    param="structured_outputs",
+                )
 
     @property
     def include_usage(self) -> bool:
@@ -78,7 +97,7 @@ class GenerationRequest(_RecordFields, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
-class ContentPart(_Request, kw_only=True):
+class ContentPart(ApiRecord, kw_only=True):
     """A piece of a message. Only text is supported."""
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -106,42 +125,84 @@ class ContentPart(_Request, kw_only=True):
         super().check_supported(path)
 
 
-class ChatMessage(_Request, kw_only=True):
+class CalledFunction(ApiRecord, kw_only=True):
+    """What a call says."""
+
+    name: str
+    arguments: str
+    """JSON of an object; "" is one without members."""
+
+
+class MessageToolCall(ApiRecord, kw_only=True):
+    """A call that the model has made in an earlier turn."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+    index: int | None = None
+    """From the chunks of a stream; the order in the list is what counts."""
+
+    def for_template(self) -> dict[str, Any]:
+        """The call as chat templates expect it, but for its arguments, which are still JSON."""
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class ChatMessage(ApiRecord, kw_only=True):
     """One turn of a conversation."""
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "tool_calls": (None, []),
-        "tool_call_id": (None,),
-        "function_call": (None,),
         "refusal": (None,),
         "audio": (None,),
         "annotations": (None, []),
     }
+    REPLACED: ClassVar[dict[str, str]] = {"function_call": "tool_calls"}
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same under its newer name."""
     function_call: Any = None
     refusal: Any = None
     audio: Any = None
     annotations: Any = None
 
     def check_supported(self, path: str = "") -> None:
-        """A message is text, whole or in parts."""
+        """A message is text, whole or in parts; calls and thoughts are the model's, and a result names its call."""
         super().check_supported(path)
-        if self.content is None:
+        for name in ("tool_calls", "reasoning_content", "reasoning"):
+            if self.role != "assistant" and getattr(self, name):
+                raise bad_request(f"'{path}{name}' goes with the role 'assistant' only.", param=f"{path}{name}")
+        if self.role == "tool" and not self.tool_call_id:
+            raise bad_request(f"'{path}tool_call_id' is required with the role 'tool'.", param=f"{path}tool_call_id")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise bad_request(f"'{path}tool_call_id' goes with the role 'tool' only.", param=f"{path}tool_call_id")
+        if self.content is None and not self.tool_calls and not self.thoughts:
             raise bad_request(f"'{path}content' is required.", param=f"{path}content")
         if isinstance(self.content, list):
             for index, part in enumerate(self.content):
                 part.check_supported(f"{path}content[{index}].")
 
     @property
+    def thoughts(self) -> str | None:
+        """What the model thought before this answer."""
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
+
+    @property
+    def num_parts(self) -> int:
+        """What a template may loop over in it."""
+        return (len(self.content) if isinstance(self.content, list) else 0) + len(self.tool_calls or ())
+
+    @property
     def num_chars(self) -> int:
         """How long its text is."""
         texts = [part.text for part in self.content] if isinstance(self.content, list) else [self.content]
-        return sum(len(text or "") for text in (*texts, self.name))
+        calls = [text for call in self.tool_calls or () for text in (call.function.name, call.function.arguments)]
+        return sum(len(text or "") for text in (*texts, *calls, self.name, self.thoughts))
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it. `developer` is OpenAI's newer name of `system`."""
@@ -152,6 +213,14 @@ class ChatMessage(_Request, kw_only=True):
             message["content"] = self.content
         if self.name is not None:
             message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        elif self.content is None:
+            message["content"] = ""
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.thoughts is not None:
+            message["reasoning_content"] = self.thoughts
         return message
 
 
@@ -159,7 +228,7 @@ def _check_messages(messages: list[ChatMessage], path: str) -> None:
     """How many they are first: each of them takes some time."""
     number = len(messages)
     if number <= MAX_MESSAGES:
-        number += sum([len(message.content) for message in messages if isinstance(message.content, list)])
+        number += sum([message.num_parts for message in messages])
     if number > MAX_MESSAGES:
         raise bad_request(
             f"'{path}messages' has {number} messages and parts; there may be {MAX_MESSAGES}.", param=f"{path}messages"
@@ -171,17 +240,15 @@ def _check_messages(messages: list[ChatMessage], path: str) -> None:
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
+    REPLACED: ClassVar[dict[str, str]] = {
+        **GenerationRequest.REPLACED,
+        "functions": "tools",
+        "function_call": "tool_choice",
+    }
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "tools": (None, []),
-        "tool_choice": (None, "none"),
-        "parallel_tool_calls": (None,),
-        "functions": (None, []),
-        "function_call": (None, "none"),
-        "response_format": (None, {"type": "text"}),
         "modalities": (None, ["text"]),
         "audio": (None,),
         "prediction": (None,),
-        "reasoning_effort": (None,),
         "verbosity": (None,),
         "web_search_options": (None,),
         "service_tier": (None, "auto", "default"),
@@ -203,16 +270,15 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
     modalities: Any = None
     audio: Any = None
     prediction: Any = None
-    reasoning_effort: Any = None
     verbosity: Any = None
     web_search_options: Any = None
     service_tier: Any = None
@@ -228,9 +294,12 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     continue_final_message: Any = None
 
     def check_supported(self, path: str = "") -> None:
-        """The messages too."""
+        """The messages and the tools too."""
         super().check_supported(path)
+        check_tools(self.tools or (), f"{path}tools")
+        check_tool_choice(self.tool_choice, self.tools or ())
         _check_messages(self.messages, path)
+        check_nesting(self.chat_template_kwargs or {}, f"{path}chat_template_kwargs")
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -238,7 +307,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         "suffix": (None, ""),
-        "response_format": (None, {"type": "text"}),
         "truncate_prompt_tokens": (None,),
     }
 
@@ -247,11 +315,10 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: int | None = None
     add_special_tokens: bool | None = None
     suffix: Any = None
-    response_format: Any = None
     truncate_prompt_tokens: Any = None
 
 
-class TokenizeRequest(_Request, kw_only=True):
+class TokenizeRequest(ApiRecord, kw_only=True):
     """POST /tokenize: the tokens of a text, or of a conversation as the model would see it."""
 
     model: str | None = None
@@ -260,6 +327,7 @@ class TokenizeRequest(_Request, kw_only=True):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolDefinition] | None = None
 
     def check_supported(self, path: str = "") -> None:
         """One of the two, not both, and nothing that goes with the other."""
@@ -267,13 +335,15 @@ class TokenizeRequest(_Request, kw_only=True):
             raise bad_request("Give either 'prompt' or 'messages'.", param="prompt")
         if self.messages is not None and self.add_special_tokens:
             raise bad_request("'add_special_tokens' goes with 'prompt' only.", param="add_special_tokens")
-        for name in ("add_generation_prompt", "chat_template_kwargs"):
+        for name in ("add_generation_prompt", "chat_template_kwargs", "tools"):
             if self.prompt is not None and getattr(self, name) is not None:
                 raise bad_request(f"'{name}' goes with 'messages' only.", param=name)
+        check_tools(self.tools or (), f"{path}tools")
         _check_messages(self.messages or [], path)
+        check_nesting(self.chat_template_kwargs or {}, f"{path}chat_template_kwargs")
 
 
-class DetokenizeRequest(_Request, kw_only=True):
+class DetokenizeRequest(ApiRecord, kw_only=True):
     """POST /detokenize: the text of tokens."""
 
     tokens: list[int]

@@ -27,6 +27,7 @@ from headway.server.api.answer_writers import (
     DONE,
     ChatEvents,
     CompletionEvents,
+    PartedChatEvents,
     chat_answer,
     completion_answer,
     echoed_texts,
@@ -161,7 +162,8 @@ class ChatCompletions(_GenerationRoute[ChatCompletionRequest]):
         return await chat_answer(generation, self._services.model_name, self._services.prompts)
 
     async def _events(self, generation: Generation) -> ChatEvents:
-        return ChatEvents(generation, self._services.model_name, self._services.prompts)
+        kind = ChatEvents if generation.job.is_plain else PartedChatEvents
+        return kind(generation, self._services.model_name, self._services.prompts)
 
 
 class Completions(_GenerationRoute[CompletionRequest]):
@@ -247,6 +249,7 @@ class Tokenize:
             prompt = await services.prompts.from_messages(
                 request.messages,
                 info,
+                tools=[definition.as_tool() for definition in request.tools or ()],
                 add_generation_prompt=request.add_generation_prompt is not False,
                 template_options=request.chat_template_kwargs,
             )

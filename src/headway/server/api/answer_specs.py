@@ -1,0 +1,183 @@
+"""What the answer to a request may look like, from the request's fields and the formats that the model knows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway.server.api.answer_requests import AllowedToolChoice, NamedToolChoice
+from headway.server.api.api_errors import bad_request
+from headway.server.api.request_base import check_nesting
+from headway.server.api.requests import ChatCompletionRequest, GenerationRequest
+from headway.structured.answer_formats import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    ReasoningFormat,
+    ToolFormat,
+    reasoning_format_for,
+    tool_format_for,
+)
+from headway.structured.answer_spec import AnswerSpec
+from headway.structured.tool_schemas import Tool
+from headway.tokenizer import Tokenizer
+
+_UNESCAPED_SLASH = re.compile(r"(?<!\\)((?:\\\\)*)/")
+PLAIN = AnswerSpec()
+"""Free text, of which nothing is set apart."""
+
+
+@dataclass(frozen=True)
+class AnswerFormats:
+    """How the model writes calls and thoughts."""
+
+    tokenizer: Tokenizer | None
+    tool_format: ToolFormat
+    reasoning: ReasoningFormat | None
+
+    @classmethod
+    def of_model(cls, tokenizer: Tokenizer | None, *, tool_format: str, reasoning_format: str) -> AnswerFormats:
+        """By the names that the operator gave; "auto" looks at the chat template."""
+        with_tools = None if tokenizer is None else tokenizer.chat_template_for(has_tools=True)
+        plain = None if tokenizer is None else tokenizer.chat_template
+        return cls(
+            tokenizer=tokenizer,
+            tool_format=tool_format_for(with_tools) if tool_format == "auto" else TOOL_FORMATS[tool_format],
+            reasoning=reasoning_format_for(plain)
+            if reasoning_format == "auto"
+            else REASONING_FORMATS.get(reasoning_format),
+        )
+
+    def special_token_ids(self, answer: AnswerSpec) -> dict[str, int]:
+        """The markers of an answer that are special tokens of the model."""
+        if self.tokenizer is None:
+            return {}
+        ids = {marker: self.tokenizer.special_token_id(marker) for marker in answer.markers}
+        return {marker: token_id for marker, token_id in ids.items() if token_id is not None}
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What the text of an answer must match."""
+
+    values: dict[str, Any]
+    """Fields of `StructuredOutputsParams`; the first says which kind it is."""
+    path: str
+    """The field of the request that says so."""
+
+    @classmethod
+    def of_request(cls, request: GenerationRequest) -> Constraint | None:
+        """From `response_format` or `structured_outputs`, of which there is one at most."""
+        structured, wanted = request.structured_outputs, request.response_format
+        if structured is not None:
+            (kind,) = structured.given
+            return cls(structured.given | structured.options, f"structured_outputs.{kind}")
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.given_schema is None:
+            return cls({"json_object": True}, "response_format")
+        return cls({"json": wanted.given_schema}, f"response_format.{wanted.schema_path}")
+
+    def as_lark(self) -> str:
+        """The same as a grammar, for an answer of which the text is only a part."""
+        kind, value = next(iter(self.values.items()))
+        if kind == "grammar":
+            return _lark(value, self.path)
+        if kind == "choice":
+            return f"start: {' | '.join(map(json.dumps, value))}"
+        if kind == "regex":
+            escaped = _UNESCAPED_SLASH.sub(r"\1\\/", value).replace("\n", r"\n")
+            return f"start: /{escaped}/"
+        schema = grammar_schema(value, self.path) if kind == "json" else {"type": "object"}
+        return f"start: %json {json.dumps(schema)}"
+
+
+def _lark(grammar: str, path: str) -> str:
+    """Lark as it is, other notations translated."""
+    from llguidance.gbnf_to_lark import any_to_lark  # 0.1 s to import: only where it is used
+
+    try:
+        return str(any_to_lark(grammar))
+    except Exception as error:
+        raise bad_request(f"'{path}' cannot be read: {str(error)[:300]}", param=path) from error
+
+
+def grammar_schema(given: dict[str, Any] | str, path: str) -> dict[str, Any]:
+    """A schema as grammars take it; it may come as text."""
+    try:
+        schema = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        schema = None
+    if not isinstance(schema, dict):
+        raise bad_request(f"'{path}' is no JSON schema, which would be an object.", param=path)
+    check_nesting(schema, path)
+    return schema
+
+
+def tools_of(request: ChatCompletionRequest) -> tuple[Tool, ...]:
+    """The tools that the model is told of: none if it must not call any."""
+    if request.tool_choice == "none":
+        return ()
+    return tuple(definition.as_tool() for definition in request.tools or ())
+
+
+def answer_spec(
+    request: ChatCompletionRequest, constraint: Constraint | None, formats: AnswerFormats, *, prompt_text: str
+) -> AnswerSpec:
+    """What may follow a prompt."""
+    tools = tools_of(request)
+    reasoning = formats.reasoning
+    if not tools and reasoning is None:
+        return PLAIN
+    choice, allowed = _choice(request)
+    return AnswerSpec(
+        tools=tuple(_for_grammar(index, tool) for index, tool in enumerate(tools)),
+        tool_format=formats.tool_format if tools else None,
+        tool_choice=choice if tools else "none",
+        allowed=allowed,
+        # A named tool is called once, as OpenAI has it.
+        parallel=request.parallel_tool_calls is not False and not isinstance(request.tool_choice, NamedToolChoice),
+        reasoning=reasoning,
+        starts_in_reasoning=reasoning is not None and reasoning.is_open_after(prompt_text),
+        content=None if constraint is None else constraint.as_lark(),
+    )
+
+
+def _for_grammar(index: int, tool: Tool) -> Tool:
+    if tool.parameters is None:
+        return tool
+    schema = grammar_schema(tool.parameters, f"tools[{index}].function.parameters")
+    return dataclasses.replace(tool, parameters=schema)
+
+
+def _choice(request: ChatCompletionRequest) -> tuple[str, tuple[str, ...] | None]:
+    """Whether a call must come, and which ones may."""
+    choice = request.tool_choice
+    if isinstance(choice, NamedToolChoice):
+        return "required", (choice.function.name,)
+    if isinstance(choice, AllowedToolChoice):
+        named = dict.fromkeys(tool.function.name for tool in choice.allowed_tools.tools)
+        return choice.allowed_tools.mode, tuple(named)
+    return choice or "auto", None
+
+
+def check_no_search(request: GenerationRequest, constraint: Constraint | None, *, has_tools: bool = False) -> None:
+    """Beams are not constrained."""
+    field = "tools" if has_tools else None if constraint is None else constraint.path.partition(".")[0]
+    if request.use_beam_search and field is not None:
+        raise bad_request(f"'{field}' does not go with 'use_beam_search'.", param=field)
+
+
+def template_options(request: ChatCompletionRequest, known: str) -> Mapping[str, Any]:
+    """What the chat template, whose source is `known`, is told besides the messages: `chat_template_kwargs`, and the
+    effort where it has a variable for it."""
+    options: dict[str, Any] = {}
+    effort = request.reasoning_effort
+    if effort is not None:
+        if "reasoning_effort" in known:
+            options["reasoning_effort"] = effort
+        options |= {name: effort != "none" for name in ("enable_thinking", "thinking") if name in known}
+    return options | (request.chat_template_kwargs or {})

@@ -1,0 +1,206 @@
+"""A conversation with tools as the text of a prompt.
+
+Where the chat template renders tools, it gets them in OpenAI's shape, and earlier calls with arguments as objects.
+Where it does not, the tool format writes all of it as plain text: the tools into the system message, calls into the
+assistant's text, and results as messages of the user.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headway.errors import InvalidRequestError
+from headway.structured.answer_formats import ToolFormat, tool_format_for
+from headway.structured.tool_schemas import Tool, ToolCall
+from headway.tokenizer import Tokenizer
+from headway.tokenizer.chat_template import check_messages
+
+Message = Mapping[str, Any]
+
+MAX_NESTING = 128
+"""Lists and objects inside each other, where a client may send any JSON. What walks through it may recurse."""
+_RENDERS_TOOLS = re.compile(r"\btools\b")
+_SHORT_IDS = re.compile(r"id\s*\|\s*length\s*!=\s*9")
+"""Mistral's templates refuse ids of calls that have not 9 letters and digits."""
+
+
+def chat_text(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Tool] = (),
+    tool_format: ToolFormat | None = None,
+    **template_options: Any,
+) -> str:
+    """The prompt's text. `template_options` are as in `Tokenizer.apply_chat_template`. Messages are in OpenAI's shape;
+    what is wrong with them raises `InvalidRequestError`. Without a format, the one that fits the template is taken."""
+    has_calls = any(_is_of_tools(message) for message in messages)
+    if not tools and not has_calls:
+        return tokenizer.apply_chat_template(messages, **template_options)
+    checked = _with_objects(check_messages(messages))
+    source = tokenizer.chat_template_for(has_tools=bool(tools)) or ""
+    if _RENDERS_TOOLS.search(source):
+        if tools:
+            template_options["tools"] = [_for_template(tool) for tool in tools]
+        if _SHORT_IDS.search(source):
+            checked = _with_short_ids(checked)
+    else:
+        tool_format = tool_format or tool_format_for(source)
+        checked = _as_text(checked, tool_format)
+        if tools:
+            checked = _with_system(checked, tool_format.instructions(tools))
+    return tokenizer.apply_chat_template(checked, **template_options)
+
+
+def _is_of_tools(message: object) -> bool:
+    return isinstance(message, Mapping) and (bool(message.get("tool_calls")) or message.get("role") == "tool")
+
+
+def is_too_deep(value: Mapping[str, Any]) -> bool:
+    """Whether JSON has more than `MAX_NESTING` levels; found without recursion."""
+    level: list[Any] = [value]
+    for _ in range(MAX_NESTING):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, Mapping) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def tools_from(definitions: Sequence[Mapping[str, Any]]) -> list[Tool]:
+    """Tools in OpenAI's shape, {"type": "function", "function": {"name": ..., "parameters": ...}}, as records."""
+    return [_tool_from(index, definition) for index, definition in enumerate(definitions)]
+
+
+def _tool_from(index: int, definition: object) -> Tool:
+    path = f"tools[{index}]"
+    function = definition.get("function") if isinstance(definition, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise InvalidRequestError(f"{path} needs 'function', an object with a name", param=f"{path}.function")
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequestError(f"{path}.function needs a name", param=f"{path}.function.name")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise InvalidRequestError(
+            f"{path}.function.parameters must be a JSON schema, an object", param=f"{path}.function.parameters"
+        )
+    return Tool(
+        name=name,
+        description=function.get("description"),
+        parameters=None if parameters is None else dict(parameters),
+        strict=bool(function.get("strict")),
+    )
+
+
+def _for_template(tool: Tool) -> dict[str, Any]:
+    """With all of its keys: templates read them without asking whether they are there."""
+    function = {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": tool.parameters or {"type": "object", "properties": {}},
+    }
+    return {"type": "function", "function": function}
+
+
+# ---- earlier calls --------------------------------------------------------------------------------------------------
+
+
+def _calls_of(message: Message, path: str) -> list[dict[str, Any]]:
+    """The calls of a message, with their arguments as objects."""
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, Sequence):
+        raise InvalidRequestError(f"{path}.tool_calls must be a list", param=f"{path}.tool_calls")
+    return [_with_object(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(calls)]
+
+
+def _with_object(call: object, path: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidRequestError(f"{path} needs 'function', an object with a name and arguments", param=path)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, Mapping) or is_too_deep(arguments):
+        field = f"{path}.function.arguments"
+        raise InvalidRequestError(
+            f"'{field}' must be JSON of an object, at most {MAX_NESTING} levels deep.", param=field
+        )
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _with_objects(messages: Sequence[Message]) -> list[Message]:
+    return [
+        {**message, "tool_calls": _calls_of(message, f"messages[{index}]")} if message.get("tool_calls") else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _with_short_ids(messages: Sequence[Message]) -> list[Message]:
+    changed: list[Message] = []
+    for message in messages:
+        copy = dict(message)
+        if copy.get("tool_calls"):
+            copy["tool_calls"] = [{**call, "id": _short_id(call.get("id"))} for call in copy["tool_calls"]]
+        if "tool_call_id" in copy:
+            copy["tool_call_id"] = _short_id(copy["tool_call_id"])
+        changed.append(copy)
+    return changed
+
+
+def _short_id(given: object) -> str:
+    text = str(given)
+    return text if len(text) == 9 and text.isalnum() else hashlib.sha256(text.encode()).hexdigest()[:9]
+
+
+# ---- for templates without tools ------------------------------------------------------------------------------------
+
+
+def _as_text(messages: Sequence[Message], tool_format: ToolFormat) -> list[Message]:
+    """Calls and results as text. Results that follow each other are one message, because templates may insist on turns
+    that alternate."""
+    written: list[Message] = []
+    after_result = False
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        if message.get("role") == "tool":
+            text = tool_format.write_result(_text(message))
+            if after_result:
+                text = f"{written.pop()['content']}\n{text}"
+            written.append({"role": "user", "content": text})
+        elif calls:
+            text = tool_format.write(
+                [ToolCall(call["function"]["name"], _to_json(call["function"]["arguments"])) for call in calls]
+            )
+            rest = {key: value for key, value in message.items() if key != "tool_calls"}
+            written.append({**rest, "content": "\n".join(filter(None, (_text(message), text)))})
+        else:
+            written.append(message)
+        after_result = message.get("role") == "tool"
+    return written
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _with_system(messages: Sequence[Message], text: str) -> list[Message]:
+    """Behind what the system message says, or as one of its own."""
+    if messages and messages[0].get("role") == "system":
+        return [{**messages[0], "content": f"{_text(messages[0])}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _text(message: Message) -> str:
+    """`check_messages` has made text of its parts."""
+    return message.get("content") or ""
