@@ -19,7 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.server.api import openapi
 from headway.server.api.api_errors import ApiError, from_exception, from_status, no_such_path, wrong_method
+from headway.server.api.messages_api import MESSAGES_PATH, message_error
 from headway.server.api.routes import ChatCompletions, Completions, Detokenize, InfoRoutes, Tokenize
+from headway.server.api.translated_routes import CountTokens, Messages, Responses, stored_response
 from headway.server.http.access_control import ORIGIN_HEADERS, WebPages
 from headway.server.http.asgi_io import ClientDisconnected, send_error
 from headway.server.metrics.access_log import AccessRecord
@@ -28,8 +30,10 @@ from headway.server.services import Services
 PAGE_CSP = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
 CLIENT_CLOSED_REQUEST = 499
 """What the log shows for a client that left before the answer began. It is never sent."""
+ANTHROPIC_HEADERS = ("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access")
+"""What Anthropic's client sends from a web page. Only the key is looked at."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_WANTED = frozenset({b"authorization", b"x-request-id", b"traceparent"}) | ORIGIN_HEADERS
+_WANTED = frozenset({b"authorization", b"x-api-key", b"x-request-id", b"traceparent"}) | ORIGIN_HEADERS
 
 
 def create_app(services: Services, extra_routes: list[BaseRoute] | None = None) -> ASGIApp:
@@ -38,6 +42,10 @@ def create_app(services: Services, extra_routes: list[BaseRoute] | None = None) 
     routes: list[BaseRoute] = [
         Route("/v1/chat/completions", ChatCompletions(services), methods=["POST"]),
         Route("/v1/completions", Completions(services), methods=["POST"]),
+        Route("/v1/responses", Responses(services), methods=["POST"]),
+        Route("/v1/responses/{id:path}", stored_response, methods=["GET", "POST", "DELETE"]),
+        Route("/v1/messages", Messages(services), methods=["POST"]),
+        Route("/v1/messages/count_tokens", CountTokens(services), methods=["POST"]),
         Route("/v1/models", info.models),
         Route("/v1/models/{name:path}", info.model),
         Route("/tokenize", Tokenize(services), methods=["POST"]),
@@ -58,7 +66,7 @@ def create_app(services: Services, extra_routes: list[BaseRoute] | None = None) 
             app,
             allow_origins=services.config.cors_origin,
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-request-id"],
+            allow_headers=["authorization", "content-type", "x-request-id", *ANTHROPIC_HEADERS],
             allow_private_network=True,
             expose_headers=["x-request-id", "retry-after"],
         )
@@ -100,17 +108,21 @@ class Gate:
         )
         scope["headway.record"] = record
         scope["app"] = self  # makes the router raise for a wrong route, where it would answer with plain text
-        request_id_header = (b"x-request-id", record.request_id.encode())
+        id_headers = [(b"x-request-id", record.request_id.encode())]
+        if record.path.startswith(MESSAGES_PATH):
+            id_headers.append((b"request-id", record.request_id.encode()))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message["headers"], request_id_header]
+                message["headers"] = [*message["headers"], *id_headers]
             await send(message)
 
         try:
             self._web_pages.check(headers)
-            record.key = self._services.keys.check(scope["path"], headers.get(b"authorization"))
+            record.key = self._services.keys.check(
+                scope["path"], headers.get(b"authorization"), headers.get(b"x-api-key")
+            )
             await self._app(scope, receive, send_with_id)
         except ClientDisconnected:
             record.disconnected = True
@@ -125,7 +137,9 @@ class Gate:
         record.note_error(failure)
         if record.status is not None:
             raise failure
-        await send_error(send, failure)
+        is_message = record.path.startswith(MESSAGES_PATH)
+        body = msgspec.json.encode(message_error(failure, request_id=record.request_id)) if is_message else None
+        await send_error(send, failure, body)
 
     def _as_api_error(self, error: Exception, record: AccessRecord) -> ApiError:
         if not isinstance(error, HTTPException):

@@ -18,6 +18,10 @@ from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run
 ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
+    ("GET", "/v1/responses/resp_1"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/small"),
     ("POST", "/tokenize"),

@@ -33,6 +33,7 @@ from headway.server.api.answers import (
     chat_logprobs,
     prompt_logprobs,
 )
+from headway.server.api.api_errors import ApiError
 from headway.server.api.generation import Generation
 from headway.server.api.jobs import Job
 from headway.server.api.prompts import PromptMaker
@@ -306,6 +307,10 @@ class _Events:
     @property
     def _usage(self) -> Usage:
         return self._generation.usage
+
+    def fail(self, failure: ApiError) -> bytes:
+        """The last events of a stream that failed."""
+        return event(failure.body) + DONE
 
 
 class ChatEvents(_Events):

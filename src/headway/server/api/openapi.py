@@ -21,6 +21,9 @@ from headway.server.api.answers import (
     VersionResponse,
 )
 from headway.server.api.api_errors import ErrorResponse
+from headway.server.api.message_events import Message, TokenCount
+from headway.server.api.messages_api import CountTokensRequest, MessageError, MessagesRequest, Thinking
+from headway.server.api.request_base import ApiRecord
 from headway.server.api.requests import (
     ChatCompletionRequest,
     ChatMessage,
@@ -30,6 +33,8 @@ from headway.server.api.requests import (
     StreamOptions,
     TokenizeRequest,
 )
+from headway.server.api.response_events import ResponseObject
+from headway.server.api.responses_api import ReasoningConfig, ResponsesRequest, ResponseStreamOptions, TextConfig
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Operation:
     statuses: tuple[int, ...] = ()
     """Besides 200, 401, 403 and 500: what else may be answered."""
     streams: bool = False
+    error: type[msgspec.Struct] = ErrorResponse
 
 
 _GENERATION = (400, 404, 408, 413, 415, 429, 503, 504)
@@ -60,6 +66,34 @@ OPERATIONS = (
         streams=True,
     ),
     Operation("post", "/v1/completions", "Continue prompts.", Completion, CompletionRequest, _GENERATION, streams=True),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Answer a conversation, in OpenAI's newer form; nothing is stored.",
+        ResponseObject,
+        ResponsesRequest,
+        _GENERATION,
+        streams=True,
+    ),
+    Operation(
+        "post",
+        "/v1/messages",
+        "Answer a conversation, in Anthropic's form.",
+        Message,
+        MessagesRequest,
+        _GENERATION,
+        streams=True,
+        error=MessageError,
+    ),
+    Operation(
+        "post",
+        "/v1/messages/count_tokens",
+        "Count the tokens of a conversation.",
+        TokenCount,
+        CountTokensRequest,
+        _BODY,
+        error=MessageError,
+    ),
     Operation("get", "/v1/models", "List the models served.", ModelList),
     Operation("get", "/v1/models/{name}", "One of them.", ModelCard, statuses=(404,)),
     Operation("post", "/tokenize", "Turn text or messages into tokens.", TokenizeResponse, TokenizeRequest, _BODY),
@@ -69,13 +103,28 @@ OPERATIONS = (
     Operation("get", "/metrics", "Prometheus metrics.", None),
     Operation("get", "/version", "The version of the server.", VersionResponse),
 )
-_WITH_NEUTRAL = (ChatCompletionRequest, CompletionRequest, ChatMessage, ContentPart, StreamOptions, ToolDefinition)
+_WITH_NEUTRAL: tuple[type[ApiRecord], ...] = (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ChatMessage,
+    ContentPart,
+    StreamOptions,
+    ToolDefinition,
+    ResponsesRequest,
+    TextConfig,
+    ReasoningConfig,
+    ResponseStreamOptions,
+    MessagesRequest,
+    CountTokensRequest,
+    Thinking,
+)
 
 
 def document() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
     records = {record for operation in OPERATIONS for record in (operation.answer, operation.request) if record}
-    ordered = sorted(records | {ErrorResponse}, key=lambda record: record.__name__)
+    errors = {operation.error for operation in OPERATIONS}
+    ordered = sorted(records | errors, key=lambda record: record.__name__)
     _, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     for record in _WITH_NEUTRAL:
         properties = schemas[record.__name__]["properties"]
@@ -122,11 +171,11 @@ def _answers(operation: Operation) -> dict[str, Any]:
     description = "Success."
     if operation.streams:
         content["text/event-stream"] = {}
-        description += " With 'stream': true, events whose data are chunks of it in JSON, and [DONE] at the end."
+        description += " With 'stream': true, events whose data are parts of it in JSON."
     answers: dict[str, Any] = {"200": {"description": description, "content": content}}
     is_open = operation.answer is HealthResponse
     for status in (*operation.statuses, *((403,) if is_open else (401, 403, 500))):
-        error = HealthResponse if status == 503 and is_open else ErrorResponse
+        error = HealthResponse if status == 503 and is_open else operation.error
         answers[str(status)] = {"description": "See the body.", "content": {"application/json": _schema(error)}}
     return answers
 

@@ -71,10 +71,15 @@ HTTP_OPTIONS = tuple(
 
 def struct_fields() -> list[tuple[str, Any, None]]:
     """All of them, for `msgspec.defstruct`: name, type, and null as the default."""
-    sampling, options = typing.get_type_hints(SamplingParams), typing.get_type_hints(RequestOptions)
+    sampling = typing.get_type_hints(SamplingParams)
     kinds = {name: SAMPLING_TYPES.get(name, sampling[name]) for name in SAMPLING_NAMES}
-    kinds |= {option.http_name: options[option.name] for option in HTTP_OPTIONS}
-    return [(name, _json_type(kind) | None, None) for name, kind in kinds.items()]
+    return [(name, _json_type(kind) | None, None) for name, kind in kinds.items()] + option_struct_fields()
+
+
+def option_struct_fields() -> list[tuple[str, Any, None]]:
+    """Those of `RequestOptions` only."""
+    kinds = typing.get_type_hints(RequestOptions)
+    return [(option.http_name, _json_type(kinds[option.name]) | None, None) for option in HTTP_OPTIONS]
 
 
 def sampling_values(body: object) -> dict[str, Any]:

@@ -12,26 +12,25 @@ what goes wrong later is the last event of the stream. A client that leaves, at 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headway import __version__
 from headway.predict import PromptView
-from headway.rpc.messages import EngineReady
+from headway.rpc.messages import Delta, EngineReady
 from headway.server.admission.length_prediction import Forecast, forecast
 from headway.server.admission.scheduling import Scheduling, scheduling_of
 from headway.server.api.answer_writers import (
-    DONE,
     ChatEvents,
     CompletionEvents,
     PartedChatEvents,
     chat_answer,
     completion_answer,
     echoed_texts,
-    event,
 )
 from headway.server.api.answers import (
     DetokenizeResponse,
@@ -42,7 +41,7 @@ from headway.server.api.answers import (
     VersionResponse,
     json_response,
 )
-from headway.server.api.api_errors import from_exception
+from headway.server.api.api_errors import ApiError, from_exception
 from headway.server.api.generation import Generation
 from headway.server.api.jobs import Job, chat_job, completion_job
 from headway.server.api.prompts import Prompt
@@ -65,14 +64,26 @@ _STREAM_HEADERS = [
 ]
 
 
+_B = TypeVar("_B", bound=msgspec.Struct)
+"""The body of an endpoint."""
 _R = TypeVar("_R", bound=GenerationRequest)
+"""The request it stands for; in OpenAI's older APIs that is the body itself."""
 
 
-class _GenerationRoute(ABC, Generic[_R]):
-    """What both endpoints share; they differ in how a request becomes a job, and a job an answer."""
+class AnswerEvents(Protocol):
+    """An answer as server-sent events."""
+
+    def begin(self) -> bytes: ...
+    def write(self, deltas: list[Delta]) -> bytes: ...
+    def end(self) -> bytes: ...
+    def fail(self, failure: ApiError) -> bytes: ...
+
+
+class GenerationRoute(ABC, Generic[_B, _R]):
+    """What the endpoints share; they differ in how a body becomes a request, a request a job, and a job an answer."""
 
     ID_PREFIX: ClassVar[str]
-    _record_type: type[_R]
+    _body_type: type[_B]
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -83,8 +94,9 @@ class _GenerationRoute(ABC, Generic[_R]):
 
     async def _answer(self, body: bytes, record: AccessRecord, send: Send) -> None:
         services = self._services
-        request = await services.bodies.parse(body, self._record_type)
-        scheduling = scheduling_of(request, services.classes)
+        given = await services.bodies.parse(body, self._body_type)
+        request = self._request(given)
+        scheduling = self._scheduling(request)
         if len(services.classes) > 1:
             record.service_class = scheduling.service_class.name
         with services.reserve(scheduling, body_bytes=len(body)) as reservation:
@@ -93,9 +105,9 @@ class _GenerationRoute(ABC, Generic[_R]):
             foreseen = await self._forecast(job, arrival_s=record.time_s)
             generation = Generation(job, services, reservation, record, id_prefix=self.ID_PREFIX, forecast=foreseen)
             if job.stream:
-                await self._stream(generation, record, send)
+                await self._stream(generation, await self._events(given, generation), record, send)
             else:
-                await send_bytes(send, await self._whole(generation))
+                await send_bytes(send, await self._whole(given, generation))
 
     async def _forecast(self, job: Job, *, arrival_s: float) -> Forecast | None:
         """None where lengths are neither predicted nor logged; nor are they of a search, or if no output is wanted."""
@@ -105,8 +117,7 @@ class _GenerationRoute(ABC, Generic[_R]):
         views = [_view(job, prompt, self._services.info) for prompt in job.prompts]
         return await forecast(views, n=job.n, thread=thread, metrics=self._services.metrics, arrival_s=arrival_s)
 
-    async def _stream(self, generation: Generation, record: AccessRecord, send: Send) -> None:
-        events = await self._events(generation)
+    async def _stream(self, generation: Generation, events: AnswerEvents, record: AccessRecord, send: Send) -> None:
         started = False
         try:
             async with generation:
@@ -123,17 +134,23 @@ class _GenerationRoute(ABC, Generic[_R]):
                 raise
             failure = from_exception(error)
             record.note_error(failure)
-            last = event(failure.body) + DONE
+            last = events.fail(failure)
         await send({"type": "http.response.body", "body": last})
+
+    def _scheduling(self, request: _R) -> Scheduling:
+        return scheduling_of(request, self._services.classes)
+
+    @abstractmethod
+    def _request(self, given: _B) -> _R: ...
 
     @abstractmethod
     async def _job(self, request: _R, scheduling: Scheduling) -> Job: ...
 
     @abstractmethod
-    async def _whole(self, generation: Generation) -> bytes: ...
+    async def _whole(self, given: _B, generation: Generation) -> bytes: ...
 
     @abstractmethod
-    async def _events(self, generation: Generation) -> ChatEvents | CompletionEvents: ...
+    async def _events(self, given: _B, generation: Generation) -> AnswerEvents: ...
 
 
 def _view(job: Job, prompt: Prompt, info: EngineReady) -> PromptView:
@@ -149,36 +166,42 @@ def _view(job: Job, prompt: Prompt, info: EngineReady) -> PromptView:
     )
 
 
-class ChatCompletions(_GenerationRoute[ChatCompletionRequest]):
+class ChatCompletions(GenerationRoute[ChatCompletionRequest, ChatCompletionRequest]):
     """POST /v1/chat/completions."""
 
     ID_PREFIX = "chatcmpl"
-    _record_type = ChatCompletionRequest
+    _body_type = ChatCompletionRequest
+
+    def _request(self, given: ChatCompletionRequest) -> ChatCompletionRequest:
+        return given
 
     async def _job(self, request: ChatCompletionRequest, scheduling: Scheduling) -> Job:
         return await chat_job(request, scheduling, self._services)
 
-    async def _whole(self, generation: Generation) -> bytes:
+    async def _whole(self, given: ChatCompletionRequest, generation: Generation) -> bytes:
         return await chat_answer(generation, self._services.model_name, self._services.prompts)
 
-    async def _events(self, generation: Generation) -> ChatEvents:
+    async def _events(self, given: ChatCompletionRequest, generation: Generation) -> ChatEvents:
         kind = ChatEvents if generation.job.is_plain else PartedChatEvents
         return kind(generation, self._services.model_name, self._services.prompts)
 
 
-class Completions(_GenerationRoute[CompletionRequest]):
+class Completions(GenerationRoute[CompletionRequest, CompletionRequest]):
     """POST /v1/completions."""
 
     ID_PREFIX = "cmpl"
-    _record_type = CompletionRequest
+    _body_type = CompletionRequest
+
+    def _request(self, given: CompletionRequest) -> CompletionRequest:
+        return given
 
     async def _job(self, request: CompletionRequest, scheduling: Scheduling) -> Job:
         return await completion_job(request, scheduling, self._services)
 
-    async def _whole(self, generation: Generation) -> bytes:
+    async def _whole(self, given: CompletionRequest, generation: Generation) -> bytes:
         return await completion_answer(generation, self._services.model_name, self._services.prompts)
 
-    async def _events(self, generation: Generation) -> CompletionEvents:
+    async def _events(self, given: CompletionRequest, generation: Generation) -> CompletionEvents:
         echoes = await echoed_texts(generation, self._services.prompts)
         return CompletionEvents(generation, self._services.model_name, self._services.prompts, echoes)
 

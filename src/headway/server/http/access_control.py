@@ -37,23 +37,24 @@ _SHOWN_CHARS = 100
 class ApiKeys:
     """The keys that open the server; without any, all clients may use it.
 
-    `Authorization: Bearer KEY` is what API clients send. A browser that opens a page cannot; it is asked for a password
-    in its own way (Basic), any user name with the key as the password, and then sends that along by itself.
+    `Authorization: Bearer KEY` is what API clients send, or `X-Api-Key: KEY`, as Anthropic's do. A browser that opens a
+    page cannot; it is asked for a password in its own way (Basic), any user name with the key as the password, and then
+    sends that along by itself.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
 
-    def check(self, path: str, authorization: bytes | None) -> str | None:
-        """Raise 401 unless the header holds one of the keys. Returns its digest; None where none is asked for."""
+    def check(self, path: str, authorization: bytes | None, api_key: bytes | None = None) -> str | None:
+        """Raise 401 unless a header holds one of the keys. Returns its digest; None where none is asked for."""
         if not self._digests or path in OPEN_PATHS:
             return None
-        given = _digest(_key_in(authorization or b""))
+        given = _digest(_key_in(authorization) if authorization else (api_key or b"").strip())
         # All keys are looked at, and digests have one length: time tells nothing about any of them.
         matches = [hmac.compare_digest(given, known) for known in self._digests]
         if not any(matches):
             scheme = 'Basic realm="headway", charset="UTF-8"' if path in _BROWSER_PATHS else 'Bearer realm="headway"'
-            message = "No API key was sent." if not authorization else "The API key is not valid."
+            message = "No API key was sent." if not authorization and not api_key else "The API key is not valid."
             raise ApiError(
                 401,
                 f"{message} Send one as 'Authorization: Bearer KEY'.",

@@ -66,9 +66,9 @@ async def send_json(send: Send, answer: msgspec.Struct | dict[str, Any], *, stat
     await send_bytes(send, msgspec.json.encode(answer), status=status)
 
 
-async def send_error(send: Send, error: ApiError) -> None:
-    """An error object."""
-    await send_bytes(send, error.body, status=error.status, headers=error.headers)
+async def send_error(send: Send, error: ApiError, body: bytes | None = None) -> None:
+    """An error object; `body` is one of another form than OpenAI's."""
+    await send_bytes(send, body or error.body, status=error.status, headers=error.headers)
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
@@ -126,6 +126,14 @@ def decode(body: bytes, kind: type[_T]) -> _T:
         raise bad_request("The body is nested too deeply.") from None
 
 
+def record_from(value: dict[str, Any], kind: type[_T], path: str = "") -> _T:
+    """A decoded object as a `kind`; it stands at `path` in the body."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), kind, inside=path) from None
+
+
 def sizes_of(body: bytes) -> tuple[int, int]:
     """How many commas and opening brackets a body, or part of one, has."""
     return body.count(b","), body.count(b"{") + body.count(b"[")
@@ -145,13 +153,14 @@ def _decoder(kind: type[_T]) -> msgspec.json.Decoder[_T]:
     return msgspec.json.Decoder(kind)
 
 
-def _explain(message: str, kind: type[msgspec.Struct]) -> ApiError:
+def _explain(message: str, kind: type[msgspec.Struct], *, inside: str = "") -> ApiError:
     """msgspec says "Expected `int`, got `str` - at `$.n`"; clients want the field by itself."""
     at = _AT.search(message)
-    path = at["path"].removeprefix("$").lstrip(".") if at else ""
+    own_path = at["path"].removeprefix("$").lstrip(".") if at else ""
+    path = _join(inside, own_path) if own_path else inside
     what = _AT.sub("", message)
     if unknown := _UNKNOWN.match(what):
-        return _unknown_field(unknown["name"], path, kind)
+        return _unknown_field(unknown["name"], path, _known_names(own_path, kind))
     if missing := _MISSING.match(what):
         name = _join(path, missing["name"])
         return bad_request(f"'{name}' is required.", param=name)
@@ -160,10 +169,10 @@ def _explain(message: str, kind: type[msgspec.Struct]) -> ApiError:
     return bad_request(f"'{path}' does not fit: {_lower_first(what)}.", param=path)
 
 
-def _unknown_field(name: str, path: str, kind: type[msgspec.Struct]) -> ApiError:
+def _unknown_field(name: str, path: str, known: tuple[str, ...]) -> ApiError:
     shown = _join(path, name[:_SHOWN_NAME_CHARS])
     return bad_request(
-        f"Unknown field '{shown}'.{did_you_mean(name[:_SHOWN_NAME_CHARS], _known_names(path, kind))}",
+        f"Unknown field '{shown}'.{did_you_mean(name[:_SHOWN_NAME_CHARS], known)}",
         param=shown,
         code="unknown_field",
     )

@@ -1,0 +1,187 @@
+"""Answers of /v1/messages: one message when all is there, or Anthropic's events."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from headway.rpc.messages import Delta
+from headway.server.api.answer_blocks import AnswerBlocks, Block, BlockChange, Closed, Grown, Opened
+from headway.server.api.api_errors import ApiError
+from headway.server.api.generation import Generation
+from headway.server.api.messages_api import message_error
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class TextAnswer(msgspec.Struct, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+    citations: None = None
+
+
+class ThinkingAnswer(msgspec.Struct, tag_field="type", tag="thinking"):
+    """What the model thought. Thoughts are not signed here."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseAnswer(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A call."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+AnswerContent = TextAnswer | ThinkingAnswer | ToolUseAnswer
+
+
+class MessageUsage(msgspec.Struct):
+    """Tokens. Those of the prompt are told apart by whether they were in the cache, or are pinned there from now on."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int = 0
+    cache_creation_input_tokens: int = 0
+
+
+class Message(msgspec.Struct, tag_field="type", tag="message"):
+    """The answer."""
+
+    id: str
+    model: str
+    content: list[AnswerContent]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    role: Literal["assistant"] = "assistant"
+
+
+class TokenCount(msgspec.Struct):
+    """How many tokens a prompt has."""
+
+    input_tokens: int
+
+
+class _MessageAnswer:
+    """What both ways to answer share."""
+
+    def __init__(self, generation: Generation, model: str, *, block_size: int) -> None:
+        self._generation = generation
+        self._model = model
+        self._block_size = block_size
+        self._suffix = generation.id.rpartition("-")[2]
+        self._blocks = AnswerBlocks(generation.job.answer.parser())
+
+    @property
+    def _stop_reason(self) -> StopReason:
+        blocks = self._blocks
+        if blocks.finish_reason == "length":
+            return "max_tokens"
+        if isinstance(blocks.stop_reason, str):
+            return "stop_sequence"
+        return "tool_use" if blocks.has_calls else "end_turn"
+
+    @property
+    def _stop_sequence(self) -> str | None:
+        reason = self._blocks.stop_reason
+        return reason if self._stop_reason == "stop_sequence" and isinstance(reason, str) else None
+
+    def _usage(self) -> MessageUsage:
+        """Of a prompt that is pinned, whole blocks are; the rest is computed again."""
+        usage = self._generation.usage
+        num_prompt, num_cached = usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
+        num_pinned = 0
+        if self._generation.job.options.cache_ttl_s:
+            num_pinned = max(0, num_prompt // self._block_size * self._block_size - num_cached)
+        return MessageUsage(num_prompt - num_cached - num_pinned, usage.completion_tokens, num_cached, num_pinned)
+
+    def _message(self, content: list[AnswerContent], *, is_complete: bool) -> Message:
+        return Message(
+            id=f"msg_{self._suffix}",
+            model=self._model,
+            content=content,
+            stop_reason=self._stop_reason if is_complete else None,
+            stop_sequence=self._stop_sequence if is_complete else None,
+            usage=self._usage(),
+        )
+
+    def _content(self, block: Block, text: str) -> AnswerContent:
+        if block.kind == "text":
+            return TextAnswer(text)
+        if block.kind == "reasoning":
+            return ThinkingAnswer(text)
+        return ToolUseAnswer(f"toolu_{self._suffix}{block.index:02d}", block.name, _arguments(text))
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """A call that was cut off has no arguments that could be told; `stop_reason` says so."""
+    try:
+        return _decode(text) if text else {}
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+
+
+class WholeMessage(_MessageAnswer):
+    """The answer as one message."""
+
+    async def collect(self) -> Message:
+        """Wait for its end."""
+        async with self._generation:
+            async for deltas in self._generation:
+                for delta in deltas:
+                    self._blocks.take(delta)
+        self._blocks.finish()
+        content = [self._content(block, block.text) for block in self._blocks.blocks]
+        return self._message(content, is_complete=True)
+
+
+class MessageEvents(_MessageAnswer):
+    """The answer as events, each with its name."""
+
+    _DELTAS: ClassVar[dict[str, tuple[str, str]]] = {
+        "text": ("text_delta", "text"),
+        "reasoning": ("thinking_delta", "thinking"),
+        "call": ("input_json_delta", "partial_json"),
+    }
+
+    def begin(self) -> bytes:
+        """The message without its content. How much of the prompt was cached is known at the end only."""
+        start = _event("message_start", {"message": self._message([], is_complete=False)})
+        return start + _event("ping", {})
+
+    def write(self, deltas: list[Delta]) -> bytes:
+        """All events of what has arrived."""
+        return b"".join(self._told(change) for delta in deltas for change in self._blocks.take(delta))
+
+    def end(self) -> bytes:
+        """The last events."""
+        rest = b"".join(map(self._told, self._blocks.finish()))
+        delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
+        return rest + _event("message_delta", {"delta": delta, "usage": self._usage()}) + _event("message_stop", {})
+
+    def fail(self, failure: ApiError) -> bytes:
+        """The last event of a stream that failed."""
+        return b"event: error\ndata: " + _encode(message_error(failure)) + b"\n\n"
+
+    def _told(self, change: BlockChange) -> bytes:
+        block = change.block
+        match change:
+            case Opened():
+                content = self._content(block, "")
+                return _event("content_block_start", {"index": block.index, "content_block": content})
+            case Grown(_, text, _):
+                kind, name = self._DELTAS[block.kind]
+                return _event("content_block_delta", {"index": block.index, "delta": {"type": kind, name: text}})
+            case Closed():
+                return _event("content_block_stop", {"index": block.index})
+
+
+def _event(kind: str, fields: dict[str, Any]) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + _encode({"type": kind} | fields) + b"\n\n"

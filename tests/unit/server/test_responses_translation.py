@@ -1,0 +1,216 @@
+"""A body of /v1/responses as the chat request that it stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from headway.server.api.api_errors import ApiError, bad_request
+from headway.server.api.responses_api import RESPONSES_NAMES, ResponsesRequest, chat_fields_of_response
+
+HI = [{"role": "user", "content": "Hi"}]
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True, "description": "Adds."}
+
+
+def chat(**body: Any) -> dict[str, Any]:
+    return chat_fields_of_response(msgspec.convert({"input": "Hi"} | body, ResponsesRequest))
+
+
+def refusal(**body: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        chat(**body)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_a_string_is_one_message_of_the_user() -> None:
+    assert chat() == {"messages": HI}
+    system = {"role": "system", "content": "Be brief."}
+    assert chat(instructions="Be brief.")["messages"] == [system, *HI]
+
+
+def test_fields_under_chats_names() -> None:
+    assert chat(
+        model="m",
+        max_output_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        top_logprobs=3,
+        include=["message.output_text.logprobs", "reasoning.encrypted_content"],
+        reasoning={"effort": "low", "summary": "auto"},
+        parallel_tool_calls=False,
+        user="u",
+        stream=True,
+        store=False,
+        background=False,
+        metadata={"a": "b"},
+        service_tier="auto",
+        truncation="disabled",
+        priority=3,
+        service_class="batch",
+        cache_ttl_s=60.0,
+        text={"format": {"type": "json_object"}},
+    ) == {
+        "model": "m",
+        "messages": HI,
+        "max_completion_tokens": 7,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "reasoning_effort": "low",
+        "parallel_tool_calls": False,
+        "user": "u",
+        "stream": True,
+        "priority": 3,
+        "service_class": "batch",
+        "cache_ttl_s": 60.0,
+        "response_format": {"type": "json_object"},
+    }
+
+
+def test_items_are_turns_of_the_conversation() -> None:
+    """Thoughts, text and calls that follow one another are one message of the assistant."""
+    items = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "Count."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": t} for t in ("one", "two")]},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [{"type": "summary_text", "text": "short"}],
+            "content": [{"type": "reasoning_text", "text": "hm"}, {"type": "reasoning_text", "text": "m"}],
+            "encrypted_content": None,
+        },
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "Let me see.", "annotations": [], "logprobs": []}],
+        },
+        {
+            "type": "function_call",
+            "id": "fc_1",
+            "call_id": "c1",
+            "name": "add",
+            "arguments": "{}",
+            "status": "completed",
+        },
+        {"type": "function_call", "call_id": "c2", "name": "add", "arguments": '{"a":1}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "3"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "4"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}]},
+        {"type": "function_call", "call_id": "c3", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c3", "output": "5"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+    ]
+
+    def call(call_id: str, arguments: str = "{}") -> dict[str, Any]:
+        return {"id": call_id, "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+    two = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert chat(input=items, instructions="Be brief.")["messages"] == [
+        {"role": "system", "content": [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Count."}]},
+        {"role": "user", "content": two},
+        {
+            "role": "assistant",
+            "reasoning_content": "hmm",
+            "content": "Let me see.",
+            "tool_calls": [call("c1"), call("c2", '{"a":1}')],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "3"},
+        {"role": "tool", "tool_call_id": "c2", "content": "4"},
+        {"role": "assistant", "reasoning_content": "so", "tool_calls": [call("c3")]},
+        {"role": "tool", "tool_call_id": "c3", "content": "5"},
+        {"role": "assistant", "content": "No."},
+    ]
+
+
+def test_tools_and_choices() -> None:
+    function = {"name": "add", "parameters": {"type": "object"}, "strict": True, "description": "Adds."}
+    named = {"type": "function", "function": {"name": "add"}}
+    assert chat(tools=[ADD])["tools"] == [{"type": "function", "function": function}]
+    assert chat(tools=[{"type": "function", "name": "add", "parameters": None, "strict": None}])["tools"] == [named]
+    assert "tools" not in chat(tools=[])
+    for choice in ("none", "auto", "required"):
+        assert chat(tools=[ADD], tool_choice=choice)["tool_choice"] == choice
+    assert chat(tools=[ADD], tool_choice={"type": "function", "name": "add"})["tool_choice"] == named
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}]}
+    assert chat(tools=[ADD], tool_choice=allowed)["tool_choice"] == {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [named]},
+    }
+
+
+def test_a_schema_for_the_text() -> None:
+    schema = {"type": "object"}
+    form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    assert chat(text={"format": form})["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "n", "schema": schema, "strict": True},
+    }
+    assert chat(text={"format": {"type": "text"}, "verbosity": "medium"})["response_format"] == {"type": "text"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"include": ["file_search_call.results"]}, "include"),
+        ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [ADD, {"type": "file_search", "vector_store_ids": ["v"]}]}, "tools[1].type"),
+        ({"tools": [{"name": "add"}]}, "tools[0].type"),
+        ({"tools": ["add"]}, "tools[0]"),
+        ({"tools": [ADD | {"defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"type": "web_search_call", "action": {}}]}, "input[0].type"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": "a", "colour": 1}]}, "input[0].colour"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0].type",
+        ),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+        ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input[0].encrypted_content"),
+        ({"input": ["Hi"]}, "input[0]"),
+        ({"input": [{"role": "user", "content": "a"}] * 20_000}, "input"),
+    ],
+)
+def test_what_is_refused_is_named(body: dict[str, Any], param: str) -> None:
+    failure = refusal(**body)
+    assert failure.param == param
+    assert param in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("messages[3].content", "input"),
+        ("max_tokens", "max_output_tokens"),
+        ("max_completion_tokens", "max_output_tokens"),
+        ("response_format.json_schema.schema.properties.a", "text.format.schema.properties.a"),
+        ("tools[2].function.parameters.type", "tools[2].parameters.type"),
+        ("tool_choice.function.name", "tool_choice.name"),
+        ("reasoning_effort", "reasoning.effort"),
+        ("temperature", "temperature"),
+    ],
+)
+def test_what_chat_refuses_is_told_in_the_clients_words(old: str, new: str) -> None:
+    told = RESPONSES_NAMES(bad_request(f"'{old}' is wrong.", param=old, code="c"))
+    assert (str(told), told.param, told.code) == (f"'{new}' is wrong.", new, "c")
+    assert str(RESPONSES_NAMES(bad_request(f"{old} must be good.", param=old))) == f"{new} must be good."

@@ -1,0 +1,278 @@
+"""/v1/responses and /v1/messages in the application: what reaches the engine, what is answered, what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from headway.rpc.messages import AddRequest, Delta
+from headway.sampling_params import SamplingParams
+from headway.server.api import jobs
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, engine_ready, run, until
+
+CALL = ("Let me see.\n", "<tool_call>", '\n{"name": "add", ', '"arguments": {"a"', ": 1}}\n</tool", "_call>")
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+RESPONSES_TOOL = {"type": "function", "name": "add", "parameters": PARAMETERS}
+MESSAGES_TOOL = {"name": "add", "input_schema": PARAMETERS}
+
+
+@pytest.fixture(autouse=True)
+def constraints(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What answers must match; no engine looks at it here."""
+    seen: list[dict[str, Any]] = []
+
+    def note(params: SamplingParams, values: dict[str, Any], *, path: str) -> SamplingParams:
+        seen.append(values)
+        return params
+
+    monkeypatch.setattr(jobs, "_with_structured_outputs", note)
+    return seen
+
+
+def server_with(*words: str, **options: Any) -> FakeServer:
+    server = FakeServer(FakeEngine(words=words or ("Hello", " world", ".")), **options)
+    server.engine.info = engine_ready(max_model_len=4096)
+    return server
+
+
+def respond(server: FakeServer, **body: Any) -> httpx.Response:
+    return server.post("/v1/responses", {"input": "Hi"} | body)
+
+
+def message(server: FakeServer, *, path: str = "/v1/messages", **body: Any) -> httpx.Response:
+    required = {"model": "small", "max_tokens": 50, "messages": [{"role": "user", "content": "Hi"}]}
+    headers = {"anthropic-version": "2023-06-01"}
+    return server.post(path, {k: v for k, v in (required | body).items() if v is not None}, headers=headers)
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    parts = response.text.removesuffix("\n\n").split("\n\n")
+    return [json.loads(part.partition("\ndata: ")[2]) for part in parts]
+
+
+def only_request(server: FakeServer) -> AddRequest:
+    (request,) = server.engine.requests
+    return request
+
+
+# ---- /v1/responses --------------------------------------------------------------------------------------------------
+
+
+def test_a_response_takes_the_path_of_a_chat_request() -> None:
+    server = server_with()
+    answer = respond(server, max_output_tokens=50, temperature=0.25, user="ada", instructions="Be brief.").json()
+    assert answer["output"][0]["content"][0]["text"] == "Hello world."
+    assert answer["status"] == "completed"
+    assert answer["usage"]["input_tokens_details"]["cached_tokens"] == 4
+    request = only_request(server)
+    assert request.params is not None
+    assert (request.params.max_tokens, request.params.temperature) == (50, 0.25)
+    assert request.options.tenant == "ada"
+    text = server.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+    assert "system\nBe brief." in text
+    assert '"/v1/responses"' in server.call("GET", "/metrics").text, "counted under its own name"
+
+
+def test_a_streamed_response() -> None:
+    found = events(respond(server_with(), stream=True))
+    assert found[0]["type"] == "response.created"
+    assert "".join(event["delta"] for event in found if event["type"] == "response.output_text.delta") == "Hello world."
+    assert found[-1]["type"] == "response.completed"
+
+
+def test_calls_in_a_response(constraints: list[dict[str, Any]]) -> None:
+    server = server_with(*CALL)
+    whole = respond(server, tools=[RESPONSES_TOOL]).json()
+    assert [item["type"] for item in whole["output"]] == ["message", "function_call"]
+    call = whole["output"][1]
+    assert (call["name"], json.loads(call["arguments"])) == ("add", {"a": 1})
+    streamed = events(respond(server, tools=[RESPONSES_TOOL], stream=True))
+    deltas = [event["delta"] for event in streamed if event["type"] == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == call["arguments"]
+    assert [item["type"] for item in streamed[-1]["response"]["output"]] == ["message", "function_call"]
+    assert len(constraints) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"input": "a" * 200_000}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "", "output": ""}]}, "input"),
+        ({"tools": [RESPONSES_TOOL, RESPONSES_TOOL]}, "tools[1].name"),
+        ({"tools": [RESPONSES_TOOL | {"parameters": {"type": "string"}}]}, "tools[0].parameters.type"),
+        ({"tools": [RESPONSES_TOOL], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice.name"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"top_logprobs": 99}, "top_logprobs"),
+        ({"user": "u" * 300}, "user"),
+        ({"colour": 1}, "colour"),
+        ({"input": None}, "input"),
+    ],
+)
+def test_what_a_response_refuses(body: dict[str, Any], param: str) -> None:
+    response = respond(server_with(), **body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert param in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_no_response_is_stored(method: str) -> None:
+    response = server_with().call(method, "/v1/responses/resp_1")
+    assert response.status_code == 404
+    assert "stores none" in response.json()["error"]["message"]
+    assert server_with().call("GET", "/v1/responses/resp_1/input_items").status_code == 404
+
+
+def test_a_response_that_fails_midway() -> None:
+    async def play() -> bytes:
+        server = FakeServer(FakeEngine(manual=True))
+        client = RawClient(server.app, "/v1/responses", {"input": "Hi", "stream": True})
+        await until(lambda: server.engine.requests)
+        request_id = server.engine.requests[0].request_id
+        server.engine.push(Delta(request_id, text="Hel", token_ids=[1]))
+        await until(lambda: client.body)
+        server.engine.push(Delta(request_id, finish_reason="error", error="It broke.", is_last=True))
+        await client.task
+        return client.body
+
+    last = run(play()).decode().removesuffix("\n\n").split("\n\n")[-1]
+    assert last.startswith("event: response.failed\n")
+    assert "It broke." in last
+
+
+# ---- /v1/messages ---------------------------------------------------------------------------------------------------
+
+
+def test_a_message_takes_the_path_of_a_chat_request() -> None:
+    server = server_with()
+    answer = message(
+        server,
+        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        metadata={"user_id": "ada"},
+        stop_sequences=["END"],
+        top_k=5,
+    )
+    assert answer.headers["request-id"] == answer.headers["x-request-id"]
+    assert answer.json()["content"] == [{"type": "text", "text": "Hello world.", "citations": None}]
+    assert answer.json()["stop_reason"] == "end_turn"
+    request = only_request(server)
+    assert request.params is not None
+    assert (request.params.max_tokens, request.params.top_k) == (50, 5)
+    assert (request.options.tenant, request.options.cache_ttl_s) == ("ada", 300.0)
+
+
+def test_a_streamed_message() -> None:
+    found = events(message(server_with(), stream=True))
+    assert found[0]["type"] == "message_start"
+    assert (
+        "".join(event["delta"]["text"] for event in found if event["type"] == "content_block_delta") == "Hello world."
+    )
+    assert found[-2]["delta"]["stop_reason"] == "end_turn"
+    assert found[-2]["usage"]["output_tokens"] == 3
+    assert found[-1] == {"type": "message_stop"}
+
+
+def test_calls_in_a_message() -> None:
+    whole = message(server_with(*CALL), tools=[MESSAGES_TOOL]).json()
+    assert whole["stop_reason"] == "tool_use"
+    assert [block["type"] for block in whole["content"]] == ["text", "tool_use"]
+    assert whole["content"][1]["input"] == {"a": 1}
+    streamed = events(message(server_with(*CALL), tools=[MESSAGES_TOOL], stream=True))
+    parts = [event["delta"].get("partial_json", "") for event in streamed if event["type"] == "content_block_delta"]
+    assert json.loads("".join(parts)) == {"a": 1}
+
+
+def test_tokens_are_counted_as_they_are_used() -> None:
+    fields = {"system": "Be brief.", "tools": [MESSAGES_TOOL]}
+    server = server_with()
+    usage = message(server, **fields).json()["usage"]
+    counted = message(server, path="/v1/messages/count_tokens", max_tokens=None, **fields)
+    assert counted.json() == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
+    assert len(server.engine.requests) == 1, "nothing is computed for it"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"max_tokens": None}, "'max_tokens' is required"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"model": None}, "'model' is required"),
+        ({"messages": []}, "'messages' must not be empty"),
+        ({"messages": [{"role": "user", "content": "a" * 200_000}]}, "'messages'"),
+        ({"metadata": {"user_id": "u" * 300}}, "'metadata.user_id'"),
+        ({"stop_sequences": ["a" * 2000]}, "'stop_sequences'"),
+        ({"tools": [MESSAGES_TOOL | {"input_schema": {"type": "string"}}]}, "'tools[0].input_schema.type'"),
+        ({"tools": [MESSAGES_TOOL | {"name": ""}]}, "'tools[0].name'"),
+        ({"output_config": {"effort": "huge"}}, "'output_config.effort'"),
+        ({"colour": 1}, "'colour'"),
+    ],
+)
+def test_what_a_message_refuses(body: dict[str, Any], words: str) -> None:
+    response = message(server_with(), **body)
+    assert response.status_code == 400
+    error = response.json()
+    assert error["type"] == "error"
+    assert error["error"]["type"] == "invalid_request_error"
+    assert words in error["error"]["message"]
+    assert error["request_id"] == response.headers["request-id"]
+
+
+def test_errors_before_the_route_have_anthropics_form_too() -> None:
+    server = server_with(api_key=("first",))
+    refused = message(server)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+    assert server.call("GET", "/v1/messages", headers={"x-api-key": "first"}).json()["type"] == "error"
+    assert message(server_with(), model="other").json()["error"]["type"] == "not_found_error"
+
+
+def test_a_key_in_either_header() -> None:
+    server = server_with(api_key=("first",))
+    for headers, status in (
+        ({"x-api-key": "first"}, 200),
+        ({"x-api-key": "wrong"}, 401),
+        ({"authorization": "Bearer first"}, 200),
+        ({"authorization": "Bearer wrong", "x-api-key": "first"}, 401),
+    ):
+        assert server.call("GET", "/v1/models", headers=headers).status_code == status
+
+
+def test_a_message_that_fails_midway() -> None:
+    async def play() -> bytes:
+        server = FakeServer(FakeEngine(manual=True))
+        body = {"model": "small", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        client = RawClient(server.app, "/v1/messages", body)
+        await until(lambda: server.engine.requests)
+        request_id = server.engine.requests[0].request_id
+        server.engine.push(Delta(request_id, text="Hel", token_ids=[1]))
+        await until(lambda: client.body)
+        server.engine.push(Delta(request_id, finish_reason="error", error="It broke.", is_last=True))
+        await client.task
+        return client.body
+
+    last = run(play()).decode().removesuffix("\n\n").split("\n\n")[-1]
+    assert last.startswith("event: error\n")
+    assert '"type":"api_error","message":"It broke."' in last
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_a_client_that_leaves_ends_its_request(path: str) -> None:
+    async def play() -> list[str]:
+        server = FakeServer(FakeEngine(manual=True))
+        own: dict[str, Any] = {"input": "Hi"}
+        if path == "/v1/messages":
+            own = {"model": "small", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+        client = RawClient(server.app, path, own)
+        await until(lambda: server.engine.requests)
+        await client.leave()
+        return server.engine.aborted
+
+    assert len(run(play())) == 1
