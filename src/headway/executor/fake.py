@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
-from headway.structured.token_masks import TokenMasks
+from headway.structured.guides import TokenMasks
 
 NextToken = Callable[[str, int], int]
 """(request id, number of tokens it has) → the next token."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
-from headway.structured.token_masks import TokenMasks
+from headway.structured.guides import TokenMasks
 
 if TYPE_CHECKING:
     import torch

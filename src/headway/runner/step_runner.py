@@ -37,7 +37,7 @@ from headway.runner.logit_edits import LineMasks
 from headway.runner.prompt_logprobs import logprobs_of_prompts
 from headway.runner.rows import RowTable, StepRows
 from headway.runner.sampler import Int32Array, PendingSample, Sampler, Seat
-from headway.structured.token_masks import TokenMasks
+from headway.structured.guides import TokenMasks
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
-from headway.structured.lark_rules import SPACES
+from headway.structured.grammars import SPACES
 from headway.structured.tool_arguments import ArgumentsFormat, JsonArguments, PythonArguments, XmlParameters
 from headway.structured.tool_schemas import Tool, ToolCall
 

@@ -30,7 +30,7 @@ from headway.structured.answer_pieces import (
     ReasoningPiece,
     partial_end,
 )
-from headway.structured.lark_rules import SPACES
+from headway.structured.grammars import SPACES
 from headway.structured.tool_schemas import Tool
 
 

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from headway.structured.lark_rules import SPACES
+from headway.structured.grammars import SPACES
 
 T = TypeVar("T")
 Reading: TypeAlias = Generator[None, None, T]

@@ -19,7 +19,7 @@ from headway.structured.answer_formats import (
     ToolFormat,
 )
 from headway.structured.answer_parser import AnswerParser
-from headway.structured.lark_rules import (
+from headway.structured.grammars import (
     ANY_TEXT,
     SOME_TEXT,
     LarkRules,

@@ -24,7 +24,6 @@ from headway.core.scheduler_output import RequestUpdate
 from headway.errors import InvalidRequestError
 from headway.sampling_params import SamplingParams
 from headway.structured.json_schema import LIMITS
-from headway.structured.token_masks import TokenMasks
 from headway.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -35,6 +34,14 @@ logger = logging.getLogger(__name__)
 GRAMMARS_KEPT = 128
 MAX_MASK_THREADS = 8
 _SHOWN_ERROR_CHARS = 400
+
+
+class TokenMasks(NamedTuple):
+    """What guided requests of a step may choose from."""
+
+    request_ids: tuple[str, ...]
+    bits: NDArray[np.uint32]
+    """[requests, words]: bit i of word w allows token 32 w + i."""
 
 
 class GrammarCompiler:

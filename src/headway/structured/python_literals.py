@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.structured.answer_pieces import AnswerStream, CallArguments, Reading
-from headway.structured.lark_rules import LarkRules, inline_schema, one_of, regex_quote, spaces, terminal
+from headway.structured.grammars import LarkRules, inline_schema, one_of, regex_quote, spaces, terminal
 from headway.structured.tool_schemas import without_references
 
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$defs", "definitions"})

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 
 from headway.errors import InvalidRequestError
 from headway.structured.answer_pieces import AnswerStream, CallArguments, Reading
-from headway.structured.lark_rules import ANY_TEXT, LarkRules, inline_schema, regex_quote, spaces, terminal
+from headway.structured.grammars import ANY_TEXT, LarkRules, inline_schema, regex_quote, spaces, terminal
 from headway.structured.python_literals import PythonLiterals, PythonReader, repeated
 from headway.structured.tool_schemas import (
     Parameter,

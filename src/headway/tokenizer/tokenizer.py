@@ -49,6 +49,7 @@ class Tokenizer:
         self._special_tokens = dict(special_tokens or {})
         self._chat_templates = {name: ChatTemplate(text) for name, text in (chat_templates or {}).items()}
         added = backend.get_added_tokens_decoder()
+        self._added_ids = frozenset(added)
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         base_size: int = backend.get_vocab_size(with_added_tokens=False)
         self.vocab_size = max([base_size, *(token_id + 1 for token_id in added)])
@@ -82,10 +83,12 @@ class Tokenizer:
         template = self._select_template(has_tools=has_tools)
         return template.source if template else None
 
-    def special_token_id(self, text: str) -> int | None:
-        """The special token that is written so, if there is one. It is not part of texts by default."""
+    def marker_token_id(self, text: str) -> int | None:
+        """The token of a marker that grammars must name by its id: a special one, or one that was added to the
+        vocabulary in angle brackets, which llguidance takes for special."""
         token_id: int | None = self.backend.token_to_id(text)
-        return token_id if token_id in self._special_ids else None
+        is_bracketed = text.startswith("<") and text.endswith(">") and token_id in self._added_ids
+        return token_id if is_bracketed or token_id in self._special_ids else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; `add_special_tokens` adds what the model expects around it, e.g. a first token.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from headway.server.api.api_errors import ApiError, bad_request
-from headway.server.api.request_base import ApiRecord, check_nesting
+from headway.server.api.record_fields import ApiRecord, check_nesting
 from headway.structured.tool_schemas import Tool
 
 MAX_TOOLS = 512

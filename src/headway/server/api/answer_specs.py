@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headway.sampling_params import StructuredOutputsParams
 from headway.server.api.answer_requests import AllowedToolChoice, NamedToolChoice
 from headway.server.api.api_errors import bad_request
-from headway.server.api.request_base import check_nesting
+from headway.server.api.record_fields import check_nesting
 from headway.server.api.requests import ChatCompletionRequest, GenerationRequest
 from headway.structured.answer_formats import (
     REASONING_FORMATS,
@@ -22,6 +23,8 @@ from headway.structured.answer_formats import (
     tool_format_for,
 )
 from headway.structured.answer_spec import AnswerSpec
+from headway.structured.grammars import grammar_of
+from headway.structured.json_schema import prepare_schema
 from headway.structured.tool_schemas import Tool
 from headway.tokenizer import Tokenizer
 
@@ -55,7 +58,7 @@ class AnswerFormats:
         """The markers of an answer that are special tokens of the model."""
         if self.tokenizer is None:
             return {}
-        ids = {marker: self.tokenizer.special_token_id(marker) for marker in answer.markers}
+        ids = {marker: self.tokenizer.marker_token_id(marker) for marker in answer.markers}
         return {marker: token_id for marker, token_id in ids.items() if token_id is not None}
 
 
@@ -91,8 +94,7 @@ class Constraint:
         if kind == "regex":
             escaped = _UNESCAPED_SLASH.sub(r"\1\\/", value).replace("\n", r"\n")
             return f"start: /{escaped}/"
-        schema = grammar_schema(value, self.path) if kind == "json" else {"type": "object"}
-        return f"start: %json {json.dumps(schema)}"
+        return grammar_of(StructuredOutputsParams(**self.values))
 
 
 def _lark(grammar: str, path: str) -> str:
@@ -114,7 +116,8 @@ def grammar_schema(given: dict[str, Any] | str, path: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise bad_request(f"'{path}' is no JSON schema, which would be an object.", param=path)
     check_nesting(schema, path)
-    return schema
+    prepared: dict[str, Any] = json.loads(prepare_schema(schema, path=path))
+    return prepared
 
 
 def tools_of(request: ChatCompletionRequest) -> tuple[Tool, ...]:

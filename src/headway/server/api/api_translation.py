@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from headway.server.api.api_errors import ApiError, bad_request
-from headway.server.api.record_fields import HTTP_OPTIONS, option_struct_fields
-from headway.server.api.request_base import ApiRecord
+from headway.server.api.record_fields import HTTP_OPTIONS, ApiRecord, option_struct_fields
 from headway.server.api.requests import ChatCompletionRequest
 from headway.server.http.asgi_io import record_from
 

@@ -27,6 +27,7 @@ from headway.server.api.record_fields import SAMPLING_NAMES, sampling_values
 from headway.server.api.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from headway.server.services import Services
 from headway.structured.answer_spec import AnswerSpec
+from headway.structured.grammars import grammar_of
 from headway.tokenizer.tokenizer_threads import SHORT_CHARS
 
 MAX_STOP_STRINGS = 64
@@ -225,10 +226,20 @@ def _constrain(
         params = dataclasses.replace(params, skip_special_tokens=False)
     if constraint is not None:  # also where the grammar takes its place: what is wrong with it is told here
         params = _with_structured_outputs(params, constraint.values, path=constraint.path)
+    path = _constraint_path(answer, constraint) or "structured_outputs"
     if grammar is not None:
-        path = _constraint_path(answer, constraint) or "structured_outputs"
         params = _with_structured_outputs(params, {"grammar": grammar}, path=path)
-    return params
+    return _with_grammar(params, path=path)
+
+
+def _with_grammar(params: SamplingParams, *, path: str) -> SamplingParams:
+    """The grammar's text is made here, in a thread of the server: the engine only compiles it."""
+    if params.structured_outputs is None:
+        return params
+    try:
+        return params.with_grammar(grammar_of(params.structured_outputs))
+    except InvalidRequestError as error:
+        raise as_sent(bad_request(str(error), param=error.param), path) from error
 
 
 def _with_structured_outputs(params: SamplingParams, values: dict[str, Any], *, path: str) -> SamplingParams:

@@ -9,7 +9,7 @@ import msgspec
 
 from headway.server.api.api_errors import ApiError, bad_request
 from headway.server.api.api_translation import ChatMessages, Renaming, TranslatedRequest, given, record_by_type
-from headway.server.api.request_base import ApiRecord, check_nesting
+from headway.server.api.record_fields import ApiRecord, check_nesting
 from headway.server.api.requests import MAX_MESSAGES
 
 MESSAGES_PATH = "/v1/messages"

@@ -23,7 +23,7 @@ from headway.server.api.answers import (
 from headway.server.api.api_errors import ErrorResponse
 from headway.server.api.message_events import Message, TokenCount
 from headway.server.api.messages_api import CountTokensRequest, MessageError, MessagesRequest, Thinking
-from headway.server.api.request_base import ApiRecord
+from headway.server.api.record_fields import ApiRecord
 from headway.server.api.requests import (
     ChatCompletionRequest,
     ChatMessage,

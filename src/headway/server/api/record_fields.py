@@ -11,10 +11,14 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import msgspec
 
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.sampling_params import SamplingParams
+from headway.server.api.api_errors import bad_request
+from headway.structured.conversation import MAX_NESTING, is_too_deep
 
 
 class HttpOption(NamedTuple):
@@ -106,3 +110,34 @@ def option_fields(options: RequestOptions) -> dict[str, Any]:
         if value != getattr(DEFAULT_OPTIONS, option.name):
             fields[option.http_name] = value if option.per_unit == 1.0 else value * option.per_unit
     return fields
+
+
+# ---- what all bodies have in common ----------------------------------------------------------------------------------
+
+
+class ApiRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """A record that clients write. JSON has no cycles, so the garbage collector need not look at it."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    """Fields that are not supported → the values that ask for nothing."""
+    REPLACED: ClassVar[dict[str, str]] = {}
+    """Fields of older APIs, which may say nothing → the field that says the same."""
+
+    def check_supported(self, path: str = "") -> None:
+        """Refuse a field that asks for something this server does not do."""
+        for name, neutral in self.NEUTRAL.items():
+            if getattr(self, name) not in neutral:
+                raise _unsupported(f"{path}{name}")
+        for name, replacement in self.REPLACED.items():
+            if getattr(self, name) not in (None, [], "none"):
+                raise _unsupported(f"{path}{name}", f" Send '{path}{replacement}'.")
+
+
+def _unsupported(field: str, hint: str = "") -> Exception:
+    return bad_request(f"'{field}' is not supported by this server.{hint}", param=field, code="unsupported_field")
+
+
+def check_nesting(value: dict[str, Any], path: str) -> None:
+    """Refuse JSON that is too deep."""
+    if is_too_deep(value):
+        raise bad_request(f"'{path}' is nested more than {MAX_NESTING} levels deep.", param=path)

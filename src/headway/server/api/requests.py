@@ -20,8 +20,7 @@ from headway.server.api.answer_requests import (
     check_tools,
 )
 from headway.server.api.api_errors import bad_request
-from headway.server.api.record_fields import struct_fields
-from headway.server.api.request_base import ApiRecord, check_nesting
+from headway.server.api.record_fields import ApiRecord, check_nesting, struct_fields
 
 MAX_MESSAGES = 16_384
 """Messages of a conversation, their parts and their calls, together."""

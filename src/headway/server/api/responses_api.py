@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from headway.server.api.api_errors import ApiError, bad_request
 from headway.server.api.api_translation import ChatMessages, Renaming, TranslatedRequest, given, record_by_type
-from headway.server.api.request_base import ApiRecord
+from headway.server.api.record_fields import ApiRecord
 from headway.server.api.requests import MAX_MESSAGES
 
 LOGPROBS = "message.output_text.logprobs"
