@@ -59,17 +59,14 @@ class FakeExecutor:
     def shutdown(self) -> None:
         """Nothing to free."""
 
-    def _answer(self, step: FakeStep, output: SchedulerOutput, masks: TokenMasks | None) -> ModelRunnerOutput:
+    def _answer(self, step: FakeStep, output: SchedulerOutput) -> ModelRunnerOutput:
         if not self._in_flight or self._in_flight.popleft() is not step:
             raise RuntimeError(f"the result of step {output.step_id} is taken twice, or before that of an earlier one")
-        wanted = {
-            s.request_id: self._next_token(s.request_id, s.num_computed_tokens + s.num_tokens)
+        sampled = {
+            s.request_id: SampledTokens((self._next_token(s.request_id, s.num_computed_tokens + s.num_tokens),))
             for s in output.scheduled
             if s.samples
         }
-        sampled = {request_id: SampledTokens((token_id,)) for request_id, token_id in wanted.items()}
-        for request_id, bits in zip(masks.request_ids, masks.bits, strict=True) if masks is not None else ():
-            sampled[request_id] = _nearest_allowed(wanted[request_id], bits)
         return ModelRunnerOutput(sampled=sampled, prompt_logprobs={})
 
 
@@ -88,12 +85,19 @@ class FakeStep:
 
     def result(self) -> ModelRunnerOutput:
         """The tokens; an error if it is not this step's turn."""
-        return self._executor._answer(self, self._output, self._masks)
+        result = self._executor._answer(self, self._output)
+        if self._masks is None:
+            return result
+        guided = {
+            request_id: _nearest_allowed(result.sampled[request_id], bits)
+            for request_id, bits in zip(self._masks.request_ids, self._masks.bits, strict=True)
+        }
+        return ModelRunnerOutput({**result.sampled, **guided}, result.prompt_logprobs)
 
 
-def _nearest_allowed(token_id: int, bits: NDArray[np.uint32]) -> SampledTokens:
+def _nearest_allowed(wanted: SampledTokens, bits: NDArray[np.uint32]) -> SampledTokens:
     """The token itself, or the next one that is allowed, from the beginning again if need be."""
     allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
     if not len(allowed):
         return SampledTokens((), error="no token is left to choose from")
-    return SampledTokens((int(allowed[np.searchsorted(allowed, token_id) % len(allowed)]),))
+    return SampledTokens((int(allowed[np.searchsorted(allowed, wanted.token_ids[0]) % len(allowed)]),))

@@ -434,7 +434,7 @@ def test_tools_are_a_grammar_and_text_is_part_of_it(constraints: list[Any]) -> N
     [
         ({"json": SCHEMA}, json.dumps(SCHEMA["properties"])),
         ({"json": json.dumps(SCHEMA)}, json.dumps(SCHEMA["properties"])),
-        ({"json_object": True}, 'start: %json {"type": "object"}'),
+        ({"json_object": True}, 'start: %json {"type": "object"'),
         ({"choice": ["a", '"b"\n']}, r'start: "a" | "\"b\"\n"'),
         ({"regex": r"a/b\/c\\/d"}, r"start: /a\/b\/c\\\/d/"),
         ({"regex": "a\nb"}, r"start: /a\nb/"),
@@ -449,7 +449,7 @@ def test_any_form_of_a_text_goes_with_thoughts(
 
 
 def test_markers_that_are_special_tokens_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tokenizer, "special_token_id", lambda self, text: 5 if text == "<think>" else None)
+    monkeypatch.setattr(Tokenizer, "marker_token_id", lambda self, text: 5 if text == "<think>" else None)
     for name, shows in (("none", False), ("think", True)):
         server = server_with(reasoning_format=name)
         server.chat()
