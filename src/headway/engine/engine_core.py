@@ -17,6 +17,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ from headway.core import (
 )
 from headway.engine.step_report import BatchSnapshot, StepReport
 from headway.executor import Executor, PendingStep, UnsampledStep
-from headway.structured.guides import GuideEnd, Guides
+from headway.structured.guides import GuidedStep, GuideEnd, Guides
 from headway.tracing import span
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class EngineCore:
         self.scheduler = scheduler
         self.executor = executor
         self._guides = guides
+        self._ended: list[RequestUpdate] = []  # requests that their guides have ended, to be told with the next result
         self._now = now
         self._sleep = sleep
         self._in_flight: deque[_InFlight] = deque()
@@ -94,11 +96,13 @@ class EngineCore:
     def finish_request(self, request_id: str, status: RequestStatus) -> None:
         """End a live request from outside."""
         self.scheduler.finish_request(request_id, status)
-        self._drop_guide(request_id)
+        if self._guides is not None:
+            self._guides.drop(request_id)
 
     def stop_request(self, request_id: str) -> bool:
         """A stop string was found; see `Scheduler.stop_request`."""
-        self._drop_guide(request_id)
+        if self._guides is not None:
+            self._guides.drop(request_id)
         return self.scheduler.stop_request(request_id)
 
     @property
@@ -110,6 +114,7 @@ class EngineCore:
         """schedule → submit, while there is room in the pipeline; then the oldest result → update."""
         if len(self._in_flight) != len(self.scheduler.in_flight):
             self._find_lost()
+        self._sample_awaiting()
         self._fill_pipeline()
         if self._in_flight:
             return self._take_result()
@@ -179,24 +184,39 @@ class EngineCore:
         if self._in_flight:
             return _AwaitsMasks(self.executor.forward(output))
         masks = self._guides.begin(guided)  # in threads, beside the step
-        return self.executor.forward(output).sample(masks.result())
+        try:
+            step = self.executor.forward(output)
+        finally:
+            found = masks.result()
+        pending = step.sample(found.masks)
+        self._end_guided(found)
+        return pending
 
     def _guided(self, output: SchedulerOutput) -> list[str]:
         if self._guides is None or not self._guides.live:
             return []
         return self._guides.guided(share.request_id for share in output.scheduled if share.samples)
 
+    def _begin_masks(self) -> None:
+        """The step before has been taken in: the masks of the next one can be made, while outputs are."""
+        if self._in_flight and isinstance(self._in_flight[0].pending, _AwaitsMasks):
+            assert self._guides is not None
+            self._in_flight[0].pending.masks = self._guides.begin(self._guided(self._in_flight[0].output))
+
     def _sample_awaiting(self) -> None:
-        """The step before has been taken in: the masks of the next one can be made."""
+        """Let the oldest step sample, if it waits for its masks."""
         if not self._in_flight or not isinstance(self._in_flight[0].pending, _AwaitsMasks):
             return
         step, pending = self._in_flight[0], self._in_flight[0].pending
-        assert self._guides is not None
+        if pending.masks is None:
+            self._begin_masks()  # an interruption has come before
+        assert pending.masks is not None
         try:
             with span("masks"):
-                masks = self._guides.begin(self._guided(step.output)).result()
+                found = pending.masks.result()
             with span("sample"):
-                sampled = pending.step.sample(masks)
+                sampled = pending.step.sample(found.masks)
+            self._end_guided(found)
         except Exception as error:
             sampled = _FailedStep(error)
         except BaseException as error:
@@ -204,14 +224,10 @@ class EngineCore:
             raise
         self._in_flight[0] = step._replace(pending=sampled)
 
-    def _drop_guide(self, request_id: str) -> None:
-        if self._guides is not None:
-            self._guides.drop(request_id)
-
-    def _follow_guides(self, updates: list[RequestUpdate]) -> list[RequestUpdate]:
-        """Tell the guides what was chosen; requests that a guide ends, end behind their last tokens."""
+    def _end_guided(self, step: GuidedStep) -> None:
+        """End requests that their guides end; what a step in flight chooses for them is dropped."""
         assert self._guides is not None
-        return updates + [self._end(end) for end in self._guides.note(updates)]
+        self._ended += [self._end(end) for end in self._guides.take_ends(step)]
 
     def _end(self, end: GuideEnd) -> RequestUpdate:
         request_id, status = end.request_id, RequestStatus.FINISHED_STOPPED
@@ -235,7 +251,7 @@ class EngineCore:
 
     def _take_result(self) -> CoreStep:
         """Wait for the oldest step and take in what came of it."""
-        self._sample_awaiting()  # only after an interruption is the oldest one not sampled
+        self._sample_awaiting()
         step = self._in_flight[0]
         is_awaited = self.has_unfinished_requests
         failure: Exception | None = None
@@ -255,8 +271,10 @@ class EngineCore:
             updates = self.scheduler.update(step.output, result, duration_s=observed_s)
         self._in_flight.popleft()
         if self._guides is not None and self._guides.live:
-            updates = self._follow_guides(updates)
-        self._sample_awaiting()
+            self._guides.note(updates)
+            self._begin_masks()
+        if self._ended:
+            updates, self._ended = self._ended + updates, []
         launched, self._launched = self._launched, []
         return CoreStep(launched, updates, self._report(step.snapshot, updates, duration_s, failure))
 
@@ -310,6 +328,7 @@ class _AwaitsMasks:
 
     def __init__(self, step: UnsampledStep) -> None:
         self.step = step
+        self.masks: Future[GuidedStep] | None = None
 
     def result(self) -> ModelRunnerOutput:
         raise RuntimeError("the step has not been sampled")

@@ -1,8 +1,9 @@
 """Which tokens may come next: a guide for each request whose answer must fit a grammar, or a part of the vocabulary.
 
     compile      a grammar's text → a matcher at its start; in any thread, kept for the next request with the same
-    begin        the masks of a step's guided requests, computed in threads while the step runs
-    note         the tokens that were chosen; a request whose grammar has ended, or broke, is named
+    note         the tokens that were chosen
+    begin        matchers read them, and the masks of a step's guided requests are computed, in threads while it runs; a
+                 request whose grammar has ended, or broke, is named
 
 A mask is a bit per token. The engine hands a step's masks to the executor between forward and sampling.
 """
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 GRAMMARS_KEPT = 128
 MAX_MASK_THREADS = 8
 _SHOWN_ERROR_CHARS = 400
+_EVERYTHING = np.uint32(0xFFFFFFFF)
 
 
 class TokenMasks(NamedTuple):
@@ -142,26 +144,37 @@ class _Guide:
     def __init__(self, matcher: LLMatcher | None, allowed: NDArray[np.uint32] | None, params: SamplingParams) -> None:
         self.matcher = matcher
         self.allowed = allowed
+        self.unread: list[int] = []  # tokens that the matcher has not seen
         self._ignores_eos = params.ignore_eos
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
 
-    def note(self, token_ids: Iterable[int]) -> tuple[bool, str | None]:
-        """Take in chosen tokens: whether the request ends here, and with what error."""
+    def read(self) -> str | None:
+        """Take in chosen tokens; what is wrong with them, which can only be a fault of the matcher's."""
+        unread, self.unread = self.unread, []
+        self._num_tokens += len(unread)
         matcher = self.matcher
-        if matcher is None:
-            return False, None
-        for token_id in token_ids:
-            self._num_tokens += 1
-            if not matcher.consume_token(token_id):
-                return True, _refused(matcher.get_error() or "the grammar is at its end").args[0]
-        # Where the end token cannot be chosen, it would otherwise be the only one left.
+        if matcher is None or not unread or matcher.consume_tokens(unread):
+            return None
+        return _refused(matcher.get_error() or "the grammar is at its end").args[0]
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether nothing but an end token may follow, and that may not."""
         is_barred = self._ignores_eos or self._num_tokens < self._min_tokens
-        return is_barred and matcher.is_stopped(), None
+        return is_barred and self.matcher is not None and self.matcher.is_stopped()
+
+
+class GuidedStep(NamedTuple):
+    """What guides say of a step."""
+
+    masks: TokenMasks
+    ends: tuple[tuple[GuideEnd, _Guide], ...]
+    """Requests that are over; whatever is chosen for them in this step does not count."""
 
 
 class Guides:
-    """The guides of all live requests of one engine; for the thread that drives it."""
+    """The guides of all live requests of one engine; for the thread that drives it, which need not wait for them."""
 
     def __init__(self, compiler: GrammarCompiler | None, vocab_size: int) -> None:
         self._compiler = compiler
@@ -204,8 +217,19 @@ class Guides:
         """Those of them that have a guide."""
         return [request_id for request_id in request_ids if request_id in self.live]
 
-    def begin(self, request_ids: Sequence[str]) -> Future[TokenMasks]:
-        """Compute the masks of these requests in threads."""
+    def note(self, updates: Iterable[RequestUpdate]) -> None:
+        """Take in what a step brought. Requests that have ended lose their guide."""
+        for update in updates:
+            guide = self.live.get(update.request_id)
+            if guide is not None:
+                if update.finish_status is None and update.held_status is None:
+                    guide.unread += update.new_token_ids
+                else:
+                    del self.live[update.request_id]
+
+    def begin(self, request_ids: Sequence[str]) -> Future[GuidedStep]:
+        """Read what was noted, and find what these requests may choose next: in threads, beside everything else. It
+        must be awaited before the next `note` or `begin`."""
         if self._threads is None:
             from llguidance import LLExecutor
 
@@ -214,20 +238,11 @@ class Guides:
         guides = [self.live[request_id] for request_id in request_ids]
         return self._threads.submit(self._compute, tuple(request_ids), guides)
 
-    def note(self, updates: Iterable[RequestUpdate]) -> list[GuideEnd]:
-        """Take in what a step brought. Requests that have ended lose their guide."""
-        ends = []
-        for update in updates:
-            guide = self.live.get(update.request_id)
-            if guide is None:
-                continue
-            if update.finish_status is not None or update.held_status is not None:
-                del self.live[update.request_id]
-                continue
-            is_at_end, error = guide.note(update.new_token_ids)
-            if is_at_end:
-                del self.live[update.request_id]
-                ends.append(GuideEnd(update.request_id, error))
+    def take_ends(self, step: GuidedStep) -> list[GuideEnd]:
+        """The requests that their guides end in this step; those that have ended otherwise meanwhile left out."""
+        ends = [end for end, guide in step.ends if self.live.get(end.request_id) is guide]
+        for end in ends:
+            del self.live[end.request_id]
         return ends
 
     def close(self) -> None:
@@ -235,21 +250,24 @@ class Guides:
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _compute(self, request_ids: tuple[str, ...], guides: Sequence[_Guide]) -> TokenMasks:
+    def _compute(self, request_ids: tuple[str, ...], guides: Sequence[_Guide]) -> GuidedStep:
+        errors = {line: error for line, guide in enumerate(guides) if (error := guide.read()) is not None}
         bits = np.empty((len(guides), self._num_words), dtype=np.uint32)
         matchers = [(guide.matcher, line) for line, guide in enumerate(guides) if guide.matcher is not None]
         if matchers:
             assert self._masks is not None
             num_bytes = self._num_words * bits.itemsize
             self._masks.unsafe_compute_mask_ptr(matchers, bits.ctypes.data, num_bytes, len(guides))
-        for matcher, line in matchers:
-            if matcher.is_error():  # its mask would be that of an end; with none left the request fails
-                logger.warning("request %s: %s", request_ids[line], matcher.get_error()[:_SHOWN_ERROR_CHARS])
-                bits[line] = 0
-        for line, guide in enumerate(guides):
+        ends = []
+        for line, (request_id, guide) in enumerate(zip(request_ids, guides, strict=True)):
             if guide.allowed is not None:
                 bits[line] = guide.allowed if guide.matcher is None else bits[line] & guide.allowed
-        return TokenMasks(request_ids, bits)
+            if guide.matcher is not None and line not in errors and guide.matcher.is_error():
+                errors[line] = _refused(guide.matcher.get_error()).args[0]
+            if line in errors or guide.is_at_end:
+                ends.append((GuideEnd(request_id, errors.get(line)), guide))
+                bits[line] = _EVERYTHING
+        return GuidedStep(TokenMasks(request_ids, bits), tuple(ends))
 
 
 def _bits(token_ids: Sequence[int], num_words: int) -> NDArray[np.uint32]:
