@@ -58,6 +58,33 @@ def test_the_model_answers_and_the_answer_has_its_times(visit: Visit) -> None:
     assert page.locator("#how").is_hidden()
 
 
+def test_an_answer_matches_the_schema_and_a_tool_is_called(visit: Visit) -> None:
+    page = visit.page
+    page.click("#format-toggle")
+    page.locator("#format input[value=schema]").check()
+    page.fill(
+        "#schema", '{"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}}, "required": ["age"]}'
+    )
+    ask(page, "Invent a person.")
+    wait_for_text(page, ".assistant:last-of-type .mark", "parsed")
+    assert '"age": ' in page.text_content(".assistant:last-of-type .json code")
+    page.locator("#format input[value=text]").check()
+    page.check("#with-tools")
+    page.check("#must-call")
+    ask(page, "What is the weather in Rome?")
+    page.locator("#send").wait_for(state="visible")
+    assert page.text_content(".assistant:last-of-type .call b") == "get_weather"
+    assert "city" in page.text_content(".assistant:last-of-type .call code")
+    picture(page, "call-with-model")
+    for box in page.locator(".results:visible textarea").all():
+        box.fill("21 °C and sunny")
+    page.click(".results:visible button")
+    wait_for_text(page, ".assistant:last-of-type .facts", "tokens")
+    page.locator("#send").wait_for(state="visible")
+    page.uncheck("#with-tools")
+    page.click("#format-toggle")
+
+
 def test_load_runs_beside_a_chat_that_can_be_stopped(visit: Visit) -> None:
     page = visit.page
     page.wait_for_timeout(1100)  # the first point of the charts

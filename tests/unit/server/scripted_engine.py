@@ -273,7 +273,9 @@ def create_app(engine: ScriptedEngine, *, api_key: str | None = None) -> Starlet
     """The page, /live, and completions that come word by word.
 
     Questions with "fail" in them are refused, those with "break" are cut off by an error after a few words, and what
-    follows "Repeat:" is the answer. `app.state.asked` keeps the messages of each chat request.
+    follows "Repeat:" is the answer; what follows "Deltas:" is JSON with the deltas of the answer, and "Refuse:" is
+    followed by the field that is to blame. `app.state.asked` keeps the messages of each chat request, and
+    `app.state.bodies` all of it.
     """
 
     async def models(request: Request) -> Response:
@@ -281,8 +283,16 @@ def create_app(engine: ScriptedEngine, *, api_key: str | None = None) -> Starlet
 
     async def chat(request: Request) -> Response:
         body = await request.json()
+        app.state.bodies.append(body)
         app.state.asked.append(body["messages"])
         question = body["messages"][-1]["content"]
+        if "Refuse:" in question:
+            field = question.partition("Refuse:")[2].strip()
+            return JSONResponse({"error": {"message": f"{field}: not like this.", "param": field}}, status_code=400)
+        if "Deltas:" in question:
+            deltas = json.loads(question.partition("Deltas:")[2])
+            job = engine.submit(num_prompt_tokens=10, max_tokens=len(deltas))
+            return _stream(engine, [job], lambda i, delta: {"index": i, "delta": delta}, words=deltas)
         if "fail" in question:
             return JSONResponse({"error": {"message": "The question is too hard."}}, status_code=400)
         words = _pieces(question.partition("Repeat:")[2].lstrip()) if "Repeat:" in question else WORDS * 5
@@ -312,6 +322,7 @@ def create_app(engine: ScriptedEngine, *, api_key: str | None = None) -> Starlet
     ]
     app = Starlette(routes=routes, lifespan=lifespan)
     app.state.asked = []
+    app.state.bodies = []
     app.state.model = "SmolLM2-135M-Instruct"
     if api_key is not None:
         app.add_middleware(_Lock, api_key=api_key)
@@ -342,9 +353,9 @@ def _pieces(text: str) -> list[str]:
 def _stream(
     engine: ScriptedEngine,
     jobs: list[Pretended],
-    choice: Callable[[int, str], dict[str, Any]],
+    choice: Callable[[int, Any], dict[str, Any]],
     *,
-    words: Sequence[str] = WORDS,
+    words: Sequence[Any] = WORDS,
     num_whole: int | None = None,
 ) -> StreamingResponse:
     """With `num_whole`, an error comes after so many tokens."""

@@ -20,11 +20,12 @@ export function setApiKey(key) {
   }
 }
 
-/** The server could not be reached (`status` is null), or refused. The message can be shown. */
+/** The server could not be reached (`status` is null), or refused, perhaps because of a field. The message can be shown. */
 export class ApiError extends Error {
-  constructor(message, status = null) {
+  constructor(message, { status = null, param = null } = {}) {
     super(message);
     this.status = status;
+    this.param = param;
   }
 }
 
@@ -40,12 +41,16 @@ export async function call(path, { body, signal } = {}) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server cannot be reached.");
   }
-  if (!response.ok) throw new ApiError(await refusal(response), response.status);
+  if (!response.ok) throw await refusal(response);
   return response;
 }
 
 async function refusal(response) {
-  const said = await response.json().then((body) => body.error?.message, () => null);
+  const { message, param } = await response.json().then((body) => body.error ?? {}, () => ({}));
+  return new ApiError(refusalText(response, message), { status: response.status, param });
+}
+
+function refusalText(response, said) {
   const retry = response.headers.get("retry-after");
   if (response.status === 401) return apiKey ? "The server does not know this API key." : "The server asks for an API key: enter it under “Parameters and API key”.";
   if (response.status === 429) return `The server has too much to do${retry ? `; try again in ${retry} s` : ""}. ${said ?? ""}`.trim();

@@ -1,6 +1,7 @@
 // The chat: one conversation of questions and answers, in turn. A question without an answer does not stay in it: it goes
-// back into the box, whatever kept the answer from coming.
+// back into the box, whatever kept the answer from coming. The results of calls are a question too.
 
+import { AnswerFormat } from "./answer_format.js";
 import { call, getModel, streamError } from "./api.js";
 import { copyText } from "./clipboard.js";
 import { Progress } from "./progress.js";
@@ -29,6 +30,7 @@ export class Chat {
     this.isChanged = false; // since it was stored
     this.editing = null; // the number of the turn that the box's text replaces, with all that follows it
     this.laidAside = ""; // what was in the box before
+    this.format = new AnswerFormat({ onChange: () => this.#changed() });
     this.#restore();
     this.#listen();
   }
@@ -78,11 +80,14 @@ export class Chat {
   #ask() {
     const text = $("prompt").value.trim();
     if (!text || this.running) return;
+    const format = this.format.read({ isResult: false });
+    if (!format) return;
     const { editing } = this;
     const base = this.turns.slice(0, editing ?? undefined);
     $("prompt").value = "";
     this.#setEditing(null);
-    this.#answer(base, text, {
+    this.#answer(base, { role: "user", content: text }, {
+      format,
       keepsPart: true,
       draft: (typed) => (typed.trim() ? `${text}\n\n${typed}` : text),
       giveBack: (hasPart) => this.#setEditing(hasPart ? base.length : editing),
@@ -95,12 +100,19 @@ export class Chat {
 
   #regenerate() {
     if (this.running || this.turns.length < 2) return;
-    this.#answer(this.turns.slice(0, -2), this.turns.at(-2).content, {
-      keepsPart: false,
-      draft: (typed) => typed,
-      giveBack: () => {},
-      retry: () => this.#regenerate(),
-    });
+    this.#answerAsBefore(this.turns.slice(0, -2), this.turns.at(-2).data, () => this.#regenerate());
+  }
+
+  #sendResults(turn, results) {
+    if (this.running || this.turns.at(-1) !== turn) return;
+    this.#setEditing(null);
+    this.#answerAsBefore(this.turns, { role: "tool", results }, () => this.#sendResults(turn, results));
+  }
+
+  /** For questions that do not come from the box: if the answer fails, all is as before. */
+  #answerAsBefore(base, question, retry) {
+    const format = this.format.read({ isResult: question.role === "tool" });
+    if (format) this.#answer(base, question, { format, keepsPart: false, draft: (typed) => typed, giveBack: () => {}, retry });
   }
 
   #stop() {
@@ -124,7 +136,7 @@ export class Chat {
   }
 
   #act(action, turn, button) {
-    if (action === "copy") this.#copy(turn.content, button);
+    if (action === "copy") this.#copy(turn.text, button);
     if (this.running) return;
     if (action === "regenerate") this.#regenerate();
     if (action === "edit") {
@@ -161,47 +173,53 @@ export class Chat {
    * `base` are the turns that stay. If nothing comes, those before come back, `draft` says what is in the box then, and
    * `giveBack` what it is for; if an error cuts the answer off, the same unless it `keepsPart`, and `retry` tries again.
    */
-  async #answer(base, question, { keepsPart, draft, giveBack, retry }) {
+  async #answer(base, question, { format, keepsPart, draft, giveBack, retry }) {
     const before = this.turns;
-    const answer = this.#newTurn({ role: "assistant" });
+    const asked = [...base, this.#newTurn(question)];
+    const answer = this.#newTurn({ role: "assistant", isJson: format.isJson });
     const run = (this.running = { abort: new AbortController(), before, draft, answer });
     this.#changed();
     this.#showFailure(null);
-    this.#setTurns([...base, this.#newTurn({ role: "user", content: question }), answer]);
+    this.#setTurns([...asked, answer]);
     this.#scrollToEnd();
     this.#showBusy();
     this.told.onAsk();
     const progress = new Progress();
     let error = null;
     try {
-      await this.#stream(answer, progress, base, question, run);
+      await this.#stream(answer, progress, { asked, format, signal: run.abort.signal });
     } catch (caught) {
       error = caught;
     }
     if (this.running !== run) return; // a new chat was begun
     this.running = null;
     answer.setLive(false);
-    const hasPart = progress.text !== "" && (!error || keepsPart);
+    const isAtEnd = this.#isAtEnd();
+    const hasPart = !progress.isEmpty && (!error || keepsPart);
     const isWhole = !error && !run.abort.signal.aborted;
-    if (hasPart || isWhole) answer.show(progress.text, progress.facts, { now: true });
-    else this.#setTurns(before);
+    if (hasPart || isWhole) {
+      answer.show(progress, progress.facts, { now: true });
+      answer.end();
+    } else this.#setTurns(before);
     if (error || !(hasPart || isWhole)) {
       $("prompt").value = draft($("prompt").value);
       giveBack(hasPart);
     }
+    if (error) this.format.refuse(error);
     this.#showFailure(error && { text: error.message, retry });
     this.#showBusy();
-    this.#speak(error, hasPart ? answer.body.innerText : "");
+    if (isAtEnd) this.#followToEnd();
+    this.#speak(error, hasPart ? answer.spoken : "");
     this.told.onEnd();
     this.#save();
   }
 
   /** An answer that is stopped is an answer all the same: this returns as if it had ended. */
-  async #stream(answer, progress, base, question, { abort: { signal } }) {
+  async #stream(answer, progress, { asked, format, signal }) {
     answer.setLive(true);
-    answer.show("", progress.running, { now: true });
+    answer.show(progress, progress.running, { now: true });
     try {
-      const response = await call("/v1/chat/completions", { body: await this.#request(base, question), signal });
+      const response = await call("/v1/chat/completions", { body: await this.#request(asked, format), signal });
       for await (const { data } of readEvents(response)) {
         if (data === "[DONE]") return;
         const chunk = JSON.parse(data);
@@ -222,36 +240,38 @@ export class Chat {
   }
 
   #showProgress(answer, progress) {
-    const list = $("messages");
-    const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < NEAR_END_PX;
-    answer.show(progress.text, progress.running, {
+    const isAtEnd = this.#isAtEnd();
+    answer.show(progress, progress.running, {
       afterwards: () => {
-        if (isAtEnd && !hasSelection(list)) this.#scrollToEnd();
+        if (isAtEnd) this.#followToEnd();
       },
     });
   }
 
-  async #request(base, question) {
+  async #request(asked, { fields }) {
     const system = $("system").value.trim();
     return {
       model: await getModel(),
       messages: [
         ...(system ? [{ role: "system", content: system }] : []),
-        ...base.map(({ role, content }) => ({ role, content })),
-        { role: "user", content: question },
+        ...asked.flatMap(({ messages }) => messages),
       ],
       stream: true,
       stream_options: { include_usage: true },
       ...number("temperature", "temperature"),
       ...number("top_p", "top-p"),
       ...number("max_tokens", "max-tokens"),
+      ...fields,
     };
   }
 
   // ---- what is seen -------------------------------------------------------------------------------------------------
 
   #newTurn(turn) {
-    return new Turn(turn, (action, from, button) => this.#act(action, from, button));
+    return new Turn(turn, {
+      onAction: (action, from, button) => this.#act(action, from, button),
+      onResults: (from, results) => this.#sendResults(from, results),
+    });
   }
 
   #setTurns(turns) {
@@ -260,6 +280,17 @@ export class Chat {
     const list = $("messages");
     for (const { element } of turns) if (element.parentElement !== list) $("failure").before(element);
     $("welcome").hidden = turns.length > 0;
+  }
+
+  #isAtEnd() {
+    const { scrollHeight, scrollTop, clientHeight } = $("messages");
+    return scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+  }
+
+  /** Unless it would carry away what is being selected. */
+  #followToEnd() {
+    const selection = getSelection();
+    if (selection.isCollapsed || !$("messages").contains(selection.anchorNode)) this.#scrollToEnd();
   }
 
   #scrollToEnd() {
@@ -298,6 +329,7 @@ export class Chat {
     this.#setTurns(turns.map((turn) => this.#newTurn(turn)));
     $("prompt").value = draft;
     for (const id of SETTINGS) if (id in settings) $(id).value = settings[id];
+    this.format.restore(settings);
     this.#scrollToEnd();
   }
 
@@ -313,20 +345,14 @@ export class Chat {
     if (!this.isChanged) return;
     this.isChanged = this.running !== null;
     const { running } = this;
-    const isOpen = running !== null && running.answer.content === "";
+    const isOpen = running !== null && running.answer.isEmpty;
     const typed = $("prompt").value;
     saveChat({
-      turns: isOpen ? running.before : this.turns,
+      turns: (isOpen ? running.before : this.turns).map((turn) => turn.data),
       draft: isOpen ? running.draft(typed) : typed,
-      settings: Object.fromEntries(SETTINGS.map((id) => [id, $(id).value])),
+      settings: { ...Object.fromEntries(SETTINGS.map((id) => [id, $(id).value])), ...this.format.settings },
     });
   }
-}
-
-/** Scrolling would carry away what is being selected. */
-function hasSelection(list) {
-  const selection = getSelection();
-  return !selection.isCollapsed && list.contains(selection.anchorNode);
 }
 
 /** An empty field leaves the choice to the server. */

@@ -2,11 +2,13 @@
 
 import { ms, plural } from "./format.js";
 
-const ENDINGS = { length: "stopped at max tokens", stop: "", abort: "aborted", content_filter: "filtered" };
+const ENDINGS = { length: "stopped at max tokens", stop: "", tool_calls: "", abort: "aborted", content_filter: "filtered" };
 
 export class Progress {
   constructor() {
     this.text = "";
+    this.thoughts = "";
+    this.calls = []; // [{id, name, arguments}]
     this.tokens = 0;
     this.cached = 0;
     this.ending = "";
@@ -17,11 +19,9 @@ export class Progress {
 
   take(chunk) {
     const choice = chunk.choices?.[0];
-    const piece = choice?.delta?.content ?? "";
-    if (piece) {
+    if (this.#takeDelta(choice?.delta ?? {})) {
       this.lastAt = performance.now();
       this.firstAt ??= this.lastAt;
-      this.text += piece;
       this.tokens += 1;
     }
     if (choice?.finish_reason) this.ending = ENDINGS[choice.finish_reason] ?? choice.finish_reason;
@@ -29,6 +29,23 @@ export class Progress {
       this.tokens = chunk.usage.completion_tokens;
       this.cached = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
     }
+  }
+
+  /** Whether there was something in it. */
+  #takeDelta({ content, reasoning_content: thought, tool_calls: calls }) {
+    this.text += content ?? "";
+    this.thoughts += thought ?? "";
+    for (const { index, id, function: piece } of calls ?? []) {
+      const call = (this.calls[index] ??= { id: "", name: "", arguments: "" });
+      call.id ||= id ?? "";
+      call.name ||= piece?.name ?? "";
+      call.arguments += piece?.arguments ?? "";
+    }
+    return Boolean(content || thought || calls?.length);
+  }
+
+  get isEmpty() {
+    return this.firstAt === null;
   }
 
   /** While the answer is on its way. */
