@@ -191,7 +191,7 @@ def test_rows_without_a_choice_fail_alone(kernels: str, fields: dict[str, Any]) 
     assert output.errors == {
         1: "the model gave a logit of nan",
         2: "the model gave a logit of inf",
-        3: "no token is left to choose from: bans rule out the whole vocabulary",
+        3: "no token is left to choose from: bans and masks rule out the whole vocabulary",
     }
     assert output.token_ids[4] == 0
     # The next step of a failed row has a token to work with.
