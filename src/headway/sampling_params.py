@@ -364,10 +364,10 @@ class SamplingParams:
                 value and type(value) is type(default) and value == default
             ):  # as from a message; 0.0 may be -0.0
                 object.__setattr__(self, name, check(name, value))
-        if self.logprob_token_ids is not None and self.logprobs is None:
-            object.__setattr__(self, "logprobs", 0)
         self._check_conflicts()
         self._check_search()
+        if self.logprob_token_ids is not None and self.logprobs is None:
+            object.__setattr__(self, "logprobs", 0)
 
     def _check_conflicts(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -136,22 +136,25 @@ class Tokenizer:
         return ids
 
     @cached_property
-    def infill_tokens(self) -> InfillTokens | None:
-        """What this vocabulary has for filling in the middle, if anything."""
-        return next((known for known in INFILL_TOKENS if None not in map(self.backend.token_to_id, known[:3])), None)
+    def _infill_ids(self) -> tuple[list[int], int | None] | None:
+        """The first family of tokens for filling in the middle that this vocabulary has: its three ids, and the end."""
+        for known in INFILL_TOKENS:
+            ids = [self.backend.token_to_id(text) for text in (known.prefix, known.suffix, known.middle)]
+            found = [token_id for token_id in ids if token_id is not None]
+            if len(found) == len(ids):
+                return found, None if known.end is None else self.backend.token_to_id(known.end)
+        return None
 
     def encode_infill(self, prefix: str, suffix: str, *, add_special_tokens: bool = True) -> Infill | None:
         """A prompt after which the model writes what stands between two texts; None if it has no tokens for that."""
-        tokens = self.infill_tokens
-        if tokens is None:
+        if self._infill_ids is None:
             return None
-        first, second, last = map(self.backend.token_to_id, tokens[:3])
-        start: list[int] = []
+        (first, second, last), end_token_id = self._infill_ids
+        start = [first]
         if add_special_tokens and self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]:
-            start = [self.bos_token_id]
+            start = [self.bos_token_id, first]
         before = self.encode(prefix, add_special_tokens=False)
-        end_id = None if tokens.end is None else self.backend.token_to_id(tokens.end)
-        return Infill([*start, first, *before, second, *self._encode_inner(suffix), last], end_id)
+        return Infill([*start, *before, second, *self._encode_inner(suffix), last], end_token_id)
 
     def _encode_inner(self, text: str) -> list[int]:
         """Token ids of a text in the middle of a line: vocabularies of words would begin it with a space."""
@@ -167,8 +170,8 @@ class Tokenizer:
 
     def special_token_ids(self, most: int) -> dict[str, int]:
         """Special tokens and their ids, those with the lowest ids first."""
-        ids = sorted(self._special_ids)[:most]
-        return {self.backend.id_to_token(token_id): token_id for token_id in ids}
+        named = {token_id: self.backend.id_to_token(token_id) for token_id in sorted(self._special_ids)[:most]}
+        return {text: token_id for token_id, text in named.items() if text is not None}
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are no valid UTF-8 become U+FFFD. Other threads run meanwhile, as with `encode`."""

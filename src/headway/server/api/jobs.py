@@ -107,7 +107,10 @@ async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, servi
         raise bad_request("'max_tokens' and 'max_completion_tokens' differ; send one of them.", param="max_tokens")
     num_logprobs = _chat_logprobs(request)
     max_tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
-    values = sampling_values(request) | {"max_tokens": max_tokens, "logprobs": num_logprobs}
+    values = sampling_values(request) | {
+        "max_tokens": max_tokens,
+        "logprobs": num_logprobs if request.logprobs else None,
+    }
     params = _check_params(values, services, scheduling, num_prompts=1, stream=bool(request.stream))
     constraint, tools = Constraint.of_request(request), tools_of(request)
     check_no_search(request, constraint, has_tools=bool(tools))
@@ -148,7 +151,7 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
         raise bad_request("Log-probabilities of an echoed prompt cannot be streamed.", param="echo")
     max_tokens = 16 if request.max_tokens is None else request.max_tokens or 1
     num_logprobs = 0 if request.logprobs is None and request.logprob_token_ids else request.logprobs
-    values = sampling_values(request) | {"max_tokens": max_tokens, "logprobs": num_logprobs}
+    values = sampling_values(request) | {"max_tokens": max_tokens, "logprobs": request.logprobs}
     if num_logprobs is not None and echo:
         values["prompt_logprobs"] = max(num_logprobs, request.prompt_logprobs or 0)
     params = _check_params(values, services, scheduling, num_prompts=_num_prompts(request), stream=bool(request.stream))

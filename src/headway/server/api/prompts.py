@@ -135,23 +135,11 @@ class PromptMaker:
         self, texts: Sequence[str], suffix: str, info: EngineReady, *, add_special_tokens: bool = True
     ) -> list[Prompt]:
         """Prompts for what stands between each of these texts and `suffix`."""
-        if self.tokenizer.infill_tokens is None:
-            raise bad_request(
-                "'suffix' is not supported by this model: its vocabulary has no tokens for filling in the middle.",
-                param="suffix",
-                code="unsupported_field",
-            )
         for text in texts:
             self._check_chars(len(text) + len(suffix), info, param="prompt")
 
         def encode() -> list[Prompt]:
-            prompts: list[Prompt] = []
-            for text in texts:
-                infill = self.tokenizer.encode_infill(text, suffix, add_special_tokens=add_special_tokens)
-                assert infill is not None
-                _check_length(len(infill.token_ids), info, param="prompt")
-                prompts.append(Prompt(infill.token_ids, end_token_id=infill.end_token_id))
-            return prompts
+            return [self._encode_infill(text, suffix, info, add_special_tokens) for text in texts]
 
         return await self._threads.run(encode, num_chars=sum(len(text) + len(suffix) + ITEM_CHARS for text in texts))
 
@@ -255,6 +243,17 @@ class PromptMaker:
             text = self.tokenizer.decode(token_ids, skip_special_tokens=False)
         _check_length(len(token_ids), info, param=param)
         return Prompt(token_ids, text)
+
+    def _encode_infill(self, text: str, suffix: str, info: EngineReady, add_special_tokens: bool) -> Prompt:
+        infill = self.tokenizer.encode_infill(text, suffix, add_special_tokens=add_special_tokens)
+        if infill is None:
+            raise bad_request(
+                "'suffix' is not supported by this model: its vocabulary has no tokens for filling in the middle.",
+                param="suffix",
+                code="unsupported_field",
+            )
+        _check_length(len(infill.token_ids), info, param="prompt")
+        return Prompt(infill.token_ids, end_token_id=infill.end_token_id)
 
     def _check_chars(self, num_chars: int, info: EngineReady, *, param: str) -> None:
         most = info.max_model_len * self._chars_per_token
