@@ -442,8 +442,8 @@ def test_the_last_message_is_continued(add_generation_prompt: bool | None) -> No
 
 
 def test_thoughts_that_were_begun_are_continued() -> None:
-    server = FakeServer(FakeEngine(words=(" so", "</think>", "Yes")), reasoning_format="think")
+    server = FakeServer(FakeEngine(words=("so", "</think>", "Yes")), reasoning_format="think")
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<think>Well,"}]
     body = {"messages": messages, "continue_final_message": True}
     message = server.post("/v1/chat/completions", body).json()["choices"][0]["message"]
-    assert (message["reasoning_content"], message["content"]) == (" so", "Yes")
+    assert (message["reasoning_content"], message["content"]) == ("so", "Yes")

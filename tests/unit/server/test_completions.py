@@ -183,7 +183,7 @@ def test_token_ids_are_told_whole_and_streamed() -> None:
     assert not any("prompt_token_ids" in chunk for chunk in chunks[2:])
     for index, choice in enumerate(choices):
         own = [chunk for chunk in chunks if chunk["index"] == index]
-        assert sum((chunk["token_ids"] for chunk in own), []) == [300, 301]
+        assert [token for chunk in own for token in chunk["token_ids"]] == [300, 301]
         assert "".join(chunk["text"] for chunk in own) == choice["text"]
 
 
