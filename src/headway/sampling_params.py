@@ -30,6 +30,8 @@ GREEDY_TEMPERATURE = 1e-5
 
 MAX_N = 1024
 MAX_LOGPROBS = 1024
+MAX_LOGPROB_TOKEN_IDS = 128
+"""Their records are made on the host for every token."""
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 """Logits are multiplied or divided by it in float32, which must hold the result."""
@@ -139,6 +141,14 @@ def _allowed_token_ids(name: str, value: Any) -> tuple[int, ...] | None:
     if not token_ids:
         raise InvalidRequestError(f"{name} must not be empty: no token could be chosen", param=name)
     return token_ids
+
+
+def _logprob_token_ids(name: str, value: Any) -> tuple[int, ...] | None:
+    """Each id once; None if there are none."""
+    token_ids = tuple(dict.fromkeys(_token_ids(name, value)))
+    if len(token_ids) > MAX_LOGPROB_TOKEN_IDS:
+        raise InvalidRequestError(f"{name} may have at most {MAX_LOGPROB_TOKEN_IDS} token ids", param=name)
+    return token_ids or None
 
 
 def _check_token_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
@@ -308,6 +318,9 @@ class SamplingParams:
     """For each output token return its log-probability and those of this many most likely tokens. None: nothing."""
     prompt_logprobs: int | None = _param(None, _integer(0, MAX_LOGPROBS, optional=True))
     """The same for each prompt token."""
+    logprob_token_ids: Sequence[int] | None = _param(None, _logprob_token_ids)
+    """Also return the log-probabilities of these tokens, at most 128, for each output token. Kept as a tuple; brings
+    `logprobs=0` with it."""
     logit_bias: Mapping[int, float] | None = _param(None, _logit_bias, hash=False)
     """Added to the logits of these token ids, each from -100 (practically never) to 100 (practically always)."""
     allowed_token_ids: Sequence[int] | None = _param(None, _allowed_token_ids)
@@ -353,6 +366,8 @@ class SamplingParams:
                 object.__setattr__(self, name, check(name, value))
         self._check_conflicts()
         self._check_search()
+        if self.logprob_token_ids is not None and self.logprobs is None:
+            object.__setattr__(self, "logprobs", 0)
 
     def _check_conflicts(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -507,7 +522,7 @@ _CHECKS: tuple[tuple[str, Any, Any, Check], ...] = tuple(
 )
 """(field, default, the default as it is kept, check)"""
 _FIELD_NAMES = tuple(name for name, *_ in _CHECKS)
-_TOKEN_ID_CHECKS = (_token_ids, _allowed_token_ids, _logit_bias)
+_TOKEN_ID_CHECKS = (_token_ids, _allowed_token_ids, _logprob_token_ids, _logit_bias)
 _TOKEN_ID_FIELDS = tuple(name for name, _, _, check in _CHECKS if check in _TOKEN_ID_CHECKS)
 """What holds ids of the vocabulary."""
 _GOES_WITH_BEAM_SEARCH = frozenset(

@@ -229,3 +229,18 @@ def test_each_choice_has_its_own_seed() -> None:
 def test_minus_zero_is_zero() -> None:
     params = SamplingParams(temperature=-0.0, min_p=-0.0, presence_penalty=-0.0)
     assert [str(value) for value in (params.temperature, params.min_p, params.presence_penalty)] == ["0.0"] * 3
+
+
+def test_named_tokens_bring_logprobs_with_them() -> None:
+    assert SamplingParams(logprob_token_ids=[]).logprobs is None
+    params = SamplingParams(logprob_token_ids=[3, 1, 3])
+    assert (params.logprob_token_ids, params.logprobs) == ((3, 1), 0)
+    assert SamplingParams(logprob_token_ids=[3], logprobs=2).logprobs == 2
+    for bad in ([-1], ["a"], "ab", range(129), [True]):
+        assert refusal(logprob_token_ids=bad).param == "logprob_token_ids"
+    assert refusal(logprob_token_ids=[3], use_beam_search=True, temperature=0).param in (
+        "logprobs",
+        "logprob_token_ids",
+    )
+    with pytest.raises(InvalidRequestError, match="logprob_token_ids"):
+        SamplingParams(logprob_token_ids=[10]).validate_for_vocabulary(10)

@@ -41,6 +41,8 @@ class FlagSpec:
     choices: tuple[str, ...] | None
     convert: Callable[[str], Any]
     repeatable: bool = False
+    takes_several: bool = False
+    """Whether a repeatable flag takes several values at once."""
     is_switch: bool = False
     is_engines: bool = False
     """Whether it is an option of the engine, which many commands take and few people look for in their help."""
@@ -133,7 +135,8 @@ def add_flags(parser: argparse.ArgumentParser, specs: list[FlagSpec]) -> None:
         if spec.is_switch:
             action = group.add_argument(spec.flag, action=argparse.BooleanOptionalAction, **common)
         elif spec.repeatable:
-            action = group.add_argument(spec.flag, action="append", type=spec.convert, metavar=spec.metavar, **common)
+            several: dict[str, Any] = {"action": "extend", "nargs": "+"} if spec.takes_several else {"action": "append"}
+            action = group.add_argument(spec.flag, type=spec.convert, metavar=spec.metavar, **several, **common)
         elif spec.choices:
             action = group.add_argument(spec.flag, choices=spec.choices, **common)
         else:

@@ -95,6 +95,7 @@ def _flag(field: dataclasses.Field[Any], hint: Any) -> FlagSpec:
         choices=field.metadata["choices"],
         convert=_number(parse_bytes if metavar == "BYTES" else hint) if hint in (int, float) else str,
         repeatable=field.name in _REPEATABLE,
+        takes_several=field.name in _TAKE_SEVERAL,
         is_switch=is_switch(hint),
     )
 
@@ -116,3 +117,5 @@ def _say(line: str) -> None:
 
 
 _REPEATABLE = tuple(field.name for field in dataclasses.fields(ServerConfig) if isinstance(field.default, tuple))
+_TAKE_SEVERAL = frozenset({"served_model_name"})
+"""As vLLM has it: --served-model-name a b c."""

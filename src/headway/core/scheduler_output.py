@@ -6,7 +6,7 @@ Those of which every step makes one per request are named tuples: they cost a th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -107,7 +107,8 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position: of the token that stands there, and of the most likely ones."""
+    """Log-probabilities at one position: of the token that stands there, of the most likely ones, and of those that the
+    request names."""
 
     token_id: int
     logprob: float
@@ -116,6 +117,8 @@ class TokenLogprobs:
     top_ids: list[int]
     """Most likely first; equally likely ones by id."""
     top_logprobs: list[float]
+    named_ids: Sequence[int] = ()
+    named_logprobs: Sequence[float] = ()
 
 
 @dataclass(slots=True)

@@ -420,7 +420,7 @@ def _add_progress(
 
 
 def position_logprobs(record: TokenLogprobs, token_text: Callable[[int], str] | None = None) -> LogprobsOfOnePosition:
-    """The record users get: the position's token first, then the most likely ones."""
+    """The record users get: the position's token first, then the most likely ones, then those that were named."""
 
     def text(token_id: int) -> str | None:
         return None if token_text is None else token_text(token_id)
@@ -428,6 +428,9 @@ def position_logprobs(record: TokenLogprobs, token_text: Callable[[int], str] | 
     position = {record.token_id: Logprob(record.logprob, record.rank, text(record.token_id))}
     for index, (token_id, logprob) in enumerate(zip(record.top_ids, record.top_logprobs, strict=True)):
         position.setdefault(token_id, Logprob(logprob, index + 1, text(token_id)))
+    for token_id, logprob in zip(record.named_ids, record.named_logprobs, strict=True):
+        if token_id not in position:
+            position[token_id] = Logprob(logprob, None, text(token_id))
     return position
 
 

@@ -110,6 +110,7 @@ class SamplingRows:
         self.flags: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_output_tokens: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_logprobs: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)
+        self._logprob_token_ids: dict[int, tuple[int, ...]] = {}
         self._edited_until: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)
         self._edits = EditTable(eos_token_ids)
 
@@ -129,10 +130,14 @@ class SamplingRows:
         self.flags[row] = flags
         self._num_output_tokens[row] = num_output_tokens
         self._num_logprobs[row] = params.logprobs or 0
+        self._logprob_token_ids.pop(row, None)
+        if params.logprob_token_ids is not None:
+            self._logprob_token_ids[row] = tuple(params.logprob_token_ids)
 
     def clear(self, row: int) -> None:
         """Forget a request. What is in flight for its row stays valid."""
         self.flags[row] = 0
+        self._logprob_token_ids.pop(row, None)
         self._edits.clear(row)
 
     def used_by(self, rows: Int64Array) -> int:
@@ -151,6 +156,13 @@ class SamplingRows:
         """The lines that want logprobs, and of how many most likely tokens each."""
         lines = np.flatnonzero(self.flags[rows] & LOGPROBS)
         return lines, self._num_logprobs[rows[lines]].tolist()
+
+    def named_tokens(self, rows: Int64Array) -> list[tuple[int, ...]] | None:
+        """The tokens whose logprobs each of these rows names; None if none does."""
+        if not self._logprob_token_ids:
+            return None
+        named = [self._logprob_token_ids.get(row, ()) for row in rows.tolist()]
+        return named if any(named) else None
 
     def count_tokens(self, rows: Int64Array, used: int) -> None:
         """Note that each of these rows gets one more output token."""
@@ -251,11 +263,23 @@ class Sampler:
         lines, num_top = self._rows.wanted_logprobs(rows)
         most = max(num_top)
         on_device = self._kernels.upload(lines.astype(np.int32)).long()
+        named = self._rows.named_tokens(rows[lines])
+        named_parts: Sequence[Tensor | None] = [None] * -(-len(lines) // LINES_AT_A_TIME)
+        if named is not None:
+            named_parts = self._kernels.upload(_padded(named)).split(LINES_AT_A_TIME)
         parts = [
-            self._kernels.download(logprob_words(logits[part], token_ids[part], most))
-            for part in on_device.split(LINES_AT_A_TIME)
+            self._kernels.download(logprob_words(logits[part], token_ids[part], most, named_part))
+            for part, named_part in zip(on_device.split(LINES_AT_A_TIME), named_parts, strict=True)
         ]
-        return PendingLogprobs(lines.tolist(), num_top, parts)
+        return PendingLogprobs(lines.tolist(), num_top, parts, named)
+
+
+def _padded(lines: list[tuple[int, ...]]) -> Int32Array:
+    """The lines filled up with token 0 to the length of the longest."""
+    padded: Int32Array = np.zeros((len(lines), max(map(len, lines))), dtype=np.int32)
+    for place, line in enumerate(lines):
+        padded[place, : len(line)] = line
+    return padded
 
 
 @dataclass(frozen=True, slots=True)

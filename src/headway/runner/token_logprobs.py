@@ -7,7 +7,7 @@ way while the host goes on; `token_logprobs` makes records of it once it has arr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,8 +19,9 @@ LINES_AT_A_TIME = 64
 """Lines whose log-softmax is held at one time: those of a 150k vocabulary are some 150 MB with what sorts them."""
 
 
-def logprob_words(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
-    """Per line: the token's logprob and rank, `num_top` most likely ids, their logprobs; int32 [R, 2 + 2 num_top].
+def logprob_words(logits: Tensor, token_ids: Tensor, num_top: int, named_ids: Tensor | None = None) -> Tensor:
+    """Per line: the token's logprob and rank, `num_top` most likely ids, their logprobs, and those of the line's
+    `named_ids` [R, N]; int32 [R, 2 + 2 num_top + N].
 
     Floats are there as their bits. On a GPU nothing waits for the device. A negative token counts as token 0.
     """
@@ -28,18 +29,35 @@ def logprob_words(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
     chosen = logprobs.gather(1, token_ids.clamp(min=0).long().unsqueeze(1))
     top_ids = _most_likely(logprobs, num_top)
     top = logprobs.gather(1, top_ids)
-    return torch.cat([chosen.view(torch.int32), _ranks(logprobs, chosen), top_ids.int(), top.view(torch.int32)], dim=1)
+    words = [chosen.view(torch.int32), _ranks(logprobs, chosen), top_ids.int(), top.view(torch.int32)]
+    if named_ids is not None:
+        words.append(logprobs.gather(1, named_ids.long()).view(torch.int32))
+    return torch.cat(words, dim=1)
 
 
-def token_logprobs(words: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
-    """Records of the lines of `words`, on the host: the token that stands there, and `num_top[r]` most likely ones."""
-    most = (words.shape[1] - 2) // 2
+def token_logprobs(
+    words: Tensor,
+    token_ids: Sequence[int],
+    num_top: Sequence[int],
+    named_ids: Sequence[Sequence[int]] | None = None,
+) -> list[TokenLogprobs]:
+    """Records of the lines of `words`, on the host: the token that stands there, `num_top[r]` most likely ones, and
+    those of `named_ids[r]`."""
+    num_named = max(map(len, named_ids), default=0) if named_ids else 0
+    most = (words.shape[1] - 2 - num_named) // 2
     ranks, ids = words[:, 1].tolist(), words[:, 2 : 2 + most].tolist()
     chosen = words[:, :1].contiguous().view(torch.float32).squeeze(1).tolist()
-    top = words[:, 2 + most :].contiguous().view(torch.float32).tolist()
-    return [
+    top = words[:, 2 + most : 2 + 2 * most].contiguous().view(torch.float32).tolist()
+    records = [
         TokenLogprobs(token_id, chosen[line], ranks[line], ids[line][:count], top[line][:count])
         for line, (token_id, count) in enumerate(zip(token_ids, num_top, strict=True))
+    ]
+    if not num_named or named_ids is None:
+        return records
+    named = words[:, 2 + 2 * most :].contiguous().view(torch.float32).tolist()
+    return [
+        replace(record, named_ids=wanted, named_logprobs=values[: len(wanted)]) if wanted else record
+        for record, wanted, values in zip(records, named_ids, named, strict=True)
     ]
 
 
@@ -50,11 +68,14 @@ class PendingLogprobs:
     lines: list[int]
     num_top: list[int]
     parts: list[Tensor]
+    named_ids: list[tuple[int, ...]] | None = None
+    """Further tokens whose logprobs each line wants; None: no line does."""
 
     def result(self, token_ids: Sequence[int]) -> Iterator[tuple[int, TokenLogprobs]]:
         """Line and logprobs; `token_ids` are those of all lines of the step."""
         tokens = [token_ids[line] for line in self.lines]
-        return zip(self.lines, token_logprobs(torch.cat(self.parts), tokens, self.num_top), strict=True)
+        records = token_logprobs(torch.cat(self.parts), tokens, self.num_top, self.named_ids)
+        return zip(self.lines, records, strict=True)
 
 
 def _ranks(logprobs: Tensor, of: Tensor) -> Tensor:

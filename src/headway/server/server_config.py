@@ -28,7 +28,7 @@ class ServerConfig:
     port: int = option(8000, "TCP port to listen on. 0 picks a free one.")
     api_key: tuple[str, ...] = option(
         (),
-        "Key that clients must send, as 'Authorization: Bearer KEY', on every route but /health and /ready. "
+        "Key that clients must send, as 'Authorization: Bearer KEY', on every route but /health, /ready, /ping. "
         f"${API_KEY_VARIABLE} adds one. Without any, all clients that reach the port may use the server.",
         metavar="KEY",
     )
@@ -44,18 +44,19 @@ class ServerConfig:
         "more.",
     )
     served_model_name: tuple[str, ...] = option(
-        (), "Name of the model in requests and answers; the first one is shown. Default: the name it was loaded by."
+        (),
+        "Names of the model in requests, e.g. a b c; the first one is in answers. Default: the name it was loaded by.",
+        metavar="NAME",
     )
     tool_format: str = option(
         "auto",
-        "How the model writes calls of tools: for the grammar that holds it to that, the parser that reads it, and "
-        "earlier calls in a prompt. auto: what its chat template suggests.",
+        "How the model writes calls of tools. auto: what its chat template suggests.",
         choices=("auto", *TOOL_FORMATS),
     )
     reasoning_format: str = option(
         "auto",
-        "How the model sets its thinking apart from its answer; answers have it as reasoning_content. auto: what its "
-        "chat template suggests. none: it is part of the answer's text.",
+        "How the model marks its thinking, which answers have as reasoning_content. auto: what its chat template "
+        "suggests. none: it is part of the text.",
         choices=("auto", "none", *REASONING_FORMATS),
     )
     max_queue_requests: int = option(

@@ -159,8 +159,11 @@ class ReasoningFormat:
     def markers(self) -> tuple[str, ...]:
         return self.opening, self.closing
 
-    def is_open_after(self, prompt: str) -> bool:
-        """Whether a prompt ends with the opening marker: the answer then begins in the reasoning."""
+    def is_open_after(self, prompt: str, *, in_text: bool = False) -> bool:
+        """Whether a prompt ends with the opening marker, or `in_text`, with what the model has thought so far: the
+        answer then begins in the reasoning."""
+        if in_text:
+            return prompt.rfind(self.opening) > prompt.rfind(self.closing)
         return prompt.rstrip(SPACES).endswith(self.opening)
 
 

@@ -23,6 +23,8 @@ Message = Mapping[str, Any]
 
 MAX_NESTING = 128
 """Lists and objects inside each other, where a client may send any JSON. What walks through it may recurse."""
+_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Stands behind the message that is continued, while the template runs: it may trim the text, and put more after it."""
 _RENDERS_TOOLS = re.compile(r"\btools\b")
 _SHORT_IDS = re.compile(r"id\s*\|\s*length\s*!=\s*9")
 """Mistral's templates refuse ids of calls that have not 9 letters and digits."""
@@ -34,10 +36,16 @@ def chat_text(
     *,
     tools: Sequence[Tool] = (),
     tool_format: ToolFormat | None = None,
+    continue_final_message: bool = False,
     **template_options: Any,
 ) -> str:
     """The prompt's text. `template_options` are as in `Tokenizer.apply_chat_template`. Messages are in OpenAI's shape;
-    what is wrong with them raises `InvalidRequestError`. Without a format, the one that fits the template is taken."""
+    what is wrong with them raises `InvalidRequestError`. Without a format, the one that fits the template is taken.
+    With `continue_final_message` the text ends where the last message does."""
+    if continue_final_message:
+        marked = _with_mark(check_messages(messages))
+        template_options["add_generation_prompt"] = False
+        return _up_to_mark(chat_text(tokenizer, marked, tools=tools, tool_format=tool_format, **template_options))
     has_calls = any(_is_of_tools(message) for message in messages)
     if not tools and not has_calls:
         return tokenizer.apply_chat_template(messages, **template_options)
@@ -58,6 +66,22 @@ def chat_text(
 
 def _is_of_tools(message: object) -> bool:
     return isinstance(message, Mapping) and (bool(message.get("tool_calls")) or message.get("role") == "tool")
+
+
+def _with_mark(messages: Sequence[Message]) -> list[Message]:
+    return [*messages[:-1], {**messages[-1], "content": _text(messages[-1]) + _CONTINUED}]
+
+
+def _up_to_mark(rendered: str) -> str:
+    """What a template wrote before the mark, without the spaces at its end if the template trims them."""
+    place = rendered.rfind(_CONTINUED.strip())
+    if place < 0:
+        raise InvalidRequestError(
+            "the model's chat template does not write the last message, so it cannot be continued",
+            param="continue_final_message",
+        )
+    before = rendered[:place]
+    return before if rendered.startswith(_CONTINUED, place) else before.rstrip()
 
 
 def is_too_deep(value: Mapping[str, Any]) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import tokenizers
 from tokenizers.processors import TemplateProcessing
@@ -23,6 +24,37 @@ END_TOKENS = (
 )
 """Special tokens with which models of several families end their turn or a text, besides the one that a GGUF file
 declares: it has room for one of each kind, where generation_config.json lists all."""
+
+
+class InfillTokens(NamedTuple):
+    """The special tokens around the two texts between which a model writes."""
+
+    prefix: str
+    suffix: str
+    middle: str
+    end: str | None = None
+    """With which the model ends such a text, where that is not one of its usual end tokens."""
+
+
+INFILL_TOKENS = (
+    InfillTokens("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
+    InfillTokens("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    InfillTokens("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    InfillTokens("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>", "\u2581<EOT>"),  # CodeLlama
+    InfillTokens(
+        "<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"
+    ),  # DeepSeek
+)
+_MARK = "\u263a"
+"""Stands before a text that a tokenizer must not take for the beginning of a word."""
+
+
+class Infill(NamedTuple):
+    """A prompt for the text between two others."""
+
+    token_ids: list[int]
+    end_token_id: int | None
+    """Ends the text, besides the model's usual end tokens."""
 
 
 class Tokenizer:
@@ -102,6 +134,44 @@ class Tokenizer:
         except TypeError:
             raise _not_text("has half of a surrogate pair") from None
         return ids
+
+    @cached_property
+    def _infill_ids(self) -> tuple[list[int], int | None] | None:
+        """The first family of tokens for filling in the middle that this vocabulary has: its three ids, and the end."""
+        for known in INFILL_TOKENS:
+            ids = [self.backend.token_to_id(text) for text in (known.prefix, known.suffix, known.middle)]
+            found = [token_id for token_id in ids if token_id is not None]
+            if len(found) == len(ids):
+                return found, None if known.end is None else self.backend.token_to_id(known.end)
+        return None
+
+    def encode_infill(self, prefix: str, suffix: str, *, add_special_tokens: bool = True) -> Infill | None:
+        """A prompt after which the model writes what stands between two texts; None if it has no tokens for that."""
+        if self._infill_ids is None:
+            return None
+        (first, second, last), end_token_id = self._infill_ids
+        start = [first]
+        if add_special_tokens and self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]:
+            start = [self.bos_token_id, first]
+        before = self.encode(prefix, add_special_tokens=False)
+        return Infill([*start, *before, second, *self._encode_inner(suffix), last], end_token_id)
+
+    def _encode_inner(self, text: str) -> list[int]:
+        """Token ids of a text in the middle of a line: vocabularies of words would begin it with a space."""
+        if not self._is_sentencepiece:
+            return self.encode(text, add_special_tokens=False)
+        mark = self.encode(_MARK, add_special_tokens=False)
+        return self.encode(_MARK + text, add_special_tokens=False)[len(mark) :]
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """The special tokens with names of their own, e.g. {"bos_token": "<s>"}."""
+        return {name: text for name, text in self._special_tokens.items() if isinstance(text, str)}
+
+    def special_token_ids(self, most: int) -> dict[str, int]:
+        """Special tokens and their ids, those with the lowest ids first."""
+        named = {token_id: self.backend.id_to_token(token_id) for token_id in sorted(self._special_ids)[:most]}
+        return {text: token_id for token_id, text in named.items() if text is not None}
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are no valid UTF-8 become U+FFFD. Other threads run meanwhile, as with `encode`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -276,3 +277,5 @@ def test_logprobs_of_a_position_begin_with_its_token_and_repeat_nothing() -> Non
     assert told == {5: Logprob(-3.0, 9, "5"), 2: Logprob(-1.0, 1, "2"), 1: Logprob(-4.0, 3, "1")}
     assert list(output_processor.position_logprobs(record)) == [5, 2, 1]
     assert output_processor.position_logprobs(record)[2].decoded_token is None
+    with_named = dataclasses.replace(record, named_ids=(7, 1), named_logprobs=(-9.0, -4.0))
+    assert output_processor.position_logprobs(with_named, str) == told | {7: Logprob(-9.0, None, "7")}

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from headway.core import TokenLogprobs
+from headway.runner import sampler as sampler_module
 from headway.runner import token_logprobs as logprobs_module
 from headway.runner.prompt_logprobs import prompt_logprobs
-from tests.unit.runner.sampling_bench import sample_once
+from tests.unit.runner.sampling_bench import ALL_KERNELS, Bench, random_logits, sample_once
 from tests.unit.runner.sampling_reference import Request
 
 
@@ -76,3 +77,34 @@ def test_sampled_logprobs_are_those_of_the_untouched_logits() -> None:
     assert result.token_ids[4] == 7
     assert result.logprobs[5] is not None
     assert result.logprobs[5].rank == 2
+
+
+@pytest.mark.parametrize("kernels", ALL_KERNELS)
+def test_logprobs_of_named_tokens(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of them per line, in the order given, besides the most likely ones."""
+    monkeypatch.setattr(sampler_module, "LINES_AT_A_TIME", 3)
+    rng = np.random.default_rng(2)
+    lines = distinct_lines(rng, 8, 150)
+    named = [(5, 0, 149), (), (7,), None, (3, 4), None, (9,), tuple(range(100))]
+    fields: list[dict[str, Any]] = [
+        {"temperature": 0.0, "logprob_token_ids": ids} | ({"logprobs": row % 3} if row < 5 else {})
+        for row, ids in enumerate(named)
+    ]
+    result = sample_once(kernels, torch.from_numpy(lines.copy()), [Request(each, prompt=[1]) for each in fields])
+    for row, ids in enumerate(named):
+        record = result.logprobs[row]
+        if row == 5:
+            assert record is None, "it asked for nothing"
+            continue
+        assert_same(record, reference(lines[row], result.token_ids[row], fields[row].get("logprobs", 0)))
+        assert record is not None and tuple(record.named_ids) == (ids or ())
+        expected = [reference(lines[row], token, 0).logprob for token in ids or ()]
+        assert record.named_logprobs == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_row_forgets_the_tokens_that_an_earlier_request_named() -> None:
+    bench = Bench("numpy", 2, 50)
+    bench.add({0: Request({"logprob_token_ids": [3]}, prompt=[1])})
+    bench.add({0: Request({"logprobs": 0}, prompt=[1])})
+    record = bench.sample(random_logits(np.random.default_rng(0), 1, 50), [0]).logprobs[0]
+    assert record is not None and not record.named_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import httpx
@@ -110,7 +110,9 @@ class FakeEngine:
                         index=index,
                         text=word,
                         token_ids=[300 + place] if params.can_stream else list(range(300, 300 + len(words))),
-                        logprobs=None if params.logprobs is None else [_logprobs(300 + place, params.logprobs)],
+                        logprobs=None
+                        if params.logprobs is None
+                        else [_logprobs(300 + place, params.logprobs, params.logprob_token_ids or ())],
                         finish_reason=reason if is_end else None,
                         is_last=is_last,
                         timings=RequestTimings(0.1, 0.2, 0.3, 1, 4) if is_last else None,
@@ -126,10 +128,10 @@ class FakeEngine:
         return [None, *(_logprobs(token_id, number) for token_id in request.prompt_token_ids[1:])]
 
 
-def _logprobs(token_id: int, number: int) -> list[TokenLogprob]:
+def _logprobs(token_id: int, number: int, named: Sequence[int] = ()) -> list[TokenLogprob]:
     """The chosen token is the second best."""
     best = [TokenLogprob(token_id + 1, -0.25, 1, None), TokenLogprob(token_id, -0.5, 2, None)]
-    return [best[1], *best[:number]]
+    return [best[1], *best[:number], *(TokenLogprob(each, -float(each), None, None) for each in named)]
 
 
 class FakeServer:

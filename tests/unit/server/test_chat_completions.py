@@ -185,7 +185,11 @@ NEUTRAL = {
     "modalities": ["text"],
     "store": False,
     "service_tier": "auto",
-    "metadata": None,
+    "metadata": {"run": "7"},
+    "prompt_cache_key": "k",
+    "safety_identifier": "s",
+    "parallel_tool_calls": False,
+    "verbosity": "medium",
     "user": "somebody",
     "stream": False,
     "logprobs": False,
@@ -194,12 +198,42 @@ NEUTRAL = {
 
 def test_neutral_values_of_unsupported_fields_are_fine() -> None:
     assert FakeServer().chat(**NEUTRAL).status_code == 200
+    assert FakeServer().chat(**NEUTRAL | {"tool_choice": "auto", "service_tier": "default"}).status_code == 200
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"audio": {}}, "audio"),
+        ({"store": True}, "store"),
+        ({"metadata": "x"}, "metadata"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 256}, "truncate_prompt_tokens"),
+        ({"continue_final_message": True}, "messages[0].role"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"chat_template_kwargs": {"continue_final_message": True}}, "chat_template_kwargs"),
+        (
+            {
+                "continue_final_message": True,
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": ""}}],
+                    }
+                ],
+            },
+            "messages[0].tool_calls",
+        ),
+        ({"logprob_token_ids": [600]}, "logprob_token_ids"),
+        ({"logprob_token_ids": [-1]}, "logprob_token_ids"),
+        ({"logprob_token_ids": list(range(129))}, "logprob_token_ids"),
+        ({"logprob_token_ids": [1], "logprobs": False}, "logprob_token_ids"),
+        ({"logprob_token_ids": [1], "use_beam_search": True, "temperature": 0}, "logprob_token_ids"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [600]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [1] * 1025}, "allowed_token_ids"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"temprature": 1}, "temprature"),
@@ -320,3 +354,96 @@ def test_a_prompt_that_does_not_fit() -> None:
         response = FakeServer().chat(content)
         assert response.status_code == 400
         assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_token_ids_are_told_whole_and_streamed() -> None:
+    server = FakeServer()
+    answer = server.chat(return_token_ids=True, n=2).json()
+    prompt = server.engine.requests[0].prompt_token_ids
+    assert answer["prompt_token_ids"] == prompt
+    assert [choice["token_ids"] for choice in answer["choices"]] == [[300, 301, 302]] * 2
+    assert "token_ids" not in server.chat().text
+    first, second, *chunks = events(
+        server.chat(return_token_ids=True, n=2, stream=True, stream_options={"include_usage": True})
+    )
+    assert (first["prompt_token_ids"], first["usage"]) == (prompt, None)
+    assert "prompt_token_ids" not in second
+    streamed: list[list[int]] = [[], []]
+    for chunk in chunks[:-1]:
+        streamed[chunk["choices"][0]["index"]] += chunk["choices"][0].get("token_ids", [])
+    assert streamed == [[300, 301, 302]] * 2
+
+
+def test_tokens_without_text_are_told_where_ids_are_wanted() -> None:
+    server = FakeServer(FakeEngine(words=("Hel", "", "lo")))
+    assert len(events(server.chat(stream=True))) == 4
+    chunks = events(server.chat(stream=True, return_token_ids=True))
+    told = [chunk["choices"][0]["token_ids"] for chunk in chunks if "token_ids" in chunk["choices"][0]]
+    assert told == [[300], [301], [302]]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_tokens_of_thoughts_and_text_are_told_once(stream: bool) -> None:
+    server = FakeServer(FakeEngine(words=("<think>", "a</think>b", "c")), reasoning_format="think")
+    response = server.chat(return_token_ids=True, stream=stream)
+    choices = [chunk["choices"][0] for chunk in events(response)] if stream else response.json()["choices"]
+    assert [token for choice in choices for token in choice.get("token_ids", [])] == [300, 301, 302]
+
+
+def test_tokens_can_be_told_as_ids() -> None:
+    answer = FakeServer().chat(logprobs=True, top_logprobs=1, return_tokens_as_token_ids=True, max_tokens=1)
+    (entry,) = answer.json()["choices"][0]["logprobs"]["content"]
+    assert (entry["token"], entry["top_logprobs"][0]["token"]) == ("token_id:300", "token_id:301")
+
+
+def test_named_tokens_are_told_after_the_most_likely_ones() -> None:
+    fields = {"logprob_token_ids": [5, 301, 4], "return_tokens_as_token_ids": True, "max_tokens": 1}
+    server = FakeServer()
+    whole = server.chat(**fields, logprobs=True, top_logprobs=1).json()["choices"][0]["logprobs"]["content"]
+    assert [(top["token"], top["logprob"]) for top in whole[0]["top_logprobs"]] == [
+        ("token_id:301", -0.25),
+        ("token_id:5", -5.0),
+        ("token_id:4", -4.0),
+    ]
+    (alone,) = server.chat(**fields).json()["choices"][0]["logprobs"]["content"]
+    assert {top["token"] for top in alone["top_logprobs"]} == {"token_id:5", "token_id:301", "token_id:4"}
+
+
+def test_a_prompt_is_cut_to_its_last_tokens() -> None:
+    server = FakeServer()
+    long = "word " * 120
+    whole = server.tokenizer.encode(
+        f"<|im_start|>user\n{long}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
+    )
+    assert len(whole) > 256
+    for given, fields, kept in (
+        (7, {}, 7),
+        (-1, {}, 255),
+        (-1, {"max_tokens": 56}, 200),
+        (-1, {"max_tokens": 999}, 255),
+    ):
+        assert server.chat(long, truncate_prompt_tokens=given, **fields).status_code == 200
+        assert server.engine.requests[-1].prompt_token_ids == whole[-kept:]
+
+
+@pytest.mark.parametrize("add_generation_prompt", [None, False])
+def test_the_last_message_is_continued(add_generation_prompt: bool | None) -> None:
+    server = FakeServer()
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}],
+        "continue_final_message": True,
+        "add_generation_prompt": add_generation_prompt,
+    }
+    assert server.post("/v1/chat/completions", body).status_code == 200
+    expected = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHel"
+    token_ids = server.tokenizer.encode(expected, add_special_tokens=False)
+    assert server.engine.requests[0].prompt_token_ids == token_ids
+    assert server.post("/tokenize", body).json()["tokens"] == token_ids
+
+
+def test_thoughts_that_were_begun_are_continued() -> None:
+    server = FakeServer(FakeEngine(words=("so", "</think>", "Yes")), reasoning_format="think")
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<think>Well,"}]
+    body = {"messages": messages, "continue_final_message": True}
+    message = server.post("/v1/chat/completions", body).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("so", "Yes")

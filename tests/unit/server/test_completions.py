@@ -8,7 +8,8 @@ import pytest
 
 from headway.rpc.messages import Delta
 from headway.sampling_params import SamplingParams
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, events, run, until
+from headway.tokenizer import Tokenizer
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, events, run, small_tokenizer, until
 
 
 def test_answer_has_openais_form() -> None:
@@ -169,3 +170,73 @@ def test_wrong_input_is_400_with_its_name(prompt: Any, fields: dict[str, Any], p
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
     assert not server.engine.requests
+
+
+def test_token_ids_are_told_whole_and_streamed() -> None:
+    server = FakeServer()
+    fields: dict[str, Any] = {"return_token_ids": True, "echo": True, "max_tokens": 2}
+    choices = server.complete([[5, 6], [7]], **fields).json()["choices"]
+    told = [(choice["prompt_token_ids"], choice["token_ids"]) for choice in choices]
+    assert told == [([5, 6], [300, 301]), ([7], [300, 301])]
+    chunks = [chunk["choices"][0] for chunk in events(server.complete([[5, 6], [7]], **fields, stream=True))]
+    assert [(chunk["prompt_token_ids"], chunk["token_ids"]) for chunk in chunks[:2]] == [([5, 6], []), ([7], [])]
+    assert not any("prompt_token_ids" in chunk for chunk in chunks[2:])
+    for index, choice in enumerate(choices):
+        own = [chunk for chunk in chunks if chunk["index"] == index]
+        assert [token for chunk in own for token in chunk["token_ids"]] == [300, 301]
+        assert "".join(chunk["text"] for chunk in own) == choice["text"]
+
+
+def test_logprobs_of_named_tokens_by_their_ids() -> None:
+    server = FakeServer()
+    fields = {"logprob_token_ids": [5], "return_tokens_as_token_ids": True, "max_tokens": 2}
+    logprobs = server.complete(**fields).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["token_id:300", "token_id:301"]
+    assert logprobs["top_logprobs"][0] == {"token_id:5": -5.0, "token_id:300": -0.5}
+    assert logprobs["text_offset"] == [0, len(server.tokenizer.token_text(300))]
+
+
+def test_prompts_are_cut_to_their_last_tokens() -> None:
+    server = FakeServer()
+    choices = server.complete([[1, 2, 3], [4]], truncate_prompt_tokens=2, return_token_ids=True).json()["choices"]
+    assert [choice["prompt_token_ids"] for choice in choices] == [[2, 3], [4]]
+    text = "The quick brown fox"
+    kept = server.tokenizer.encode(text)[-2:]
+    answer = server.complete(text, truncate_prompt_tokens=2, echo=True, max_tokens=1).json()
+    assert server.engine.requests[-1].prompt_token_ids == kept
+    assert answer["choices"][0]["text"] == server.tokenizer.decode(kept) + "Hello"
+    assert server.complete([1] * 9999, truncate_prompt_tokens=-1).status_code == 200
+    assert len(server.engine.requests[-1].prompt_token_ids) == 240
+
+
+def test_the_middle_is_filled_in() -> None:
+    server = FakeServer(tokenizer=infill_tokenizer())
+    assert server.complete(["def f", "x"], suffix="return 1").status_code == 200
+    encode = server.tokenizer.encode
+    first, middle, last = (server.tokenizer.backend.token_to_id(f"<fim_{n}>") for n in ("prefix", "suffix", "middle"))
+    expected = [[first, *encode(text), middle, *encode("return 1"), last] for text in ("def f", "x")]
+    assert [request.prompt_token_ids for request in server.engine.requests] == expected
+    assert server.complete("Hi", suffix="").status_code == 200
+    assert server.engine.requests[-1].prompt_token_ids == encode("Hi")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "param"),
+    [
+        ([1, 2], {}, "suffix"),
+        ("Hi", {"echo": True}, "echo"),
+        ("Hi", {"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ("Hi", {"suffix": "word " * 300}, "prompt"),
+        ("Hi", {"suffix": 5}, "suffix"),
+    ],
+)
+def test_what_does_not_go_with_a_suffix(prompt: Any, fields: dict[str, Any], param: str) -> None:
+    server = FakeServer(tokenizer=infill_tokenizer())
+    response = server.complete(prompt, **{"suffix": "x", **fields})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def infill_tokenizer() -> Tokenizer:
+    tokenizer = small_tokenizer()
+    tokenizer.backend.add_special_tokens(["<fim_prefix>", "<fim_suffix>", "<fim_middle>"])
+    return tokenizer

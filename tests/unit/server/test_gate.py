@@ -26,6 +26,8 @@ ROUTES = [
     ("GET", "/v1/models/small"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("GET", "/load"),
+    ("GET", "/tokenizer_info"),
     ("GET", "/metrics"),
     ("GET", "/version"),
     ("GET", "/openapi.json"),
@@ -115,6 +117,22 @@ def test_a_wrong_path_is_told_what_exists() -> None:
     for path in ("/v1/completions", "/v1/models/{name}", "/tokenize", "/health", "/metrics"):
         assert path in error["message"]
     assert len(FakeServer().call("GET", "/" + "x" * 10_000).text) < 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "Did you mean '/v1/chat/completions'? '/v1' is missing."),
+        ("/models/small", "Did you mean '/v1/models/small'? '/v1' is missing."),
+        ("/v1/v1/completions", "Did you mean '/v1/completions'? '/v1' is doubled."),
+        ("/v1/v1/v1/models", "Did you mean '/v1/models'? '/v1' is doubled."),
+        ("/v1/tokenize", "Did you mean '/tokenize'? It is not under '/v1'."),
+    ],
+)
+def test_a_wrong_path_is_told_what_is_wrong_with_it(path: str, hint: str) -> None:
+    response = FakeServer().call("POST", path)
+    assert response.status_code == 404
+    assert f"There is no '{path}' here. {hint} There are: " in response.json()["error"]["message"]
 
 
 def test_a_wrong_method_is_told_the_right_one() -> None:
@@ -238,7 +256,7 @@ def test_access_log_has_the_whole_story() -> None:
 
 def test_access_log_of_errors_and_departures() -> None:
     server, log_lines = logging_server(FakeEngine(manual=True))
-    server.chat(tools=[1])
+    server.chat(audio={})
     server.complete(temperature=-1)
 
     async def leave() -> None:
@@ -246,7 +264,7 @@ def test_access_log_of_errors_and_departures() -> None:
 
     run(leave())
     refused, wrong, left = map(json.loads, log_lines)
-    assert (refused["status"], refused["error"], refused["param"]) == (400, "unsupported_field", "tools")
+    assert (refused["status"], refused["error"], refused["param"]) == (400, "unsupported_field", "audio")
     assert (wrong["status"], wrong["error"], wrong["param"]) == (400, "invalid_request_error", "temperature")
     assert (left["status"], left["disconnected"]) == (499, True)
 

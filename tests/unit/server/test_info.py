@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from typing import Any
@@ -10,10 +11,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway import __version__
-from headway.rpc.messages import EngineStats
+from headway.rpc.engine_client import Health
+from headway.rpc.messages import Delta, EngineStats
 from headway.server.api import openapi
+from headway.server.api.routes import MAX_TOLD_TOKENS
 from headway.server.metrics.server_metrics import Histogram, RecentQuantiles, RecentShare
-from tests.unit.server.fake_engine import FakeServer
+from headway.tokenizer import Tokenizer
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, run, small_tokenizer, until
 
 VLLM_NAMES = [
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries"),
@@ -232,3 +236,40 @@ def test_docs_page_loads_nothing() -> None:
     assert not re.search(r"https?://|<script|<link|src=", page.text)
     for operation in openapi.OPERATIONS:
         assert operation.path in page.text
+
+
+def test_load_counts_requests_that_are_being_answered() -> None:
+    async def scenario() -> None:
+        server = FakeServer(FakeEngine(manual=True))
+        async with server.client() as client:
+            asked = [asyncio.create_task(client.post("/v1/completions", json={"prompt": "a"})) for _ in range(2)]
+            await until(lambda: len(server.engine.requests) == 2)
+            assert (await client.get("/load")).json() == {"server_load": 2}
+            for request in server.engine.requests:
+                server.engine.push(Delta(request.request_id, text="b", finish_reason="stop", is_last=True))
+            await asyncio.gather(*asked)
+            assert (await client.post("/v1/completions", json={})).status_code == 400
+            assert (await client.get("/load")).json() == {"server_load": 0}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_ping_is_health(method: str) -> None:
+    server = FakeServer(api_key=("k",))
+    assert server.call(method, "/ping").status_code == 200
+    server.engine.health = Health(False, "stuck")
+    response = server.call(method, "/ping")
+    assert (response.status_code, response.json()["reason"]) == (503, "stuck")
+
+
+def test_tokenizer_info() -> None:
+    server = FakeServer()
+    told = server.call("GET", "/tokenizer_info").json()
+    assert (told["vocab_size"], told["chat_template"]) == (600, server.tokenizer.chat_template)
+    assert told["eos_token_ids"] == list(server.tokenizer.eos_token_ids)
+    assert told["special_tokens"]["eos_token"] in told["added_tokens"]
+    server.tokenizer = small_tokenizer()
+    server.tokenizer.backend.add_special_tokens([f"<|reserved_{number}|>" for number in range(5000)])
+    many = FakeServer(tokenizer=Tokenizer(server.tokenizer.backend))
+    assert len(many.call("GET", "/tokenizer_info").json()["added_tokens"]) == MAX_TOLD_TOKENS

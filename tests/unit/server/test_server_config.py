@@ -38,10 +38,15 @@ def test_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADWAY_API_KEY", raising=False)
     config = parse(
         "--port", "9", "--api-key", "a", "--api-key", "b", "--max-body-bytes", "1MiB", "--queue-ttl-s", "2.5",
-        "--served-model-name", "x", "--no-access-log",
+        "--served-model-name", "x", "y", "--served-model-name", "z", "--no-access-log",
     )  # fmt: skip
     assert config == ServerConfig(
-        port=9, api_key=("a", "b"), max_body_bytes=2**20, queue_ttl_s=2.5, served_model_name=("x",), access_log=False
+        port=9,
+        api_key=("a", "b"),
+        max_body_bytes=2**20,
+        queue_ttl_s=2.5,
+        served_model_name=("x", "y", "z"),
+        access_log=False,
     )
     assert parse() == ServerConfig()
 

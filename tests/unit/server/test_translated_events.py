@@ -83,6 +83,7 @@ class ScriptedGeneration:
             params=SamplingParams(temperature=0.5, top_p=0.9),
             options=RequestOptions(cache_ttl_s=self.cache_ttl_s),
             num_logprobs=self.num_logprobs,
+            tokens_as_ids=False,
         )
 
     @property

@@ -106,3 +106,29 @@ def test_depth() -> None:
         value = {"a": [1], "b": value}
     assert not is_too_deep(value)
     assert is_too_deep({"c": value})
+
+
+@pytest.mark.parametrize("content", ["Sure", "i", "two\nlines  ", "_end", " "])
+def test_the_last_message_is_continued(content: str) -> None:
+    messages = [USER, {"role": "assistant", "content": content}]
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|i_end|>\n{% endfor %}"
+    kept = chat_text(tokenizer_with(default=template), messages, continue_final_message=True)
+    assert kept == f"[user]Hi<|i_end|>\n[assistant]{content}"
+    trimmed = template.replace("m.content", "m.content | trim")
+    cut = chat_text(tokenizer_with(default=trimmed), messages, continue_final_message=True)
+    assert cut == f"[user]Hi<|i_end|>\n[assistant]{content}".rstrip()
+
+
+def test_the_last_message_is_continued_after_tools() -> None:
+    messages = [USER, assistant({"x": 1}, ""), {"role": "tool", "content": "7"}, {"role": "assistant", "content": "So"}]
+    for template in (PLAIN, KNOWING):
+        text = chat_text(
+            tokenizer_with(default=template), messages, tools=tools_from(TOOLS), continue_final_message=True
+        )
+        assert text.endswith("[assistant]So")
+
+
+def test_a_template_that_leaves_the_last_message_out_cannot_continue_it() -> None:
+    with pytest.raises(InvalidRequestError, match="cannot be continued") as refused:
+        chat_text(tokenizer_with(default="{{ messages[0].content }}"), [USER, USER], continue_final_message=True)
+    assert refused.value.param == "continue_final_message"

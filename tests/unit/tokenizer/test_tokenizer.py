@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from headway.errors import InvalidRequestError
 from headway.tokenizer import Tokenizer, spell_bad_words, tokenizer_from_gguf
+from headway.tokenizer.tokenizer import INFILL_TOKENS, InfillTokens
 from tests.unit.tokenizer.small import TEXTS, byte_level_metadata, sentencepiece_metadata
 
 BYTE_LEVEL = tokenizer_from_gguf(byte_level_metadata(pre="smollm"))
@@ -102,3 +103,33 @@ def test_other_threads_run_while_a_long_text_is_encoded_and_decoded() -> None:
             time.sleep(0.001)
             num_turns += 1
         assert num_turns > 15, "with the interpreter lock held there is no turn but the last"
+
+
+@pytest.mark.parametrize("names", INFILL_TOKENS)
+def test_the_middle_is_asked_for_with_the_tokens_that_the_vocabulary_has(names: InfillTokens) -> None:
+    tokenizer = tokenizer_from_gguf(byte_level_metadata(pre="gpt-2"))
+    assert tokenizer.encode_infill("a", "b") is None
+    backend = tokenizer_from_gguf(byte_level_metadata(pre="gpt-2")).backend
+    backend.add_special_tokens([name for name in names if name is not None])
+    tokenizer = Tokenizer(backend)
+    first, second, last = map(backend.token_to_id, names[:3])
+    infill = tokenizer.encode_infill("the quick", " fox")
+    assert infill is not None
+    assert infill.token_ids == [first, *tokenizer.encode("the quick"), second, *tokenizer.encode(" fox"), last]
+    assert infill.end_token_id == (None if names.end is None else backend.token_to_id(names.end))
+
+
+def test_what_follows_the_middle_begins_without_a_space() -> None:
+    """Where texts begin with a space of the tokenizer's own, and with a first token."""
+    given = tokenizer_from_gguf(sentencepiece_metadata())
+    given.backend.add_special_tokens(["\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"])
+    tokenizer = Tokenizer(given.backend, bos_token_id=1)
+    first, second, last = (given.backend.token_to_id(f"\u2581<{name}>") for name in ("PRE", "SUF", "MID"))
+    infill = tokenizer.encode_infill("the quick", "and then")
+    assert infill is not None
+    before = tokenizer.encode("the quick", add_special_tokens=False)
+    suffix = infill.token_ids[len(before) + 3 : -1]
+    assert infill.token_ids == [1, first, *before, second, *suffix, last]
+    assert "".join(map(tokenizer.token_text, suffix)) == "and then"
+    bare = tokenizer.encode_infill("the quick", "and then", add_special_tokens=False)
+    assert bare is not None and bare.token_ids == infill.token_ids[1:]

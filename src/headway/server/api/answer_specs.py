@@ -144,7 +144,8 @@ def answer_spec(
         # A named tool is called once, as OpenAI has it.
         parallel=request.parallel_tool_calls is not False and not isinstance(request.tool_choice, NamedToolChoice),
         reasoning=reasoning,
-        starts_in_reasoning=reasoning is not None and reasoning.is_open_after(prompt_text),
+        starts_in_reasoning=reasoning is not None
+        and reasoning.is_open_after(prompt_text, in_text=bool(request.continue_final_message)),
         content=None if constraint is None else constraint.as_lark(),
     )
 

@@ -28,6 +28,7 @@ from headway.server.api.answers import (
     CompletionLogprobsWriter,
     CompletionTokensDetails,
     FinishReason,
+    LogprobForm,
     PromptLogprob,
     Usage,
     chat_logprobs,
@@ -168,7 +169,7 @@ def _usage(generation: Generation, readers: list[AnswerReader]) -> Usage:
 async def chat_answer(generation: Generation, model: str, prompts: PromptMaker) -> bytes:
     """The JSON of a chat completion."""
     choices = await _collect(generation)
-    num_top = generation.job.num_logprobs
+    job, form = generation.job, LogprobForm.of(generation.job, prompts)
     readers = [choice.reader for choice in choices if isinstance(choice, _PartedChoice)]
     answer = ChatCompletion(
         id=generation.id,
@@ -179,14 +180,16 @@ async def chat_answer(generation: Generation, model: str, prompts: PromptMaker) 
             ChatChoice(
                 index=index,
                 message=choice.message,
-                logprobs=None if num_top is None else chat_logprobs(choice.logprobs, num_top, prompts),
+                logprobs=None if job.num_logprobs is None else chat_logprobs(choice.logprobs, form),
                 finish_reason=choice.chat_finish_reason,
                 stop_reason=choice.stop_reason,
+                token_ids=choice.token_ids if job.return_token_ids else msgspec.UNSET,
             )
             for index, choice in enumerate(choices)
         ],
         usage=_usage(generation, readers),
         prompt_logprobs=_prompt_logprobs(generation, choices, 0, prompts),
+        prompt_token_ids=job.prompts[0].token_ids if job.return_token_ids else msgspec.UNSET,
     )
     return msgspec.json.encode(answer)
 
@@ -195,6 +198,7 @@ async def completion_answer(generation: Generation, model: str, prompts: PromptM
     """The JSON of plain completions."""
     choices = await _collect(generation)
     echoes = await echoed_texts(generation, prompts)
+    job = generation.job
     answer = Completion(
         id=generation.id,
         object="text_completion",
@@ -203,11 +207,13 @@ async def completion_answer(generation: Generation, model: str, prompts: PromptM
         choices=[
             CompletionChoice(
                 index=index,
-                text=echoes[index // generation.job.n] + choice.text,
+                text=echoes[index // job.n] + choice.text,
                 logprobs=_completion_logprobs(generation, choices, index, prompts),
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,
                 prompt_logprobs=_prompt_logprobs(generation, choices, index, prompts),
+                token_ids=choice.token_ids if job.return_token_ids else msgspec.UNSET,
+                prompt_token_ids=job.prompts[index // job.n].token_ids if job.return_token_ids else msgspec.UNSET,
             )
             for index, choice in enumerate(choices)
         ],
@@ -250,7 +256,7 @@ def _completion_logprobs(
     if job.echo:
         positions = (_prompt_positions(generation, choices, index) or []) + positions
         token_ids = job.prompts[index // job.n].token_ids + token_ids
-    return CompletionLogprobsWriter(job.num_logprobs, prompts).write(positions, token_ids)
+    return CompletionLogprobsWriter(LogprobForm.of(job, prompts)).write(positions, token_ids)
 
 
 def _prompt_positions(
@@ -295,7 +301,10 @@ class _Events:
             usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
             self._after = b'],"usage":' + _encode(usage) + b"}\n\n"
 
-    def _choice_event(self, choice: dict[str, Any]) -> bytes:
+    def _choice_event(self, choice: dict[str, Any], delta: Delta | None = None) -> bytes:
+        """With the tokens of `delta`, if they are wanted."""
+        if delta is not None and self._job.return_token_ids:
+            choice["token_ids"] = delta.token_ids
         return self._before + _encode(choice) + self._after
 
     def end(self) -> bytes:
@@ -318,17 +327,22 @@ class ChatEvents(_Events):
 
     def __init__(self, generation: Generation, model: str, prompts: PromptMaker) -> None:
         super().__init__(generation, model, "chat.completion.chunk")
-        self._prompts = prompts
+        self._form = LogprobForm.of(self._job, prompts)
         self._heads = [
             self._before + b'{"index":%d,"delta":{"content":' % index for index in range(self._job.num_choices)
         ]
         self._tail = b'},"logprobs":null,"finish_reason":null}'
 
     def begin(self) -> bytes:
-        """Every choice starts by saying who speaks."""
+        """Every choice starts by saying who speaks, and where token ids are wanted, after which tokens."""
         delta = {"role": "assistant", "content": ""}
+        after = self._after
+        if self._job.return_token_ids:
+            after = b'],"prompt_token_ids":' + _encode(self._job.prompts[0].token_ids) + self._after[1:]
         return b"".join(
-            self._choice_event({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+            self._before
+            + _encode({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+            + (self._after if index else after)
             for index in range(self._job.num_choices)
         )
 
@@ -337,18 +351,20 @@ class ChatEvents(_Events):
         parts: list[bytes] = []
         for delta in deltas:
             self._count(len(delta.token_ids))
-            if delta.logprobs is not None:
-                parts.append(self._with_logprobs(delta))
+            if delta.logprobs is not None or (self._job.return_token_ids and delta.token_ids):
+                parts.append(self._in_full(delta))
             elif delta.text:
                 parts += (self._heads[delta.index], _encode(delta.text), self._tail, self._after)
             if delta.finish_reason is not None:
                 parts.append(self._last(delta))
         return b"".join(parts)
 
-    def _with_logprobs(self, delta: Delta) -> bytes:
-        logprobs = chat_logprobs(delta.logprobs or (), self._job.num_logprobs or 0, self._prompts)
+    def _in_full(self, delta: Delta) -> bytes:
+        logprobs = None if delta.logprobs is None else chat_logprobs(delta.logprobs, self._form)
         content = {"content": delta.text}
-        return self._choice_event({"index": delta.index, "delta": content, "logprobs": logprobs, "finish_reason": None})
+        return self._choice_event(
+            {"index": delta.index, "delta": content, "logprobs": logprobs, "finish_reason": None}, delta
+        )
 
     def _last(self, delta: Delta) -> bytes:
         return self._choice_event(
@@ -378,17 +394,15 @@ class PartedChatEvents(ChatEvents):
         for delta in deltas:
             self._count(len(delta.token_ids))
             changes = [_change(piece) for piece in self._readers[delta.index].read(delta)]
-            logprobs = None
-            if delta.logprobs is not None:
-                logprobs = chat_logprobs(delta.logprobs, self._job.num_logprobs or 0, self._prompts)
+            logprobs = None if delta.logprobs is None else chat_logprobs(delta.logprobs, self._form)
+            if logprobs is not None or (self._job.return_token_ids and delta.token_ids):
                 changes = changes or [{"content": ""}]
-            for change in changes:
-                parts.append(
-                    self._choice_event(
-                        {"index": delta.index, "delta": change, "logprobs": logprobs, "finish_reason": None}
-                    )
-                )
-                logprobs = None  # once, although one token may end a part and begin the next
+            for place, change in enumerate(changes):
+                # Once per token, although one may end a part and begin the next.
+                choice = {"index": delta.index, "delta": change, "logprobs": None, "finish_reason": None}
+                if place == 0:
+                    choice["logprobs"] = logprobs
+                parts.append(self._choice_event(choice, None if place else delta))
             if delta.finish_reason is not None:
                 parts.append(self._last(delta))
         return b"".join(parts)
@@ -423,12 +437,13 @@ class CompletionEvents(_Events):
         self._echoes = echoes
         self._heads = [self._before + b'{"index":%d,"text":' % index for index in range(self._job.num_choices)]
         self._tail = b',"logprobs":null,"finish_reason":null}'
-        self._logprobs = [
-            CompletionLogprobsWriter(self._job.num_logprobs or 0, prompts) for _ in range(self._job.num_choices)
-        ]
+        form = LogprobForm.of(self._job, prompts)
+        self._logprobs = [CompletionLogprobsWriter(form) for _ in range(self._job.num_choices)]
 
     def begin(self) -> bytes:
-        """With `echo`, every choice starts with its prompt."""
+        """With `echo`, every choice starts with its prompt; with `return_token_ids`, with the prompt's tokens."""
+        if self._job.return_token_ids:
+            return b"".join(self._choice_event(self._first(index)) for index in range(self._job.num_choices))
         return b"".join(
             head + _encode(self._echoes[index // self._job.n]) + self._tail + self._after
             for index, head in enumerate(self._heads)
@@ -440,15 +455,26 @@ class CompletionEvents(_Events):
         parts: list[bytes] = []
         for delta in deltas:
             self._count(len(delta.token_ids))
-            if delta.logprobs is not None or delta.finish_reason is not None:
+            is_shown = self._job.return_token_ids and delta.token_ids
+            if is_shown or delta.logprobs is not None or delta.finish_reason is not None:
                 parts.append(self._in_full(delta))
             elif delta.text:
                 parts += (self._heads[delta.index], _encode(delta.text), self._tail, self._after)
         return b"".join(parts)
+
+    def _first(self, index: int) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": self._echoes[index // self._job.n],
+            "logprobs": None,
+            "finish_reason": None,
+            "token_ids": [],
+            "prompt_token_ids": self._job.prompts[index // self._job.n].token_ids,
+        }
 
     def _in_full(self, delta: Delta) -> bytes:
         logprobs = None
         if delta.logprobs is not None:
             logprobs = self._logprobs[delta.index].write(delta.logprobs, delta.token_ids)
         choice = {"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish_reason}
-        return self._choice_event(choice | {"stop_reason": delta.stop_reason} if delta.finish_reason else choice)
+        return self._choice_event(choice | {"stop_reason": delta.stop_reason} if delta.finish_reason else choice, delta)

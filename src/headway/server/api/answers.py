@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 from starlette.responses import Response
 
 from headway.rpc.messages import PositionLogprobs, TokenLogprob
+from headway.server.api.jobs import Job
 from headway.server.api.prompts import PromptMaker
 
 FinishReason = Literal["stop", "length"]
@@ -99,6 +101,8 @@ class ChatChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
     stop_reason: int | str | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    """With `return_token_ids`."""
 
 
 class ChatCompletion(msgspec.Struct):
@@ -111,6 +115,8 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    """With `return_token_ids`."""
 
 
 class PromptLogprob(msgspec.Struct):
@@ -139,6 +145,9 @@ class CompletionChoice(msgspec.Struct):
     finish_reason: FinishReason
     stop_reason: int | str | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    """Both with `return_token_ids`."""
 
 
 class Completion(msgspec.Struct):
@@ -190,6 +199,26 @@ class VersionResponse(msgspec.Struct):
     version: str
 
 
+class LoadResponse(msgspec.Struct):
+    """How many generation requests are being answered."""
+
+    server_load: int
+
+
+class TokenizerInfo(msgspec.Struct):
+    """What a client must know to make prompts itself."""
+
+    vocab_size: int
+    max_model_len: int
+    chat_template: str | None
+    special_tokens: dict[str, str]
+    """Those with a name of their own, e.g. bos_token."""
+    added_tokens: dict[str, int]
+    """Special tokens and their ids, as far as a bound lets them be told."""
+    bos_token_id: int | None
+    eos_token_ids: list[int]
+
+
 class HealthResponse(msgspec.Struct):
     """Whether the server can serve, and if not, why."""
 
@@ -197,20 +226,54 @@ class HealthResponse(msgspec.Struct):
     reason: str = ""
 
 
-def chat_logprobs(positions: Sequence[PositionLogprobs], num_top: int, prompts: PromptMaker) -> ChatLogprobs:
-    """One entry per token, each with the `num_top` most likely ones."""
-    return ChatLogprobs([_chat_position(position, num_top, prompts) for position in positions])
+@dataclass(frozen=True, slots=True)
+class LogprobForm:
+    """How a request wants log-probabilities to be told."""
+
+    prompts: PromptMaker
+    num_top: int = 0
+    """How many of the most likely tokens."""
+    named_ids: frozenset[int] = frozenset()
+    """Tokens that are told besides."""
+    as_token_ids: bool = False
+    """Whether a token is told as `token_id:123` in place of its text."""
+
+    @classmethod
+    def of(cls, job: Job, prompts: PromptMaker) -> LogprobForm:
+        """As the job has it."""
+        return cls(
+            prompts,
+            num_top=job.num_logprobs or 0,
+            named_ids=frozenset(job.params.logprob_token_ids or ()),
+            as_token_ids=job.tokens_as_ids,
+        )
+
+    def name(self, entry: TokenLogprob) -> str:
+        """What stands for a token."""
+        return f"token_id:{entry.token_id}" if self.as_token_ids else _text(entry, self.prompts)
+
+    def shown(self, position: PositionLogprobs) -> list[TokenLogprob]:
+        """The best tokens of a position, in order, then those that were named. The chosen one, which stands first
+        there, is not always among them."""
+        best = {entry.token_id: entry for entry in most_likely(position, self.num_top)}
+        for entry in position if self.named_ids else ():
+            if entry.token_id in self.named_ids:
+                best.setdefault(entry.token_id, entry)
+        return list(best.values())
 
 
-def _chat_position(position: PositionLogprobs, num_top: int, prompts: PromptMaker) -> ChatLogprob:
-    chosen = position[0]
+def chat_logprobs(positions: Sequence[PositionLogprobs], form: LogprobForm) -> ChatLogprobs:
+    """One entry per token, each with those that are told besides."""
+    return ChatLogprobs([_chat_position(position, form) for position in positions])
+
+
+def _chat_position(position: PositionLogprobs, form: LogprobForm) -> ChatLogprob:
+    chosen, token_bytes = position[0], form.prompts.token_bytes
     top = [
-        TopLogprob(_text(entry, prompts), _finite(entry.logprob), prompts.token_bytes(entry.token_id))
-        for entry in most_likely(position, num_top)
+        TopLogprob(form.name(entry), _finite(entry.logprob), token_bytes(entry.token_id))
+        for entry in form.shown(position)
     ]
-    return ChatLogprob(
-        _text(chosen, prompts), _finite(chosen.logprob), prompts.token_bytes(chosen.token_id), top_logprobs=top
-    )
+    return ChatLogprob(form.name(chosen), _finite(chosen.logprob), token_bytes(chosen.token_id), top_logprobs=top)
 
 
 def most_likely(position: PositionLogprobs, number: int) -> list[TokenLogprob]:
@@ -225,27 +288,26 @@ def most_likely(position: PositionLogprobs, number: int) -> list[TokenLogprob]:
 class CompletionLogprobsWriter:
     """Collects OpenAI's older form: lists side by side, with each token's place in the text."""
 
-    def __init__(self, num_top: int, prompts: PromptMaker, *, offset: int = 0) -> None:
-        self._num_top = num_top
-        self._prompts = prompts
+    def __init__(self, form: LogprobForm, *, offset: int = 0) -> None:
+        self._form = form
         self._offset = offset
 
     def write(self, positions: Sequence[PositionLogprobs | None], token_ids: Sequence[int]) -> CompletionLogprobs:
         """The next tokens. A position without log-probabilities is the first of a prompt: nothing precedes it."""
-        lists = CompletionLogprobs([], [], [], [])
+        form, lists = self._form, CompletionLogprobs([], [], [], [])
         for token_id, position in zip(token_ids, positions, strict=True):
-            text = self._prompts.token_text(token_id) if position is None else _text(position[0], self._prompts)
-            lists.tokens.append(text)
+            chosen = TokenLogprob(token_id, 0.0, None, None) if position is None else position[0]
+            lists.tokens.append(form.name(chosen))
             lists.text_offset.append(self._offset)
-            lists.token_logprobs.append(None if position is None else _finite(position[0].logprob))
+            lists.token_logprobs.append(None if position is None else _finite(chosen.logprob))
             lists.top_logprobs.append(None if position is None else self._top(position))
-            self._offset += len(text)
+            self._offset += len(_text(chosen, form.prompts))
         return lists
 
     def _top(self, position: PositionLogprobs) -> dict[str, float]:
         """The chosen token is always among them, as OpenAI has it."""
-        top = {_text(entry, self._prompts): _finite(entry.logprob) for entry in most_likely(position, self._num_top)}
-        top.setdefault(_text(position[0], self._prompts), _finite(position[0].logprob))
+        top = {self._form.name(entry): _finite(entry.logprob) for entry in self._form.shown(position)}
+        top.setdefault(self._form.name(position[0]), _finite(position[0].logprob))
         return top
 
 

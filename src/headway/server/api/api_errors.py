@@ -103,11 +103,29 @@ def from_status(status: int, headers: Mapping[str, str] | None = None) -> ApiErr
 def no_such_path(path: str, known: tuple[str, ...]) -> ApiError:
     """404, with what there is."""
     shown = path[:_SHOWN_PATH_CHARS]
+    hint = _respelt(shown, known) or did_you_mean(shown, known)
     return ApiError(
         404,
-        f"There is no '{shown}' here.{did_you_mean(shown, known)} There are: {', '.join(known)}.",
+        f"There is no '{shown}' here.{hint} There are: {', '.join(known)}.",
         code=HTTPStatus.NOT_FOUND.name.lower(),
     )
+
+
+def _respelt(path: str, known: tuple[str, ...]) -> str:
+    """What is wrong with a path that is right but for `/v1`."""
+    inner, num_prefixes = path, 0
+    while inner.startswith("/v1/"):
+        inner, num_prefixes = inner.removeprefix("/v1"), num_prefixes + 1
+    if num_prefixes != 1 and _is_known(f"/v1{inner}", known):
+        return f" Did you mean '/v1{inner}'? '/v1' is {'doubled' if num_prefixes else 'missing'}."
+    if num_prefixes and _is_known(inner, known):
+        return f" Did you mean '{inner}'? It is not under '/v1'."
+    return ""
+
+
+def _is_known(path: str, known: tuple[str, ...]) -> bool:
+    """Whether there is such a path; what stands in braces may be anything."""
+    return any(path == one or ("{" in one and path.startswith(one.partition("{")[0])) for one in known)
 
 
 def wrong_method(method: str, path: str, allowed: str) -> ApiError:

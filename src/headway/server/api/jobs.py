@@ -66,6 +66,10 @@ class Job:
     """What may come, and how calls and thoughts are told from text."""
     constraint_path: str | None = None
     """The field of the request that says what the answer must match; the engine knows it as `structured_outputs`."""
+    return_token_ids: bool = False
+    """Whether the tokens of prompts and completions are told besides their text."""
+    tokens_as_ids: bool = False
+    """Whether log-probabilities name tokens by their ids."""
 
     @property
     def is_plain(self) -> bool:
@@ -103,7 +107,10 @@ async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, servi
         raise bad_request("'max_tokens' and 'max_completion_tokens' differ; send one of them.", param="max_tokens")
     num_logprobs = _chat_logprobs(request)
     max_tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
-    values = sampling_values(request) | {"max_tokens": max_tokens, "logprobs": num_logprobs}
+    values = sampling_values(request) | {
+        "max_tokens": max_tokens,
+        "logprobs": num_logprobs if request.logprobs else None,
+    }
     params = _check_params(values, services, scheduling, num_prompts=1, stream=bool(request.stream))
     constraint, tools = Constraint.of_request(request), tools_of(request)
     check_no_search(request, constraint, has_tools=bool(tools))
@@ -112,7 +119,9 @@ async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, servi
         services.info,
         tools=tools,
         add_generation_prompt=request.add_generation_prompt is not False,
+        continue_final_message=bool(request.continue_final_message),
         template_options=template_options(request, services.prompts.template_source),
+        most_tokens=_most_tokens(request, params, services.info),
     )
     text = prompt.text or ""
     shaped = await services.prompts.run(
@@ -138,12 +147,13 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
     echo, hide_output = bool(request.echo), request.max_tokens == 0
     if hide_output and not echo:
         raise bad_request("'max_tokens' must be at least 1, unless 'echo' is true.", param="max_tokens")
-    if echo and request.logprobs is not None and request.stream:
+    if echo and request.stream and (request.logprobs is not None or request.logprob_token_ids):
         raise bad_request("Log-probabilities of an echoed prompt cannot be streamed.", param="echo")
     max_tokens = 16 if request.max_tokens is None else request.max_tokens or 1
+    num_logprobs = 0 if request.logprobs is None and request.logprob_token_ids else request.logprobs
     values = sampling_values(request) | {"max_tokens": max_tokens, "logprobs": request.logprobs}
-    if request.logprobs is not None and echo:
-        values["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+    if num_logprobs is not None and echo:
+        values["prompt_logprobs"] = max(num_logprobs, request.prompt_logprobs or 0)
     params = _check_params(values, services, scheduling, num_prompts=_num_prompts(request), stream=bool(request.stream))
     constraint = Constraint.of_request(request)
     check_no_search(request, constraint)
@@ -151,15 +161,22 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
         constrain = partial(_constrain, params, PLAIN, constraint, services.formats)
         params = await services.prompts.run(constrain, num_chars=IN_A_THREAD)
     prompts = await _prompts(
-        request, services.prompts, services.info, add_special=request.add_special_tokens is not False
+        request,
+        services.prompts,
+        services.info,
+        add_special=request.add_special_tokens is not False,
+        most_tokens=_most_tokens(request, params, services.info),
     )
+    end_token_id = prompts[0].end_token_id
+    if end_token_id is not None and not params.ignore_eos:
+        params = dataclasses.replace(params, stop_token_ids=(*params.extra_stop_token_ids, end_token_id))
     return await _job(
         request,
         prompts,
         params,
         services,
         options=scheduling.options,
-        num_logprobs=request.logprobs,
+        num_logprobs=num_logprobs,
         echo=echo,
         hide_output=hide_output,
         constraint_path=_constraint_path(PLAIN, constraint),
@@ -195,7 +212,24 @@ async def _job(
         hide_output=hide_output,
         answer=answer,
         constraint_path=constraint_path,
+        return_token_ids=bool(request.return_token_ids),
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
     )
+
+
+def _most_tokens(request: GenerationRequest, params: SamplingParams, info: EngineReady) -> int | None:
+    """How many tokens a prompt is cut to. -1 leaves room for the output that is asked for, if it leaves any."""
+    wanted, most = request.truncate_prompt_tokens, info.max_model_len
+    if wanted is None:
+        return None
+    if wanted >= most:
+        raise bad_request(
+            f"'truncate_prompt_tokens' may be at most {most - 1}: this model's context has {most} tokens.",
+            param="truncate_prompt_tokens",
+        )
+    if wanted != -1:
+        return int(wanted)
+    return most - (params.max_tokens if params.max_tokens is not None and params.max_tokens < most else 1)
 
 
 class _Shaped(NamedTuple):
@@ -313,11 +347,18 @@ def _check_cache(request: GenerationRequest, info: EngineReady) -> None:
 
 def _chat_logprobs(request: ChatCompletionRequest) -> int | None:
     _check_top("top_logprobs", request.top_logprobs)
-    if request.logprobs:
+    if request.logprobs or (request.logprob_token_ids and request.logprobs is None):
         return request.top_logprobs or 0
+    _check_wants_logprobs(request)
     if request.top_logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     return None
+
+
+def _check_wants_logprobs(request: ChatCompletionRequest) -> None:
+    """Those of named tokens are told with those of the chosen ones."""
+    if request.logprob_token_ids:
+        raise bad_request("'logprob_token_ids' needs 'logprobs': true.", param="logprob_token_ids")
 
 
 def _check_top(name: str, value: int | None) -> None:
@@ -368,19 +409,21 @@ def _num_prompts(request: CompletionRequest) -> int:
 
 
 async def _prompts(
-    request: CompletionRequest, maker: PromptMaker, info: EngineReady, *, add_special: bool
+    request: CompletionRequest, maker: PromptMaker, info: EngineReady, *, add_special: bool, most_tokens: int | None
 ) -> list[Prompt]:
     """A string, strings, token ids, or lists of token ids: nothing in between."""
-    given = request.prompt
-    if isinstance(given, str):
-        return await maker.from_texts([given], info, add_special_tokens=add_special)
+    given: list[Any] = [request.prompt] if isinstance(request.prompt, str) else request.prompt
     kinds = set(map(type, given))
     if not given:
         raise bad_request("'prompt' is empty.", param="prompt")
+    if request.suffix and kinds == {str}:
+        return await maker.between(given, request.suffix, info, add_special_tokens=add_special)
+    if request.suffix:
+        raise bad_request("'suffix' goes with prompts of text only.", param="suffix")
     if kinds == {int}:
-        return await maker.from_ids([given], info)  # type: ignore[list-item]
+        return await maker.from_ids([given], info, most_tokens=most_tokens)
     if kinds == {list}:
-        return await maker.from_ids(given, info)  # type: ignore[arg-type]
+        return await maker.from_ids(given, info, most_tokens=most_tokens)
     if kinds == {str}:
-        return await maker.from_texts(given, info, add_special_tokens=add_special)  # type: ignore[arg-type]
+        return await maker.from_texts(given, info, add_special_tokens=add_special, most_tokens=most_tokens)
     raise bad_request("'prompt' must be a string, strings, token ids, or lists of token ids.", param="prompt")

@@ -15,9 +15,11 @@ from headway.server.api.answers import (
     Completion,
     DetokenizeResponse,
     HealthResponse,
+    LoadResponse,
     ModelCard,
     ModelList,
     TokenizeResponse,
+    TokenizerInfo,
     VersionResponse,
 )
 from headway.server.api.api_errors import ErrorResponse
@@ -100,6 +102,12 @@ OPERATIONS = (
     Operation("post", "/detokenize", "Turn tokens into text.", DetokenizeResponse, DetokenizeRequest, _BODY),
     Operation("get", "/health", "Whether requests are being served.", HealthResponse, statuses=(503,)),
     Operation("get", "/ready", "The same, under the name that orchestrators ask for.", HealthResponse, statuses=(503,)),
+    Operation("get", "/ping", "The same, under the name that SageMaker asks for.", HealthResponse, statuses=(503,)),
+    Operation("post", "/ping", "The same.", HealthResponse, statuses=(503,)),
+    Operation("get", "/load", "How many generation requests are being answered.", LoadResponse),
+    Operation(
+        "get", "/tokenizer_info", "Chat template and special tokens of the model.", TokenizerInfo, statuses=(400, 503)
+    ),
     Operation("get", "/metrics", "Prometheus metrics.", None),
     Operation("get", "/version", "The version of the server.", VersionResponse),
 )

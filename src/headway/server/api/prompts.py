@@ -31,7 +31,12 @@ IDS_PER_CHAR = 16
 """To look at so many token ids takes as long as to tokenise a character."""
 ITEM_CHARS = 64
 """What a message, or one of several texts, counts for by itself: a template loops over messages."""
-_TEMPLATE_OWN = frozenset({"messages", "tools", "tool_format", "add_generation_prompt", "self", "tokenizer"})
+_TEMPLATE_OWN = frozenset(
+    {
+        *("messages", "tools", "tool_format", "add_generation_prompt", "continue_final_message"),
+        *("self", "tokenizer"),
+    }
+)
 """Names that `chat_template_kwargs` may not carry: they have fields of their own, or none."""
 
 _T = TypeVar("_T")
@@ -43,6 +48,8 @@ class Prompt:
 
     token_ids: list[int]
     text: str | None = None
+    end_token_id: int | None = None
+    """Ends the answer, besides the model's end tokens."""
 
 
 class PromptMaker:
@@ -75,16 +82,26 @@ class PromptMaker:
         *,
         tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         template_options: Mapping[str, Any] | None = None,
+        most_tokens: int | None = None,
     ) -> Prompt:
-        """A conversation in the words of the model's chat template."""
+        """A conversation in the words of the model's chat template; with `most_tokens`, the last ones of it."""
         own = sorted(_TEMPLATE_OWN & set(template_options or ()))
         if own:
             raise bad_request(f"'chat_template_kwargs' must not have '{own[0]}'.", param="chat_template_kwargs")
         if not messages:
             raise bad_request("'messages' must not be empty.", param="messages")
         options = template_options or {}
-        encode = partial(self._encode_messages, messages, info, tools, add_generation_prompt, options)
+        template = partial(
+            self._template,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            options=options,
+        )
+        encode = partial(self._encode_messages, template, info, most_tokens)
         num_chars = sum(message.num_chars for message in messages)
         if tools:
             num_chars += len(msgspec.json.encode(tools))
@@ -98,24 +115,44 @@ class PromptMaker:
         return await self._threads.run(work, num_chars=num_chars)
 
     async def from_texts(
-        self, texts: Sequence[str], info: EngineReady, *, add_special_tokens: bool = True
+        self,
+        texts: Sequence[str],
+        info: EngineReady,
+        *,
+        add_special_tokens: bool = True,
+        most_tokens: int | None = None,
     ) -> list[Prompt]:
-        """Plain texts, all of them in one go."""
+        """Plain texts, all of them in one go; with `most_tokens`, the last ones of each."""
         for text in texts:
             self._check_chars(len(text), info, param="prompt")
+        encode = partial(
+            self._encode, info=info, param="prompt", add_special_tokens=add_special_tokens, most_tokens=most_tokens
+        )
+        num_chars = sum(map(len, texts)) + ITEM_CHARS * (len(texts) - 1)
+        return await self._threads.run(lambda: list(map(encode, texts)), num_chars=num_chars)
+
+    async def between(
+        self, texts: Sequence[str], suffix: str, info: EngineReady, *, add_special_tokens: bool = True
+    ) -> list[Prompt]:
+        """Prompts for what stands between each of these texts and `suffix`."""
+        for text in texts:
+            self._check_chars(len(text) + len(suffix), info, param="prompt")
 
         def encode() -> list[Prompt]:
-            return [self._encode(text, info, param="prompt", add_special_tokens=add_special_tokens) for text in texts]
+            return [self._encode_infill(text, suffix, info, add_special_tokens) for text in texts]
 
-        return await self._threads.run(encode, num_chars=sum(map(len, texts)) + ITEM_CHARS * (len(texts) - 1))
+        return await self._threads.run(encode, num_chars=sum(len(text) + len(suffix) + ITEM_CHARS for text in texts))
 
     async def bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """The token sequences that spell words that a request must not contain."""
         spell = partial(spell_bad_words, words, self.tokenizer)
         return await self._threads.run(spell, num_chars=sum(map(len, words)) + ITEM_CHARS * (len(words) - 1))
 
-    async def from_ids(self, prompts: Sequence[list[int]], info: EngineReady) -> list[Prompt]:
-        """Token ids as they are, once they are known to be tokens."""
+    async def from_ids(
+        self, given: Sequence[list[int]], info: EngineReady, *, most_tokens: int | None = None
+    ) -> list[Prompt]:
+        """Token ids as they are, or the last ones of them, once they are known to be tokens."""
+        prompts = given if most_tokens is None else [token_ids[-most_tokens:] for token_ids in given]
         for token_ids in prompts:
             _check_length(len(token_ids), info, param="prompt")
 
@@ -174,8 +211,10 @@ class PromptMaker:
     def _template(
         self,
         messages: Sequence[ChatMessage],
+        *,
         tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> str:
         return chat_text(
@@ -184,28 +223,37 @@ class PromptMaker:
             tools=tools,
             tool_format=self._tool_format,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             **(options or {}),
         )
 
-    def _encode_messages(
-        self,
-        messages: Sequence[ChatMessage],
-        info: EngineReady,
-        tools: Sequence[Tool],
-        add_generation_prompt: bool,
-        options: Mapping[str, Any],
-    ) -> Prompt:
+    def _encode_messages(self, template: Callable[[], str], info: EngineReady, most_tokens: int | None) -> Prompt:
         """From template to tokens in one go: each change of threads costs time to first token."""
-        text = self._template(messages, tools, add_generation_prompt, options)
-        return self._encode(text, info, param="messages", add_special_tokens=False)
+        return self._encode(template(), info=info, param="messages", add_special_tokens=False, most_tokens=most_tokens)
 
-    def _encode(self, text: str, info: EngineReady, *, param: str, add_special_tokens: bool) -> Prompt:
+    def _encode(
+        self, text: str, *, info: EngineReady, param: str, add_special_tokens: bool, most_tokens: int | None = None
+    ) -> Prompt:
         self._check_chars(len(text), info, param=param)
         token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         if not token_ids:
             raise bad_request(f"'{param}' is empty.", param=param)
+        if most_tokens is not None and len(token_ids) > most_tokens:
+            token_ids = token_ids[-most_tokens:]
+            text = self.tokenizer.decode(token_ids, skip_special_tokens=False)
         _check_length(len(token_ids), info, param=param)
         return Prompt(token_ids, text)
+
+    def _encode_infill(self, text: str, suffix: str, info: EngineReady, add_special_tokens: bool) -> Prompt:
+        infill = self.tokenizer.encode_infill(text, suffix, add_special_tokens=add_special_tokens)
+        if infill is None:
+            raise bad_request(
+                "'suffix' is not supported by this model: its vocabulary has no tokens for filling in the middle.",
+                param="suffix",
+                code="unsupported_field",
+            )
+        _check_length(len(infill.token_ids), info, param="prompt")
+        return Prompt(infill.token_ids, end_token_id=infill.end_token_id)
 
     def _check_chars(self, num_chars: int, info: EngineReady, *, param: str) -> None:
         most = info.max_model_len * self._chars_per_token

@@ -66,10 +66,27 @@ class GenerationRequest(_RecordFields, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    """Keep so many of the prompt's last tokens; -1: as many as fit."""
+    # What follows asks for nothing that this server does: notes of the client's, and hints to a larger service.
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: bool | None = None
 
     def check_supported(self, path: str = "") -> None:
         """Refuse what is not supported, here and in the records inside."""
         super().check_supported(path)
+        if self.store:
+            raise bad_request(
+                "'store' must be false: nothing is stored by this server.", param="store", code="unsupported_field"
+            )
+        kept = self.truncate_prompt_tokens
+        if kept is not None and kept != -1 and kept < 1:
+            raise bad_request("'truncate_prompt_tokens' must be -1 or at least 1.", param="truncate_prompt_tokens")
         if self.stream_options is not None:
             if not self.stream:
                 raise bad_request("'stream_options' needs 'stream': true.", param="stream_options")
@@ -236,6 +253,23 @@ def _check_messages(messages: list[ChatMessage], path: str) -> None:
         message.check_supported(f"{path}messages[{index}].")
 
 
+def _check_continuation(messages: list[ChatMessage], add_generation_prompt: bool | None) -> None:
+    """The last message is the beginning of the answer."""
+    if add_generation_prompt:
+        raise bad_request(
+            "'continue_final_message' and 'add_generation_prompt' cannot both be true: the answer either goes on with "
+            "the last message, or begins after it.",
+            param="continue_final_message",
+        )
+    if not messages:
+        return
+    last, path = messages[-1], f"messages[{len(messages) - 1}]"
+    if last.role != "assistant":
+        raise bad_request(f"'{path}.role' must be 'assistant' with 'continue_final_message'.", param=f"{path}.role")
+    if last.tool_calls:
+        raise bad_request(f"'{path}.tool_calls' does not go with 'continue_final_message'.", param=f"{path}.tool_calls")
+
+
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -248,19 +282,13 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         "modalities": (None, ["text"]),
         "audio": (None,),
         "prediction": (None,),
-        "verbosity": (None,),
+        "verbosity": (None, "medium"),
         "web_search_options": (None,),
-        "service_tier": (None, "auto", "default"),
-        "store": (None, False),
-        "metadata": (None, {}),
-        "safety_identifier": (None,),
-        "prompt_cache_key": (None,),
         "prompt_cache_options": (None,),
-        "prompt_cache_retention": (None,),
+        "prompt_cache_retention": (None, "in_memory"),
         "moderation": (None,),
         "chat_template": (None,),
         "echo": (None, False),
-        "continue_final_message": (None, False),
     }
 
     messages: list[ChatMessage]
@@ -268,6 +296,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: ToolChoice | None = None
@@ -280,17 +309,11 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     prediction: Any = None
     verbosity: Any = None
     web_search_options: Any = None
-    service_tier: Any = None
-    store: Any = None
-    metadata: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
     moderation: Any = None
     chat_template: Any = None
     echo: Any = None
-    continue_final_message: Any = None
 
     def check_supported(self, path: str = "") -> None:
         """The messages and the tools too."""
@@ -298,23 +321,27 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         check_tools(self.tools or (), f"{path}tools")
         check_tool_choice(self.tool_choice, self.tools or ())
         _check_messages(self.messages, path)
+        if self.continue_final_message:
+            _check_continuation(self.messages, self.add_generation_prompt)
         check_nesting(self.chat_template_kwargs or {}, f"{path}chat_template_kwargs")
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/completions."""
 
-    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "suffix": (None, ""),
-        "truncate_prompt_tokens": (None,),
-    }
-
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
-    suffix: Any = None
-    truncate_prompt_tokens: Any = None
+    suffix: str | None = None
+    """What follows the text that is wanted."""
+
+    def check_supported(self, path: str = "") -> None:
+        """Of the fields of this endpoint, some do not go together."""
+        super().check_supported(path)
+        for name in ("echo", "truncate_prompt_tokens") if self.suffix else ():
+            if getattr(self, name):
+                raise bad_request(f"'{name}' does not go with 'suffix'.", param=name)
 
 
 class TokenizeRequest(ApiRecord, kw_only=True):
@@ -325,6 +352,7 @@ class TokenizeRequest(ApiRecord, kw_only=True):
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolDefinition] | None = None
 
@@ -334,11 +362,13 @@ class TokenizeRequest(ApiRecord, kw_only=True):
             raise bad_request("Give either 'prompt' or 'messages'.", param="prompt")
         if self.messages is not None and self.add_special_tokens:
             raise bad_request("'add_special_tokens' goes with 'prompt' only.", param="add_special_tokens")
-        for name in ("add_generation_prompt", "chat_template_kwargs", "tools"):
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"):
             if self.prompt is not None and getattr(self, name) is not None:
                 raise bad_request(f"'{name}' goes with 'messages' only.", param=name)
         check_tools(self.tools or (), f"{path}tools")
         _check_messages(self.messages or [], path)
+        if self.continue_final_message:
+            _check_continuation(self.messages or [], self.add_generation_prompt)
         check_nesting(self.chat_template_kwargs or {}, f"{path}chat_template_kwargs")
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from headway.rpc.messages import Delta, PositionLogprobs
 from headway.server.api.answer_blocks import AnswerBlocks, Block, BlockChange, Closed, Grown, Opened
-from headway.server.api.answers import ChatLogprob, chat_logprobs
+from headway.server.api.answers import ChatLogprob, LogprobForm, chat_logprobs
 from headway.server.api.api_errors import ApiError
 from headway.server.api.generation import Generation
 from headway.server.api.prompts import PromptMaker
@@ -155,7 +155,7 @@ class _ResponseAnswer:
         self._generation = generation
         self._request = request
         self._model = model
-        self._prompts = prompts
+        self._logprob_form = LogprobForm.of(generation.job, prompts)
         self._suffix = generation.id.rpartition("-")[2]
         self._blocks = AnswerBlocks(generation.job.answer.parser())
 
@@ -232,7 +232,7 @@ class _ResponseAnswer:
         return OutputText(block.text, self._logprobs(block.logprobs))
 
     def _logprobs(self, positions: list[PositionLogprobs]) -> list[ChatLogprob]:
-        return chat_logprobs(positions, self._generation.job.num_logprobs or 0, self._prompts).content
+        return chat_logprobs(positions, self._logprob_form).content
 
     def _item_id(self, block: Block) -> str:
         prefix = {"text": "msg", "call": "fc", "reasoning": "rs"}[block.kind]

@@ -35,9 +35,11 @@ from headway.server.api.answer_writers import (
 from headway.server.api.answers import (
     DetokenizeResponse,
     HealthResponse,
+    LoadResponse,
     ModelCard,
     ModelList,
     TokenizeResponse,
+    TokenizerInfo,
     VersionResponse,
     json_response,
 )
@@ -64,6 +66,8 @@ _STREAM_HEADERS = [
 ]
 
 
+MAX_TOLD_TOKENS = 1024
+"""Of a vocabulary's special tokens, in one answer."""
 _B = TypeVar("_B", bound=msgspec.Struct)
 """The body of an endpoint."""
 _R = TypeVar("_R", bound=GenerationRequest)
@@ -89,8 +93,9 @@ class GenerationRoute(ABC, Generic[_B, _R]):
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await self._services.bodies.read(scope, receive)
-        await until_disconnect(receive, self._answer(body, record_of(scope), send))
+        with self._services.metrics.answering():
+            body = await self._services.bodies.read(scope, receive)
+            await until_disconnect(receive, self._answer(body, record_of(scope), send))
 
     async def _answer(self, body: bytes, record: AccessRecord, send: Send) -> None:
         services = self._services
@@ -223,11 +228,30 @@ class InfoRoutes:
         return json_response(self._card(name))
 
     async def health(self, _: Request) -> Response:
-        """GET /health and /ready: 200 while requests are being served, else 503 and why."""
+        """GET /health, /ready and /ping: 200 while requests are being served, else 503 and why."""
         health = self._services.engine.health
         if health.ok:
             return json_response(HealthResponse("ok"))
         return json_response(HealthResponse("unavailable", health.reason), status=503)
+
+    async def load(self, _: Request) -> Response:
+        """GET /load."""
+        return json_response(LoadResponse(self._services.metrics.num_answering))
+
+    async def tokenizer(self, _: Request) -> Response:
+        """GET /tokenizer_info."""
+        tokenizer, info = self._services.prompts.tokenizer, self._services.info
+        return json_response(
+            TokenizerInfo(
+                vocab_size=info.vocab_size,
+                max_model_len=info.max_model_len,
+                chat_template=tokenizer.chat_template,
+                special_tokens=tokenizer.special_tokens,
+                added_tokens=tokenizer.special_token_ids(MAX_TOLD_TOKENS),
+                bos_token_id=tokenizer.bos_token_id,
+                eos_token_ids=list(tokenizer.eos_token_ids),
+            )
+        )
 
     async def version(self, _: Request) -> Response:
         """GET /version."""
@@ -274,6 +298,7 @@ class Tokenize:
                 info,
                 tools=[definition.as_tool() for definition in request.tools or ()],
                 add_generation_prompt=request.add_generation_prompt is not False,
+                continue_final_message=bool(request.continue_final_message),
                 template_options=request.chat_template_kwargs,
             )
             tokens = prompt.token_ids

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from headway.server.api.api_errors import ApiError
 from headway.server.server_config import ServerConfig
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 """For load balancers and orchestrators, which have no key."""
 _BROWSER_PATHS = frozenset({"/", "/docs"})
 ORIGIN_HEADERS = frozenset({b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode"})

@@ -6,10 +6,11 @@ Latencies are measured in the front end, as clients see them; the engine's own n
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from headway.rpc.messages import EngineStats, RequestTimings
 
@@ -195,7 +196,18 @@ class ServerMetrics:
         self.num_missing_predictions = 0
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.responses: dict[tuple[str, int], int] = {}
+        self.num_answering = 0
+        """Generation requests that are being answered, from their first byte to the last of the answer."""
         self._num_steps = -1
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """A generation request is being answered."""
+        self.num_answering += 1
+        try:
+            yield
+        finally:
+            self.num_answering -= 1
 
     def observe_step(self, stats: EngineStats) -> None:
         """A step's numbers; those of a step that is known already are passed over."""
