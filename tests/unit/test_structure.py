@@ -109,6 +109,8 @@ SHAPE = {
     "torch_dtype": "float32",
     "hidden_act": "silu",
 }
+ONLY_IN_HALF_PRECISION = ("layers/skinny_gemm.py",)
+"""The traced step is in float32."""
 TRACE = """
 import sys
 from pathlib import Path
@@ -152,6 +154,7 @@ def test_the_page_lists_the_files_of_a_step(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     listed = {path: int(num_lines) for num_lines, path in LISTED.findall(PAGE.read_text(encoding="utf-8"))}
-    found = {path: len((PACKAGE / path).read_text(encoding="utf-8").splitlines()) for path in done.stdout.split()}
+    files = [*done.stdout.split(), *ONLY_IN_HALF_PRECISION]
+    found = {path: len((PACKAGE / path).read_text(encoding="utf-8").splitlines()) for path in files}
     assert listed.keys() == found.keys()
     assert {path for path, num_lines in found.items() if abs(num_lines - listed[path]) > 0.1 * num_lines} == set()
