@@ -15,14 +15,12 @@ from typing import Any
 
 from headway.errors import InvalidRequestError
 from headway.structured.answer_formats import ToolFormat, tool_format_for
-from headway.structured.tool_schemas import Tool, ToolCall
+from headway.structured.tool_schemas import MAX_NESTING, Tool, ToolCall, is_too_deep
 from headway.tokenizer import Tokenizer
 from headway.tokenizer.chat_template import check_messages
 
 Message = Mapping[str, Any]
 
-MAX_NESTING = 128
-"""Lists and objects inside each other, where a client may send any JSON. What walks through it may recurse."""
 _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
 """Stands behind the message that is continued, while the template runs: it may trim the text, and put more after it."""
 _RENDERS_TOOLS = re.compile(r"\btools\b")
@@ -82,21 +80,6 @@ def _up_to_mark(rendered: str) -> str:
         )
     before = rendered[:place]
     return before if rendered.startswith(_CONTINUED, place) else before.rstrip()
-
-
-def is_too_deep(value: Mapping[str, Any]) -> bool:
-    """Whether JSON has more than `MAX_NESTING` levels; found without recursion."""
-    level: list[Any] = [value]
-    for _ in range(MAX_NESTING):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, Mapping) else outer)
-            if isinstance(inner, (dict, list))
-        ]
-        if not level:
-            return False
-    return True
 
 
 def tools_from(definitions: Sequence[Mapping[str, Any]]) -> list[Tool]:

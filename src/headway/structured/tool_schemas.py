@@ -9,6 +9,8 @@ from typing import Any
 
 from headway.errors import InvalidRequestError
 
+MAX_NESTING = 128
+"""Lists and objects inside each other, where a client may send any JSON. What walks through it may recurse."""
 JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
 _DEFINITIONS = ("$defs", "definitions")
 # Ties between parameters, which cannot be said of each one alone.
@@ -18,6 +20,21 @@ _WHOLE_OBJECT_KEYWORDS = (
 )
 _PARAMETER_NAME = re.compile(r"[^\s<>=,()\[\]{}\"']+")
 _MOST_REFERENCES = 32
+
+
+def is_too_deep(value: Mapping[str, Any]) -> bool:
+    """Whether JSON has more than `MAX_NESTING` levels; found without recursion."""
+    level: list[Any] = [value]
+    for _ in range(MAX_NESTING):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, Mapping) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
 
 
 @dataclass(frozen=True)

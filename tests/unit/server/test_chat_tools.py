@@ -20,8 +20,7 @@ from headway.server.api.answer_requests import MAX_TOOLS
 from headway.server.api.openapi import document
 from headway.server.server_config import ServerConfig
 from headway.structured.answer_formats import TOOL_FORMATS
-from headway.structured.conversation import MAX_NESTING
-from headway.structured.tool_schemas import ToolCall
+from headway.structured.tool_schemas import MAX_NESTING, ToolCall
 from headway.tokenizer import Tokenizer, tokenizer_from_gguf
 from tests.unit.server.fake_engine import CHAT_TEMPLATE, FakeEngine, FakeServer, engine_ready, events, run
 from tests.unit.tokenizer.small import byte_level_metadata

@@ -88,7 +88,7 @@ def test_a_trace_that_is_not_sampled_stays_so() -> None:
 
 def test_refusals_and_departures_have_spans_and_other_routes_have_none() -> None:
     traced = Traced(FakeEngine(manual=True))
-    traced.server.chat(tools=[1])
+    traced.server.chat(audio={})
     traced.server.call("GET", "/health")
 
     async def leave() -> None:

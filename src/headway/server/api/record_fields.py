@@ -18,7 +18,7 @@ import msgspec
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.sampling_params import SamplingParams
 from headway.server.api.api_errors import bad_request
-from headway.structured.conversation import MAX_NESTING, is_too_deep
+from headway.structured.tool_schemas import MAX_NESTING, is_too_deep
 
 
 class HttpOption(NamedTuple):
