@@ -18,8 +18,8 @@ from headway.structured.python_literals import PythonLiterals, PythonReader, rep
 from headway.structured.tool_schemas import (
     Parameter,
     Tool,
+    closed_schema,
     listed_values,
-    object_schema,
     parameter_list,
     type_of_value,
     without_references,
@@ -44,7 +44,7 @@ class JsonArguments:
     _IN_STRUCTURE = re.compile(r'["{}\[\]]')
 
     def grammar(self, rules: LarkRules, prefix: str, tool: Tool) -> str:
-        return rules.add(f"{prefix}_json", inline_schema(object_schema(tool)))
+        return rules.add(f"{prefix}_json", inline_schema(closed_schema(tool)))
 
     def read(self, stream: AnswerStream, index: int, tool: Tool) -> Reading[None]:
         yield from stream.skip_space()

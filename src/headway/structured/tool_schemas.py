@@ -18,6 +18,7 @@ _WHOLE_OBJECT_KEYWORDS = (
     *("anyOf", "oneOf", "allOf", "not", "if", "enum", "const", "minProperties", "maxProperties", "patternProperties"),
     *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
 )
+_OTHER_PARAMETERS = ("additionalProperties", "unevaluatedProperties", "$ref")
 _PARAMETER_NAME = re.compile(r"[^\s<>=,()\[\]{}\"']+")
 _MOST_REFERENCES = 32
 
@@ -90,6 +91,19 @@ def object_schema(tool: Tool) -> Mapping[str, Any]:
             f"the parameters of tool '{tool.name}' must be of type 'object', not {declared!r}", param="tools"
         )
     return {**schema, "type": "object"}
+
+
+def closed_schema(tool: Tool) -> Mapping[str, Any]:
+    """The schema of a tool's arguments without parameters that it does not list, unless it speaks of others itself.
+
+    A call with a parameter that the function does not have would fail, and a small model would invent them endlessly.
+    """
+    schema = object_schema(tool)
+    listed = schema.get("properties")
+    is_plain = not any(word in schema for word in (*_WHOLE_OBJECT_KEYWORDS, *_OTHER_PARAMETERS))
+    if listed and is_plain and all(name in listed for name in schema.get("required") or ()):
+        return {**schema, "additionalProperties": False}
+    return schema
 
 
 def parameter_list(tool: Tool) -> ParameterList:

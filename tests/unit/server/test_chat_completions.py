@@ -76,6 +76,28 @@ def test_messages_go_through_the_template() -> None:
     assert request.prompt_token_ids == server.tokenizer.encode(expected, add_special_tokens=False)
 
 
+def test_what_clients_note_on_an_answer_comes_back_and_changes_nothing() -> None:
+    server = FakeServer()
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    plain = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": '{"a": 1}'},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "Yes"},
+    ]
+    noted_call = {**call, "function": {**call["function"], "parsed_arguments": {}}}
+    noted = [
+        plain[0],
+        {**plain[1], "parsed": {"a": 1}},
+        {**plain[2], "tool_calls": [noted_call], "provider_specific_fields": {"refusal": None}},
+        plain[3],
+    ]
+    for messages in (plain, noted):
+        assert server.post("/v1/chat/completions", {"messages": messages}).status_code == 200
+    first, second = server.engine.requests
+    assert first.prompt_token_ids == second.prompt_token_ids
+
+
 def test_sampling_fields_reach_the_engine() -> None:
     server = FakeServer()
     fields: dict[str, Any] = {

@@ -287,6 +287,30 @@ def test_constrained_parameters(name: str, arguments: Mapping[str, object], verd
         assert json.loads(read(answer, text).calls[0].arguments) == arguments
 
 
+@every_format
+def test_parameters_that_a_tool_does_not_list_are_refused(name: str) -> None:
+    more = [ToolCall("f", '{"a": 1, "b": 2}')]
+    properties = {"a": {"type": "integer"}}
+    closed = spec(name, tools=(Tool("f", None, {"properties": properties}),), tool_choice="required")
+    assert vocabulary(()).verdict(closed, TOOL_FORMATS[name].write(more)) == "refused"
+    assert vocabulary(()).verdict(closed, TOOL_FORMATS[name].write([ToolCall("f", '{"a": 1}')])) == "whole"
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"additionalProperties": {"type": "integer"}},
+        {"patternProperties": {"^b$": {"type": "integer"}}},
+        {"required": ["b"]},
+        {"allOf": [{"properties": {"b": {"type": "integer"}}}]},
+    ],
+)
+def test_a_schema_that_speaks_of_other_parameters_allows_them(others: dict[str, object]) -> None:
+    tool = Tool("f", None, {"properties": {"a": {"type": "integer"}}, **others})
+    text = TOOL_FORMATS["hermes"].write([ToolCall("f", '{"a": 1, "b": 2}')])
+    assert vocabulary(()).verdict(spec("hermes", tools=(tool,), tool_choice="required"), text) == "whole"
+
+
 def test_a_value_in_tags_cannot_contain_its_closing_tag() -> None:
     inside = "<tool_call>\n<function=get_weather>\n<parameter=city>\n"
     answer = spec("qwen3_coder", tool_choice="required")

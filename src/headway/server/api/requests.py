@@ -147,6 +147,8 @@ class CalledFunction(ApiRecord, kw_only=True):
     name: str
     arguments: str
     """JSON of an object; "" is one without members."""
+    parsed_arguments: Any = None
+    """The same as OpenAI's client has read it; it comes back with the call."""
 
 
 class MessageToolCall(ApiRecord, kw_only=True):
@@ -186,6 +188,10 @@ class ChatMessage(ApiRecord, kw_only=True):
     refusal: Any = None
     audio: Any = None
     annotations: Any = None
+    parsed: Any = None
+    """The content of an earlier answer as OpenAI's client has read it; it comes back with the answer."""
+    provider_specific_fields: dict[str, Any] | None = None
+    """Notes of litellm on an earlier answer. They say nothing to the model."""
 
     def check_supported(self, path: str = "") -> None:
         """A message is text, whole or in parts; calls and thoughts are the model's, and a result names its call."""
