@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,11 +63,12 @@ def test_an_answer_matches_the_schema_and_a_tool_is_called(visit: Visit) -> None
     page = visit.page
     page.click("#format-toggle")
     page.locator("#format input[value=schema]").check()
-    page.fill(
-        "#schema", '{"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}}, "required": ["age"]}'
-    )
+    age = {"type": "integer", "minimum": 1, "maximum": 99}
+    schema = {"type": "object", "properties": {"age": age}, "required": ["age"], "additionalProperties": False}
+    page.fill("#schema", json.dumps(schema))
     ask(page, "Invent a person.")
-    wait_for_text(page, ".assistant:last-of-type .mark", "parsed")
+    page.locator("#send").wait_for(state="visible")
+    assert "parsed" in page.text_content(".assistant:last-of-type .mark")
     assert '"age": ' in page.text_content(".assistant:last-of-type .json code")
     page.locator("#format input[value=text]").check()
     page.check("#with-tools")
