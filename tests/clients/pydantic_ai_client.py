@@ -79,7 +79,5 @@ for kind in MODELS:
     checks.check(f"{kind}: tools and tool output", lambda kind=kind: forced_tool(kind))
     checks.check(f"{kind}: text, streamed", lambda kind=kind: loop.run(_streamed(kind, str)))
     checks.check(f"{kind}: tool output, streamed", lambda kind=kind: loop.run(_streamed(kind, ToolOutput(Person))))
-    checks.check(
-        f"{kind}: native output, streamed", lambda kind=kind: loop.run(_streamed(kind, NativeOutput(Person)))
-    )
+    checks.check(f"{kind}: native output, streamed", lambda kind=kind: loop.run(_streamed(kind, NativeOutput(Person))))
 checks.finish()

@@ -333,11 +333,58 @@ def test_a_smaller_priority_number_goes_first(server: ServerProcess, async_clien
 # ---- what goes wrong ------------------------------------------------------------------------------------------------
 
 
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "note_person", "parameters": PERSON}}
+REMOTE = {"type": "json_schema", "json_schema": {"name": "remote", "schema": {"$ref": "http://127.0.0.1/schema"}}}
+
+
+def test_an_answer_fits_its_schema(client: Any) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=QUESTION,
+        max_tokens=80,
+        temperature=1,
+        seed=3,
+        response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}},
+    )
+    person = json.loads(answer.choices[0].message.content)
+    assert set(person) == {"name", "age"} and person["age"] <= 99
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_tool_is_called(client: Any, streams: bool) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=QUESTION,
+        max_tokens=80,
+        temperature=0,
+        tools=[TOOL],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        stream=streams,
+    )
+    if streams:
+        deltas = [chunk.choices[0] for chunk in answer if chunk.choices]
+        calls = [call for one in deltas for call in one.delta.tool_calls or ()]
+        name, arguments = calls[0].function.name, "".join(call.function.arguments or "" for call in calls)
+        reason = deltas[-1].finish_reason
+    else:
+        (call,) = answer.choices[0].message.tool_calls
+        name, arguments, reason = call.function.name, call.function.arguments, answer.choices[0].finish_reason
+    assert (name, reason) == ("note_person", "tool_calls")
+    assert set(json.loads(arguments)) == {"name", "age"}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"response_format": REMOTE}, "response_format.json_schema.schema.$ref"),
         ({"temperature": -1}, "temperature"),
         ({"n": 10**6}, "n"),
         ({"extra_body": {"top_kk": 3}}, "top_kk"),
