@@ -49,11 +49,16 @@ def test_the_start_tells_how_long_its_parts_took(server: ServerProcess) -> None:
 
 
 def test_an_idle_server_sleeps(server: ServerProcess) -> None:
+    """Once it has prepared what the first grammar needs, which it does when there is nothing else to do."""
     pids = (server.process.pid, server.engine_pid)
-    before_s = [cpu_s(pid) for pid in pids]
-    time.sleep(IDLE_S)
-    used_s = [cpu_s(pid) - before for pid, before in zip(pids, before_s, strict=True)]
-    assert max(used_s) < IDLE_SHARE * IDLE_S, used_s
+    used_s = [IDLE_S]
+    for _ in range(4):
+        before_s = [cpu_s(pid) for pid in pids]
+        time.sleep(IDLE_S)
+        used_s = [cpu_s(pid) - before for pid, before in zip(pids, before_s, strict=True)]
+        if max(used_s) < IDLE_SHARE * IDLE_S:
+            return
+    raise AssertionError(f"CPU seconds in {IDLE_S:g} s: {used_s}")
 
 
 def test_health_tells_of_an_idle_engine_that_is_stopped(server: ServerProcess) -> None:
