@@ -24,7 +24,13 @@ def get_weather(city: Literal["Paris", "Oslo"]) -> str:
 
 def model(**more: Any) -> ChatOpenAI:
     return ChatOpenAI(
-        base_url=checks.base_url, api_key="none", model=checks.model, temperature=0, max_tokens=96, max_retries=0, **more
+        base_url=checks.base_url,
+        api_key="none",
+        model=checks.model,
+        temperature=0,
+        max_tokens=96,
+        max_retries=0,
+        **more,
     )
 
 
@@ -59,7 +65,9 @@ def tools(choice: str, **more: Any) -> Any:
 
 def tools_streamed(**more: Any) -> Any:
     whole: Any = None
-    for chunk in model(**more).bind_tools([get_weather], tool_choice="required", parallel_tool_calls=False).stream(ASKED):
+    for chunk in (
+        model(**more).bind_tools([get_weather], tool_choice="required", parallel_tool_calls=False).stream(ASKED)
+    ):
         whole = chunk if whole is None else whole + chunk
     (call,) = whole.tool_calls
     get_weather.invoke(call)

@@ -73,7 +73,9 @@ def tools(**choice: Any) -> str:
 
 
 def tools_streamed() -> str:
-    stream = litellm.completion(**CHAT, messages=ASKED, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, stream=True)
+    stream = litellm.completion(
+        **CHAT, messages=ASKED, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, stream=True
+    )
     whole = litellm.stream_chunk_builder(list(stream), messages=ASKED)
     (call,) = whole.choices[0].message.tool_calls
     assert json.loads(call.function.arguments)["city"] in ("Paris", "Oslo")

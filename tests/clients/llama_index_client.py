@@ -56,7 +56,9 @@ def tools() -> Any:
     called = model().chat_with_tools([TOOL], chat_history=ASKED, tool_required=True, allow_parallel_tool_calls=False)
     calls = model().get_tool_calls_from_response(called)
     results = [
-        ChatMessage(role="tool", content=get_weather(**call.tool_kwargs), additional_kwargs={"tool_call_id": call.tool_id})
+        ChatMessage(
+            role="tool", content=get_weather(**call.tool_kwargs), additional_kwargs={"tool_call_id": call.tool_id}
+        )
         for call in calls
     ]
     model().chat_with_tools([TOOL], chat_history=[*ASKED, called.message, *results])
@@ -81,7 +83,9 @@ def structured(**more: Any) -> Person:
 
 
 def structured_streamed() -> Person:
-    *_, last = model().stream_structured_predict(Person, TEMPLATE, name="Ada")
+    # It leaves the choice to the model, other than without streaming; the smallest one would not call.
+    forced = {"tool_choice": "required"}
+    *_, last = model().stream_structured_predict(Person, TEMPLATE, llm_kwargs=forced, name="Ada")
     return Person.model_validate(last.model_dump())
 
 

@@ -82,10 +82,13 @@ checks.check(
         }
     ),
 )
+checks.check("tools, streamed", lambda: streamed(tools=[TOOL], tool_choice="required", parallel_tool_calls=False))
 checks.check(
-    "tools, streamed", lambda: streamed(tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
+    "tools and a class",
+    lambda: (
+        client.chat.completions.parse(**COMMON, messages=ASKED, tools=[TOOL], response_format=Person)
+        .choices[0]
+        .message.content
+    ),
 )
-checks.check("tools and a class", lambda: client.chat.completions.parse(
-    **COMMON, messages=ASKED, tools=[TOOL], response_format=Person
-).choices[0].message.content)
 checks.finish()

@@ -63,10 +63,7 @@ def forced_tool(model: str) -> Any:
 async def _streamed(model: str, output_type: Any) -> Any:
     agent = Agent(MODELS[model], output_type=output_type, model_settings=SETTINGS, retries=0)
     async with agent.run_stream(ASKED) as result:
-        last = None
-        async for last in result.stream_output():
-            pass
-        return last
+        return [one async for one in result.stream_output()][-1]
 
 
 for kind in MODELS:
@@ -79,7 +76,5 @@ for kind in MODELS:
     checks.check(f"{kind}: tools and tool output", lambda kind=kind: forced_tool(kind))
     checks.check(f"{kind}: text, streamed", lambda kind=kind: loop.run(_streamed(kind, str)))
     checks.check(f"{kind}: tool output, streamed", lambda kind=kind: loop.run(_streamed(kind, ToolOutput(Person))))
-    checks.check(
-        f"{kind}: native output, streamed", lambda kind=kind: loop.run(_streamed(kind, NativeOutput(Person)))
-    )
+    checks.check(f"{kind}: native output, streamed", lambda kind=kind: loop.run(_streamed(kind, NativeOutput(Person))))
 checks.finish()
