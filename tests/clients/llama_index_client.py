@@ -83,7 +83,9 @@ def structured(**more: Any) -> Person:
 
 
 def structured_streamed() -> Person:
-    *_, last = model().stream_structured_predict(Person, TEMPLATE, name="Ada")
+    # It leaves the choice to the model, other than without streaming; the smallest one would not call.
+    forced = {"tool_choice": "required"}
+    *_, last = model().stream_structured_predict(Person, TEMPLATE, llm_kwargs=forced, name="Ada")
     return Person.model_validate(last.model_dump())
 
 

@@ -58,8 +58,8 @@ def tools(kind: str) -> Any:
     return called, answer
 
 
-async def _streamed(kind: str, **more: Any) -> Any:
-    result = Runner.run_streamed(agent(kind, **more), "What is the weather in Paris?")
+async def _streamed(kind: str, asked: str = "What is the weather in Paris?", **more: Any) -> Any:
+    result = Runner.run_streamed(agent(kind, **more), asked)
     kinds = [event.type async for event in result.stream_events()]
     return len(kinds), result.final_output
 
@@ -92,7 +92,7 @@ def parsed(kind: str) -> Person:
 
 for name in MODELS:
     checks.check(f"{name}: text", lambda name=name: run(name))
-    checks.check(f"{name}: text, streamed", lambda name=name: loop.run(_streamed(name)))
+    checks.check(f"{name}: text, streamed", lambda name=name: loop.run(_streamed(name, "Say hello.")))
     checks.check(f"{name}: function tool and its result", lambda name=name: tools(name))
     checks.check(f"{name}: function tool, streamed", lambda name=name: tools_streamed(name))
     checks.check(f"{name}: handoff", lambda name=name: handoff(name))

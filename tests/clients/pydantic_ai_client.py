@@ -63,10 +63,7 @@ def forced_tool(model: str) -> Any:
 async def _streamed(model: str, output_type: Any) -> Any:
     agent = Agent(MODELS[model], output_type=output_type, model_settings=SETTINGS, retries=0)
     async with agent.run_stream(ASKED) as result:
-        last = None
-        async for last in result.stream_output():
-            pass
-        return last
+        return [one async for one in result.stream_output()][-1]
 
 
 for kind in MODELS:

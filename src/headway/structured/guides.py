@@ -36,6 +36,10 @@ GRAMMARS_KEPT = 128
 MAX_MASK_THREADS = 8
 _SHOWN_ERROR_CHARS = 400
 _EVERYTHING = np.uint32(0xFFFFFFFF)
+COMPILE_STACK_BYTES = 512 * 1024 * 1024
+"""llguidance follows rules and references by recursion, and a process whose stack ends is gone. The largest grammar
+that it takes (65,000 symbols) needs about 160 MiB; memory that is not used costs nothing."""
+_stack_size_lock = threading.Lock()
 
 
 class TokenMasks(NamedTuple):
@@ -100,9 +104,28 @@ class GrammarCompiler:
         return matcher.deep_copy()
 
     def _compile(self, grammar: str) -> LLMatcher:
+        """Compile in a thread of its own, for its stack."""
+        tokenizer = self.prepare()
+        done: Future[LLMatcher] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(self._compile_here(grammar, tokenizer))
+            except BaseException as error:
+                done.set_exception(error)
+
+        thread = threading.Thread(target=run, name="grammar", daemon=True)
+        with _stack_size_lock:
+            usual = threading.stack_size(COMPILE_STACK_BYTES)
+            try:
+                thread.start()
+            finally:
+                threading.stack_size(usual)
+        return done.result()
+
+    def _compile_here(self, grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
         from llguidance import LLMatcher
 
-        tokenizer = self.prepare()
         try:
             matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
             if matcher.is_error():

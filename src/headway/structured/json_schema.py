@@ -567,7 +567,8 @@ class _Writing:
     def _object_names(self) -> tuple[list[str], list[str], bool]:
         """Names that are required, names that are optional, and whether there can be no others."""
         listed = self.schema.get("properties")
-        required = [one for one in self.schema.get("required", ()) if isinstance(one, str)]
+        named = self.schema.get("required")
+        required = [one for one in named if isinstance(one, str)] if isinstance(named, list) else []
         optional = [name for name in listed if name not in required] if isinstance(listed, dict) else []
         closed = self.schema.get("additionalProperties") is False and not self.schema.get("patternProperties")
         return list(dict.fromkeys(required)), optional, closed

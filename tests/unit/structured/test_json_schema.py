@@ -356,3 +356,9 @@ def test_answers_to_random_schemas_are_valid(tokenizer: LLTokenizer) -> None:
             checked += 1
             jsonschema.Draft202012Validator(schema).validate(json.loads(answer))
     assert checked > 20
+
+
+def test_required_that_is_no_list_is_refused_beside_min_properties() -> None:
+    for required in (1, True, "a", {"a": 1}):
+        with pytest.raises(InvalidRequestError, match="required"):
+            prepare_schema({"minProperties": 1, "properties": {"a": {}}, "required": required}, path="schema")
