@@ -27,7 +27,8 @@ from llguidance import LLMatcher, LLTokenizer
 from headway.errors import InvalidRequestError
 from headway.loader import open_checkpoint
 from headway.loader.embedded import embedded_model_path
-from headway.structured.json_schema import LIMITS, prepare_schema
+from headway.structured.compiling import LIMITS
+from headway.structured.json_schema import prepare_schema
 
 CLOSING = tuple(b'"}],')
 

@@ -24,7 +24,8 @@ from headway.models.decoder_config import DecoderConfig
 from headway.outputs import RequestOutput, Streaming
 from headway.predict import AnswerLengths, PromptView
 from headway.sampling_params import SamplingParams
-from headway.structured.guides import GrammarCompiler, Guides
+from headway.structured.compiling import GrammarCompiler
+from headway.structured.guides import Guides
 from headway.tokenizer import Tokenizer
 from headway.tracing import span
 from headway.worker.memory_plan import MemoryPlan

@@ -39,6 +39,7 @@ from headway.rpc.messages import (
 )
 from headway.rpc.step_snapshots import SnapshotMaker
 from headway.sampling_params import SamplingParams
+from headway.structured.compiling import REFUSAL
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -50,9 +51,8 @@ IDLE_S = 1.0
 INTAKE_S = 0.05
 """How long requests are prepared between two steps. The rest of a burst waits for the next turn; requests that run do
 not wait for it."""
-COMPILE_S = 0.8
-"""How long a request's grammar may take to compile, beside the loop."""
 COMPILE_THREADS = 4
+"""For grammars that take milliseconds, and as many for those that need a trial and may take most of a second."""
 COMPILE_POLL_S = 0.0005
 MAX_FAILED_STEPS = 3
 """So many failures without a success between them raise the question whether the fault is in the requests. A device
@@ -61,7 +61,6 @@ PROBE = "#probe"
 
 REQUEST_FAILED = "the engine failed to process this request"
 SHUTTING_DOWN = "the server is shutting down"
-TOO_COMPLEX = "structured_outputs takes too long to compile; use a smaller schema or grammar"
 NO_PARAMS = "the request has the parameters of one before it that could not be read"
 NOTHING_FOUND = "stop_token_ids and min_tokens leave no token that a search could go on with"
 
@@ -96,10 +95,9 @@ class EngineLoop:
         self._snapshots = SnapshotMaker(engine.core.scheduler, engine.beams, now=now)
         self._line: deque[AddRequest] = deque()  # requests that have come and are not prepared
         self._last_params: SamplingParams | None = None  # of the request that came last, if they could be read
-        self._compiling: dict[
-            Future[LLMatcher], tuple[AddRequest, float]
-        ] = {}  # grammars, and until when there is time
+        self._compiling: dict[Future[LLMatcher], AddRequest] = {}
         self._compilers = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammars")
+        self._triers = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar trials")
         self._refused: list[Delta] = []
         self._live: set[str] = set()
         self._silent: set[str] = set()  # those of them that tell nothing but progress before their end
@@ -194,8 +192,8 @@ class EngineLoop:
             self._line.append(request)
         else:
             self._prepare_guides()
-            job = self._compilers.submit(self._engine.guides.compile, grammar)
-            self._compiling[job] = (request, self._now() + COMPILE_S)
+            threads = self._triers if self._engine.guides.needs_trial(grammar) else self._compilers
+            self._compiling[threads.submit(self._engine.guides.compile, grammar)] = request
 
     def _prepare_guides(self) -> None:
         """Takes half a second and Python's lock, so it is done while nothing runs, or at the first grammar."""
@@ -205,19 +203,13 @@ class EngineLoop:
 
     def _take_compiled(self) -> None:
         """Requests whose grammar is ready go into the line."""
-        for job, (request, until_s) in list(self._compiling.items()):
-            if job.done():
-                error = job.exception()
-                if error is None:
-                    self._line.append(request)
-                else:
-                    self._refuse(request.request_id, error)
-            elif self._now() > until_s:
-                job.cancel()
-                self._refused.append(_failure(request.request_id, TOO_COMPLEX, status=400, param="structured_outputs"))
+        for job in [job for job in self._compiling if job.done()]:
+            request = self._compiling.pop(job)
+            error = job.exception()
+            if error is None:
+                self._line.append(request)
             else:
-                continue
-            del self._compiling[job]
+                self._refuse(request.request_id, error)
 
     def _refuse(self, request_id: str, error: BaseException) -> None:
         if isinstance(error, InvalidRequestError):
@@ -255,7 +247,9 @@ class EngineLoop:
         if self._line or self._compiling:
             aborted = frozenset(request_ids)
             self._line = deque(request for request in self._line if request.request_id not in aborted)
-            self._compiling = {job: it for job, it in self._compiling.items() if it[0].request_id not in aborted}
+            for job in [job for job, request in self._compiling.items() if request.request_id in aborted]:
+                job.cancel()
+                del self._compiling[job]
         for request_id in request_ids:
             self._engine.abort(request_id)
             self._forget(request_id)
@@ -315,7 +309,10 @@ class EngineLoop:
                 delta.finish_reason, delta.stop_reason = new.finish_reason, new.stop_reason
                 if new.finish_reason == "error":
                     why = step.errors.get(request_id) if step.report.error is None else None
-                    delta.error = REQUEST_FAILED if why is None else f"{REQUEST_FAILED}: {why}"
+                    if why is not None and why.startswith(REFUSAL):  # its grammar was too much for the matcher
+                        delta.error, delta.error_status = why, 400
+                    else:
+                        delta.error = REQUEST_FAILED if why is None else f"{REQUEST_FAILED}: {why}"
             deltas.append(delta)
         if output.prompt_logprobs is not None:
             positions = [None if found is None else _position(found) for found in output.prompt_logprobs]
@@ -360,7 +357,7 @@ class EngineLoop:
 
     def _refuse_rest(self) -> None:
         """End what was not done in time."""
-        waiting = [*self._line, *(request for request, _ in self._compiling.values())]
+        waiting = [*self._line, *self._compiling.values()]
         unfinished = sorted({*self._live, *(request.request_id for request in waiting)})
         self._abort(unfinished)
         self._send_step([_failure(request_id, SHUTTING_DOWN, status=503) for request_id in unfinished])

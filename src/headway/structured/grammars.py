@@ -7,18 +7,25 @@ threads, a caller's thread), and the engine gets only what it can compile quickl
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headway.errors import InvalidRequestError
 from headway.sampling_params import StructuredOutputsParams
+from headway.structured.compiling import OWN_GRAMMAR
 from headway.structured.json_schema import prepare_schema
 
 MAX_GRAMMAR_CHARS = 256 * 1024
 MAX_REGEX_CHARS = 8 * 1024
 MAX_CHOICES = 4096
 MAX_CHOICE_CHARS = 64 * 1024
+MAX_INTERSECTIONS = 4
+"""Of `&` in a grammar. With up to five regexes at once llguidance's limits hold, and a step takes some 30 ms at most;
+with twenty it takes seconds, and with thirty it may never end."""
 
+_LARK_TEXT = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*')
+"""Strings, regexes and comments of Lark."""
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 """Between the tokens of JSON. Bounded: a small model that has begun with white space may never stop."""
 
@@ -42,7 +49,8 @@ def json_grammar(schema: str, structured: StructuredOutputsParams) -> str:
     if structured.whitespace_pattern is not None:
         _check_length("whitespace_pattern", structured.whitespace_pattern, MAX_REGEX_CHARS)
     whitespace = "" if structured.disable_any_whitespace else structured.whitespace_pattern or WHITESPACE
-    return f"%llguidance {{}}\nstart: {inline_schema(json.loads(schema), whitespace=whitespace)}\n"
+    grammar = f"{OWN_GRAMMAR}start: {inline_schema(json.loads(schema), whitespace=whitespace)}\n"
+    return grammar if structured.whitespace_pattern is None else _from_request(grammar)
 
 
 def choice_grammar(choices: Any) -> str:
@@ -50,7 +58,7 @@ def choice_grammar(choices: Any) -> str:
     _check_length("choice", choices, MAX_CHOICES, unit="texts")
     if sum(map(len, choices)) > MAX_CHOICE_CHARS:
         raise _too_long("choice", MAX_CHOICE_CHARS, "characters together")
-    return "%llguidance {}\nstart: " + " | ".join(json.dumps(text) for text in dict.fromkeys(choices))
+    return f"{OWN_GRAMMAR}start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(choices))
 
 
 def _regex_grammar(regex: str) -> str:
@@ -70,12 +78,21 @@ def _lark(grammar: str) -> str:
             "structured_outputs.grammar must be Lark, GBNF or EBNF; a JSON schema goes into 'json'",
             param="structured_outputs.grammar",
         )
+    if _LARK_TEXT.sub("", grammar).count("&") > MAX_INTERSECTIONS:
+        raise InvalidRequestError(
+            f"structured_outputs.grammar may use '&' at most {MAX_INTERSECTIONS} times", "structured_outputs.grammar"
+        )
     try:
-        return any_to_lark(grammar)
+        return _from_request(any_to_lark(grammar))
     except Exception as error:
         raise InvalidRequestError(
             f"structured_outputs.grammar cannot be read: {str(error)[:300]}", param="structured_outputs.grammar"
         ) from None
+
+
+def _from_request(grammar: str) -> str:
+    """Mark a grammar so that it does not pass for one of ours."""
+    return f"// From the request.\n{grammar}"
 
 
 def _text(schema: Any) -> str:
@@ -128,7 +145,7 @@ class LarkRules:
         return name in self._rules
 
     def text(self) -> str:
-        return "\n".join(["%llguidance {}", *self._rules.values(), ""])
+        return OWN_GRAMMAR + "\n".join([*self._rules.values(), ""])
 
 
 def regex_quote(text: str) -> str:

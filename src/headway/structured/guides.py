@@ -1,6 +1,5 @@
 """Which tokens may come next: a guide for each request whose answer must fit a grammar, or a part of the vocabulary.
 
-    compile      a grammar's text → a matcher at its start; in any thread, kept for the next request with the same
     note         the tokens that were chosen
     begin        matchers read them, and the masks of a step's guided requests are computed, in threads while it runs; a
                  request whose grammar has ended, or broke, is named
@@ -10,10 +9,7 @@ A mask is a bit per token. The engine hands a step's masks to the executor betwe
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,22 +20,13 @@ from numpy.typing import NDArray
 from headway.core.scheduler_output import RequestUpdate
 from headway.errors import InvalidRequestError
 from headway.sampling_params import SamplingParams
-from headway.structured.json_schema import LIMITS
-from headway.tokenizer import Tokenizer
+from headway.structured.compiling import GrammarCompiler, needs_trial, refused
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher
 
-logger = logging.getLogger(__name__)
-
-GRAMMARS_KEPT = 128
 MAX_MASK_THREADS = 8
-_SHOWN_ERROR_CHARS = 400
 _EVERYTHING = np.uint32(0xFFFFFFFF)
-COMPILE_STACK_BYTES = 512 * 1024 * 1024
-"""llguidance follows rules and references by recursion, and a process whose stack ends is gone. The largest grammar
-that it takes (65,000 symbols) needs about 160 MiB; memory that is not used costs nothing."""
-_stack_size_lock = threading.Lock()
 
 
 class TokenMasks(NamedTuple):
@@ -48,109 +35,6 @@ class TokenMasks(NamedTuple):
     request_ids: tuple[str, ...]
     bits: NDArray[np.uint32]
     """[requests, words]: bit i of word w allows token 32 w + i."""
-
-
-class GrammarCompiler:
-    """Compiles grammars for one tokenizer. For any number of threads; the work itself runs without Python's lock."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._tokenizer = tokenizer
-        self.vocab_size = max(vocab_size, tokenizer.vocab_size)
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._lock = threading.Lock()
-        self._prepare_lock = threading.Lock()
-        self._prepared: LLTokenizer | None = None
-
-    @property
-    def can_prepare(self) -> bool:
-        """Whether the tokenizer has what grammars need: an end token."""
-        return bool(self._tokenizer.eos_token_ids)
-
-    def prepare(self) -> LLTokenizer:
-        """Build the tokenizer's trie, which takes half a second for 50,000 tokens. Once."""
-        with self._prepare_lock:
-            if self._prepared is None:
-                from llguidance import LLTokenizer
-
-                if not self.can_prepare:
-                    raise InvalidRequestError(
-                        "structured output needs an end token, and the model's tokenizer names none",
-                        param="structured_outputs",
-                    )
-                self._prepared = LLTokenizer(
-                    self._tokenizer.backend.to_str(),
-                    n_vocab=self.vocab_size,
-                    eos_token=list(self._tokenizer.eos_token_ids),
-                )
-            return self._prepared
-
-    def is_compiled(self, grammar: str) -> bool:
-        """Whether `compile` would answer at once."""
-        with self._lock:
-            return grammar in self._kept
-
-    def compile(self, grammar: str) -> LLMatcher:
-        """A matcher at the grammar's start. Raises `InvalidRequestError` with what is wrong with the grammar."""
-        with self._lock:
-            kept = self._kept.get(grammar)
-            if kept is not None:
-                self._kept.move_to_end(grammar)
-                return kept.deep_copy()
-        matcher = self._compile(grammar)
-        with self._lock:
-            self._kept[grammar] = matcher
-            while len(self._kept) > GRAMMARS_KEPT:
-                self._kept.popitem(last=False)
-        return matcher.deep_copy()
-
-    def _compile(self, grammar: str) -> LLMatcher:
-        """Compile in a thread of its own, for its stack."""
-        tokenizer = self.prepare()
-        done: Future[LLMatcher] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(self._compile_here(grammar, tokenizer))
-            except BaseException as error:
-                done.set_exception(error)
-
-        thread = threading.Thread(target=run, name="grammar", daemon=True)
-        with _stack_size_lock:
-            usual = threading.stack_size(COMPILE_STACK_BYTES)
-            try:
-                thread.start()
-            finally:
-                threading.stack_size(usual)
-        return done.result()
-
-    def _compile_here(self, grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
-        from llguidance import LLMatcher
-
-        try:
-            matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
-            if matcher.is_error():
-                raise _refused(matcher.get_error())
-            matcher.compute_bitmask()  # fails, where it does, at the start: most of a grammar's lexer is made here
-            if matcher.is_error():
-                raise _refused(matcher.get_error())
-        except InvalidRequestError:
-            raise
-        except BaseException as error:  # a panic in llguidance is no `Exception`
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-            logger.error("a grammar of %d characters broke the compiler: %s", len(grammar), error)
-            raise _refused("it breaks the grammar compiler") from None
-        if matcher.is_stopped() and not matcher.is_accepting():
-            raise _refused("no text can match it")
-        return matcher
-
-
-def _refused(reason: str) -> InvalidRequestError:
-    text = reason.split("\n<state>")[0].removesuffix("\n<non-verbose/>").strip()
-    if text.startswith("NoExtension"):
-        text = "no text can match it"
-    shown = text if len(text) <= _SHOWN_ERROR_CHARS else text[: _SHOWN_ERROR_CHARS - 3] + "..."
-    return InvalidRequestError(f"structured_outputs cannot be used: {shown}", param="structured_outputs")
 
 
 class GuideEnd(NamedTuple):
@@ -179,7 +63,7 @@ class _Guide:
         matcher = self.matcher
         if matcher is None or not unread or matcher.consume_tokens(unread):
             return None
-        return _refused(matcher.get_error() or "the grammar is at its end").args[0]
+        return refused(matcher.get_error() or "the grammar is at its end").args[0]
 
     @property
     def is_at_end(self) -> bool:
@@ -219,9 +103,14 @@ class Guides:
         """Whether `compile` would answer at once."""
         return self._compiler is None or self._compiler.is_compiled(grammar)
 
+    def needs_trial(self, grammar: str) -> bool:
+        """Whether to compile it may take long."""
+        return needs_trial(grammar)
+
     def prepare(self) -> None:
         """Do now what would make the first grammar slow."""
         if self._compiler is not None and self._compiler.can_prepare:
+            self._compiler.prepare_trials()
             self._compiler.prepare()
 
     def add(self, request_id: str, params: SamplingParams) -> None:
@@ -269,7 +158,9 @@ class Guides:
         return ends
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads and processes."""
+        if self._compiler is not None:
+            self._compiler.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -286,7 +177,7 @@ class Guides:
             if guide.allowed is not None:
                 bits[line] = guide.allowed if guide.matcher is None else bits[line] & guide.allowed
             if guide.matcher is not None and line not in errors and guide.matcher.is_error():
-                errors[line] = _refused(guide.matcher.get_error()).args[0]
+                errors[line] = refused(guide.matcher.get_error()).args[0]
             if line in errors or guide.is_at_end:
                 ends.append((GuideEnd(request_id, errors.get(line)), guide))
                 bits[line] = _EVERYTHING

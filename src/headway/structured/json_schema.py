@@ -44,8 +44,6 @@ from itertools import combinations
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
-from llguidance import LLParserLimits
-
 from headway.errors import InvalidRequestError
 from headway.structured.json_pattern import PatternError, portable_pattern
 from headway.structured.schema_sets import (
@@ -75,9 +73,6 @@ MAX_ITEMS = 2_000
 MAX_MIN_ITEMS = 500
 MAX_SELECTIONS = 128  # of uniqueItems, minProperties, maxProperties
 MAX_DEPENDENCIES = 6  # each doubles the alternatives
-
-# Of llguidance, for every grammar. An object needs four items in a row for each optional property.
-LIMITS = LLParserLimits(max_items_in_row=6_000, initial_lexer_fuel=1_000_000, max_grammar_size=200_000)
 
 _OPTIONS = {"json_allowed_escapes": 'nrbtf\\"'}
 _ESCAPED = frozenset("\n\r\b\t\f")

@@ -90,7 +90,17 @@ def object_schema(tool: Tool) -> Mapping[str, Any]:
         raise InvalidRequestError(
             f"the parameters of tool '{tool.name}' must be of type 'object', not {declared!r}", param="tools"
         )
+    _check_words(tool, schema)
     return {**schema, "type": "object"}
+
+
+def _check_words(tool: Tool, schema: Mapping[str, Any]) -> None:
+    if not isinstance(schema.get("properties") or {}, Mapping) or not _are_names(schema.get("required") or []):
+        raise InvalidRequestError(
+            f"the parameters of tool '{tool.name}' are no JSON schema: 'properties' is an object, "
+            "and 'required' a list of names",
+            param="tools",
+        )
 
 
 def closed_schema(tool: Tool) -> Mapping[str, Any]:
@@ -116,14 +126,9 @@ def parameter_list(tool: Tool) -> ParameterList:
             "write each parameter on its own, and cannot keep to it",
             param="tools",
         )
+    _check_words(tool, top)
     properties = top.get("properties") or {}
     required = top.get("required") or []
-    if not isinstance(properties, Mapping) or not _are_names(required):
-        raise InvalidRequestError(
-            f"the parameters of tool '{tool.name}' are no JSON schema: 'properties' is an object, "
-            "and 'required' a list of names",
-            param="tools",
-        )
     # A schema may be true: anything. Required parameters need not be declared.
     schemas = {name: schema if isinstance(schema, Mapping) else {} for name, schema in properties.items()}
     schemas |= {name: {} for name in required if name not in schemas}

@@ -14,8 +14,9 @@ from headway.executor.fake import FakeExecutor, FakeStep
 from headway.loader import open_checkpoint
 from headway.loader.embedded import embedded_model_path
 from headway.sampling_params import SamplingParams, StructuredOutputsParams
+from headway.structured.compiling import GrammarCompiler
 from headway.structured.grammars import grammar_of
-from headway.structured.guides import GrammarCompiler, GuidedStep, Guides
+from headway.structured.guides import GuidedStep, Guides
 from headway.tokenizer import Tokenizer
 from tests.unit.core.driver import make_scheduler
 

@@ -138,8 +138,7 @@ def test_steps_are_padded_to_rungs_and_without_graphs_they_are_not(
 
 
 def runner_of(llm: LLM) -> StepRunner[Any]:
-    (worker,) = llm.engine.core.executor._workers  # type: ignore[attr-defined]
-    runner = worker._runner
+    runner = llm.engine.core.executor._runner  # type: ignore[attr-defined]
     assert isinstance(runner, StepRunner)
     return runner
 

@@ -122,7 +122,7 @@ def test_completions_of_a_request_share_their_edits() -> None:
     params = SamplingParams(n=3, seed=5, logit_bias=dict.fromkeys(range(50), 1.0))
     rows.seat([NewRequest(str(index), (1,), (), params.for_choice(index)) for index in range(3)])
     rows.seat([NewRequest("another", (1,), (), SamplingParams(logit_bias={1: 2.0}))])
-    edits = rows.sampling._edits
+    edits = rows.sampling._edits._edits
     assert edits[0] is edits[1] is edits[2] is not edits[3]
 
 

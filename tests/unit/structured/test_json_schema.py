@@ -15,8 +15,9 @@ from llguidance import LLMatcher, LLTokenizer
 from headway.errors import InvalidRequestError
 from headway.loader import open_checkpoint
 from headway.loader.embedded import embedded_model_path
+from headway.structured.compiling import LIMITS
 from headway.structured.json_pattern import PatternError, none_of, opposite_pattern, portable_pattern
-from headway.structured.json_schema import LIMITS, prepare_schema
+from headway.structured.json_schema import prepare_schema
 
 PATH = "response_format.json_schema.schema"
 

@@ -1,0 +1,321 @@
+"""From a grammar's text to a matcher at its start.
+
+Most grammars compile in a millisecond or two. But some short ones keep llguidance busy for ever, take gigabytes, or end
+the process by its stack, and a thread in there cannot be stopped. A grammar that might be one of them is compiled once
+for nothing, in a process that is thrown away:
+
+    engine ──a socket for each trial──▶ nursery ──fork──▶ trial: compiles, says how it went, and is gone
+
+The nursery holds the tokenizer's trie and has one thread, so that forking it is quick and safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from headway.errors import HeadwayError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from headway.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+GRAMMARS_KEPT = 128
+MEMORY_KEPT = 512 * 1024 * 1024
+TRIAL_S = 0.8
+TRIAL_MEMORY = 256 * 1024 * 1024
+NURSERY_START_S = 60.0
+STACK_BYTES = 512 * 1024 * 1024
+"""llguidance follows rules and references by recursion, and a process whose stack ends is gone. The largest grammar
+that it takes (65,000 symbols) needs about 160 MiB; memory that is not used costs nothing."""
+LIMITS = LLParserLimits(max_items_in_row=6_000, initial_lexer_fuel=1_000_000, max_grammar_size=200_000)
+"""An object needs four items in a row for each optional property."""
+TOO_COMPLEX = "it takes too long or too much memory to compile; make it smaller"
+
+REFUSAL = "structured_outputs cannot be used: "
+"""How messages begin that blame a request's grammar."""
+OWN_GRAMMAR = "%llguidance {}\n"
+"""How the grammars begin that Headway writes; those that come from a request do not."""
+_LIGHT_CHARS = 6_000
+_UNSURE = re.compile(r'"pattern|%lark|\d{3}')
+"""A regex, a grammar inside another one, a count of a hundred or more."""
+_LIGHT_BYTES = 1024 * 1024
+_SHOWN_ERROR_CHARS = 400
+_stack_size_lock = threading.Lock()
+_Result = TypeVar("_Result")
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer. For any number of threads; the work itself runs without Python's lock."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size = max(vocab_size, tokenizer.vocab_size)
+        self._kept: OrderedDict[str, tuple[LLMatcher, int]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._prepare_lock = threading.Lock()
+        self._prepared: LLTokenizer | None = None
+        self._trials: Trials | None = None
+
+    @property
+    def can_prepare(self) -> bool:
+        """Whether the tokenizer has what grammars need: an end token."""
+        return bool(self._tokenizer.eos_token_ids)
+
+    def prepare(self) -> LLTokenizer:
+        """Build the tokenizer's trie, which takes half a second for 50,000 tokens. Once."""
+        with self._prepare_lock:
+            if self._prepared is None:
+                if not self.can_prepare:
+                    raise InvalidRequestError(
+                        "structured output needs an end token, and the model's tokenizer names none",
+                        param="structured_outputs",
+                    )
+                self._prepared = _trie(**self._trie_parts())
+            return self._prepared
+
+    def prepare_trials(self) -> Trials:
+        """Begin to start the nursery, if there is none."""
+        with self._prepare_lock:
+            if self._trials is None:
+                self._trials = Trials(self._trie_parts())
+            return self._trials
+
+    def close(self) -> None:
+        """End the nursery."""
+        with self._prepare_lock:
+            if self._trials is not None:
+                self._trials.close()
+                self._trials = None
+
+    def is_compiled(self, grammar: str) -> bool:
+        """Whether `compile` would answer at once."""
+        with self._lock:
+            return grammar in self._kept
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """A matcher at the grammar's start. Raises `InvalidRequestError` with what is wrong with the grammar."""
+        with self._lock:
+            if grammar in self._kept:
+                self._kept.move_to_end(grammar)
+                return self._kept[grammar][0].deep_copy()
+        tokenizer = self.prepare()
+        num_bytes = self.prepare_trials().run(grammar) if needs_trial(grammar) else _LIGHT_BYTES
+        matcher = _on_large_stack(lambda: compile_grammar(tokenizer, grammar))
+        with self._lock:
+            self._kept[grammar] = (matcher, num_bytes)
+            while len(self._kept) > GRAMMARS_KEPT or sum(size for _, size in self._kept.values()) > MEMORY_KEPT:
+                self._kept.popitem(last=False)
+        return matcher.deep_copy()
+
+    def _trie_parts(self) -> dict[str, Any]:
+        ends = list(self._tokenizer.eos_token_ids)
+        return {"tokenizer": self._tokenizer.backend.to_str(), "n_vocab": self.vocab_size, "eos_token": ends}
+
+
+def needs_trial(grammar: str) -> bool:
+    """Whether a grammar might not compile in milliseconds. Small ones that Headway wrote, from a schema without
+    regexes and large counts, do."""
+    return len(grammar) > _LIGHT_CHARS or not grammar.startswith(OWN_GRAMMAR) or _UNSURE.search(grammar) is not None
+
+
+def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    """Compile here and now."""
+    try:
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise refused(matcher.get_error())
+        matcher.compute_bitmask()  # fails, where it does, at the start: most of a grammar's lexer is made here
+        if matcher.is_error():
+            raise refused(matcher.get_error())
+    except InvalidRequestError:
+        raise
+    except BaseException as error:  # a panic in llguidance is no `Exception`
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        logger.error("a grammar of %d characters broke the compiler: %s", len(grammar), error)
+        raise refused("it breaks the grammar compiler") from None
+    if matcher.is_stopped() and not matcher.is_accepting():
+        raise refused("no text can match it")
+    return matcher
+
+
+def refused(reason: str) -> InvalidRequestError:
+    """The error of a grammar that cannot be used, from what llguidance says."""
+    text = reason.split("\n<state>")[0].removesuffix("\n<non-verbose/>").strip()
+    if text.startswith("NoExtension"):
+        text = "no text can match it"
+    shown = text if len(text) <= _SHOWN_ERROR_CHARS else text[: _SHOWN_ERROR_CHARS - 3] + "..."
+    return InvalidRequestError(REFUSAL + shown, param="structured_outputs")
+
+
+def _trie(tokenizer: str, n_vocab: int, eos_token: list[int]) -> LLTokenizer:
+    return LLTokenizer(tokenizer, n_vocab=n_vocab, eos_token=eos_token)
+
+
+def _on_large_stack(work: Callable[[], _Result]) -> _Result:
+    """Do it in a thread of its own, for its stack."""
+    done: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="grammar", daemon=True)
+    with _stack_size_lock:
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(usual)
+    return done.result()
+
+
+# ---- trials ---------------------------------------------------------------------------------------------------------
+
+
+class Trials:
+    """The engine's side: the nursery, started at once and again should it be gone."""
+
+    def __init__(self, trie_parts: dict[str, Any]) -> None:
+        self._trie_parts = trie_parts
+        self._lock = threading.Lock()
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        with self._lock:
+            self._start()
+
+    def run(self, grammar: str) -> int:
+        """Compile a grammar in a process of its own, and return how much memory that took. Raises what `compile` would,
+        also where it takes too long, takes too much, or dies."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                self._hand_over(theirs)
+            ours.settimeout(NURSERY_START_S)
+            try:
+                ours.sendall(grammar.encode())
+                ours.shutdown(socket.SHUT_WR)
+                answer = b"".join(iter(lambda: ours.recv(65536), b""))
+            except OSError:
+                answer = b""
+        if not answer:
+            if self._process is None or self._process.poll() is not None:
+                raise HeadwayError("the process that tries grammars has died; the next request starts another one")
+            raise refused(TOO_COMPLEX)
+        found = json.loads(answer)
+        if found["error"] is not None:
+            raise refused(found["error"])
+        return int(found["num_bytes"])
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _hand_over(self, trial: socket.socket) -> None:
+        with self._lock:
+            for _ in range(2):
+                if self._control is None:
+                    self._start()
+                assert self._control is not None
+                try:
+                    socket.send_fds(self._control, [b"t"], [trial.fileno()])
+                except OSError:
+                    self._end()
+                else:
+                    return
+        raise HeadwayError("the process that tries grammars cannot be started")
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                process_group=0,  # Ctrl-C is for the engine; the nursery ends when the engine's socket does
+            )
+        threading.Thread(target=_feed, args=(self._process, self._trie_parts), name="nursery", daemon=True).start()
+
+    def _end(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def _feed(process: subprocess.Popen[bytes], trie_parts: dict[str, Any]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError), process.stdin:
+        process.stdin.write(json.dumps(trie_parts).encode())
+
+
+def _run_nursery(control: socket.socket) -> None:
+    """Until the engine has closed its end."""
+    trie = _trie(**json.loads(sys.stdin.buffer.read()))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who has ended is forgotten
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not message:
+            return
+        for descriptor in descriptors:
+            if os.fork() == 0:
+                control.close()
+                _run_trial(trie, socket.socket(fileno=descriptor))
+            os.close(descriptor)
+
+
+def _run_trial(trie: LLTokenizer, channel: socket.socket) -> None:
+    """In a process of its own, which this ends."""
+    grammar = b"".join(iter(lambda: channel.recv(65536), b"")).decode()
+    signal.setitimer(signal.ITIMER_REAL, TRIAL_S)  # without a handler SIGALRM ends the process
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a dying compiler says
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit_memory(STACK_BYTES + TRIAL_MEMORY)
+    before = _peak_bytes()
+    found: dict[str, Any] = {"error": None, "num_bytes": 0}
+    try:
+        _kept = _on_large_stack(lambda: compile_grammar(trie, grammar))
+        found["num_bytes"] = max(_peak_bytes() - before, _LIGHT_BYTES)
+    except InvalidRequestError as error:
+        found["error"] = str(error).removeprefix(REFUSAL)
+    channel.sendall(json.dumps(found).encode())
+    os._exit(0)
+
+
+def _limit_memory(more: int) -> None:
+    """Let this process take `more` bytes at most. Where a system does not tell what it has, time is the only limit."""
+    if sys.platform == "linux":
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + more, size + more))
+
+
+def _peak_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+if __name__ == "__main__":
+    _run_nursery(socket.socket(fileno=int(sys.argv[1])))
