@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -39,10 +39,10 @@ from headway.rpc.messages import (
 )
 from headway.rpc.step_snapshots import SnapshotMaker
 from headway.sampling_params import SamplingParams
-from headway.structured.compiling import REFUSAL
+from headway.structured.compiling import REFUSAL, Compiled
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +51,6 @@ IDLE_S = 1.0
 INTAKE_S = 0.05
 """How long requests are prepared between two steps. The rest of a burst waits for the next turn; requests that run do
 not wait for it."""
-COMPILE_THREADS = 4
-"""For grammars that take milliseconds, and as many for those that need a trial and may take most of a second."""
 COMPILE_POLL_S = 0.0005
 MAX_FAILED_STEPS = 3
 """So many failures without a success between them raise the question whether the fault is in the requests. A device
@@ -95,9 +93,7 @@ class EngineLoop:
         self._snapshots = SnapshotMaker(engine.core.scheduler, engine.beams, now=now)
         self._line: deque[AddRequest] = deque()  # requests that have come and are not prepared
         self._last_params: SamplingParams | None = None  # of the request that came last, if they could be read
-        self._compiling: dict[Future[LLMatcher], AddRequest] = {}
-        self._compilers = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammars")
-        self._triers = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar trials")
+        self._compiling: list[tuple[AddRequest, Future[Compiled]]] = []  # requests that wait for their grammar
         self._refused: list[Delta] = []
         self._live: set[str] = set()
         self._silent: set[str] = set()  # those of them that tell nothing but progress before their end
@@ -187,13 +183,14 @@ class EngineLoop:
 
     def _queue(self, request: AddRequest, params: SamplingParams) -> None:
         """Into the line; where a grammar has to be compiled first, when that is done."""
-        grammar = params.grammar
-        if grammar is None or self._engine.guides.is_compiled(grammar):
+        if params.grammar is None:
             self._line.append(request)
-        else:
-            self._prepare_guides()
-            threads = self._triers if self._engine.guides.needs_trial(grammar) else self._compilers
-            self._compiling[threads.submit(self._engine.guides.compile, grammar)] = request
+            return
+        self._prepare_guides()
+        try:
+            self._compiling.append((request, self._engine.guides.compile(params.grammar)))
+        except InvalidRequestError as error:
+            self._refuse(request.request_id, error)
 
     def _prepare_guides(self) -> None:
         """Takes half a second and Python's lock, so it is done while nothing runs, or at the first grammar."""
@@ -203,13 +200,14 @@ class EngineLoop:
 
     def _take_compiled(self) -> None:
         """Requests whose grammar is ready go into the line."""
-        for job in [job for job in self._compiling if job.done()]:
-            request = self._compiling.pop(job)
-            error = job.exception()
-            if error is None:
-                self._line.append(request)
-            else:
+        waiting, self._compiling = self._compiling, []
+        for request, job in waiting:
+            if not job.done():
+                self._compiling.append((request, job))
+            elif (error := job.exception()) is not None:
                 self._refuse(request.request_id, error)
+            else:
+                self._line.append(request)
 
     def _refuse(self, request_id: str, error: BaseException) -> None:
         if isinstance(error, InvalidRequestError):
@@ -247,9 +245,7 @@ class EngineLoop:
         if self._line or self._compiling:
             aborted = frozenset(request_ids)
             self._line = deque(request for request in self._line if request.request_id not in aborted)
-            for job in [job for job, request in self._compiling.items() if request.request_id in aborted]:
-                job.cancel()
-                del self._compiling[job]
+            self._compiling = [it for it in self._compiling if it[0].request_id not in aborted]
         for request_id in request_ids:
             self._engine.abort(request_id)
             self._forget(request_id)
@@ -357,7 +353,7 @@ class EngineLoop:
 
     def _refuse_rest(self) -> None:
         """End what was not done in time."""
-        waiting = [*self._line, *self._compiling.values()]
+        waiting = [*self._line, *(request for request, _ in self._compiling)]
         unfinished = sorted({*self._live, *(request.request_id for request in waiting)})
         self._abort(unfinished)
         self._send_step([_failure(request_id, SHUTTING_DOWN, status=503) for request_id in unfinished])

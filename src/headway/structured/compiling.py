@@ -24,9 +24,9 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -37,9 +37,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+COMPILE_THREADS = 4
 GRAMMARS_KEPT = 128
 MEMORY_KEPT = 512 * 1024 * 1024
-TRIAL_S = 0.8
+TRIAL_S = 0.4
+"""Of a processor's time; a busy machine makes no grammar larger. As much is spent again by the engine's own compiler."""
+TRIAL_WALL_S = 10.0
 TRIAL_MEMORY = 256 * 1024 * 1024
 NURSERY_START_S = 60.0
 STACK_BYTES = 512 * 1024 * 1024
@@ -62,17 +65,28 @@ _stack_size_lock = threading.Lock()
 _Result = TypeVar("_Result")
 
 
+class Compiled(NamedTuple):
+    """What is kept of a grammar."""
+
+    matcher: LLMatcher
+    """At the grammar's start; who follows an answer takes a copy."""
+    num_bytes: int
+
+
 class GrammarCompiler:
     """Compiles grammars for one tokenizer. For any number of threads; the work itself runs without Python's lock."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self.vocab_size = max(vocab_size, tokenizer.vocab_size)
-        self._kept: OrderedDict[str, tuple[LLMatcher, int]] = OrderedDict()
         self._lock = threading.Lock()
+        self._jobs: OrderedDict[str, Future[Compiled]] = OrderedDict()  # grammars that are kept, or on their way
         self._prepare_lock = threading.Lock()
         self._prepared: LLTokenizer | None = None
         self._trials: Trials | None = None
+        # Grammars that take milliseconds do not wait for others.
+        self._light = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammars")
+        self._heavy = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar trials")
 
     @property
     def can_prepare(self) -> bool:
@@ -99,35 +113,56 @@ class GrammarCompiler:
             return self._trials
 
     def close(self) -> None:
-        """End the nursery."""
+        """End the nursery and the threads."""
+        self._light.shutdown(wait=False, cancel_futures=True)
+        self._heavy.shutdown(wait=False, cancel_futures=True)
         with self._prepare_lock:
             if self._trials is not None:
                 self._trials.close()
                 self._trials = None
 
-    def is_compiled(self, grammar: str) -> bool:
-        """Whether `compile` would answer at once."""
-        with self._lock:
-            return grammar in self._kept
-
     def compile(self, grammar: str) -> LLMatcher:
-        """A matcher at the grammar's start. Raises `InvalidRequestError` with what is wrong with the grammar."""
+        """A matcher of one's own at the grammar's start. Raises `InvalidRequestError` with what is wrong with it."""
+        return self.submit(grammar).result().matcher.deep_copy()
+
+    def submit(self, grammar: str) -> Future[Compiled]:
+        """Compile it beside everything else; at once if it is kept. Who comes meanwhile waits for the same."""
         with self._lock:
-            if grammar in self._kept:
-                self._kept.move_to_end(grammar)
-                return self._kept[grammar][0].deep_copy()
+            job = self._jobs.get(grammar)
+            if job is None:
+                threads = self._heavy if needs_trial(grammar) else self._light
+                job = self._jobs[grammar] = threads.submit(self._compile, grammar)
+            else:
+                self._jobs.move_to_end(grammar)
+                return job
+        job.add_done_callback(lambda job: self._settle(grammar, job))
+        return job
+
+    def _compile(self, grammar: str) -> Compiled:
         tokenizer = self.prepare()
         num_bytes = self.prepare_trials().run(grammar) if needs_trial(grammar) else _LIGHT_BYTES
-        matcher = _on_large_stack(lambda: compile_grammar(tokenizer, grammar))
+        return Compiled(_on_large_stack(lambda: compile_grammar(tokenizer, grammar)), num_bytes)
+
+    def _settle(self, grammar: str, job: Future[Compiled]) -> None:
+        """Keep what could be compiled, as long as there is room."""
         with self._lock:
-            self._kept[grammar] = (matcher, num_bytes)
-            while len(self._kept) > GRAMMARS_KEPT or sum(size for _, size in self._kept.values()) > MEMORY_KEPT:
-                self._kept.popitem(last=False)
-        return matcher.deep_copy()
+            if not _has_result(job):
+                del self._jobs[grammar]
+            done = {text: job.result().num_bytes for text, job in self._jobs.items() if _has_result(job)}
+            num_bytes = sum(done.values())
+            for text in list(done)[:-1]:
+                if len(done) <= GRAMMARS_KEPT and num_bytes <= MEMORY_KEPT:
+                    break
+                num_bytes -= done.pop(text)
+                del self._jobs[text]
 
     def _trie_parts(self) -> dict[str, Any]:
         ends = list(self._tokenizer.eos_token_ids)
         return {"tokenizer": self._tokenizer.backend.to_str(), "n_vocab": self.vocab_size, "eos_token": ends}
+
+
+def _has_result(job: Future[Compiled]) -> bool:
+    return job.done() and not job.cancelled() and job.exception() is None
 
 
 def needs_trial(grammar: str) -> bool:
@@ -290,7 +325,8 @@ def _run_nursery(control: socket.socket) -> None:
 def _run_trial(trie: LLTokenizer, channel: socket.socket) -> None:
     """In a process of its own, which this ends."""
     grammar = b"".join(iter(lambda: channel.recv(65536), b"")).decode()
-    signal.setitimer(signal.ITIMER_REAL, TRIAL_S)  # without a handler SIGALRM ends the process
+    signal.setitimer(signal.ITIMER_PROF, TRIAL_S)  # without handlers these signals end the process
+    signal.setitimer(signal.ITIMER_REAL, TRIAL_WALL_S)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a dying compiler says
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit_memory(STACK_BYTES + TRIAL_MEMORY)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from headway.core.scheduler_output import RequestUpdate
 from headway.errors import InvalidRequestError
 from headway.sampling_params import SamplingParams
-from headway.structured.compiling import GrammarCompiler, needs_trial, refused
+from headway.structured.compiling import Compiled, GrammarCompiler, refused
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -91,21 +91,14 @@ class Guides:
         self._threads: ThreadPoolExecutor | None = None
         self._masks: LLExecutor | None = None
 
-    def compile(self, grammar: str) -> LLMatcher:
-        """A matcher at a grammar's start; in any thread. Raises `InvalidRequestError` if there can be none."""
+    def compile(self, grammar: str) -> Future[Compiled]:
+        """Compile a grammar in another thread, before a request with it is added. Raises `InvalidRequestError`, or its
+        result does, if that cannot be."""
         if self._compiler is None:
             raise InvalidRequestError(
                 "structured output needs a tokenizer, and this model has none", "structured_outputs"
             )
-        return self._compiler.compile(grammar)
-
-    def is_compiled(self, grammar: str) -> bool:
-        """Whether `compile` would answer at once."""
-        return self._compiler is None or self._compiler.is_compiled(grammar)
-
-    def needs_trial(self, grammar: str) -> bool:
-        """Whether to compile it may take long."""
-        return needs_trial(grammar)
+        return self._compiler.submit(grammar)
 
     def prepare(self) -> None:
         """Do now what would make the first grammar slow."""
@@ -115,7 +108,7 @@ class Guides:
 
     def add(self, request_id: str, params: SamplingParams) -> None:
         """Guide a request from its first token on. Its grammar should have been compiled."""
-        matcher = None if params.grammar is None else self.compile(params.grammar)
+        matcher = None if params.grammar is None else self.compile(params.grammar).result().matcher.deep_copy()
         allowed = None
         if params.allowed_token_ids is not None:
             allowed = _bits(params.allowed_token_ids, self._num_words)

@@ -903,11 +903,17 @@ def _listed_in(view: View, value: Any) -> bool:
 def _can_match(root: Schema, defs: dict[str, Schema]) -> bool:
     """Whether some finite value may match: references that never come to an end match nothing."""
     alive: set[str] = set()
+    pending = list(defs)[::-1]  # named in the order in which they were met: what one needs comes behind it
     while True:
-        grown = alive | {name for name, schema in defs.items() if name not in alive and _alive(schema, alive)}
-        if grown == alive:
+        still = []
+        for name in pending:
+            if _alive(defs[name], alive):
+                alive.add(name)
+            else:
+                still.append(name)
+        if len(still) == len(pending):
             return _alive(root, alive)
-        alive = grown
+        pending = still
 
 
 def _alive(schema: Schema, alive: set[str]) -> bool:

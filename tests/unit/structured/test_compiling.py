@@ -106,14 +106,12 @@ def test_what_a_request_can_make_large_is_tried_first(grammar: str) -> None:
 
 def test_a_grammar_that_never_compiles_is_refused_and_leaves_nothing_behind(compiler: GrammarCompiler) -> None:
     compiler.compile(WITH_PATTERN)  # the nursery has started
-    started_s = time.monotonic()
     with pytest.raises(InvalidRequestError, match="too long"):
         compiler.compile(ENDLESS)
-    assert time.monotonic() - started_s < 3 * compiling.TRIAL_S
     trials = compiler.prepare_trials()
     assert trials._process is not None
     wait_for(lambda: not children(trials._process.pid))
-    assert not compiler.is_compiled(ENDLESS)
+    assert not is_kept(compiler, ENDLESS)
     assert compiler.compile(PLAIN).is_accepting() is False
 
 
@@ -148,7 +146,7 @@ def test_a_nursery_that_has_died_is_started_again(compiler: GrammarCompiler) -> 
     except HeadwayError as error:  # found out only now
         assert "died" in str(error)  # noqa: PT017
         compiler.compile(grammar)
-    assert compiler.is_compiled(grammar)
+    assert is_kept(compiler, grammar)
 
 
 def test_a_closed_compiler_leaves_no_process() -> None:
@@ -177,7 +175,7 @@ def test_what_is_kept_is_bounded_by_its_memory(compiler: GrammarCompiler, monkey
     grammars = [of(choice=[f"kept {n}"]) for n in range(5)]
     for grammar in grammars:
         compiler.compile(grammar)
-    assert [compiler.is_compiled(grammar) for grammar in grammars] == [False, False, True, True, True]
+    assert [is_kept(compiler, grammar) for grammar in grammars] == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize("hidden", ["A: /a&&&&&b/", 'A: "&&&&&"', "// &&&&&\nA: /a/"])
@@ -185,6 +183,18 @@ def test_intersections_are_counted_where_they_are_some(hidden: str) -> None:
     of(grammar=f"start: A\n{hidden}")
     with pytest.raises(InvalidRequestError, match="'&' at most 4"):
         of(grammar="start: A\nA: " + " & ".join(["/a*/"] * 6))
+
+
+def test_who_asks_for_the_same_waits_for_the_same(compiler: GrammarCompiler) -> None:
+    first, second = compiler.submit(ENDLESS), compiler.submit(ENDLESS)
+    assert first is second
+    with pytest.raises(InvalidRequestError, match="too long"):
+        second.result()
+    assert compiler.submit(PLAIN).result().matcher is compiler.submit(PLAIN).result().matcher
+
+
+def is_kept(compiler: GrammarCompiler, grammar: str) -> bool:
+    return grammar in compiler._jobs
 
 
 def children(pid: int) -> list[int]:
