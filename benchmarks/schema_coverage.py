@@ -1,11 +1,12 @@
-"""Walk through the grammars of real schemas and check every answer that a walk completes.
+"""Answer real schemas, and check every answer that comes to its end.
 
-    python benchmarks/schema_coverage.py SCHEMAS.jsonl [--samples 4] [--seed 0] [--limit N] [--tokens 400]
+    python benchmarks/schema_coverage.py SCHEMAS.jsonl [--samples 4] [--seed 0] [--limit N] [--tokens 400] [--generate]
 
 SCHEMAS.jsonl holds {"name": …, "schema": …} per line. Each schema is either refused, with a reason and a path, or
-compiled; then random tokens are drawn from its masks, biased towards those that close strings, arrays and objects, and
-each answer that ends is checked with the jsonschema package against the schema as it was given (formats are not
-asserted; multipleOf is computed in decimals). Prints a table and exits with 1 if any answer is invalid.
+compiled; then random tokens are drawn from its masks, biased towards those that close strings, arrays and objects, or
+the embedded model answers, and each answer that ends is checked with the jsonschema package against the schema as it
+was given (formats are not asserted; multipleOf is computed in decimals). Prints a table and exits with 1 if any answer
+is invalid.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import random
 import sys
 import time
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,15 @@ import jsonschema
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from headway.errors import InvalidRequestError
+from headway import LLM, SamplingParams
+from headway.errors import InvalidRequestError, RequestFailedError
 from headway.loader import open_checkpoint
 from headway.loader.embedded import embedded_model_path
-from headway.structured.compiling import LIMITS
-from headway.structured.json_schema import prepare_schema
+from headway.sampling_params import StructuredOutputsParams
+from headway.structured.compiling import GrammarCompiler
+from headway.structured.grammars import grammar_of
 
+Row = dict[str, Any]
 CLOSING = tuple(b'"}],')
 
 
@@ -81,6 +86,45 @@ class Walker:
         return None
 
 
+Answers = Iterator[tuple[Row, str | None]]
+"""A schema and an answer that is complete, or none."""
+
+
+def walked(accepted: list[tuple[Row, str]], compiler: GrammarCompiler, args: argparse.Namespace) -> Answers:
+    walker = Walker(compiler.prepare(), random.Random(args.seed), args.tokens)
+    for row, grammar in accepted:
+        for _ in range(args.samples):
+            try:
+                yield row, walker.walk(compiler.compile(grammar))
+            except RuntimeError as error:
+                print(f"stuck    {row['name']}: {str(error).splitlines()[0]}")
+                yield row, None
+
+
+def generated(accepted: list[tuple[Row, str]], llm: LLM, args: argparse.Namespace) -> Answers:
+    """By the model, at temperature 1."""
+    asked = [(row, number) for row, _ in accepted for number in range(args.samples)]
+    prompts = [[{"role": "user", "content": f"Write a JSON example of '{row['name']}'."}] for row, _ in asked]
+    params = [
+        SamplingParams(
+            temperature=1.0,
+            max_tokens=args.tokens,
+            seed=args.seed + number,
+            structured_outputs=StructuredOutputsParams(json=row["schema"]),
+        )
+        for row, number in asked
+    ]
+    try:
+        outputs = llm.chat(prompts, params)
+    except RequestFailedError as error:
+        outputs = error.outputs
+        for why in error.errors.values():
+            print(f"stuck    {why}")
+    for (row, _), output in zip(asked, outputs, strict=True):
+        answer = output.outputs[0]
+        yield row, answer.text if answer.finish_reason == "stop" else None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("schemas", type=Path)
@@ -88,64 +132,54 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, default=None)
     parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--generate", action="store_true", help="let the embedded model answer, at temperature 1")
     args = parser.parse_args()
-    text = open_checkpoint(embedded_model_path()).tokenizer()
-    tokenizer = LLTokenizer(text.backend.to_str(), eos_token=list(text.eos_token_ids))
-    walker = Walker(tokenizer, random.Random(args.seed), args.tokens)
     counts: collections.Counter[str] = collections.Counter()
     refused: collections.Counter[str] = collections.Counter()
     rows = [json.loads(line) for line in args.schemas.read_text(encoding="utf-8").splitlines()][: args.limit]
-    slowest: list[tuple[float, str]] = []
+    compiler = GrammarCompiler(open_checkpoint(embedded_model_path()).tokenizer(), 0)
+    compiler.prepare()
+    accepted = []
+    taken_s: list[float] = []
     for row in rows:
         start = time.perf_counter()
         try:
-            prepared = prepare_schema(row["schema"], path="schema")
+            grammar = grammar_of(StructuredOutputsParams(json=row["schema"]))
+            compiler.compile(grammar)
         except InvalidRequestError as error:
-            refused[str(error.param).rpartition(".")[2]] += 1
+            reason = "by the compiler" if error.param == "structured_outputs" else str(error.param).rpartition(".")[2]
+            refused[reason] += 1
             print(f"refused  {row['name']}: {error}")
             continue
-        first = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(prepared), log_level=0, limits=LIMITS)
-        slowest.append((time.perf_counter() - start, row["name"]))
-        if first.is_error():
-            refused["by the compiler"] += 1
-            print(f"refused  {row['name']}: {first.get_error().splitlines()[0]}")
+        taken_s.append(time.perf_counter() - start)
+        accepted.append((row, grammar))
+    answers = generated(accepted, LLM(), args) if args.generate else walked(accepted, compiler, args)
+    for row, answer in answers:
+        counts["answers"] += 1
+        if answer is None:
             continue
-        counts["accepted"] += 1
-        validator = checker(row["schema"])
-        for _ in range(args.samples):
-            counts["walks"] += 1
-            try:
-                answer = walker.walk(first.deep_copy())
-            except RuntimeError as error:
-                counts["stuck"] += 1
-                print(f"stuck    {row['name']}: {str(error).splitlines()[0]}")
-                continue
-            if answer is None:
-                continue
-            counts["ended"] += 1
-            try:
-                problem = jsonschema.exceptions.best_match(validator.iter_errors(json.loads(answer)))
-            except Exception as error:  # the schema itself may be broken, which the checker finds late
-                counts["not checkable"] += 1
-                print(f"broken   {row['name']}: {type(error).__name__}: {str(error)[:150]}")
-                continue
-            if problem is not None:
-                counts["invalid"] += 1
-                print(
-                    f"INVALID  {row['name']} at {problem.json_path}: {problem.message[:300]}\n         {answer[:600]}"
-                )
-    slowest.sort()
+        counts["ended"] += 1
+        try:
+            problem = jsonschema.exceptions.best_match(checker(row["schema"]).iter_errors(json.loads(answer)))
+        except Exception as error:  # the schema itself may be broken, which the checker finds late
+            counts["not checkable"] += 1
+            print(f"broken   {row['name']}: {type(error).__name__}: {str(error)[:150]}")
+            continue
+        if problem is not None:
+            counts["invalid"] += 1
+            print(f"INVALID  {row['name']} at {problem.json_path}: {problem.message[:300]}\n         {answer[:600]}")
     print()
     print(f"schemas           {len(rows)}")
-    print(f"accepted          {counts['accepted']}")
-    print(f"refused           {len(rows) - counts['accepted']} ({(len(rows) - counts['accepted']) / len(rows):.1%})")
+    print(f"accepted          {len(accepted)}")
+    print(f"refused           {len(rows) - len(accepted)} ({(len(rows) - len(accepted)) / len(rows):.1%})")
     for feature, number in refused.most_common():
         print(f"  {feature:<20} {number}")
-    for key in ("walks", "ended", "stuck", "not checkable", "invalid"):
+    for key in ("answers", "ended", "not checkable", "invalid"):
         print(f"{key:<17} {counts[key]}")
-    if slowest:
-        median, most = slowest[len(slowest) // 2][0], slowest[-1][0]
-        print(f"to compile        {median * 1e3:.1f} ms median, {most * 1e3:.0f} ms at most")
+    if taken_s:
+        taken_s.sort()
+        print(f"to compile        {taken_s[len(taken_s) // 2] * 1e3:.1f} ms median, {taken_s[-1] * 1e3:.0f} ms at most")
+    compiler.close()
     return 1 if counts["invalid"] else 0
 
 
