@@ -41,7 +41,7 @@ COMPILE_THREADS = 4
 GRAMMARS_KEPT = 128
 MEMORY_KEPT = 512 * 1024 * 1024
 TRIAL_S = 0.4
-"""Of a processor's time; a busy machine makes no grammar larger. As much is spent again by the engine's own compiler."""
+"""Of a processor's time, so that a busy machine refuses no more than an idle one. The engine takes as long again."""
 TRIAL_WALL_S = 10.0
 TRIAL_MEMORY = 256 * 1024 * 1024
 NURSERY_START_S = 60.0
