@@ -23,7 +23,7 @@ from headway.core.request_options import OPTION_NAMES, RequestOptions
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt, options_each
 from headway.errors import EngineUnavailableError, InvalidRequestError
 from headway.loader.model_tokenizer import load_model_tokenizer
-from headway.outputs import RequestOutput
+from headway.outputs import EmbeddingRequestOutput, RequestOutput, check_dimensions
 from headway.predict import AnswerLengths, PromptView
 from headway.predict.prediction_thread import Ended, PredictionThread
 from headway.rpc.engine_client import EngineClient
@@ -177,6 +177,25 @@ class AsyncLLM:
 
         num_chars = sum(len(str(part)) for part in (*messages, *(tools or ())))
         return self._run(chat_prompt, num_chars, sampling_params, request_id, own_options)
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        *,
+        pooling: str = "mean",
+        dimensions: int | None = None,
+        normalize: bool = True,
+        request_id: str | None = None,
+        options: RequestOptions | None = None,
+        **named_options: Any,
+    ) -> EmbeddingRequestOutput:
+        """The vector of a prompt: as `LLM.embed`."""
+        self._started()
+        assert self._client.info is not None
+        check_dimensions(dimensions, self._client.info.hidden_size)
+        params = SamplingParams.for_embedding(pooling)
+        outputs = [each async for each in self.generate(prompt, params, request_id, options=options, **named_options)]
+        return EmbeddingRequestOutput.of(outputs[-1], dimensions=dimensions, normalize=normalize)
 
     async def abort(self, request_id: str) -> None:
         """End a request: its generator yields what there is, with the finish reason "abort". An id that is not live

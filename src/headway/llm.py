@@ -15,7 +15,15 @@ from headway.engine.engine_thread import EngineThread
 from headway.engine.input_processor import PreparedRequest, Prompt, as_prompts, one_each, options_each
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import InvalidRequestError, RequestFailedError
-from headway.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, GrowingOutput, RequestOutput
+from headway.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    EmbeddingRequestOutput,
+    GrowingOutput,
+    RequestOutput,
+    check_dimensions,
+)
 from headway.sampling_params import BeamSearchParams, SamplingParams
 from headway.structured.conversation import chat_text, tools_from
 from headway.tokenizer import Tokenizer
@@ -119,6 +127,25 @@ class LLM:
         named_options = {name: more.pop(name) for name in OPTION_NAMES if name in more}
         prompts = [self.chat_prompt(each, tools=tools, **more) for each in conversations]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, options=options, use_tqdm=use_tqdm, **named_options)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "mean",
+        dimensions: int | None = None,
+        normalize: bool = True,
+        options: RequestOptions | Sequence[RequestOptions] | None = None,
+        use_tqdm: bool | None = None,
+        **named_options: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """Vectors that stand for prompts: the mean of the model's last hidden states (`pooling="mean"`), or the last of
+        them ("last"), cut to `dimensions` numbers and brought to length 1. Prompts and options are as in `generate`."""
+        check_dimensions(dimensions, self.engine.model_config.hidden_size)
+        outputs = self.generate(
+            prompts, SamplingParams.for_embedding(pooling), options=options, use_tqdm=use_tqdm, **named_options
+        )
+        return [EmbeddingRequestOutput.of(each, dimensions=dimensions, normalize=normalize) for each in outputs]
 
     def chat_prompt(
         self,

@@ -5,8 +5,13 @@ The two of which streaming makes one per token are not frozen: that alone would 
 
 from __future__ import annotations
 
+import math
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
+
+from headway.errors import InvalidRequestError, RequestFailedError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 """stop: end-of-sequence, a stop token or a stop string · length: max_tokens or the context is used up · abort: by the
@@ -100,6 +105,54 @@ class RequestOutput:
     num_cached_tokens: int = 0
     """Prompt tokens whose keys and values were found in the prefix cache."""
     metrics: RequestMetrics | None = None
+    embedding: array[float] | None = None
+    """With the last output of a request that wants it: the vector of its prompt, as the model has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A vector."""
+
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """What `LLM.embed` gives for a prompt, in vLLM's form."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+    @classmethod
+    def of(cls, output: RequestOutput, *, dimensions: int | None, normalize: bool) -> EmbeddingRequestOutput:
+        """From the output of a request that has ended."""
+        if output.embedding is None:
+            reason = output.outputs[0].finish_reason if output.outputs else None
+            raise RequestFailedError({output.request_id: f"it ended ({reason}) before its prompt was read"}, [output])
+        vector = shortened(output.embedding, dimensions=dimensions, normalize=normalize)
+        told = EmbeddingOutput(vector.tolist())
+        return cls(output.request_id, output.prompt_token_ids, told, output.num_cached_tokens)
+
+
+def check_dimensions(dimensions: int | None, hidden_size: int) -> None:
+    """Raise if vectors of this model cannot be cut to so many numbers."""
+    is_count = isinstance(dimensions, int) and not isinstance(dimensions, bool)
+    if dimensions is not None and not (is_count and 1 <= dimensions <= hidden_size):
+        raise InvalidRequestError(
+            f"dimensions must be a whole number from 1 to {hidden_size}, the length of this model's vectors; "
+            f"it is {dimensions!r:.80}",
+            param="dimensions",
+        )
+
+
+def shortened(vector: Sequence[float], *, dimensions: int | None, normalize: bool) -> array[float]:
+    """The first `dimensions` numbers of a vector in single precision, of length 1 if so wanted."""
+    kept = vector if dimensions is None else vector[:dimensions]
+    length = math.sqrt(math.fsum(value * value for value in kept)) if normalize else 1.0
+    return array("f", [value / length for value in kept] if length > 0.0 else kept)
 
 
 class SilentProgress(NamedTuple):

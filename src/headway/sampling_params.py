@@ -18,10 +18,12 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from headway.errors import InvalidRequestError
 
+Pooling = Literal["mean", "last"]
+POOLINGS: tuple[Pooling, ...] = ("mean", "last")
 Check = Callable[[str, Any], Any]
 """(field name, value) → the value as it is kept; raises `InvalidRequestError`."""
 
@@ -347,6 +349,9 @@ class SamplingParams:
     grammar: str | None = field(default=None, init=False, repr=False)
     """`structured_outputs` as a grammar for the matcher, set by `with_grammar` once it has been checked."""
 
+    pooling: Pooling | None = field(default=None, init=False, repr=False)
+    """Return a vector that stands for the prompt: see `for_embedding`."""
+
     def __new__(cls, **fields: Any) -> SamplingParams:
         """Refuse unknown names with the nearest valid one (the generated `__init__` would raise a bare TypeError)."""
         for name in fields:
@@ -406,6 +411,15 @@ class SamplingParams:
                     f"log-probabilities: {f'leave it at {shown}' if shown else 'leave it out'}",
                     param=name,
                 )
+
+    @classmethod
+    def for_embedding(cls, pooling: str = "mean") -> SamplingParams:
+        """For a vector: the mean of the prompt's hidden states, or the last of them. One token is made and dropped."""
+        if pooling not in POOLINGS:
+            raise _wrong("pooling", pooling, f"must be {' or '.join(map(repr, POOLINGS))}")
+        params = cls(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
+        object.__setattr__(params, "pooling", pooling)
+        return params
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:

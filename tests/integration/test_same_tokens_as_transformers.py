@@ -153,3 +153,18 @@ def test_random_models_with_a_cache_that_is_too_small(tiny: Tiny, block_size: in
     result = run(llm, tiny.prompts, NUM_TOKENS)
     assert result.tokens == tiny.batched
     assert result.num_preemptions >= 3
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_vectors_are_those_of_transformers(reference: Any, embedded: str, pooling: str) -> None:
+    """Also in chunks, and with too little memory for all prompts at once."""
+    small = {"max_num_batched_tokens": 16, "max_num_seqs": 4, "num_kv_blocks": 64, "preemption_mode": "recompute"}
+    prompts = PROMPTS[:8]
+    for options in ({}, small):
+        llm = LLM(embedded, dtype="float32", device="cpu", **options)
+        for output in llm.embed(prompts, pooling=pooling, normalize=False):
+            with torch.no_grad():
+                hidden = reference.model(torch.tensor([output.prompt_token_ids])).last_hidden_state[0]
+            expected = hidden.mean(dim=0) if pooling == "mean" else hidden[-1]
+            torch.testing.assert_close(torch.tensor(output.outputs.embedding), expected, rtol=1e-3, atol=1e-3)
+        llm.shutdown()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
@@ -140,6 +141,20 @@ def test_completions(client: Any) -> None:
     for chunk in client.completions.create(**GREEDY, prompt=prompts, max_tokens=6, echo=True, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == [choice.text for choice in answer.choices]
+
+
+def test_vectors_are_those_of_the_library(client: Any) -> None:
+    """The client asks for base64 by itself."""
+    llm = LLM(max_model_len=CONTEXT)
+    texts = ["The capital of France is Paris.", "Paris is the capital of France.", "def f(x): return x + 1"]
+    answer = client.embeddings.create(model=MODEL, input=texts)
+    vectors = [np.array(each.embedding) for each in answer.data]
+    for vector, output in zip(vectors, llm.embed(texts), strict=True):
+        np.testing.assert_allclose(vector, output.outputs.embedding, atol=2e-2)
+    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2]
+    numbers = client.embeddings.create(model=MODEL, input=texts[0], encoding_format="float", dimensions=64)
+    assert len(numbers.data[0].embedding) == 64
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 20
 
 
 def test_token_ids_give_the_same_as_text(server: ServerProcess, client: Any) -> None:

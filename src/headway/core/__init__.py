@@ -15,6 +15,7 @@ from headway.core.scheduler import Scheduler
 from headway.core.scheduler_output import (
     ModelRunnerOutput,
     NewRequest,
+    PooledPrompt,
     PromptLogprobs,
     RequestUpdate,
     SampledTokens,
@@ -33,6 +34,7 @@ __all__ = [
     "NewRequest",
     "PrefixCache",
     "PrefixCacheStats",
+    "PooledPrompt",
     "PromptLogprobs",
     "Request",
     "RequestStatus",

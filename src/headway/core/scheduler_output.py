@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # carried, never read here
@@ -140,8 +140,18 @@ class PromptLogprobs:
     values: tuple[TokenLogprobs, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PooledPrompt:
+    """The sum of the hidden states of consecutive prompt tokens, the first of them at position `start`."""
+
+    start: int
+    num_tokens: int
+    total: bytes
+    """Of float32."""
+
+
 class RequestUpdate(NamedTuple):
-    """What a step changed for one request: new tokens and perhaps its end, or logprobs of its prompt."""
+    """What a step changed for one request: new tokens and perhaps its end, or what is told of its prompt."""
 
     request_id: str
     new_token_ids: tuple[int, ...]
@@ -152,6 +162,7 @@ class RequestUpdate(NamedTuple):
     held_status: RequestStatus | None = None
     """These are its last tokens, and it is going to end like this: with a later update, when its sealed batch is done.
     """
+    pooled: PooledPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +173,6 @@ class ModelRunnerOutput:
     prompt_logprobs: Mapping[str, PromptLogprobs]
     """For requests that asked: the prompt tokens whose predecessors were computed in this step. A preempted request
     gives some of them again."""
+    pooled: Mapping[str, PooledPrompt] = field(default_factory=dict)
+    """For requests that want a vector: the prompt tokens that were computed in this step. A preempted request goes on
+    where it was, or begins again."""

@@ -220,7 +220,7 @@ class Landing:
             self._kv_cache.distrust(output.moves)
         if step.keeps:
             self._keep_computed(step, result)
-        updates = _prompt_logprobs(step.requests, result) if result.prompt_logprobs else []
+        updates = _told_of_prompts(step.requests, result) if result.prompt_logprobs or result.pooled else []
         self._append(step, result, updates)
         # The forks of a beam follow in the same batch: the engine adds them before it asks for the next plan.
         if self._live.held and not any(request.is_beam for request in step.requests):
@@ -257,7 +257,9 @@ class Landing:
                     if finish_status is not None:
                         break
             if finish_status is None:
-                add_update(make_tuple(RequestUpdate, (request_id, token_ids, sampled.logprobs, None, None, None, None)))
+                add_update(
+                    make_tuple(RequestUpdate, (request_id, token_ids, sampled.logprobs, None, None, None, None, None))
+                )
             else:
                 add_update(self._end(request, sampled, finish_status, num_taken=num_taken))
 
@@ -277,10 +279,18 @@ def _all_failed(output: SchedulerOutput, result: ModelRunnerOutput) -> bool:
     return all(one is not None and one.error is not None for one in sampled)
 
 
-def _prompt_logprobs(requests: Iterable[Request], result: ModelRunnerOutput) -> list[RequestUpdate]:
-    """Logprobs of the prompts of live requests; their new tokens are another update."""
+def _told_of_prompts(requests: Iterable[Request], result: ModelRunnerOutput) -> list[RequestUpdate]:
+    """Logprobs and vectors of the prompts of live requests; their new tokens are another update."""
+    logprobs, pooled = result.prompt_logprobs, result.pooled
     return [
-        RequestUpdate(request.request_id, (), (), None, prompt_logprobs=result.prompt_logprobs[request.request_id])
+        RequestUpdate(
+            request.request_id,
+            (),
+            (),
+            None,
+            prompt_logprobs=logprobs.get(request.request_id),
+            pooled=pooled.get(request.request_id),
+        )
         for request in requests
-        if request.request_id in result.prompt_logprobs and not request.status.is_finished
+        if (request.request_id in logprobs or request.request_id in pooled) and not request.status.is_finished
     ]

@@ -259,7 +259,7 @@ class InputProcessor:
             min_tokens=params.min_tokens,
             stop_token_ids=self._stop_token_ids(params),
             sampling_params=params,
-            reads_cache=params.prompt_logprobs is None,
+            reads_cache=params.prompt_logprobs is None and params.pooling != "mean",
             options=options,
         )
 

@@ -5,11 +5,23 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from headway.core import NewRequest, PromptLogprobs, RequestStatus, RequestUpdate, SchedulerOutput, TokenLogprobs
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core import (
+    NewRequest,
+    PooledPrompt,
+    PromptLogprobs,
+    RequestStatus,
+    RequestUpdate,
+    SchedulerOutput,
+    TokenLogprobs,
+)
 from headway.engine.detokenizer import IncrementalDetokenizer, StopChecker
 from headway.engine.input_processor import PreparedRequest
 from headway.outputs import (
@@ -158,6 +170,32 @@ class _Completion:
         return self._text[0]
 
 
+class _Pool:
+    """The mean of a prompt's hidden states, as far as they have come. Sums are kept in double precision."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._num_tokens = 0
+        self._total: NDArray[np.float64] | None = None
+
+    def add(self, part: PooledPrompt) -> None:
+        """The next part, or the first: a request that was preempted goes on where it was, or begins again."""
+        new = np.frombuffer(part.total, dtype=np.float32).astype(np.float64)
+        if self._total is None or part.start < self._next:
+            self._total, self._num_tokens = new, part.num_tokens
+        elif part.start == self._next:
+            self._total, self._num_tokens = self._total + new, self._num_tokens + part.num_tokens
+        else:
+            raise RuntimeError(f"hidden states of prompt tokens {self._next} to {part.start} are missing")
+        self._next = part.start + part.num_tokens
+
+    def mean(self) -> array[float] | None:
+        """None if the request has ended before anything was computed."""
+        if self._total is None:
+            return None
+        return array("f", (self._total / self._num_tokens).astype(np.float32).tobytes())
+
+
 class _LiveRequest:
     """A request from its arrival until its last completion has ended."""
 
@@ -173,6 +211,7 @@ class _LiveRequest:
         self.prompt_logprobs: list[LogprobsOfOnePosition | None] | None = (
             None if request.params.prompt_logprobs is None else [None]
         )
+        self._pool = None if request.params.pooling is None else _Pool()
         self._has_told_prompt = False
         self._num_cached_tokens = 0
         self._metrics = RequestMetrics(arrival_time_s)
@@ -216,6 +255,11 @@ class _LiveRequest:
         new = found.values[max(0, len(self.prompt_logprobs) - found.start) :]
         self.prompt_logprobs.extend(position_logprobs(record, token_text) for record in new)
 
+    def take_pooled(self, part: PooledPrompt) -> None:
+        """More of the vector of its prompt."""
+        assert self._pool is not None
+        self._pool.add(part)
+
     def news(self, now_s: float) -> RequestOutput:
         """The output that the request's user has asked for."""
         return self._delta(now_s) if self.stream == "delta" else self._output(now_s)
@@ -235,6 +279,7 @@ class _LiveRequest:
             finished,
             self._num_cached_tokens,
             self._present_metrics(now_s) if finished else self._metrics,
+            None if self._pool is None or not finished else self._pool.mean(),
         )
 
     def _output(self, now_s: float) -> RequestOutput:
@@ -252,6 +297,7 @@ class _LiveRequest:
             finished,
             self._num_cached_tokens,
             self._present_metrics(now_s if finished else None),
+            None if self._pool is None or not finished else self._pool.mean(),
         )
 
     def _present_metrics(self, finished_s: float | None) -> RequestMetrics:
@@ -354,8 +400,11 @@ class OutputProcessor:
         progress: dict[str, SilentProgress] = {}
         for update in updates:
             live, completion = self._owner[update.request_id]
-            if update.prompt_logprobs is not None:
-                live.take_prompt_logprobs(update.prompt_logprobs, self._token_text)
+            if update.prompt_logprobs is not None or update.pooled is not None:
+                if update.prompt_logprobs is not None:
+                    live.take_prompt_logprobs(update.prompt_logprobs, self._token_text)
+                if update.pooled is not None:
+                    live.take_pooled(update.pooled)
                 continue
             if not completion.token_ids and update.new_token_ids and not live.has_tokens:
                 live.note_first_token(now_s)

@@ -315,6 +315,8 @@ class EngineLoop:
             deltas[-len(output.outputs)].prompt_logprobs = positions
         if output.finished:
             deltas[-1].is_last = True
+            if output.embedding is not None:
+                deltas[-1].embedding = output.embedding.tobytes()
             deltas[-1].timings = _timings(output.metrics, output.num_cached_tokens)
             self._forget(request_id)
 

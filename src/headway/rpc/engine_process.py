@@ -207,6 +207,7 @@ def _ready(engine: LLMEngine) -> EngineReady:
         model=engine.config.model.model or MODEL_NAME,
         max_model_len=plan.max_model_len,
         vocab_size=engine.model_config.vocab_size,
+        hidden_size=engine.model_config.hidden_size,
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
         max_num_seqs=limits.max_num_seqs,

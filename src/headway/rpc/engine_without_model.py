@@ -59,6 +59,8 @@ class _ModellessEngine(LLMEngine):
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(params, name) is not None:
                 raise InvalidRequestError("This engine has no model, and so no log-probabilities.", param=name)
+        if params.pooling is not None:
+            raise InvalidRequestError("This engine has no model, and so no vectors.", param="pooling")
         if not params.can_stream:
             name = "use_beam_search" if params.use_beam_search else "best_of"
             raise InvalidRequestError("This engine has no model, and so nothing to compare sequences by.", param=name)

@@ -96,6 +96,8 @@ class EngineReady(_Message):
     prefix_caching: bool = True
     num_host_slots: int = 0
     """Blocks for which there is room in host memory."""
+    hidden_size: int = 0
+    """The length of the model's vectors."""
 
 
 class StartUpFailed(_Message):
@@ -160,6 +162,8 @@ class Delta(_Part):
     """Comes alone: nothing is new for any completion. The tokens of the completions that follow have been counted."""
     cumulative_logprob: float | None = None
     """Of a completion that was compared with others by it."""
+    embedding: bytes | None = None
+    """On the last delta, if asked for: the vector of the prompt, as float32."""
 
 
 class EngineStats(_Part):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
@@ -174,6 +175,7 @@ class AnswerBuilder:
             last.is_last,
             0 if timings is None else timings.num_cached_tokens,
             self._metrics(timings),
+            None if last.embedding is None else array("f", last.embedding),
         )
         self._grown.add(delta_output)
         output = self._grown.output()

@@ -19,15 +19,18 @@ import numpy as np
 from headway.core.scheduler_output import NewRequest, SchedulerOutput
 from headway.runner.base import RunnerSettings
 from headway.runner.sampler import Int32Array, Int64Array, SamplingRows, Seat
-from headway.sampling_params import SamplingParams
+from headway.sampling_params import Pooling, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class WantedPrompt:
-    """A prompt whose logprobs a request wants to see, and of how many most likely tokens beside each."""
+    """A prompt of which a request wants to know more than what follows it."""
 
     token_ids: tuple[int, ...]
-    num_top: int
+    num_top: int | None
+    """Logprobs, and of how many most likely tokens beside each."""
+    pooling: Pooling | None = None
+    """A vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class RowTable:
         self.row_of: dict[str, int] = {}
         self.sampling = SamplingRows(settings.max_num_seqs, vocab_size, settings.eos_token_ids)
         self.wanted_prompts: dict[str, WantedPrompt] = {}
-        """By request id, of those in the batch that want logprobs of their prompt."""
+        """By request id, of those in the batch that want to know of their prompt."""
         self.max_num_seqs = settings.max_num_seqs
         self.max_model_len = settings.max_model_len
         self.max_num_blocks = -(-settings.max_model_len // settings.block_size)
@@ -109,8 +112,9 @@ class RowTable:
         self.sampling.seat(seat)
         self.row_of[request.request_id] = self._free_rows.pop()
         self._num_blocks[seat.row] = 0
-        if params.prompt_logprobs is not None:
-            self.wanted_prompts[request.request_id] = WantedPrompt(request.prompt_token_ids, params.prompt_logprobs)
+        if params.prompt_logprobs is not None or params.pooling is not None:
+            wanted = WantedPrompt(request.prompt_token_ids, params.prompt_logprobs, params.pooling)
+            self.wanted_prompts[request.request_id] = wanted
         return seat
 
     def free(self, request_id: str) -> None:

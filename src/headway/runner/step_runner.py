@@ -26,6 +26,7 @@ from headway.attention import AttentionBackend
 from headway.core.scheduler_output import (
     ModelRunnerOutput,
     NewRequest,
+    PooledPrompt,
     PromptLogprobs,
     SampledTokens,
     SchedulerOutput,
@@ -34,7 +35,7 @@ from headway.kv.host_blocks import HostBlocks, apply_moves
 from headway.models.decoder import Decoder
 from headway.runner.base import PendingStep, RunnerSettings
 from headway.runner.logit_edits import LineMasks
-from headway.runner.prompt_logprobs import logprobs_of_prompts
+from headway.runner.prompt_readings import logprobs_of_prompts, pooled_prompts
 from headway.runner.rows import RowTable, StepRows
 from headway.runner.sampler import Int32Array, PendingSample, Sampler, Seat
 from headway.structured.guides import TokenMasks
@@ -201,9 +202,11 @@ class StepRunner(Generic[StagedStep]):
         if not self._rows.wanted_prompts:
             return ForwardStep(step, self.stage.forward(staged), {})
         hidden = self.stage.hidden(staged)
-        found = logprobs_of_prompts(self.decoder, hidden, step, self._rows.wanted_prompts)
+        wanted = self._rows.wanted_prompts
+        found = logprobs_of_prompts(self.decoder, hidden, step, wanted)
+        pooled = pooled_prompts(hidden, step, wanted)
         sampled = hidden.index_select(0, torch.from_numpy(step.sample_index).to(hidden.device))
-        return ForwardStep(step, self.decoder.logits(sampled) if step.sampled else sampled, found)
+        return ForwardStep(step, self.decoder.logits(sampled) if step.sampled else sampled, found, pooled)
 
     def _sample(self, forwarded: ForwardStep, masks: TokenMasks | None) -> PendingTokens:
         step, logits = forwarded.rows, forwarded.logits
@@ -217,7 +220,7 @@ class StepRunner(Generic[StagedStep]):
         if self._cuda_device is not None:
             done = torch.cuda.Event()
             done.record()
-        return PendingTokens(done, request_ids, sample, forwarded.prompt_logprobs, forwarded.failed)
+        return PendingTokens(done, request_ids, sample, forwarded.prompt_logprobs, forwarded.pooled, forwarded.failed)
 
 
 def _line_masks(masks: TokenMasks, request_ids: Sequence[str]) -> LineMasks | None:
@@ -239,6 +242,7 @@ class ForwardStep:
     rows: StepRows | None
     logits: Tensor | None
     prompt_logprobs: dict[str, PromptLogprobs]
+    pooled: dict[str, PooledPrompt] = field(default_factory=dict)
     failed: dict[str, SampledTokens] = field(default_factory=dict)
     """Of requests that could not enter the batch."""
 
@@ -263,6 +267,7 @@ class PendingTokens:
     sampled_request_ids: list[str]
     sample: PendingSample | None
     prompt_logprobs: dict[str, PromptLogprobs]
+    pooled: dict[str, PooledPrompt] = field(default_factory=dict)
     failed: dict[str, SampledTokens] = field(default_factory=dict)
     """Of requests that could not enter the batch."""
 
@@ -281,4 +286,4 @@ class PendingTokens:
                     sampled[request_id] = SampledTokens(
                         (chosen.token_ids[place],), () if logprobs is None else (logprobs,)
                     )
-        return ModelRunnerOutput(sampled=sampled, prompt_logprobs=self.prompt_logprobs)
+        return ModelRunnerOutput(sampled=sampled, prompt_logprobs=self.prompt_logprobs, pooled=self.pooled)

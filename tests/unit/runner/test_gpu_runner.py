@@ -293,6 +293,14 @@ def values(positions: list[Any]) -> list[tuple[int, int | None, float]]:
     return [(token, found.rank, found.logprob) for found_here in positions for token, found in found_here.items()]
 
 
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_vectors_equal_the_cpu_engines(tiny: TinyLLM, cpu: LLM, pooling: str) -> None:
+    llm = tiny.on_gpu(async_scheduling=True, max_chunk_tokens=4)
+    pairs = zip(cpu.embed(PROMPTS[:3], pooling=pooling), llm.embed(PROMPTS[:3], pooling=pooling), strict=True)
+    for right, found in pairs:
+        assert found.outputs.embedding == pytest.approx(right.outputs.embedding, abs=1e-4)
+
+
 def test_logprobs_equal_the_cpu_engines(tiny: TinyLLM, cpu: LLM) -> None:
     params = [
         SamplingParams(temperature=0, max_tokens=3, logprobs=2),

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import httpx
+import numpy as np
 from starlette.types import ASGIApp, Message, Scope
 
 from headway.errors import EngineUnavailableError
@@ -48,6 +49,7 @@ def engine_ready(**changes: Any) -> EngineReady:
         "device": "cpu",
         "dtype": "float32",
         "scheduling_policy": "priority",
+        "hidden_size": 4,
     }
     return EngineReady(**(fields | changes))
 
@@ -117,6 +119,7 @@ class FakeEngine:
                         is_last=is_last,
                         timings=RequestTimings(0.1, 0.2, 0.3, 1, 4) if is_last else None,
                         prompt_logprobs=self._prompt_logprobs(request) if not place and not index else None,
+                        embedding=_vector(request) if is_last else None,
                     )
                 )
 
@@ -126,6 +129,15 @@ class FakeEngine:
         if number is None:
             return None
         return [None, *(_logprobs(token_id, number) for token_id in request.prompt_token_ids[1:])]
+
+
+def _vector(request: AddRequest) -> bytes | None:
+    """Of length 5 times the number of tokens."""
+    assert request.params is not None
+    if request.params.pooling is None:
+        return None
+    number = len(request.prompt_token_ids)
+    return np.array([3 * number, 0, 4 * number, 0], dtype=np.float32).tobytes()
 
 
 def _logprobs(token_id: int, number: int, named: Sequence[int] = ()) -> list[TokenLogprob]:

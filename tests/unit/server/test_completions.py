@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headway.rpc.messages import Delta
@@ -240,3 +242,71 @@ def infill_tokenizer() -> Tokenizer:
     tokenizer = small_tokenizer()
     tokenizer.backend.add_special_tokens(["<fim_prefix>", "<fim_suffix>", "<fim_middle>"])
     return tokenizer
+
+
+# ---- /v1/embeddings -------------------------------------------------------------------------------------------------
+
+
+def embed(server: FakeServer, given: Any, **fields: Any) -> Any:
+    return server.post("/v1/embeddings", {"input": given, **fields})
+
+
+def test_vectors_have_openais_form_and_length_one() -> None:
+    server = FakeServer()
+    answer = embed(server, [[1, 2], [3]], model="small").json()
+    assert answer == {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": [pytest.approx(0.6), 0.0, pytest.approx(0.8), 0.0]},
+            {"object": "embedding", "index": 1, "embedding": [pytest.approx(0.6), 0.0, pytest.approx(0.8), 0.0]},
+        ],
+        "model": "small",
+        "usage": {"prompt_tokens": 3, "total_tokens": 3},
+    }
+    assert [request.params for request in server.engine.requests] == [SamplingParams.for_embedding()] * 2
+
+
+def test_vectors_as_they_are_wanted() -> None:
+    server = FakeServer()
+    assert embed(server, [1, 2], normalize=False).json()["data"][0]["embedding"] == [6.0, 0.0, 8.0, 0.0]
+    assert embed(server, [1, 2], dimensions=1).json()["data"][0]["embedding"] == [1.0]
+    packed = embed(server, "Hi", encoding_format="base64", normalize=False).json()["data"][0]["embedding"]
+    number = len(server.engine.requests[-1].prompt_token_ids)
+    assert np.frombuffer(base64.b64decode(packed), "<f4").tolist() == [3 * number, 0, 4 * number, 0]
+    embed(server, "Hi", pooling="last")
+    params = server.engine.requests[-1].params
+    assert params is not None and params.pooling == "last"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": ["a", 1]}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": [1] * 300}, "input"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "dimensions": 5}, "dimensions"),
+        ({"input": "a", "pooling": "max"}, "pooling"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "a", "stream": True}, "stream"),
+        ({"input": "a", "model": "other"}, "model"),
+        ({}, "input"),
+    ],
+)
+def test_what_has_no_vector_is_refused(fields: dict[str, Any], param: str) -> None:
+    server = FakeServer()
+    answer = server.post("/v1/embeddings", fields)
+    assert (400 <= answer.status_code < 500, answer.json()["error"]["param"]) == (True, param), answer.text
+    assert not server.engine.requests
+
+
+def test_who_leaves_gets_no_vector() -> None:
+    async def leave() -> None:
+        server = FakeServer(FakeEngine(manual=True))
+        client = RawClient(server.app, "/v1/embeddings", {"input": ["a", "b"]})
+        await until(lambda: len(server.engine.requests) == 2)
+        await client.leave()
+        await until(lambda: len(server.engine.aborted) == 2)
+
+    run(leave())

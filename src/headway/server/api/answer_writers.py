@@ -9,11 +9,15 @@ choice, and a token costs the encoding of its text:
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import secrets
+from array import array
 from typing import Any, Literal, cast
 
 import msgspec
 
+from headway.outputs import shortened
 from headway.rpc.messages import Delta, PositionLogprobs
 from headway.server.api.answers import (
     AnswerFunction,
@@ -27,6 +31,9 @@ from headway.server.api.answers import (
     CompletionLogprobs,
     CompletionLogprobsWriter,
     CompletionTokensDetails,
+    Embedding,
+    EmbeddingList,
+    EmbeddingUsage,
     FinishReason,
     LogprobForm,
     PromptLogprob,
@@ -38,6 +45,7 @@ from headway.server.api.api_errors import ApiError
 from headway.server.api.generation import Generation
 from headway.server.api.jobs import Job
 from headway.server.api.prompts import PromptMaker
+from headway.server.api.requests import EmbeddingRequest
 from headway.structured.answer_pieces import CallArguments, CallBegin, ContentPiece, Piece, ReasoningPiece
 from headway.structured.answer_spec import AnswerSpec
 
@@ -220,6 +228,30 @@ async def completion_answer(generation: Generation, model: str, prompts: PromptM
         usage=generation.usage,
     )
     return msgspec.json.encode(answer)
+
+
+async def embedding_answer(generation: Generation, model: str, request: EmbeddingRequest) -> bytes:
+    """The JSON of vectors. Others get their turn between two of them: there may be millions of numbers."""
+    vectors = [b""] * generation.job.num_choices
+    async with generation:
+        async for deltas in generation:
+            for delta in deltas:
+                if delta.embedding is not None:
+                    vectors[delta.index] = delta.embedding
+    parts = []
+    for index, vector in enumerate(vectors):
+        parts.append(_encode(Embedding(index, _written(vector, request))))
+        await asyncio.sleep(0)
+    num_tokens = generation.job.num_prompt_tokens
+    rest = _encode(EmbeddingList([], model, EmbeddingUsage(num_tokens, num_tokens)))
+    return rest.replace(b'"data":[]', b'"data":[' + b",".join(parts) + b"]", 1)
+
+
+def _written(vector: bytes, request: EmbeddingRequest) -> list[float] | str:
+    numbers = shortened(array("f", vector), dimensions=request.dimensions, normalize=request.normalize is not False)
+    if request.encoding_format == "base64":
+        return base64.b64encode(numbers.tobytes()).decode()
+    return numbers.tolist()
 
 
 async def echoed_texts(generation: Generation, prompts: PromptMaker) -> list[str]:

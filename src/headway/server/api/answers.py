@@ -161,6 +161,30 @@ class Completion(msgspec.Struct):
     usage: Usage
 
 
+class Embedding(msgspec.Struct):
+    """The vector of one input, as numbers, or as base64 of little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct):
+    """Vectors in the order of their inputs."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
 class ModelCard(msgspec.Struct):
     """A model that can be asked for."""
 

@@ -154,6 +154,14 @@ def as_sent(error: ApiError, path: str) -> ApiError:
     return ApiError(error.status, message, param=param, code=error.code)
 
 
+def under_name(error: ApiError, name: str, sent: str) -> ApiError:
+    """The error of a field that was sent under another name."""
+    if error.param != name:
+        return error
+    message = str(error).replace(f"'{name}'", f"'{sent}'")
+    return ApiError(error.status, message, param=sent, code=error.code, headers=error.headers)
+
+
 def from_exception(error: BaseException) -> ApiError:
     """Any exception as an answer. What was not written for clients is logged here and not shown to them."""
     if isinstance(error, ApiError):

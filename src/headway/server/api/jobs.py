@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from headway.core.request_options import RequestOptions
 from headway.errors import InvalidRequestError
+from headway.outputs import check_dimensions
 from headway.rpc.messages import EngineReady
 from headway.sampling_params import SamplingParams
 from headway.server.admission.scheduling import Scheduling
@@ -21,10 +22,10 @@ from headway.server.api.answer_specs import (
     template_options,
     tools_of,
 )
-from headway.server.api.api_errors import as_sent, bad_request
+from headway.server.api.api_errors import ApiError, as_sent, bad_request, under_name
 from headway.server.api.prompts import Prompt, PromptMaker
 from headway.server.api.record_fields import SAMPLING_NAMES, sampling_values
-from headway.server.api.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from headway.server.api.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, GenerationRequest
 from headway.server.services import Services
 from headway.structured.answer_spec import AnswerSpec
 from headway.structured.grammars import grammar_of
@@ -61,7 +62,8 @@ class Job:
     """In vLLM's form, as a field of their own."""
     echo: bool = False
     hide_output: bool = False
-    """`max_tokens` was 0: only the prompt is wanted. The engine makes one token all the same, which is not shown."""
+    """Only the prompt is wanted: `max_tokens` was 0, or it is for a vector. The engine makes one token all the same,
+    which is not shown."""
     answer: AnswerSpec = PLAIN
     """What may come, and how calls and thoughts are told from text."""
     constraint_path: str | None = None
@@ -181,6 +183,19 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
         hide_output=hide_output,
         constraint_path=_constraint_path(PLAIN, constraint),
     )
+
+
+async def embedding_job(
+    given: EmbeddingRequest, request: CompletionRequest, scheduling: Scheduling, services: Services
+) -> Job:
+    """Check a request for vectors; its prompts are tokenised as those of a completion."""
+    check_dimensions(given.dimensions, services.info.hidden_size)
+    params = SamplingParams.for_embedding(given.pooling or "mean")
+    try:
+        job = await completion_job(request, scheduling, services)
+    except ApiError as error:
+        raise under_name(error, "prompt", "input") from error
+    return dataclasses.replace(job, params=params, hide_output=True)
 
 
 async def _job(

@@ -14,6 +14,7 @@ from headway.server.api.answers import (
     ChatCompletion,
     Completion,
     DetokenizeResponse,
+    EmbeddingList,
     HealthResponse,
     LoadResponse,
     ModelCard,
@@ -32,6 +33,7 @@ from headway.server.api.requests import (
     CompletionRequest,
     ContentPart,
     DetokenizeRequest,
+    EmbeddingRequest,
     StreamOptions,
     TokenizeRequest,
 )
@@ -68,6 +70,7 @@ OPERATIONS = (
         streams=True,
     ),
     Operation("post", "/v1/completions", "Continue prompts.", Completion, CompletionRequest, _GENERATION, streams=True),
+    Operation("post", "/v1/embeddings", "Vectors that stand for texts.", EmbeddingList, EmbeddingRequest, _GENERATION),
     Operation(
         "post",
         "/v1/responses",

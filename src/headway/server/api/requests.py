@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
+from headway.sampling_params import Pooling
 from headway.server.api.answer_requests import (
     ResponseFormat,
     StructuredOutputs,
@@ -348,6 +349,37 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         for name in ("echo", "truncate_prompt_tokens") if self.suffix else ():
             if getattr(self, name):
                 raise bad_request(f"'{name}' does not go with 'suffix'.", param=name)
+
+
+class EmbeddingRequest(ApiRecord, kw_only=True):
+    """POST /v1/embeddings."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    """Keep so many numbers of each vector."""
+    pooling: Pooling | None = None
+    """The mean of a prompt's hidden states, or the last of them."""
+    normalize: bool | None = None
+    """Unless false, vectors have length 1."""
+    user: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    service_class: str | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+
+    def as_completion(self) -> CompletionRequest:
+        """What is asked of the engine: to read prompts."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in _OF_COMPLETIONS} | {"max_tokens": 1}
+        return CompletionRequest(prompt=self.input, **fields)
+
+
+_OF_COMPLETIONS = (
+    *("model", "user", "priority", "cache_salt", "service_class"),
+    *("add_special_tokens", "truncate_prompt_tokens"),
+)
 
 
 class TokenizeRequest(ApiRecord, kw_only=True):

@@ -31,6 +31,7 @@ from headway.server.api.answer_writers import (
     chat_answer,
     completion_answer,
     echoed_texts,
+    embedding_answer,
 )
 from headway.server.api.answers import (
     DetokenizeResponse,
@@ -45,12 +46,13 @@ from headway.server.api.answers import (
 )
 from headway.server.api.api_errors import ApiError, from_exception
 from headway.server.api.generation import Generation
-from headway.server.api.jobs import Job, chat_job, completion_job
+from headway.server.api.jobs import Job, chat_job, completion_job, embedding_job
 from headway.server.api.prompts import Prompt
 from headway.server.api.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     GenerationRequest,
     TokenizeRequest,
 )
@@ -105,7 +107,7 @@ class GenerationRoute(ABC, Generic[_B, _R]):
         if len(services.classes) > 1:
             record.service_class = scheduling.service_class.name
         with services.reserve(scheduling, body_bytes=len(body)) as reservation:
-            job = await self._job(request, scheduling)
+            job = await self._job(given, request, scheduling)
             reservation.settle(num_requests=job.num_sequences, num_tokens=job.num_prompt_tokens)
             foreseen = await self._forecast(job, arrival_s=record.time_s)
             generation = Generation(job, services, reservation, record, id_prefix=self.ID_PREFIX, forecast=foreseen)
@@ -149,7 +151,7 @@ class GenerationRoute(ABC, Generic[_B, _R]):
     def _request(self, given: _B) -> _R: ...
 
     @abstractmethod
-    async def _job(self, request: _R, scheduling: Scheduling) -> Job: ...
+    async def _job(self, given: _B, request: _R, scheduling: Scheduling) -> Job: ...
 
     @abstractmethod
     async def _whole(self, given: _B, generation: Generation) -> bytes: ...
@@ -180,7 +182,7 @@ class ChatCompletions(GenerationRoute[ChatCompletionRequest, ChatCompletionReque
     def _request(self, given: ChatCompletionRequest) -> ChatCompletionRequest:
         return given
 
-    async def _job(self, request: ChatCompletionRequest, scheduling: Scheduling) -> Job:
+    async def _job(self, given: ChatCompletionRequest, request: ChatCompletionRequest, scheduling: Scheduling) -> Job:
         return await chat_job(request, scheduling, self._services)
 
     async def _whole(self, given: ChatCompletionRequest, generation: Generation) -> bytes:
@@ -200,7 +202,7 @@ class Completions(GenerationRoute[CompletionRequest, CompletionRequest]):
     def _request(self, given: CompletionRequest) -> CompletionRequest:
         return given
 
-    async def _job(self, request: CompletionRequest, scheduling: Scheduling) -> Job:
+    async def _job(self, given: CompletionRequest, request: CompletionRequest, scheduling: Scheduling) -> Job:
         return await completion_job(request, scheduling, self._services)
 
     async def _whole(self, given: CompletionRequest, generation: Generation) -> bytes:
@@ -209,6 +211,25 @@ class Completions(GenerationRoute[CompletionRequest, CompletionRequest]):
     async def _events(self, given: CompletionRequest, generation: Generation) -> CompletionEvents:
         echoes = await echoed_texts(generation, self._services.prompts)
         return CompletionEvents(generation, self._services.model_name, self._services.prompts, echoes)
+
+
+class Embeddings(GenerationRoute[EmbeddingRequest, CompletionRequest]):
+    """POST /v1/embeddings."""
+
+    ID_PREFIX = "embd"
+    _body_type = EmbeddingRequest
+
+    def _request(self, given: EmbeddingRequest) -> CompletionRequest:
+        return given.as_completion()
+
+    async def _job(self, given: EmbeddingRequest, request: CompletionRequest, scheduling: Scheduling) -> Job:
+        return await embedding_job(given, request, scheduling, self._services)
+
+    async def _whole(self, given: EmbeddingRequest, generation: Generation) -> bytes:
+        return await embedding_answer(generation, self._services.model_name, given)
+
+    async def _events(self, given: EmbeddingRequest, generation: Generation) -> AnswerEvents:
+        raise AssertionError("vectors are not streamed")
 
 
 class InfoRoutes:

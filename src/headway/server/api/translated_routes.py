@@ -56,7 +56,7 @@ class _TranslatedRoute(GenerationRoute[_B, ChatCompletionRequest]):
         except (ApiError, InvalidRequestError) as error:
             raise self._names(from_exception(error)) from None
 
-    async def _job(self, request: ChatCompletionRequest, scheduling: Scheduling) -> Job:
+    async def _job(self, given: _B, request: ChatCompletionRequest, scheduling: Scheduling) -> Job:
         try:
             return await chat_job(request, scheduling, self._services)
         except (ApiError, InvalidRequestError) as error:

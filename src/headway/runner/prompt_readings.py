@@ -1,7 +1,7 @@
-"""Log-probabilities of the prompts that requests ask for: rare, and the one part of a step that waits for a device.
+"""What requests want to know of their prompts: rare, and the one part of a step that waits for a device.
 
-The hidden state at position p gives the logprobs of the prompt token at p + 1. A prompt may come in several chunks, and
-each gives its own.
+The hidden state at position p gives the logprobs of the prompt token at p + 1; the mean of all, or the last of them, is
+a vector that stands for the prompt. A prompt may come in several chunks, and each gives its own part.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from headway.core.scheduler_output import PromptLogprobs, TokenLogprobs
+from headway.core.scheduler_output import PooledPrompt, PromptLogprobs, TokenLogprobs
 from headway.models.decoder import Decoder
 from headway.runner.rows import StepRows, WantedPrompt
 from headway.runner.token_logprobs import LINES_AT_A_TIME, logprob_words, token_logprobs
@@ -24,16 +24,40 @@ def logprobs_of_prompts(
     found = {}
     for place, request_id in enumerate(step.request_ids):
         wanted = wanted_prompts.get(request_id)
-        if wanted is not None:
-            first, after_last = step.query_start[place : place + 2].tolist()
-            start = int(step.seq_lens[place]) - (after_last - first)
-            values = _of_chunk(decoder, hidden[first:after_last], wanted, start)
+        if wanted is not None and wanted.num_top is not None:
+            lines, start = _chunk(hidden, step, place)
+            values = _of_chunk(decoder, lines, wanted, start)
             if values:
                 found[request_id] = PromptLogprobs(start + 1, tuple(values))
     return found
 
 
+def pooled_prompts(
+    hidden: Tensor, step: StepRows, wanted_prompts: Mapping[str, WantedPrompt]
+) -> dict[str, PooledPrompt]:
+    """By request id, what the step's hidden states add to the vectors of prompts."""
+    found = {}
+    for place, request_id in enumerate(step.request_ids):
+        wanted = wanted_prompts.get(request_id)
+        if wanted is None or wanted.pooling is None:
+            continue
+        lines, start = _chunk(hidden, step, place)
+        end = min(start + len(lines), len(wanted.token_ids))
+        begin = max(start, len(wanted.token_ids) - 1) if wanted.pooling == "last" else start
+        if begin < end:
+            total = lines[begin - start : end - start].sum(dim=0, dtype=torch.float32)
+            found[request_id] = PooledPrompt(begin, end - begin, total.cpu().numpy().tobytes())
+    return found
+
+
+def _chunk(hidden: Tensor, step: StepRows, place: int) -> tuple[Tensor, int]:
+    """The hidden states of one request, and the position of the first."""
+    first, after_last = step.query_start[place : place + 2].tolist()
+    return hidden[first:after_last], int(step.seq_lens[place]) - (after_last - first)
+
+
 def _of_chunk(decoder: Decoder, hidden: Tensor, wanted: WantedPrompt, start: int) -> list[TokenLogprobs]:
+    assert wanted.num_top is not None
     next_tokens = wanted.token_ids[start + 1 : start + 1 + len(hidden)]
     values: list[TokenLogprobs] = []
     for offset in range(0, len(next_tokens), LINES_AT_A_TIME):
