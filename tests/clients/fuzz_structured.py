@@ -341,7 +341,7 @@ def send(server: Server, one: Case, number: int, outcome: Outcome) -> None:
     took = time.monotonic() - began
     outcome.statuses[status] += 1
     outcome.slowest = sorted([*outcome.slowest, (took, status, f"{number} {one.name}")], reverse=True)[:8]
-    if status >= 500 or (status == 200 and '"error"' in text and "invalid" not in text):
+    if status >= 500 or (status == 200 and '{"error":' in text and "invalid" not in text):
         outcome.faults.append(f"{number} {one.name}: {status} {text[:300]}")
     if 400 <= status < 500:
         if took > SLOW_REFUSAL_S:
