@@ -83,9 +83,9 @@ def structured(**more: Any) -> Person:
 
 
 def structured_streamed() -> Person:
-    # It leaves the choice to the model, other than without streaming; the smallest one would not call.
-    forced = {"tool_choice": "required"}
-    *_, last = model().stream_structured_predict(Person, TEMPLATE, llm_kwargs=forced, name="Ada")
+    # By tools it would leave the choice to the model when it streams, and the smallest one would not call.
+    by_schema = model(should_use_structured_outputs=True)
+    *_, last = by_schema.stream_structured_predict(Person, TEMPLATE, name="Ada")
     return Person.model_validate(last.model_dump())
 
 
