@@ -118,8 +118,9 @@ def generated(accepted: list[tuple[Row, str]], llm: LLM, args: argparse.Namespac
         outputs = llm.chat(prompts, params)
     except RequestFailedError as error:
         outputs = error.outputs
-        for why in error.errors.values():
-            print(f"stuck    {why}")
+        names = {output.request_id: row["name"] for (row, _), output in zip(asked, outputs, strict=True)}
+        for request_id, why in error.errors.items():
+            print(f"stuck    {names[request_id]}: {why}")
     for (row, _), output in zip(asked, outputs, strict=True):
         answer = output.outputs[0]
         yield row, answer.text if answer.finish_reason == "stop" else None
