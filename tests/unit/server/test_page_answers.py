@@ -161,7 +161,7 @@ def test_json_is_pretty_and_says_whether_it_parsed(
     wait_for_end(page)
     assert page.text_content(".assistant:last-of-type .json code") == '{\n  "name": "A'
     engine._step_s = 0.2
-    ask(page, 'Repeat: {"name": "Ada", "age": 36, "likes": ["sums"]}')
+    ask(page, 'Repeat: {"name": "Ada", "age": 36, "likes": [' + '"sums", ' * 100)  # it ends by the button, if at all
     wait_for_text(page, ".assistant:last-of-type .json code", '\n  "age"')
     assert page.text_content(".assistant:last-of-type .mark").strip() == "…", "nothing is said before the end"
     page.click("#stop")
