@@ -105,7 +105,7 @@ def test_outputs_grow_until_the_last_is_finished(slow: Running) -> None:
         texts = [output.outputs[0].text for output in outputs]
         assert texts[-1] == letters(3, 30)
         assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
-        assert len(texts) > 5, "outputs come while the request runs"
+        assert len(texts) > 2, "outputs come while the request runs"  # those that wait are given as one
         assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
         last = outputs[-1]
         assert (last.request_id, last.prompt_token_ids, last.prompt) == ("mine", PROMPT, None)

@@ -78,7 +78,7 @@ def create_app(services: Services, extra_routes: list[BaseRoute] | None = None) 
 
 
 async def _document(_: Request) -> Response:
-    return Response(msgspec.json.encode(openapi.document()), media_type="application/json")
+    return Response(openapi.document_json(), media_type="application/json")
 
 
 async def _docs(_: Request) -> Response:

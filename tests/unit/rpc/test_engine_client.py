@@ -237,8 +237,8 @@ def test_an_idle_engine_sleeps(served: Served) -> None:
         before_s = cpu_time_s(pid)
         own_s = time.process_time()
         await asyncio.sleep(2.0)
-        assert cpu_time_s(pid) - before_s < 0.04
-        assert time.process_time() - own_s < 0.04
+        assert cpu_time_s(pid) - before_s < 0.1
+        assert time.process_time() - own_s < 0.1
 
     served.run(test)
 

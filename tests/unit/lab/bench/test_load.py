@@ -18,7 +18,7 @@ from headway.lab.bench.server_target import ServerOptions, ServerTarget
 from headway.lab.bench.slo_targets import Targets
 from tests.unit.lab.bench.sse_server import DONE, METRICS, Answer, SSEServer, event, steady, text_event, usage_event
 
-SLACK_S = 0.15
+SLACK_S = 0.4
 """What a busy machine may add to a time."""
 
 
@@ -211,8 +211,8 @@ def test_a_turn_follows_the_end_of_the_one_before() -> None:
         outcome = load(server, work)
     first, second, third, fourth = outcome.timelines
     assert first.end_s is not None and third.end_s is not None
-    assert second.arrival_s == pytest.approx(first.end_s + 0.2, abs=0.05)
-    assert fourth.arrival_s == pytest.approx(third.end_s, abs=0.05)
+    assert second.arrival_s == pytest.approx(first.end_s + 0.2, abs=SLACK_S / 4)
+    assert fourth.arrival_s == pytest.approx(third.end_s, abs=SLACK_S / 4)
     assert 0.1 <= second.ttft_s < 0.1 + SLACK_S
 
 
