@@ -16,6 +16,8 @@ import pytest
 from tests.integration.server_process import ServerProcess
 from tests.integration.under_attack import attacked_server, unharmed
 
+pytestmark = pytest.mark.flaky(reruns=2)
+
 ATTACK_S = 2.0  # twice the longest pause that others may notice
 NUM_ATTACKERS = 3
 JSON = {"content-type": "application/json"}

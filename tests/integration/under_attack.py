@@ -9,8 +9,9 @@ looks at the memory of the server's processes. Afterwards `unharmed` asserts tha
 stream never paused for long, that memory stayed bounded, and that the server serves.
 
 Time in which the system ran something else (the attacker's own processes, too) is taken off: the server's and the
-observer's wait for a processor, as Linux counts it. $HEADWAY_ATTACK_SLACK multiplies the times allowed, for machines
-where that is not enough.
+observer's wait for a processor, as Linux counts it. A slow machine, or one that is shared with others, is allowed more
+time by as much as it takes longer for a known piece of work; $HEADWAY_ATTACK_SLACK says how much more instead. Modules
+that use this may try again: harm is there each time, a slow moment is not.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).parents[2]
 FACTORY = f"{__name__}:create_engine"
 STEP_S = 0.01
-SLACK = float(os.environ.get("HEADWAY_ATTACK_SLACK", "1"))
+USUAL_WORK_S = 0.02
 HEALTH_P99_S = 0.1
 LONGEST_PAUSE_S = 1.0
 MAX_GROWTH_BYTES = 128 * 2**20
@@ -115,8 +116,9 @@ def unharmed(
     print(f"\n{felt}")
     assert len(felt.health_s) >= MIN_PROBES and not felt.health_failures, felt.health_failures
     assert not felt.stream_failures, felt.stream_failures
-    assert felt.health_p99_s <= health_p99_s * SLACK, str(felt)
-    assert felt.longest_pause_s <= longest_pause_s * SLACK, str(felt)
+    slack = float(os.environ.get("HEADWAY_ATTACK_SLACK") or max(1.0, _work_s() / USUAL_WORK_S))
+    assert felt.health_p99_s <= health_p99_s * slack, str(felt)
+    assert felt.longest_pause_s <= longest_pause_s * slack, str(felt)
     assert max(felt.growth_bytes.values()) <= max_growth_bytes, str(felt)
     assert_serves(server, key=key)
 
@@ -280,6 +282,16 @@ class _Observer:
                 growth = _memory_bytes(pid) - self._at_first[name]
                 self.felt.growth_bytes[name] = max(self.felt.growth_bytes[name], growth)
             await asyncio.sleep(PROBE_EVERY_S)
+
+
+def _work_s() -> float:
+    """How long a known piece of work takes at the moment."""
+    times_s = []
+    for _ in range(3):
+        started_s = time.perf_counter()
+        sum(number * number for number in range(130_000))
+        times_s.append(time.perf_counter() - started_s)
+    return min(times_s)
 
 
 def _memory_bytes(pid: int) -> int:

@@ -26,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 COMPILE_THREADS = 4
 GRAMMARS_KEPT = 128
 MEMORY_KEPT = 512 * 1024 * 1024
+MEMORY_OF_ONE = 64 * 1024 * 1024
+"""Of a grammar that many follow, before it gets no more lexers."""
 TRIAL_S = 0.4
 """Of a processor's time, so that a busy machine refuses no more than an idle one. The engine takes as long again."""
 TRIAL_WALL_S = 10.0
@@ -65,12 +67,30 @@ _stack_size_lock = threading.Lock()
 _Result = TypeVar("_Result")
 
 
-class Compiled(NamedTuple):
+class Compiled:
     """What is kept of a grammar."""
 
-    matcher: LLMatcher
-    """At the grammar's start; who follows an answer takes a copy."""
-    num_bytes: int
+    def __init__(self, grammar: str, start: LLMatcher, num_bytes: int) -> None:
+        self.grammar = grammar
+        self.starts = [start]
+        """Matchers at the grammar's start; who follows an answer takes a copy of one. Copies share the lexer, behind a
+        lock, so that masks of one lexer are computed one after the other: a grammar that many follow gets more."""
+        self.is_growing = False
+        self._lexer_bytes = num_bytes
+        self._num_given = 0
+
+    def next_start(self) -> LLMatcher:
+        """One of them, in turn."""
+        self._num_given += 1
+        return self.starts[self._num_given % len(self.starts)]
+
+    @property
+    def num_bytes(self) -> int:
+        return self._lexer_bytes * len(self.starts)
+
+    def may_grow(self, max_lexers: int) -> bool:
+        """Whether one more lexer can be had."""
+        return len(self.starts) < max_lexers and self.num_bytes + self._lexer_bytes <= MEMORY_OF_ONE
 
 
 class GrammarCompiler:
@@ -84,6 +104,7 @@ class GrammarCompiler:
         self._prepare_lock = threading.Lock()
         self._prepared: LLTokenizer | None = None
         self._trials: Trials | None = None
+        self._is_closed = False
         # Grammars that take milliseconds do not wait for others.
         self._light = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammars")
         self._heavy = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar trials")
@@ -114,6 +135,8 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """End the nursery and the threads."""
+        with self._lock:
+            self._is_closed = True
         self._light.shutdown(wait=False, cancel_futures=True)
         self._heavy.shutdown(wait=False, cancel_futures=True)
         with self._prepare_lock:
@@ -123,7 +146,7 @@ class GrammarCompiler:
 
     def compile(self, grammar: str) -> LLMatcher:
         """A matcher of one's own at the grammar's start. Raises `InvalidRequestError` with what is wrong with it."""
-        return self.submit(grammar).result().matcher.deep_copy()
+        return self.submit(grammar).result().starts[0].deep_copy()
 
     def submit(self, grammar: str) -> Future[Compiled]:
         """Compile it beside everything else; at once if it is kept. Who comes meanwhile waits for the same."""
@@ -141,7 +164,20 @@ class GrammarCompiler:
     def _compile(self, grammar: str) -> Compiled:
         tokenizer = self.prepare()
         num_bytes = self.prepare_trials().run(grammar) if needs_trial(grammar) else _LIGHT_BYTES
-        return Compiled(_on_large_stack(lambda: compile_grammar(tokenizer, grammar)), num_bytes)
+        return Compiled(grammar, _on_large_stack(lambda: compile_grammar(tokenizer, grammar)), num_bytes)
+
+    def grow(self, compiled: Compiled) -> None:
+        """Give a grammar one more lexer, beside everything else."""
+        with self._lock:
+            if compiled.is_growing or self._is_closed:
+                return
+            compiled.is_growing = True
+            self._heavy.submit(self._grow, compiled)
+
+    def _grow(self, compiled: Compiled) -> None:
+        tokenizer = self.prepare()
+        compiled.starts.append(_on_large_stack(lambda: compile_grammar(tokenizer, compiled.grammar)))
+        compiled.is_growing = False  # unless that failed: then it stays as it is
 
     def _settle(self, grammar: str, job: Future[Compiled]) -> None:
         """Keep what could be compiled, as long as there is room."""

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
 MAX_MASK_THREADS = 8
+USERS_OF_A_LEXER = 4
+"""So many requests of one grammar make do with one."""
+MOVED_TOKENS = 1_000
+"""That are read again in a step, at most, because their request is moved to another lexer."""
 _EVERYTHING = np.uint32(0xFFFFFFFF)
 
 
@@ -48,27 +52,39 @@ class GuideEnd(NamedTuple):
 class _Guide:
     """What one request may say next."""
 
-    def __init__(self, matcher: LLMatcher | None, allowed: NDArray[np.uint32] | None, params: SamplingParams) -> None:
-        self.matcher = matcher
+    def __init__(self, compiled: Compiled | None, allowed: NDArray[np.uint32] | None, params: SamplingParams) -> None:
+        self.compiled = compiled
         self.allowed = allowed
-        self.unread: list[int] = []  # tokens that the matcher has not seen
+        self.tokens: list[int] = []
+        """The request's answer."""
+        self.start: LLMatcher | None = None
+        """The matcher whose copy this request follows, and whose lexer it uses."""
+        self.matcher: LLMatcher | None = None
+        self._num_read = 0  # of the tokens, by the matcher
         self._ignores_eos = params.ignore_eos
         self._min_tokens = params.min_tokens
-        self._num_tokens = 0
+        if compiled is not None:
+            self.start = compiled.next_start()
+            self.matcher = self.start.deep_copy()
 
     def read(self) -> str | None:
         """Take in chosen tokens; what is wrong with them, which can only be a fault of the matcher's."""
-        unread, self.unread = self.unread, []
-        self._num_tokens += len(unread)
+        unread, self._num_read = self.tokens[self._num_read :], len(self.tokens)
         matcher = self.matcher
         if matcher is None or not unread or matcher.consume_tokens(unread):
             return None
         return refused(matcher.get_error() or "the grammar is at its end").args[0]
 
+    def move(self, start: LLMatcher) -> None:
+        """Use another lexer from now on."""
+        matcher = start.deep_copy()
+        if matcher.consume_tokens(self.tokens[: self._num_read]):
+            self.start, self.matcher = start, matcher
+
     @property
     def is_at_end(self) -> bool:
         """Whether nothing but an end token may follow, and that may not."""
-        is_barred = self._ignores_eos or self._num_tokens < self._min_tokens
+        is_barred = self._ignores_eos or self._num_read < self._min_tokens
         return is_barred and self.matcher is not None and self.matcher.is_stopped()
 
 
@@ -88,6 +104,7 @@ class Guides:
         self._num_words = -(-(vocab_size if compiler is None else compiler.vocab_size) // 32)
         self.live: dict[str, _Guide] = {}
         """By request id."""
+        self._num_threads = min(MAX_MASK_THREADS, os.cpu_count() or 1)
         self._threads: ThreadPoolExecutor | None = None
         self._masks: LLExecutor | None = None
 
@@ -108,11 +125,11 @@ class Guides:
 
     def add(self, request_id: str, params: SamplingParams) -> None:
         """Guide a request from its first token on. Its grammar should have been compiled."""
-        matcher = None if params.grammar is None else self.compile(params.grammar).result().matcher.deep_copy()
+        compiled = None if params.grammar is None else self.compile(params.grammar).result()
         allowed = None
         if params.allowed_token_ids is not None:
             allowed = _bits(params.allowed_token_ids, self._num_words)
-        self.live[request_id] = _Guide(matcher, allowed, params)
+        self.live[request_id] = _Guide(compiled, allowed, params)
 
     def drop(self, request_id: str) -> None:
         """Forget a request, guided or not."""
@@ -128,7 +145,7 @@ class Guides:
             guide = self.live.get(update.request_id)
             if guide is not None:
                 if update.finish_status is None and update.held_status is None:
-                    guide.unread += update.new_token_ids
+                    guide.tokens += update.new_token_ids
                 else:
                     del self.live[update.request_id]
 
@@ -139,7 +156,7 @@ class Guides:
             from llguidance import LLExecutor
 
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="masks")
-            self._masks = LLExecutor(num_threads=min(MAX_MASK_THREADS, os.cpu_count() or 1))
+            self._masks = LLExecutor(num_threads=self._num_threads)
         guides = [self.live[request_id] for request_id in request_ids]
         return self._threads.submit(self._compute, tuple(request_ids), guides)
 
@@ -160,7 +177,7 @@ class Guides:
     def _compute(self, request_ids: tuple[str, ...], guides: Sequence[_Guide]) -> GuidedStep:
         errors = {line: error for line, guide in enumerate(guides) if (error := guide.read()) is not None}
         bits = np.empty((len(guides), self._num_words), dtype=np.uint32)
-        matchers = [(guide.matcher, line) for line, guide in enumerate(guides) if guide.matcher is not None]
+        matchers = self._spread(guides)
         if matchers:
             assert self._masks is not None
             num_bytes = self._num_words * bits.itemsize
@@ -175,6 +192,35 @@ class Guides:
                 ends.append((GuideEnd(request_id, errors.get(line)), guide))
                 bits[line] = _EVERYTHING
         return GuidedStep(TokenMasks(request_ids, bits), tuple(ends))
+
+    def _spread(self, guides: Sequence[_Guide]) -> list[tuple[LLMatcher, int]]:
+        """The matchers, after some were moved from lexers that too many use. Those with one lexer are side by side:
+        neighbours are given to one thread."""
+        lexers: dict[int, list[int]] = {}
+        for line, guide in enumerate(guides):
+            if guide.start is not None:
+                lexers.setdefault(id(guide.start), []).append(line)
+        if max(map(len, lexers.values()), default=0) > USERS_OF_A_LEXER:
+            for compiled in {guide.compiled for guide in guides} - {None}:
+                assert compiled is not None
+                self._balance(compiled, [lexers.setdefault(id(start), []) for start in compiled.starts], guides)
+        lines = [line for group in lexers.values() for line in group]
+        return [(matcher, line) for line in lines if (matcher := guides[line].matcher) is not None]
+
+    def _balance(self, compiled: Compiled, groups: list[list[int]], guides: Sequence[_Guide]) -> None:
+        """Share the guides of a grammar among its lexers, and have another one made if there are too few."""
+        num_users = sum(map(len, groups))
+        if num_users > len(groups) * USERS_OF_A_LEXER and compiled.may_grow(self._num_threads):
+            assert self._compiler is not None
+            self._compiler.grow(compiled)
+        fair = max(-(-num_users // len(groups)), USERS_OF_A_LEXER)
+        num_tokens = 0
+        for group in groups:
+            group.sort(key=lambda line: len(guides[line].tokens), reverse=True)
+            while len(group) > fair and (num_tokens := num_tokens + len(guides[group[-1]].tokens)) <= MOVED_TOKENS:
+                number, other = min(enumerate(groups), key=lambda entry: len(entry[1]))
+                guides[group[-1]].move(compiled.starts[number])
+                other.append(group.pop())
 
 
 def _bits(token_ids: Sequence[int], num_words: int) -> NDArray[np.uint32]:

@@ -18,7 +18,9 @@ from headway.lab.bench.server_target import ServerOptions, ServerTarget
 from headway.lab.bench.slo_targets import Targets
 from tests.unit.lab.bench.sse_server import DONE, METRICS, Answer, SSEServer, event, steady, text_event, usage_event
 
-SLACK_S = 0.4
+pytestmark = pytest.mark.flaky(reruns=2)  # times on a machine that does other things
+
+SLACK_S = 0.15
 """What a busy machine may add to a time."""
 
 

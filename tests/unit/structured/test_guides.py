@@ -1,0 +1,136 @@
+"""Guides of many requests: whichever lexer a request uses, it may choose what its grammar allows."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from headway.core.scheduler_output import RequestUpdate
+from headway.loader import open_checkpoint
+from headway.loader.embedded import embedded_model_path
+from headway.sampling_params import SamplingParams, StructuredOutputsParams
+from headway.structured import compiling, guides
+from headway.structured.compiling import GrammarCompiler
+from headway.structured.grammars import grammar_of
+from headway.structured.guides import GuidedStep, Guides
+
+LISTS = {
+    "type": "array",
+    "items": {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}, "required": ["a"]},
+    "minItems": 90,
+}
+NAMES = {"type": "array", "items": {"type": "string"}, "minItems": 90}
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guides]:
+    monkeypatch.setattr(guides.os, "cpu_count", lambda: 4)
+    tokenizer = open_checkpoint(embedded_model_path()).tokenizer()
+    made = Guides(GrammarCompiler(tokenizer, 0), tokenizer.vocab_size)
+    made.prepare()
+    yield made
+    made.close()
+
+
+def params(schema: dict[str, object]) -> SamplingParams:
+    structured = StructuredOutputsParams(json=schema)
+    return SamplingParams(max_tokens=200, structured_outputs=structured).with_grammar(grammar_of(structured))
+
+
+class Walk:
+    """Requests that choose at random what they may, each beside a matcher that only it uses."""
+
+    def __init__(self, made: Guides) -> None:
+        self.made = made
+        self._random = random.Random(1)
+        self._alone = GrammarCompiler(open_checkpoint(embedded_model_path()).tokenizer(), 0)
+        self._own = {}
+
+    def add(self, name: str, schema: dict[str, object]) -> None:
+        asked = params(schema)
+        self.made.add(name, asked)
+        assert asked.grammar is not None
+        self._own[name] = compiling.compile_grammar(self._alone.prepare(), asked.grammar)
+
+    def step(self) -> GuidedStep:
+        names = list(self.made.live)
+        found = self.made.begin(names).result(timeout=60)
+        assert found.masks.request_ids == tuple(names) and not found.ends
+        updates = []
+        for name, bits in zip(names, found.masks.bits, strict=True):
+            own = self._own[name]
+            assert bits.tobytes() == own.compute_bitmask()[: bits.nbytes]
+            allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+            token_id = int(allowed[self._random.randrange(len(allowed))])
+            assert own.consume_token(token_id)
+            updates.append(RequestUpdate(name, (token_id,), (), None))
+        self.made.note(updates)
+        return found
+
+    def users(self) -> list[int]:
+        """How many requests use each lexer."""
+        return sorted(Counter(id(guide.start) for guide in self.made.live.values()).values())
+
+
+def wait_until_grown(made: Guides) -> None:
+    until_s = time.monotonic() + 30
+    while any(guide.compiled is not None and guide.compiled.is_growing for guide in made.live.values()):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def test_many_requests_of_one_grammar_share_several_lexers(made: Guides) -> None:
+    walk = Walk(made)
+    for number in range(14):
+        walk.add(f"list {number}", LISTS)
+    walk.add("other", NAMES)
+    assert walk.users() == [1, 14]
+    for _ in range(6):
+        walk.step()
+        wait_until_grown(made)
+    assert walk.users() == [1, 2, 4, 4, 4]
+    for number in range(12):  # those that leave do not leave one lexer to all others
+        made.drop(f"list {number}")
+        walk.add(f"new {number}", LISTS)
+        walk.step()
+    assert max(walk.users()) <= guides.USERS_OF_A_LEXER
+    assert len(made.live["list 13"].compiled.starts) == 4  # type: ignore[union-attr]
+
+
+def test_few_requests_and_large_grammars_keep_one(made: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
+    walk = Walk(made)
+    for number in range(guides.USERS_OF_A_LEXER):
+        walk.add(f"name {number}", NAMES)
+    for _ in range(3):
+        walk.step()
+        wait_until_grown(made)
+    assert walk.users() == [guides.USERS_OF_A_LEXER]
+    monkeypatch.setattr(compiling, "MEMORY_OF_ONE", 1000)
+    for number in range(10):
+        walk.add(f"late {number}", NAMES)
+    for _ in range(3):
+        walk.step()
+        wait_until_grown(made)
+    assert walk.users() == [guides.USERS_OF_A_LEXER + 10]
+
+
+def test_long_answers_are_moved_a_few_at_a_time(made: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guides, "MOVED_TOKENS", 2)
+    walk = Walk(made)
+    for number in range(6):
+        walk.add(f"list {number}", LISTS)
+    walk.step()  # asks for another lexer
+    wait_until_grown(made)
+    walk.step()
+    assert walk.users() == [2, 4]  # one token each
+    for number in range(6, 12):
+        walk.add(f"list {number}", LISTS)
+    for _ in range(3):
+        walk.step()
+        wait_until_grown(made)
+    assert sum(walk.users()) == 12
