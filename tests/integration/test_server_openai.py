@@ -60,6 +60,13 @@ def gauges(server: ServerProcess) -> dict[str, float]:
     return server.gauges({"authorization": f"Bearer {KEY}"})
 
 
+async def until(server: ServerProcess, name: str, value: float) -> None:
+    """Wait until a gauge has come so far."""
+    async with asyncio.timeout(60):
+        while gauges(server)[name] < value:
+            await asyncio.sleep(0.01)
+
+
 def wait_until_idle(server: ServerProcess) -> None:
     server.wait_until_idle({"authorization": f"Bearer {KEY}"}, timeout_s=10)
 
@@ -304,9 +311,9 @@ def test_a_full_queue_is_a_rate_limit_error(server: ServerProcess, async_client:
     async def scenario() -> None:
         async with async_client:
             seated = await async_client.completions.create(**ENDLESS | {"prompt": ["Tell me"] * SEATS}, stream=True)
+            await until(server, "num_requests_running", SEATS)  # none of them has a place in the queue
             waiting = asyncio.create_task(async_client.completions.create(**ENDLESS | {"prompt": ["Hi"] * PLACES}))
-            while gauges(server)["queue_requests"] < PLACES:
-                await asyncio.sleep(0.01)
+            await until(server, "queue_requests", PLACES)
             with pytest.raises(openai.RateLimitError) as refused:
                 await async_client.completions.create(model=MODEL, prompt="Hi")
             assert int(refused.value.response.headers["retry-after"]) >= 1
@@ -330,14 +337,14 @@ def test_a_smaller_priority_number_goes_first(server: ServerProcess, async_clien
             seated = await async_client.completions.create(
                 **ENDLESS | {"prompt": ["Tell me"] * (SEATS - 1)}, stream=True
             )
-            last_seat = await async_client.completions.create(**ENDLESS | {"max_tokens": 50}, stream=True)
+            last_seat = await async_client.completions.create(**ENDLESS, stream=True)
+            await until(server, "num_requests_running", SEATS)
             waiting = []
             for count, priority in enumerate((5, 0, -5), start=1):
                 waiting.append(asyncio.create_task(one(priority)))
-                while gauges(server)["num_requests_waiting"] < count:
-                    await asyncio.sleep(0.01)
+                await until(server, "num_requests_waiting", count)
+            await last_seat.close()  # the only seat that becomes free
             await asyncio.gather(*waiting)
-            await last_seat.close()
             await seated.close()
 
     asyncio.run(scenario())
