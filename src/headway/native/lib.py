@@ -61,6 +61,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hw_dequantize": (None, (_P, _N, _I, _P)),
     "hw_is_finite": (_N, (_P, _I)),
     "hw_sample_tokens": (None, (_P, _I, _I, _P, _P, _P, _P)),
+    "hw_mask_logits": (None, (_P, _I, _P, _P, _I, _I)),
 }
 
 
@@ -203,6 +204,23 @@ def sample_tokens(
         tokens.ctypes.data,
     )
     return tokens
+
+
+def mask_logits(
+    logits: Tensor, lines: NDArray[np.int32], words: NDArray[np.int32], library: NativeLibrary | None = None
+) -> None:
+    """Set to -inf, in float32 logits [R, V], what masks do not allow: bit i of `words[m, w]` is token 32 w + i of line
+    `lines[m]`."""
+    library = library or load()
+    num_lines, vocab_size = check(logits, torch.float32, "logits").shape
+    lines, words = (np.ascontiguousarray(part, dtype=np.int32) for part in (lines, words))
+    if words.ndim != 2 or len(words) != len(lines) or 32 * words.shape[1] < vocab_size:
+        raise ValueError(f"masks of shape {words.shape} for {len(lines)} lines of {vocab_size} tokens")
+    if len(lines) and not 0 <= lines.min() <= lines.max() < num_lines:
+        raise ValueError(f"lines {lines.min()} to {lines.max()} of {num_lines}")
+    library.released.hw_mask_logits(
+        logits.data_ptr(), vocab_size, lines.ctypes.data, words.ctypes.data, len(lines), words.shape[1]
+    )
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headway.native.lib import NativeLibrary, sample_tokens
+from headway.native.lib import NativeLibrary, mask_logits, sample_tokens
 from headway.runner.logit_edits import ONE_OUTPUT, LineMasks, LogitEntries, StepEdits, seen_tokens
 from headway.runner.sampler import (
     LOGIT_IS_INFINITE,
@@ -37,11 +37,6 @@ _LEAST_NOISE, _MOST_NOISE = -3.2, 22.9
 _FAR = 6.0
 # With more near logits than this, the scores of the first so many show what is to be beaten.
 _MANY, _FIRST = 4096, 512
-
-_ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf).astype(
-    np.float32
-)
-"""For each byte of a mask, what is added to the logits of its eight tokens."""
 
 
 class CpuSampling:
@@ -70,7 +65,7 @@ class CpuSampling:
         """All edits, in place unless the logits are to be kept."""
         edited = logits.clone() if keep_logits else logits
         if edits.masks is not None:
-            self._mask(edited.numpy(), edits.masks)
+            self._mask(edited, edits.masks)
         if edits.entries is not None:
             self._edit(edited.numpy(), rows, positions, edits.entries)
         if edits.penalised:
@@ -107,10 +102,13 @@ class CpuSampling:
         """The same memory."""
         return tensor
 
-    def _mask(self, logits: Float32Array, masks: LineMasks) -> None:
-        vocab_size = logits.shape[1]
+    def _mask(self, logits: Tensor, masks: LineMasks) -> None:
+        if self._library is not None and logits.is_contiguous():
+            mask_logits(logits, masks.lines, masks.words, self._library)
+            return
         for line, words in zip(masks.lines.tolist(), masks.words, strict=True):
-            logits[line] += _ADDED[words.view(np.uint8)].reshape(-1)[:vocab_size]
+            allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: logits.shape[1]].view(bool)
+            logits.numpy()[line, ~allowed] = -np.inf
 
     def _edit(self, logits: Float32Array, rows: Int64Array, positions: Int64Array, entries: LogitEntries) -> None:
         lines, tokens, bits, starts, lengths = entries.columns

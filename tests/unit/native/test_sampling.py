@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from headway.native.lib import NativeLibrary, sample_tokens
+from headway.native.lib import NativeLibrary, mask_logits, sample_tokens
 from headway.runner import cpu_sampling
 from headway.runner.sampler import RowRecord
 
@@ -68,3 +68,28 @@ def test_misuse_is_refused(fast: NativeLibrary) -> None:
         sample_tokens(lines, np.asarray([0, 2]), places, records, fast)
     with pytest.raises(ValueError, match="bytes"):
         sample_tokens(lines, places, places, np.zeros(2, dtype=np.float64), fast)
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 1000])
+def test_masks_rule_out_what_they_do_not_allow(library: NativeLibrary, vocab: int) -> None:
+    generator = np.random.default_rng(vocab)
+    logits = torch.from_numpy(generator.standard_normal((6, vocab)).astype(np.float32))
+    logits[3, 0] = float("nan")
+    lines = np.array([4, 0, 3], dtype=np.int32)
+    words = generator.integers(-(2**31), 2**31, (3, -(-vocab // 32) + 1), dtype=np.int32)  # one word more than needed
+    words[0], words[1] = 0, -1
+    wanted = logits.numpy().copy()
+    for line, mask in zip(lines, words, strict=True):
+        for token in range(vocab):
+            if not mask.view(np.uint32)[token // 32] >> np.uint32(token % 32) & 1:
+                wanted[line, token] = -np.inf
+    mask_logits(logits, lines, words, library)
+    assert np.array_equal(logits.numpy(), wanted, equal_nan=True)
+
+
+def test_masks_that_do_not_fit_are_refused(fast: NativeLibrary) -> None:
+    logits, lines = torch.zeros(2, 40), np.array([1], dtype=np.int32)
+    with pytest.raises(ValueError, match="masks of shape"):
+        mask_logits(logits, lines, np.zeros((1, 1), dtype=np.int32), fast)
+    with pytest.raises(ValueError, match="lines 2 to 2 of 2"):
+        mask_logits(logits, lines + 1, np.zeros((1, 2), dtype=np.int32), fast)

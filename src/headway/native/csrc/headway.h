@@ -89,5 +89,8 @@ typedef struct {
 /* One token for each of `lines` rows of logits, or a code below zero. */
 HW_EXPORT void hw_sample_tokens(const float *logits, int64_t lines, int64_t vocab, const int64_t *rows,
                                 const int64_t *positions, const hw_sampling_record *records, int32_t *tokens);
+/* Rule out what masks do not allow: bit i of word w of mask m is token 32 w + i of line lines[m]. */
+HW_EXPORT void hw_mask_logits(float *logits, int64_t vocab, const int32_t *lines, const uint32_t *masks,
+                              int64_t num_masks, int64_t words_per_mask);
 
 #endif

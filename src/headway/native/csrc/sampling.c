@@ -350,3 +350,33 @@ void hw_sample_tokens(const float *logits, int64_t lines, int64_t vocab, const i
     sample_job job = {logits, vocab, rows, positions, records, tokens};
     hw_parallel(sample_task, &job, lines);
 }
+
+/* ---- masks ------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    float *logits;
+    int64_t vocab;
+    const int32_t *lines;
+    const uint32_t *masks;
+    int64_t words;
+} mask_job;
+
+static void mask_task(void *context, int64_t item) {
+    const mask_job *job = context;
+    float *line = job->logits + job->lines[item] * job->vocab;
+    const uint32_t *mask = job->masks + item * job->words;
+    for (int64_t start = 0; start < job->vocab; start += 32) {
+        uint32_t allowed = mask[start / 32];
+        if (allowed == UINT32_MAX)
+            continue;
+        int64_t count = job->vocab - start < 32 ? job->vocab - start : 32;
+        for (int64_t i = 0; i < count; i++) /* a choice, not a jump, so that several are made at once */
+            line[start + i] = (allowed >> i) & 1 ? line[start + i] : -INFINITY;
+    }
+}
+
+void hw_mask_logits(float *logits, int64_t vocab, const int32_t *lines, const uint32_t *masks, int64_t num_masks,
+                    int64_t words_per_mask) {
+    mask_job job = {logits, vocab, lines, masks, words_per_mask};
+    hw_parallel(mask_task, &job, num_masks);
+}
