@@ -11,6 +11,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("headway", deadline=None)  # how long an example takes says more about the machine
+settings.load_profile("headway")
 
 SHARES_THE_CORES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1
 if SHARES_THE_CORES:  # threads of several workers would spin while they wait for each other
@@ -19,6 +23,7 @@ if SHARES_THE_CORES:  # threads of several workers would spin while they wait fo
 
 LONGEST = (
     "test_same_tokens_as_transformers.py",
+    "integration/test_speculation.py",
     "test_scheduler_property.py",
     "test_engine_client.py",
     "test_server_attacks.py",

@@ -277,10 +277,18 @@ class SchedulerConfig:
         choices=("auto", "recompute", "swap"),
     )
     skip_window: int = option(8, "How many waiting requests a step looks at, past one that does not fit.")
+    speculation: str = option(
+        "off",
+        "Guess the next tokens of requests and verify several in one step, where that is worth its time; the tokens "
+        "are the same (docs/speculation.md). ngram: guesses come from the request's own text. auto: ngram on CPU, off "
+        "on CUDA.",
+        choices=("off", "auto", "ngram"),
+    )
+    max_draft_tokens: int = option(8, "Most guesses that are verified for one request in one step.")
 
     def __post_init__(self) -> None:
         check_values(self)
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_chunk_tokens", "skip_window"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_chunk_tokens", "skip_window", "max_draft_tokens"):
             _check_at_least(self, name, 1)
         _check_at_least(self, "max_head_skips", 0)
         _check_at_least(self, "max_preemptions", 1)
@@ -322,7 +330,12 @@ class SchedulerConfig:
             "long_prompt_step_ms": default.long_prompt_step_ms,
         }
         given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-        return SchedulerSettings(**{**settled, **given})
+        return SchedulerSettings(**{**settled, **given, "speculation": self._speculation_on(device)})
+
+    def _speculation_on(self, device: str) -> str:
+        if self.speculation == "ngram" and device == "cuda":
+            raise ConfigError("speculation 'ngram' is for the CPU so far; leave it 'off' on CUDA, or 'auto'")
+        return ("ngram" if device == "cpu" else "off") if self.speculation == "auto" else self.speculation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -421,6 +434,8 @@ class EngineConfig:
     device: DeviceConfig = field(default_factory=DeviceConfig)
 
     def __post_init__(self) -> None:
+        if self.scheduler.speculation == "ngram" and self.device.async_scheduling:
+            raise ConfigError("speculation 'ngram' plans a step when the one before is done: set async_scheduling off")
         if self.scheduler.scheduling_policy == "ltr" and not self.prediction.is_learned:
             raise ConfigError(
                 "scheduling_policy 'ltr' goes by a learned ranking, and length_predictor is "

@@ -57,6 +57,9 @@ class SchedulerSettings:
     preemption_mode: str
     """May stay "auto": that is decided for each request."""
     skip_window: int
+    speculation: str
+    """"off" or "ngram"."""
+    max_draft_tokens: int
 
     def as_options(self) -> dict[str, Any]:
         """Options of a `SchedulerConfig` that resolves to this. A chunk limit that limits nothing is left open, so

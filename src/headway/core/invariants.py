@@ -51,7 +51,7 @@ def _check_in_flight(scheduler: Scheduler) -> None:
         assert step.keeps.keys() <= set(step.requests), "a request is kept that is not in the step"
         for request, share in zip(step.requests, step.output.scheduled, strict=True):
             if share.samples:
-                num_pending[request] = num_pending.get(request, 0) + 1
+                num_pending[request] = num_pending.get(request, 0) + 1 + len(share.drafts)
         for request in step.keeps:
             has_blocks = request.status is RequestStatus.RUNNING or request.status is RequestStatus.HELD
             assert has_blocks or request.status.is_finished, f"{request} has lost its blocks, and they are kept"
@@ -85,13 +85,16 @@ def _check_blocks(scheduler: Scheduler) -> None:
     kv_cache = scheduler.kv_cache
     pool = kv_cache.pool
     in_batch = _in_batch(scheduler)
+    max_drafts = 0 if scheduler.speculation is None else scheduler.config.max_draft_tokens
     assert sorted(kv_cache.requests_with_blocks) == sorted(r.request_id for r in in_batch), (
         "a request that does not run has a block table, or one that runs has none"
     )
     owners: Counter[int] = Counter()
     for request in in_batch:
         table = kv_cache.block_table(request.request_id)
-        assert len(table) == kv_cache.blocks_for(request.num_computed_tokens), f"{request} has {len(table)} blocks"
+        num_blocks = kv_cache.blocks_for(request.num_computed_tokens)
+        most = kv_cache.blocks_for(request.num_computed_tokens + max_drafts)  # drafts in vain leave their blocks
+        assert num_blocks <= len(table) <= most, f"{request} has {len(table)} blocks"
         assert len(set(table)) == len(table), f"{request} has a block twice"
         owners.update(table)
     kept = kv_cache.kept_blocks

@@ -334,6 +334,10 @@ class KVCacheManager:
         num_blocks = len(self._holdings[request.request_id].table) + self.num_available_blocks
         return num_blocks * self.block_size - request.num_computed_tokens
 
+    def num_free_slots(self, request: Request) -> int:
+        """How many more tokens fit into the blocks that it has."""
+        return len(self._holdings[request.request_id].table) * self.block_size - request.num_computed_tokens
+
     # ---- caching what has landed ----------------------------------------------------------------------------------
 
     def land(self, request: Request, num_tokens: int) -> None:

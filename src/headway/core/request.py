@@ -11,7 +11,8 @@ A waiting request can also finish directly: aborted, or failed. So can a preempt
 token that was pending when it was preempted. Any other move raises.
 
 Steps may be launched before the result of the step before is known. The token that a launched step is going to sample
-counts as one of the request's tokens, only its value is not known here yet: it is pending.
+counts as one of the request's tokens, only its value is not known here yet: it is pending. So are tokens that were
+drafted and are being verified: they count as if all were right, and those that were not are taken back.
 
     prompt    P P P P                    num_tokens 7: 4 prompt + 2 output + 1 pending
     output            A B
@@ -78,6 +79,7 @@ class Request:
         "_digests",
         "arrival_index",
         "arrival_s",
+        "can_draft",
         "is_beam",
         "is_fork",
         "max_kv_tokens",
@@ -110,6 +112,7 @@ class Request:
         stop_token_ids: frozenset[int] = frozenset(),
         sampling_params: SamplingParams | None = None,
         reads_cache: bool = True,
+        can_draft: bool = True,
         options: RequestOptions = DEFAULT_OPTIONS,
         is_beam: bool = False,
         fork_of: Request | None = None,
@@ -132,6 +135,7 @@ class Request:
         self.options = options
         self.sampling_params = sampling_params  # carried to the runner, never read here
         self.reads_cache = reads_cache  # False: every prompt token must be computed, because something is asked of each
+        self.can_draft = can_draft and not is_beam  # whether its tokens may be guessed and verified
         self.is_beam = is_beam
         self.is_fork = fork_of is not None
         self.status = RequestStatus.WAITING
@@ -206,12 +210,19 @@ class Request:
         self.num_computed_tokens = 0
         self.num_preemptions += 1
 
-    def advance(self, num_tokens: int, samples: bool) -> None:
-        """Count a launched step that computes `num_tokens` of its tokens and, if it `samples`, brings a new one."""
+    def advance(self, num_tokens: int, num_new: int) -> None:
+        """Count a launched step that computes `num_tokens` tokens and brings up to `num_new` new ones."""
         self.num_computed_tokens += num_tokens
-        if samples:
-            self.num_pending_tokens += 1
-            self.num_tokens += 1
+        if num_new:
+            self.num_pending_tokens += num_new
+            self.num_tokens += num_new
+
+    def retract(self, num_tokens: int) -> None:
+        """Take back drafted tokens that turned out to be wrong. One that was preempted since has none computed."""
+        self.num_pending_tokens -= num_tokens
+        self.num_tokens -= num_tokens
+        if self.status is RequestStatus.RUNNING:
+            self.num_computed_tokens -= num_tokens
 
     def append_output_token(self, token_id: int) -> RequestStatus | None:
         """Add a generated token; a pending one becomes known. Returns the final status if this token ends the request,

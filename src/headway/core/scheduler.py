@@ -11,6 +11,7 @@ tokens it is going to sample count as theirs (see `Request`). The result, when i
     admission       which waiting requests enter the batch
     steps           how a request gets its share of a step, which is preempted for it, and what the result changes
     overtaking      short prompts pass a long one; a request displaces another
+    speculation     which requests verify guesses of their next tokens, and how many
     batching        sealed batches: static, dynamic
 
 The schedule is a function of the calls: arrivals, aborts, results, and how long steps took. There is no clock and no
@@ -38,6 +39,7 @@ from headway.core.scheduler_output import (
     advance_requests,
     make_tuple,
 )
+from headway.core.speculation import create_speculation
 from headway.core.step_time import DecodePace
 from headway.core.steps import Landing, LaunchedStep, ShareAllocator, StepPlan, TokenBudget
 from headway.errors import InvalidRequestError, RequestTooLargeError
@@ -60,7 +62,8 @@ class Scheduler:
         self.view = PolicyView(kv_cache, self.pace, max_head_skips=config.max_head_skips)
         self.policy: SchedulingPolicy = create_policy(config.scheduling_policy, self.view)
         self.live = self._create_live_requests()
-        self.landing = Landing(kv_cache=kv_cache, live=self.live, view=self.view)
+        self.speculation = create_speculation(config, kv_cache=kv_cache, pace=self.pace)
+        self.landing = Landing(kv_cache=kv_cache, live=self.live, view=self.view, verifier=self.speculation)
         self._shares = ShareAllocator(
             kv_cache=kv_cache,
             view=self.view,
@@ -128,6 +131,8 @@ class Scheduler:
         and pinned blocks go by.
         """
         self._advance(now_s)
+        if self.speculation is not None and self.speculation.is_verifying(self.in_flight):
+            return self.nothing()  # how far its requests come is not known before its result
         plan = StepPlan(now_s, TokenBudget(self.config.max_num_batched_tokens, self.config.max_chunk_tokens))
         if self.config.prefill_mode == "chunked":
             self._mix(plan)
@@ -139,6 +144,8 @@ class Scheduler:
             self._continue_decodes(plan)
             if not plan.scheduled:
                 self._compute_prompts(plan)
+        if self.speculation is not None and not plan.preempted and not self.in_flight:
+            self.speculation.add_drafts(plan)
         return self._launch(plan) if plan.scheduled else self.nothing()
 
     def update(
@@ -290,7 +297,7 @@ class Scheduler:
             elif num_computed == request.max_kv_tokens:  # its last token is pending
                 continue
             elif num_computed % block_size:
-                share = make_tuple(ScheduledRequest, (request.request_id, 1, num_computed, (), True))
+                share = make_tuple(ScheduledRequest, (request.request_id, 1, num_computed, (), True, ()))
                 scheduled[request] = share
                 num_taken += 1
                 if unlanded and num_computed < unlanded.get(request, 0):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.live_requests import LiveRequests
@@ -191,14 +191,35 @@ class ShareAllocator:
         plan.preempted.append(request)
 
 
+class Verifier(Protocol):
+    """Who drafts, and learns from what became of it."""
+
+    def observe(self, request: Request, *, num_drafts: int, num_accepted: int) -> None:
+        """A request had so many drafted tokens, of which so many were right."""
+        ...
+
+    def without_drafts_s(self, duration_s: float, *, num_drafts: int, num_decodes: int, num_chunk_tokens: int) -> float:
+        """How long a step would have taken without its drafts."""
+        ...
+
+
 class Landing:
     """Takes in results, oldest step first."""
 
-    def __init__(self, *, kv_cache: KVCacheManager, live: LiveRequests, view: PolicyView) -> None:
+    def __init__(
+        self,
+        *,
+        kv_cache: KVCacheManager,
+        live: LiveRequests,
+        view: PolicyView,
+        verifier: Verifier | None,
+    ) -> None:
+        """Without a `verifier` there are no drafts."""
         self.in_flight: deque[LaunchedStep] = deque()
         self._kv_cache = kv_cache
         self._live = live
         self._view = view
+        self._verifier = verifier
 
     def launch(self, step: LaunchedStep) -> None:
         """Expect the result of this step, after those of the steps before."""
@@ -212,10 +233,7 @@ class Landing:
             raise RuntimeError(f"the result of step {output.step_id} came out of order or twice")
         step = self.in_flight.popleft()
         if duration_s is not None:
-            # Each request takes part with one token at least; the others are what makes a step with prompts.
-            num_decodes = len(output.scheduled)
-            num_chunk_tokens = output.num_scheduled_tokens - num_decodes
-            self._view.observe_step(num_chunk_tokens=num_chunk_tokens, num_decodes=num_decodes, duration_s=duration_s)
+            self._observe(output, duration_s)
         if output.moves.moved_out and _all_failed(output, result):
             self._kv_cache.distrust(output.moves)
         if step.keeps:
@@ -226,6 +244,19 @@ class Landing:
         if self._live.held and not any(request.is_beam for request in step.requests):
             updates += self._live.release()
         return updates
+
+    def _observe(self, output: SchedulerOutput, duration_s: float) -> None:
+        """Learn how long steps take. Each request takes part with one token at least; the others are drafts, and what
+        makes a step with prompts."""
+        num_decodes = len(output.scheduled)
+        num_drafts = 0 if self._verifier is None else sum(len(share.drafts) for share in output.scheduled)
+        num_chunk_tokens = output.num_scheduled_tokens - num_decodes - num_drafts
+        if num_drafts:
+            assert self._verifier is not None
+            duration_s = self._verifier.without_drafts_s(
+                duration_s, num_drafts=num_drafts, num_decodes=num_decodes, num_chunk_tokens=num_chunk_tokens
+            )
+        self._view.observe_step(num_chunk_tokens=num_chunk_tokens, num_decodes=num_decodes, duration_s=duration_s)
 
     def _keep_computed(self, step: LaunchedStep, result: ModelRunnerOutput) -> None:
         """Let other requests find what this step has computed, where it has not failed."""
@@ -250,6 +281,8 @@ class Landing:
                 continue
             token_ids, num_taken = sampled.token_ids, 0
             finish_status = None if sampled.error is None else RequestStatus.FINISHED_ERROR
+            if share.drafts and finish_status is None:
+                self._verify(request, share, len(token_ids))
             if finish_status is None:
                 for token_id in token_ids:
                     num_taken += 1
@@ -262,6 +295,16 @@ class Landing:
                 )
             else:
                 add_update(self._end(request, sampled, finish_status, num_taken=num_taken))
+
+    def _verify(self, request: Request, share: ScheduledRequest, num_tokens: int) -> None:
+        """Take back what was drafted in vain: a step with drafts has brought only so many tokens."""
+        assert self._verifier is not None
+        self._verifier.observe(request, num_drafts=len(share.drafts), num_accepted=num_tokens - 1)
+        num_rejected = len(share.drafts) + 1 - num_tokens
+        if num_rejected:
+            if request.status is _RUNNING:
+                self._live.count_computed(-num_rejected)
+            request.retract(num_rejected)
 
     def _end(self, request: Request, sampled: SampledTokens, status: RequestStatus, *, num_taken: int) -> RequestUpdate:
         """End a request by the last token taken, or by an error."""

@@ -260,6 +260,7 @@ class InputProcessor:
             stop_token_ids=self._stop_token_ids(params),
             sampling_params=params,
             reads_cache=params.prompt_logprobs is None and params.pooling != "mean",
+            can_draft=not params.is_guided,
             options=options,
         )
 

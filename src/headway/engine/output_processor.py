@@ -74,11 +74,14 @@ class _Completion:
         caller has to tell both that it is over."""
         if self._ending is None:
             last_status = update.finish_status or update.held_status
-            if self.logprobs is not None:
-                self._take_logprobs(update)
+            num_before, is_stopped = len(self.token_ids), False
             if self._detokenizer is None:
                 self.token_ids += update.new_token_ids
-            elif self._take_text(update, last_status):
+            else:
+                is_stopped = self._take_text(update, last_status)
+            if self.logprobs is not None:
+                self._take_logprobs(update.logprobs[: len(self.token_ids) - num_before])
+            if is_stopped:
                 self._finish_text(("stop", self._stops.matched))
                 if last_status is None:
                     return True
@@ -149,9 +152,9 @@ class _Completion:
                     return True
         return False
 
-    def _take_logprobs(self, update: RequestUpdate) -> None:
+    def _take_logprobs(self, records: Sequence[TokenLogprobs]) -> None:
         assert self.logprobs is not None and self.cumulative_logprob is not None
-        for record in update.logprobs:
+        for record in records:
             self.logprobs.append(position_logprobs(record, self._token_text))
             self.cumulative_logprob += record.logprob
 

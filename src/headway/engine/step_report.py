@@ -29,11 +29,14 @@ class StepRow(NamedTuple):
     """KV blocks it holds during the step."""
     num_cached_tokens: int = 0
     """If it entered the batch with this step: how many of its tokens were in the cache by then."""
+    num_drafts: int = 0
+    """Of the tokens computed, those that were guessed."""
 
     @property
     def is_decode(self) -> bool:
-        """One token, fed back from the step before; anything else is a chunk of tokens that are already known."""
-        return self.num_tokens == 1 and self.num_computed_tokens >= self.num_prompt_tokens
+        """One token, fed back from the step before, and guesses of those after it; anything else is a chunk of tokens
+        that are already known."""
+        return self.num_tokens == 1 + self.num_drafts and self.num_computed_tokens >= self.num_prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,10 @@ class StepReport:
                 num_tokens=share.num_tokens,
                 num_computed_tokens=share.num_computed_tokens,
                 num_prompt_tokens=request.num_prompt_tokens,
-                num_output_tokens=num_tokens - share.samples - request.num_prompt_tokens,
+                num_output_tokens=num_tokens - share.samples - len(share.drafts) - request.num_prompt_tokens,
                 num_blocks=-(-(share.num_computed_tokens + share.num_tokens) // self.block_size),
                 num_cached_tokens=num_cached.get(share.request_id, 0),
+                num_drafts=len(share.drafts),
             )
             for share, request, num_tokens in zip(
                 snapshot.output.scheduled, snapshot.requests, snapshot.num_tokens, strict=True

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
+from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, ScheduledRequest, SchedulerOutput
 from headway.structured.guides import TokenMasks
 
 NextToken = Callable[[str, int], int]
@@ -62,12 +62,20 @@ class FakeExecutor:
     def _answer(self, step: FakeStep, output: SchedulerOutput) -> ModelRunnerOutput:
         if not self._in_flight or self._in_flight.popleft() is not step:
             raise RuntimeError(f"the result of step {output.step_id} is taken twice, or before that of an earlier one")
-        sampled = {
-            s.request_id: SampledTokens((self._next_token(s.request_id, s.num_computed_tokens + s.num_tokens),))
-            for s in output.scheduled
-            if s.samples
-        }
+        sampled = {s.request_id: SampledTokens(self._tokens(s)) for s in output.scheduled if s.samples}
         return ModelRunnerOutput(sampled=sampled, prompt_logprobs={})
+
+    def _tokens(self, share: ScheduledRequest) -> tuple[int, ...]:
+        """The next token, and where drafts are verified those after it, up to the first that was guessed wrong."""
+        first = share.num_computed_tokens + share.num_tokens - len(share.drafts)
+        token_ids = [self._next_token(share.request_id, first)]
+        for draft in share.drafts:
+            if draft != token_ids[-1]:
+                break
+            token_ids.append(self._next_token(share.request_id, first + len(token_ids)))
+        if share.request_id in self._num_computed:
+            self._num_computed[share.request_id] -= len(share.drafts) + 1 - len(token_ids)
+        return tuple(token_ids)
 
 
 class FakeStep:

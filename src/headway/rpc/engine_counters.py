@@ -8,6 +8,7 @@ import msgspec
 
 from headway.core import NewRequest, PrefixCacheStats, Scheduler, SchedulerOutput
 from headway.core.host_tier import HostTierStats
+from headway.core.speculation import SpeculationStats
 from headway.engine.beam_search import BeamRequest, BeamRequests
 from headway.engine.step_report import StepReport
 from headway.rpc.messages import EngineStats, StepKind
@@ -60,6 +61,8 @@ class EngineCounters:
         if kv_cache.host_tier is not None:
             stats.num_host_blocks = len(kv_cache.host_tier)
             self._count_moves(kv_cache.host_tier.stats)
+        if scheduler.speculation is not None:
+            self._count_drafts(scheduler.speculation.stats)
         return stats
 
     def _count_cache(self, found: PrefixCacheStats) -> None:
@@ -72,6 +75,12 @@ class EngineCounters:
     def _count_moves(self, moved: HostTierStats) -> None:
         self._stats.num_moved_out_blocks = self._before.num_moved_out_blocks + moved.num_moved_out
         self._stats.num_moved_in_blocks = self._before.num_moved_in_blocks + moved.num_moved_in
+
+    def _count_drafts(self, drafted: SpeculationStats) -> None:
+        stats, before = self._stats, self._before
+        stats.num_drafts = before.num_drafts + drafted.num_drafts
+        stats.num_draft_tokens = before.num_draft_tokens + drafted.num_draft_tokens
+        stats.num_accepted_tokens = before.num_accepted_tokens + drafted.num_accepted_tokens
 
     def _num_seated_beams(self) -> int:
         """Beams that go on are in the queue between two steps, and in the batch while there is room for them."""
@@ -99,9 +108,10 @@ class EngineCounters:
 
 def kind_of(plan: SchedulerOutput) -> StepKind:
     """A request with a single token counts as one that generates; the last token of a prompt costs the same."""
-    if plan.num_scheduled_tokens == len(plan.scheduled):
+    num_decodes = sum(share.num_tokens == 1 + len(share.drafts) for share in plan.scheduled)
+    if num_decodes == len(plan.scheduled):
         return "decode"
-    return "mixed" if any(share.num_tokens == 1 for share in plan.scheduled) else "prefill"
+    return "mixed" if num_decodes else "prefill"
 
 
 class RecomputedTokens:

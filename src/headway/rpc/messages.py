@@ -208,6 +208,11 @@ class EngineStats(_Part):
     num_moved_out_blocks: int = 0
     num_moved_in_blocks: int = 0
     """Blocks that went to host memory, and came back."""
+    num_drafts: int = 0
+    """How often a request has verified a draft."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """Of these, what was right."""
 
 
 class StepBatch(_Message):

@@ -23,10 +23,12 @@ from headway.runner.sampler import (
     NOTHING_LEFT,
     PENALTIES,
     RANDOM,
+    REJECTED,
     Int32Array,
     Int64Array,
     SamplingRows,
     Seat,
+    StepDrafts,
 )
 
 Float32Array = NDArray[np.float32]
@@ -69,10 +71,12 @@ class CpuSampling:
         if edits.entries is not None:
             self._edit(edited.numpy(), rows, positions, edits.entries)
         if edits.penalised:
-            self._penalise(edited.numpy(), rows)
+            self._penalise(edited.numpy(), rows, positions, edits.line_offsets)
         return edited
 
-    def pick(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> Tensor:
+    def pick(
+        self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int, drafts: StepDrafts | None = None
+    ) -> Tensor:
         """Filters and the choice, and its traces in the row."""
         if not used & RANDOM:
             tokens = _greedy_tokens(logits.numpy())
@@ -86,7 +90,9 @@ class CpuSampling:
                 ],
                 dtype=np.int32,
             )
-        fits = positions < self._token_rows.shape[1]
+        if drafts is not None:
+            tokens[self._rejected(tokens, rows, positions, drafts)] = REJECTED
+        fits = (positions < self._token_rows.shape[1]) & (tokens != REJECTED)
         self._token_rows[rows[fits], positions[fits]] = np.maximum(tokens[fits], 0)
         if used & PENALTIES:
             for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
@@ -124,9 +130,36 @@ class CpuSampling:
         logits[lines[finite], tokens[finite]] += values[finite]
         logits[lines[bans], tokens[bans]] = -np.inf
 
-    def _penalise(self, logits: Float32Array, rows: Int64Array) -> None:
+    def _rejected(self, tokens: Int32Array, rows: Int64Array, positions: Int64Array, drafts: StepDrafts) -> list[int]:
+        """The lines that stand behind a wrong draft."""
+        rejected: list[int] = []
+        start = 0
+        for count in drafts.num_lines.tolist():
+            drafted = self._token_rows[rows[start], positions[start] : positions[start] + count - 1]
+            wrong = np.flatnonzero(tokens[start : start + count - 1] != drafted)
+            if len(wrong):
+                rejected += range(start + int(wrong[0]) + 1, start + count)
+            start += count
+        return rejected
+
+    def _seen_at(self, row: int, position: int, offset: int) -> _SeenTokens:
+        """What a row has seen, with the drafted tokens before a position."""
+        seen = self._seen[row]
+        if offset:
+            seen = seen.copy()
+            for token in self._token_rows[row, position - offset : position].tolist():
+                seen.append(token)
+        return seen
+
+    def _penalise(
+        self, logits: Float32Array, rows: Int64Array, positions: Int64Array, line_offsets: Int64Array | None
+    ) -> None:
         lines = np.flatnonzero(self._rows.flags[rows] & PENALTIES)
-        seen = [self._seen[row] for row in rows[lines].tolist()]
+        if line_offsets is None:
+            seen = [self._seen[row] for row in rows[lines].tolist()]
+        else:
+            columns = (rows[lines].tolist(), positions[lines].tolist(), line_offsets[lines].tolist())
+            seen = [self._seen_at(*line) for line in zip(*columns, strict=True)]
         lengths = [len(state.ids) for state in seen]
         where = np.repeat(lines, lengths), np.concatenate([state.ids for state in seen])
         records = self._rows.records[np.repeat(rows[lines], lengths)]
@@ -146,6 +179,9 @@ class _SeenTokens:
         self._entries = np.zeros_like(self._ids)
         self._ids[: self._size], self._entries[: self._size] = ids, entries
         self._place = {token: place for place, token in enumerate(ids.tolist())}
+
+    def copy(self) -> _SeenTokens:
+        return _SeenTokens(self.ids, self.entries)
 
     def append(self, token: int) -> None:
         """Count one more output token."""

@@ -77,6 +77,8 @@ class EagerStage:
     def stage(self, step: StepRows, blocks: Int32Array, *, exact: bool) -> EagerStep:
         """Gather the flat batch of a step; there is never any padding."""
         self._append_blocks(blocks)
+        if step.drafts is not None:
+            self.token_rows[step.drafts.rows, step.drafts.positions] = step.drafts.token_ids
         block_size, device = self._block_size, self._device
         row_of_token = np.repeat(step.rows, step.num_new)
         # A request's tokens end at its length, and where those of the next one begin.

@@ -83,6 +83,8 @@ class StepEdits:
     """Whether any row has penalties."""
     masks: LineMasks | None = None
     """Applied first: what they rule out is out, whatever else is done to it."""
+    line_offsets: NDArray[np.int64] | None = None
+    """How many drafted tokens stand before the one that a line chooses; None: no line has any."""
 
 
 class RowEdits:

@@ -18,7 +18,7 @@ import numpy as np
 
 from headway.core.scheduler_output import NewRequest, SchedulerOutput
 from headway.runner.base import RunnerSettings
-from headway.runner.sampler import Int32Array, Int64Array, SamplingRows, Seat
+from headway.runner.sampler import Int32Array, Int64Array, SamplingRows, Seat, StepDrafts
 from headway.sampling_params import Pooling, SamplingParams
 
 
@@ -50,12 +50,14 @@ class StepRows:
     """Where each request's tokens begin, and where the last ones end."""
     seq_lens: Int64Array
     sampled: list[int]
-    """Places in `request_ids` of those that sample; the other `sample_` columns are in this order."""
+    """Places in `request_ids` of those that sample; the `sample_` columns are in this order, with a line for each."""
     sample_index: Int64Array
     """Which of the step's tokens is the last one of the request."""
     sample_rows: Int64Array
     sample_positions: Int64Array
     """Where the new token goes in the request's tokens."""
+    drafts: StepDrafts | None = None
+    """Where requests verify drafts: they have more than one line each, one for every token from their last on."""
 
     @property
     def is_decode(self) -> bool:
@@ -64,8 +66,8 @@ class StepRows:
 
     @property
     def all_sample_in_order(self) -> bool:
-        """Whether line i of the step's hidden states is what the i-th sampled request needs."""
-        return len(self.sampled) == self.num_requests == self.num_tokens
+        """Whether line i of the step's hidden states is what the i-th sampled line needs."""
+        return len(self.sample_index) == self.num_tokens
 
 
 class RowTable:
@@ -148,6 +150,21 @@ class RowTable:
         np.cumsum(num_new, out=query_start[1:])
         seq_lens = num_computed + num_new
         sampled = np.flatnonzero(samples)
+        sample_index, sample_rows, sample_positions = query_start[1:][sampled] - 1, rows[sampled], seq_lens[sampled]
+        drafts = None
+        if any(share.drafts for share in output.scheduled):
+            tokens = [output.scheduled[place].drafts for place in order[sampled].tolist()]
+            num_drafts = np.array([len(part) for part in tokens], dtype=np.int64)
+            drafts = StepDrafts(
+                num_lines=num_drafts + 1,
+                rows=np.repeat(sample_rows, num_drafts),
+                positions=np.concatenate([end - np.arange(len(t), 0, -1) for end, t in zip(sample_positions, tokens)]),
+                token_ids=np.array([token for part in tokens for token in part], dtype=np.int64),
+            )
+            back = drafts.line_offsets - np.repeat(num_drafts, drafts.num_lines)  # from a request's last line
+            sample_index = np.repeat(sample_index, drafts.num_lines) + back
+            sample_positions = np.repeat(sample_positions, drafts.num_lines) + back
+            sample_rows = np.repeat(sample_rows, drafts.num_lines)
         return StepRows(
             request_ids=[output.scheduled[place].request_id for place in order.tolist()],
             rows=rows,
@@ -160,9 +177,10 @@ class RowTable:
             query_start=query_start,
             seq_lens=seq_lens,
             sampled=sampled.tolist(),
-            sample_index=query_start[1:][sampled] - 1,
-            sample_rows=rows[sampled],
-            sample_positions=seq_lens[sampled],
+            sample_index=sample_index,
+            sample_rows=sample_rows,
+            sample_positions=sample_positions,
+            drafts=drafts,
         )
 
 

@@ -14,6 +14,10 @@ g is Gumbel noise: u is a 32-bit hash of (seed, position of the new token, token
 draw from the softmax without state, sums or order, so a request's tokens depend on its seed and its own logits alone:
 not on its row, the batch, preemption, overlap or the device.
 
+A row that verifies drafts has a line for each of them and one more. Every line is sampled as if the drafts before it
+were the row's tokens, with the noise of its own position; where the choice is not what was drafted, the lines after it
+are rejected. So what comes out does not depend on the drafts.
+
 A parameter that bans or biases single tokens becomes edits in `logit_edits.py`. A number that the kernels read is a
 field of `RowRecord`, filled in by `_record`; a part of sampling that costs time when it is used gets a `Feature`, so
 that it costs none when it is not.
@@ -64,6 +68,8 @@ def record_word(name: str) -> int:
 
 # What stands in place of a token that could not be chosen; the native kernel has the same numbers.
 NOTHING_LEFT, LOGIT_IS_NAN, LOGIT_IS_INFINITE = -1, -2, -3
+REJECTED = -4
+"""Of a line that stands behind a draft which was wrong."""
 _ERRORS = {
     NOTHING_LEFT: "no token is left to choose from: bans and masks rule out the whole vocabulary",
     LOGIT_IS_NAN: "the model gave a logit of nan",
@@ -96,6 +102,24 @@ class Seat:
     params: SamplingParams
     default_seed: int
     """Used by a request without a seed of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDrafts:
+    """The drafts that a step verifies."""
+
+    num_lines: Int64Array
+    """How many lines are sampled for each request that samples: one, and one more for each of its drafted tokens."""
+    rows: Int64Array
+    positions: Int64Array
+    token_ids: Int64Array
+    """All drafted tokens, with the rows and positions where they go."""
+
+    @property
+    def line_offsets(self) -> Int64Array:
+        """For each line, how many drafted tokens stand before the token that it chooses."""
+        starts = np.cumsum(self.num_lines) - self.num_lines
+        return np.arange(int(self.num_lines.sum())) - np.repeat(starts, self.num_lines)
 
 
 class SamplingRows:
@@ -144,13 +168,18 @@ class SamplingRows:
         """All features that any of these rows uses."""
         return int(np.bitwise_or.reduce(self.flags[rows]))
 
-    def edits(self, rows: Int64Array, used: int, masks: LineMasks | None) -> StepEdits:
-        """What changes the logits of a step whose i-th line belongs to `rows[i]`."""
+    def edits(
+        self, rows: Int64Array, used: int, masks: LineMasks | None, line_offsets: Int64Array | None = None
+    ) -> StepEdits:
+        """What changes the logits of a step whose i-th line belongs to `rows[i]`, behind so many drafted tokens."""
         entries = None
         if used & EDITS:
-            lines = np.flatnonzero(self.flags[rows] & EDITS).tolist()
-            entries = self._edits.entries(rows, lines, self._num_output_tokens[rows[lines]].tolist())
-        return StepEdits(entries, penalised=bool(used & PENALTIES), masks=masks)
+            lines = np.flatnonzero(self.flags[rows] & EDITS)
+            num_output_tokens = self._num_output_tokens[rows[lines]]
+            if line_offsets is not None:
+                num_output_tokens = num_output_tokens + line_offsets[lines]
+            entries = self._edits.entries(rows, lines.tolist(), num_output_tokens.tolist())
+        return StepEdits(entries, penalised=bool(used & PENALTIES), masks=masks, line_offsets=line_offsets)
 
     def wanted_logprobs(self, rows: Int64Array) -> tuple[Int64Array, list[int]]:
         """The lines that want logprobs, and of how many most likely tokens each."""
@@ -164,9 +193,13 @@ class SamplingRows:
         named = [self._logprob_token_ids.get(row, ()) for row in rows.tolist()]
         return named if any(named) else None
 
-    def count_tokens(self, rows: Int64Array, used: int) -> None:
-        """Note that each of these rows gets one more output token."""
-        self._num_output_tokens[rows] += 1
+    def count_tokens(self, rows: Int64Array, used: int, *, repeated: bool = False) -> None:
+        """Note that each of these rows gets one more output token; where they are `repeated`, as often as it is
+        named."""
+        if repeated:
+            np.add.at(self._num_output_tokens, rows, 1)
+        else:
+            self._num_output_tokens[rows] += 1
         if used & EDITS:
             self.flags[rows[self._num_output_tokens[rows] >= self._edited_until[rows]]] &= ~EDITS
 
@@ -205,11 +238,14 @@ class SamplingKernels(Protocol):
         """Float32 logits with all edits. With `keep_logits`, `logits` stay as they are."""
         ...
 
-    def pick(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> Tensor:
+    def pick(
+        self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int, drafts: StepDrafts | None = None
+    ) -> Tensor:
         """Filters and the choice: int32 [R], a token or a negative code for each row, from the first R lines.
 
         The token is written to its position in the row's tokens, unless that is past their end, and counted as seen. A
-        row without a token gets token 0: it may already be part of the next step, and must be able to run it.
+        row without a token gets token 0: it may already be part of the next step, and must be able to run it. With
+        drafts, which stand in the rows, lines behind a wrong one are `REJECTED` and change nothing.
         """
         ...
 
@@ -234,7 +270,12 @@ class Sampler:
         self._kernels.seat(seats)
 
     def sample(
-        self, logits: Tensor, rows: Int64Array, positions: Int64Array, masks: LineMasks | None = None
+        self,
+        logits: Tensor,
+        rows: Int64Array,
+        positions: Int64Array,
+        masks: LineMasks | None = None,
+        drafts: StepDrafts | None = None,
     ) -> PendingSample:
         """Choose a token for each of `rows`; `logits` are consumed.
 
@@ -251,13 +292,16 @@ class Sampler:
         used = self._rows.used_by(rows)
         edited = logits = self._kernels.prepare(logits, num_lines)
         if masks is not None or used & (EDITS | PENALTIES):
-            edits = self._rows.edits(rows, used, masks)
+            edits = self._rows.edits(rows, used, masks, None if drafts is None else drafts.line_offsets)
             edited = self._kernels.edit(logits[:num_lines], rows, positions, edits, keep_logits=bool(used & LOGPROBS))
-        token_ids = self._kernels.pick(edited, rows, positions, used=used)
+        token_ids = self._kernels.pick(edited, rows, positions, used=used, drafts=drafts)
         host_token_ids = self._kernels.download(token_ids)
         logprobs = self._logprobs(logits, rows, token_ids) if used & LOGPROBS else None
-        self._rows.count_tokens(rows, used)
-        return PendingSample(host_token_ids, logprobs)
+        if drafts is None:
+            self._rows.count_tokens(rows, used)
+            return PendingSample(host_token_ids, logprobs)
+        self._rows.count_tokens(rows[host_token_ids.numpy() >= 0], used, repeated=True)
+        return PendingSample(host_token_ids, logprobs, drafts.num_lines.tolist())
 
     def _logprobs(self, logits: Tensor, rows: Int64Array, token_ids: Tensor) -> PendingLogprobs:
         lines, num_top = self._rows.wanted_logprobs(rows)
@@ -300,11 +344,13 @@ class PendingSample:
 
     host_token_ids: Tensor
     logprobs: PendingLogprobs | None
+    num_lines: list[int] | None = None
+    """How many of the lines each row has, where rows verify drafts."""
 
     def result(self) -> SamplerOutput:
         """What was chosen. Valid once the device has done all that was launched up to the end of `sample`."""
         token_ids: list[int] = self.host_token_ids.tolist()
-        errors = {place: _ERRORS[token] for place, token in enumerate(token_ids) if token < 0}
+        errors = {place: _ERRORS[token] for place, token in enumerate(token_ids) if token < 0 and token != REJECTED}
         for place in errors:
             token_ids[place] = NO_TOKEN
         logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)

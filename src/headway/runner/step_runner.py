@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ from headway.runner.base import PendingStep, RunnerSettings
 from headway.runner.logit_edits import LineMasks
 from headway.runner.prompt_readings import logprobs_of_prompts, pooled_prompts
 from headway.runner.rows import RowTable, StepRows
-from headway.runner.sampler import Int32Array, PendingSample, Sampler, Seat
+from headway.runner.sampler import Int32Array, PendingSample, Sampler, SamplerOutput, Seat, StepDrafts
 from headway.structured.guides import TokenMasks
 
 logger = logging.getLogger(__name__)
@@ -214,8 +215,8 @@ class StepRunner(Generic[StagedStep]):
         if step is not None and step.sampled:
             assert logits is not None
             request_ids = [step.request_ids[place] for place in step.sampled]
-            lines = None if masks is None else _line_masks(masks, request_ids)
-            sample = self._sampler.sample(logits, step.sample_rows, step.sample_positions, lines)
+            lines = None if masks is None else _line_masks(masks, request_ids, step.drafts)
+            sample = self._sampler.sample(logits, step.sample_rows, step.sample_positions, lines, step.drafts)
         done = None
         if self._cuda_device is not None:
             done = torch.cuda.Event()
@@ -223,9 +224,10 @@ class StepRunner(Generic[StagedStep]):
         return PendingTokens(done, request_ids, sample, forwarded.prompt_logprobs, forwarded.pooled, forwarded.failed)
 
 
-def _line_masks(masks: TokenMasks, request_ids: Sequence[str]) -> LineMasks | None:
-    """By the lines of a step; a request that is not in it has failed to enter."""
-    places = {request_id: line for line, request_id in enumerate(request_ids)}
+def _line_masks(masks: TokenMasks, request_ids: Sequence[str], drafts: StepDrafts | None) -> LineMasks | None:
+    """By the lines of a step; a request that is not in it has failed to enter. One with a mask has no drafts."""
+    first_lines = range(len(request_ids)) if drafts is None else (drafts.num_lines.cumsum() - drafts.num_lines).tolist()
+    places = dict(zip(request_ids, first_lines, strict=True))
     kept = [number for number, request_id in enumerate(masks.request_ids) if request_id in places]
     if not kept:
         return None
@@ -278,6 +280,9 @@ class PendingTokens:
         sampled = self.failed.copy()
         if self.sample is not None:
             chosen = self.sample.result()
+            if self.sample.num_lines is not None:
+                sampled |= _verified(self.sampled_request_ids, chosen, self.sample.num_lines)
+                return ModelRunnerOutput(sampled=sampled, prompt_logprobs=self.prompt_logprobs, pooled=self.pooled)
             for place, request_id in enumerate(self.sampled_request_ids):
                 error, logprobs = chosen.errors.get(place), chosen.logprobs[place]
                 if error is not None:
@@ -287,3 +292,19 @@ class PendingTokens:
                         (chosen.token_ids[place],), () if logprobs is None else (logprobs,)
                     )
         return ModelRunnerOutput(sampled=sampled, prompt_logprobs=self.prompt_logprobs, pooled=self.pooled)
+
+
+def _verified(request_ids: Sequence[str], chosen: SamplerOutput, num_lines: Sequence[int]) -> dict[str, SampledTokens]:
+    """By request, the tokens of its lines up to the first guess that was wrong. If none can be chosen at a place, those
+    before it come out, and the place is reached again in the next step."""
+    sampled, start = {}, 0
+    for request_id, count in zip(request_ids, num_lines, strict=True):
+        lines = range(start, start + count)
+        start += count
+        if (error := chosen.errors.get(lines[0])) is not None:
+            sampled[request_id] = SampledTokens((), error=error)
+            continue
+        kept = list(itertools.takewhile(lambda line: chosen.token_ids[line] >= 0, lines))
+        logprobs = [found for line in kept if (found := chosen.logprobs[line]) is not None]
+        sampled[request_id] = SampledTokens(tuple(chosen.token_ids[line] for line in kept), tuple(logprobs))
+    return sampled

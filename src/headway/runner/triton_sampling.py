@@ -35,6 +35,7 @@ from headway.runner.sampler import (
     RowRecord,
     SamplingRows,
     Seat,
+    StepDrafts,
     record_word,
 )
 from headway.runner.triton_edits import TritonEdits, seen_entries
@@ -109,8 +110,12 @@ class TritonSampling:
         row_ids, row_positions = self._sample_rows[: len(rows)], self._sample_positions[: len(rows)]
         return self._edits.apply(logits, row_ids=row_ids, positions=row_positions, edits=edits, keep_logits=keep_logits)
 
-    def pick(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> Tensor:
+    def pick(
+        self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int, drafts: StepDrafts | None = None
+    ) -> Tensor:
         """Filters and the choice, and its traces in the row."""
+        if drafts is not None:
+            raise NotImplementedError("drafts are verified on the CPU only")
         num_lines, vocab_size = len(rows), logits.shape[1]
         row_ids, row_positions = self._sample_rows[:num_lines], self._sample_positions[:num_lines]
         thresholds = find_thresholds(logits, row_ids=row_ids, table=self._table) if used & FILTERS else None

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headway.core.decode_time import ROWS_PER_BASE, DecodeTime
+from headway.core.step_time import ROWS_PER_BASE, DecodeTime
 
 
 @pytest.mark.parametrize(("base_s", "row_s"), [(4e-3, 4e-5), (1e-3, 1e-4), (2e-2, 1e-5), (1e-3, 0.0)])

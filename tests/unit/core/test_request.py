@@ -54,11 +54,11 @@ def test_the_last_token_needs_no_kv_slot() -> None:
 
 def test_a_pending_token_counts_as_one_of_the_requests_tokens() -> None:
     request = Request("r", [1, 2], max_tokens=3)
-    request.advance(1, samples=False)
+    request.advance(1, 0)
     assert (request.num_tokens, request.num_remaining_tokens) == (2, 1)
-    request.advance(1, samples=True)
+    request.advance(1, 1)
     assert (request.num_tokens, request.num_remaining_tokens) == (3, 1)
-    request.advance(1, samples=True)
+    request.advance(1, 1)
     assert (request.num_tokens, request.num_pending_tokens, request.num_output_tokens) == (4, 2, 0)
     assert request.append_output_token(7) is None
     assert (request.num_tokens, request.num_pending_tokens, request.num_output_tokens) == (4, 1, 1)
@@ -66,7 +66,7 @@ def test_a_pending_token_counts_as_one_of_the_requests_tokens() -> None:
 
 def test_a_request_whose_last_token_is_pending_has_nothing_left_to_compute() -> None:
     request = Request("r", [1, 2], max_tokens=1)
-    request.advance(2, samples=True)
+    request.advance(2, 1)
     assert request.num_remaining_tokens == 0
     assert request.append_output_token(7) is S.FINISHED_LENGTH
 

@@ -160,6 +160,8 @@ def simulate(
     `seed`: of the spread of steps around their means; `None`: every step takes what the cost model says. `speed`: how
     many times as long steps take at a certain time.
     """
+    if scheduler.speculation != "off":
+        raise ConfigError("a simulation has no text to guess tokens from: leave speculation 'off'")
     cache = cache or CacheConfig().resolve("cpu")  # nothing of it that counts here depends on the device
     seeds = [None if seed is None else f"{seed}/{place}" for place in range(num_replicas)]
     replicas = [Replica(machine, scheduler, cache, Variation(seed, speed)) for seed in seeds]

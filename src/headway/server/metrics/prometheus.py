@@ -46,7 +46,7 @@ class _Snapshot(Collector):
         """Called by prometheus_client."""
         stats = self._engine.stats or EngineStats()
         yield from self._engine_metrics(stats)
-        yield from self._prefix_cache_metrics(stats)
+        yield from self._counters(stats)
         yield from self._latencies()
         yield from self._server_metrics()
 
@@ -80,7 +80,7 @@ class _Snapshot(Collector):
         yield self._counter("engine_steps", "Steps of the engine.", stats.num_steps)
         yield self._counter("engine_restarts", "Times the engine process had to be started again.", self._restarts)
 
-    def _prefix_cache_metrics(self, stats: EngineStats) -> Iterator[Metric]:
+    def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         for name, help_text, value in (
             ("prefix_cache_queries", "Tokens looked up, of requests that enter the batch.", stats.num_queried_tokens),
             ("prefix_cache_hits", "Of these, found in the prefix cache.", stats.num_hit_tokens),
@@ -89,6 +89,9 @@ class _Snapshot(Collector):
             ("prefix_cache_evicted_blocks", "KV blocks given up for room.", stats.num_evicted_blocks),
             ("kv_blocks_moved_out", "KV blocks copied to host memory.", stats.num_moved_out_blocks),
             ("kv_blocks_moved_in", "KV blocks copied back from there.", stats.num_moved_in_blocks),
+            ("spec_decode_num_drafts", "How often a request has verified guesses.", stats.num_drafts),
+            ("spec_decode_num_draft_tokens", "Guesses of tokens that were verified.", stats.num_draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Of these, right ones.", stats.num_accepted_tokens),
         ):
             yield self._counter(name, help_text, value)
         hit_rate = self._metrics.recent_hits.share()
