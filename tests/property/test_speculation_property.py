@@ -4,6 +4,7 @@ request gets the tokens that it would get without guesses, and requests, steps a
 from __future__ import annotations
 
 import random
+import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -22,7 +23,7 @@ VOCAB = 50
 
 def truth(request_id: str, position: int) -> int:
     """The token that a request has at a position."""
-    return hash((request_id, position)) % VOCAB
+    return zlib.crc32(f"{request_id} {position}".encode()) % VOCAB
 
 
 @dataclass
@@ -36,7 +37,7 @@ class RandomGuesses:
         count = self.rng.randrange(0, max_tokens + 1)
         if not count:
             return None
-        chance = (hash(request.request_id) % 5) / 4
+        chance = (zlib.crc32(request.request_id.encode()) % 5) / 4
         tokens = []
         for place in range(count):
             right = truth(request.request_id, request.num_tokens + place)
