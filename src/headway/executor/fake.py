@@ -62,10 +62,10 @@ class FakeExecutor:
     def _answer(self, step: FakeStep, output: SchedulerOutput) -> ModelRunnerOutput:
         if not self._in_flight or self._in_flight.popleft() is not step:
             raise RuntimeError(f"the result of step {output.step_id} is taken twice, or before that of an earlier one")
-        sampled = {s.request_id: SampledTokens(self._tokens(s)) for s in output.scheduled if s.samples}
+        sampled = {s.request_id: SampledTokens(self._verified(s)) for s in output.scheduled if s.samples}
         return ModelRunnerOutput(sampled=sampled, prompt_logprobs={})
 
-    def _tokens(self, share: ScheduledRequest) -> tuple[int, ...]:
+    def _verified(self, share: ScheduledRequest) -> tuple[int, ...]:
         """The next token, and where drafts are verified those after it, up to the first that was guessed wrong."""
         first = share.num_computed_tokens + share.num_tokens - len(share.drafts)
         token_ids = [self._next_token(share.request_id, first)]
