@@ -84,7 +84,7 @@ def test_what_is_no_option_may_be_called_like_a_former_one() -> None:
 def test_no_option_is_on_or_off_by_a_word() -> None:
     for spec in (*engine_flags(), *sampling_flags(), *server_flags()):
         words = {"on", "off", "true", "false"} - ({"off"} if spec.name == "speculation" else set())  # one of its modes
-            assert not words & set(spec.choices or ()), spec.name
+        assert not words & set(spec.choices or ()), spec.name
 
 
 def test_sampling_values_arrive_with_their_types() -> None:
