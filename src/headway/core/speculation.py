@@ -46,7 +46,7 @@ PRIOR_WEIGHT = 2.0
 """So many guesses that is worth."""
 FADE_STEPS = 1024
 FADE = 0.8
-"""Every so many steps all counts lose this much."""
+"""Every so many steps, how much of all counts is kept."""
 MOST_COUNTED = 200.0
 """Guesses that are remembered of a kind and place."""
 FIRST_DRAFTS = 2
