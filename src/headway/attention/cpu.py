@@ -29,6 +29,7 @@ class NativeKVCache(ctypes.Structure):
         ("k", ctypes.c_void_p),
         ("v", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
+        ("not_finite", ctypes.c_void_p),
         ("k_numbers", ctypes.c_int32),
         ("v_numbers", ctypes.c_int32),
     )
@@ -49,6 +50,7 @@ class NativeKVCache(ctypes.Structure):
             k.data_ptr(),
             v.data_ptr(),
             None if scales is None else scales.data_ptr(),
+            check(cache.not_finite, torch.int32, "not_finite").data_ptr(),
             _KEY_NUMBERS[key_dtype],
             _VALUE_NUMBERS[value_dtype],
         )

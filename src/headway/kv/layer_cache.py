@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ class LayerKVCache:
     v: Tensor
     scales: Tensor | None = None
     """The scale of a token's key and that of its value lie side by side, so that one load brings both."""
+    not_finite: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int32))
+    """On the CPU: becomes 1 when a float16 is written that is NaN or infinite. Until then kernels read faster."""
 
     @staticmethod
     def zeros(
@@ -105,6 +107,9 @@ class LayerKVCache:
         """Store keys and values [tokens, num_kv_heads, head_dim], token i in slot offsets[i] of block blocks[i]."""
         k_stored, k_scale = self.format.keys.encode(k)
         v_stored, v_scale = self.format.values.encode(v)
+        if k_stored.dtype is torch.float16 and k_stored.is_cpu:
+            is_finite = k_stored.isfinite().all() & v_stored.isfinite().all()
+            self.not_finite |= (~is_finite).int()
         self.k[blocks, :, :, offsets] = k_stored
         self.v[blocks, :, offsets] = v_stored
         if self.scales is not None and k_scale is not None and v_scale is not None:

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.attention.base import AttentionBatch
+from headway.attention.base import AttentionBatch, Heads
 from headway.attention.cpu import CpuAttention
 from headway.errors import ConfigError
 from headway.kv.kv_format import FORMATS, KVFormat
 from headway.kv.layer_cache import LayerKVCache
+from headway.layers.native_ops import NativeOps
 from headway.native.lib import NativeLibrary
 
 ALL = [FORMATS[name] for name in ("float32", "float16", "fp8", "int8", "int4")]
@@ -238,3 +239,36 @@ def test_what_is_no_number_reaches_all_that_attend_to_it(
             heads = broken[0].view(4, 16)[:, 3].isnan().tolist()
         assert heads == expected, (token, heads)
         torch.testing.assert_close(broken[1], clean[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("where", ["k", "v"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1e6], ids=["nan", "inf", "too large for float16"])
+def test_what_is_written_that_is_no_number_is_noticed(fast: NativeLibrary, where: str, value: float) -> None:
+    """In place float16 are read by a way that takes them for numbers."""
+    heads = Heads(
+        num_heads=4, num_kv_heads=2, head_dim=16, cos_sin=torch.cat([torch.ones(8), torch.zeros(8)])[None], eps=1e-6
+    )
+    cache = LayerKVCache.zeros(1, 2, 16, 16, dtype=torch.float16)
+    for token, expected in ((None, 0), (1, 1)):
+        qkv = torch.randn(3, heads.qkv_size)
+        if token is not None:
+            qkv[token, (4 if where == "k" else 6) * 16 + 5] = value
+        q = NativeOps(fast).rope_write_kv(qkv, torch.zeros(3, dtype=torch.int64), torch.arange(3), heads, None, cache)
+        assert cache.not_finite.item() == expected
+    backend = CpuAttention([cache], 4, fast)
+    backend.plan(
+        AttentionBatch(
+            num_tokens=1,
+            num_requests=1,
+            max_query_len=1,
+            max_seq_len=3,
+            query_start=torch.tensor([0, 1], dtype=torch.int32),
+            seq_lens=torch.tensor([3], dtype=torch.int32),
+            block_table=torch.zeros(1, 1, dtype=torch.int32),
+            slot_mapping=torch.zeros(1, dtype=torch.int64),
+        )
+    )
+    out = backend.run(0, q[2:]).view(4, 16)
+    if math.isnan(value):  # a key that is infinite may have a weight of 0
+        assert not out[:2].isfinite().all()
+    assert out[2:].isfinite().all()

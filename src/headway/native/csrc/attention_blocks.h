@@ -28,9 +28,11 @@
 
 HW_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-/* With few rows a cache that is not float32 is read in place; many rows repay converting it to float32 once. */
+/* With few rows a cache that is not float32 is read in place; many rows repay converting it to float32 once. In place a
+ * float16 that is NaN or infinite may be read as a number. */
 HW_INLINE int reads_in_place(const hw_attention_tile *tile, int numbers) {
-    return numbers == HW_KV_F32 || tile->rows <= ROW_BLOCK;
+    if (numbers == HW_KV_F32) return 1;
+    return tile->rows <= ROW_BLOCK && !(numbers == HW_KV_F16 && *tile->cache.not_finite);
 }
 
 /* Fills the tile's scores for keys [first, end). */

@@ -20,7 +20,8 @@ float *hw_attention_tile_init(hw_attention_tile *tile, const hw_attention_shape 
 
 void hw_attention_pack_queries(hw_attention_tile *tile, const float *q) {
     const hw_attention_shape *shape = tile->shape;
-    int direct = shape->block_size % KEY_GROUP == 0 && tile->cache.k_numbers == HW_KV_F16 && tile->rows <= ROW_BLOCK;
+    int direct = shape->block_size % KEY_GROUP == 0 && tile->cache.k_numbers == HW_KV_F16 &&
+                 reads_in_place(tile, HW_KV_F16);
     float scale = 1.0f / sqrtf((float)shape->dim), unscale = direct ? HW_HALF_UNSCALE : 1.0f;
     for (int64_t head = 0; head < tile->heads; head++)
         for (int64_t row = 0; row < tile->rows; row++) {

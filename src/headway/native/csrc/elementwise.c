@@ -153,8 +153,9 @@ HW_INLINE void norm_and_rotate(const float *x, const float *norm, const rope_job
     rotate(x, cos_sin, job->dim, out);
 }
 
-HW_INLINE void store_halves(const float *x, int64_t dim, uint16_t *out) {
+HW_INLINE void store_halves(const float *x, int64_t dim, uint16_t *out, int32_t *not_finite) {
     int64_t d = 0;
+    uint16_t largest = 0;
     for (; d + HW_VL <= dim; d += HW_VL) vf_store_half(out + d, vf_load(x + d));
     if (d < dim) {
         float tail[HW_VL] = {0};
@@ -163,6 +164,11 @@ HW_INLINE void store_halves(const float *x, int64_t dim, uint16_t *out) {
         vf_store_half(packed, vf_load(tail));
         memcpy(out + d, packed, (size_t)(dim - d) * sizeof(uint16_t));
     }
+    for (d = 0; d < dim; d++) {
+        uint16_t magnitude = out[d] & 0x7fffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    if (largest >= 0x7c00u) __atomic_store_n(not_finite, 1, __ATOMIC_RELAXED);
 }
 
 /* K goes in transposed: number d of the token lands `block_size` elements after number d - 1. `scale` is where the
@@ -174,7 +180,7 @@ HW_INLINE void write_key(const rope_job *job, const float *key, int64_t base, ui
         for (int64_t d = 0; d < dim; d++) out[d * size] = key[d];
     } else if (job->cache.k_numbers == HW_KV_F16) {
         uint16_t packed[HW_MAX_HEAD_DIM], *out = (uint16_t *)job->cache.k + base;
-        store_halves(key, dim, packed);
+        store_halves(key, dim, packed, job->cache.not_finite);
         for (int64_t d = 0; d < dim; d++) out[d * size] = packed[d];
     } else {
         uint8_t codes[HW_MAX_HEAD_DIM], *out = (uint8_t *)job->cache.k + base;
@@ -188,7 +194,7 @@ HW_INLINE void write_value(const rope_job *job, const float *value, int64_t base
     if (job->cache.v_numbers == HW_KV_F32)
         memcpy(out, value, (size_t)job->dim * sizeof(float));
     else if (job->cache.v_numbers == HW_KV_F16)
-        store_halves(value, job->dim, out);
+        store_halves(value, job->dim, out, job->cache.not_finite);
     else
         *scale = kv_encode(value, job->dim, job->cache.v_numbers, out);
 }

@@ -22,10 +22,12 @@
 /* In which numbers keys or values are cached; what they mean: headway/kv/kv_format.py. Keys are never int4. */
 enum hw_kv_numbers { HW_KV_F32, HW_KV_F16, HW_KV_INT8, HW_KV_FP8, HW_KV_INT4 };
 
-/* One layer's KV cache. scales: float16 [blocks][kv_heads][block_size][2], of the key and of the value; or NULL. */
+/* One layer's KV cache. scales: float16 [blocks][kv_heads][block_size][2], of the key and of the value; or NULL.
+ * not_finite becomes 1 when a float16 is written that is NaN or infinite. */
 typedef struct {
     void *k, *v;
     uint16_t *scales;
+    int32_t *not_finite;
     int32_t k_numbers, v_numbers; /* enum hw_kv_numbers */
 } hw_kv_cache;
 
