@@ -285,6 +285,11 @@ class SchedulerConfig:
         choices=("off", "auto", "ngram"),
     )
     max_draft_tokens: int = option(8, "Most guesses that are verified for one request in one step.")
+    spec_synthetic_acceptance: float | None = option(
+        None,
+        "For benchmarks only, since answers become nonsense: guesses are made up, and accepted at random, so that a "
+        "request with max_draft_tokens of them gets so many tokens a step, in the mean; at least 1.",
+    )
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -306,6 +311,14 @@ class SchedulerConfig:
                 "Dynamic batching groups requests by length, and its line is in no other order than that of arrival: "
                 f"scheduling_policy '{self.scheduling_policy}' does not go with it."
             )
+        if self.spec_synthetic_acceptance is not None:
+            if self.speculation == "off":
+                raise ConfigError("spec_synthetic_acceptance is given, but speculation is off.")
+            if not 1.0 <= self.spec_synthetic_acceptance <= 1.0 + self.max_draft_tokens:
+                raise ConfigError(
+                    "spec_synthetic_acceptance is the mean number of tokens a step, from 1 to 1 + max_draft_tokens "
+                    f"({1 + self.max_draft_tokens}), not {self.spec_synthetic_acceptance}."
+                )
         num_seqs, num_tokens = self.max_num_seqs, self.max_num_batched_tokens
         if num_seqs is not None and num_tokens is not None and num_tokens < num_seqs:
             raise ConfigError(
@@ -328,13 +341,12 @@ class SchedulerConfig:
             "max_chunk_tokens": num_tokens,
             "target_itl_ms": default.target_itl_ms,
             "long_prompt_step_ms": default.long_prompt_step_ms,
+            "spec_synthetic_acceptance": None,
         }
         given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         return SchedulerSettings(**{**settled, **given, "speculation": self._speculation_on(device)})
 
     def _speculation_on(self, device: str) -> str:
-        if self.speculation == "ngram" and device == "cuda":
-            raise ConfigError("speculation 'ngram' is for the CPU so far; leave it 'off' on CUDA, or 'auto'")
         return ("ngram" if device == "cpu" else "off") if self.speculation == "auto" else self.speculation
 
 
@@ -434,8 +446,6 @@ class EngineConfig:
     device: DeviceConfig = field(default_factory=DeviceConfig)
 
     def __post_init__(self) -> None:
-        if self.scheduler.speculation == "ngram" and self.device.async_scheduling:
-            raise ConfigError("speculation 'ngram' plans a step when the one before is done: set async_scheduling off")
         if self.scheduler.scheduling_policy == "ltr" and not self.prediction.is_learned:
             raise ConfigError(
                 "scheduling_policy 'ltr' goes by a learned ranking, and length_predictor is "

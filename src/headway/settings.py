@@ -10,6 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+MAX_DRAFTED_LINES = 256
+"""With more than so many tokens in a step, even the largest devices compute longer than they read weights."""
 GraphMode = Literal["off", "lazy", "all"]
 """Which CUDA graphs are made: none, those of steps that come up twice, or those of all steps before the first."""
 
@@ -60,6 +62,29 @@ class SchedulerSettings:
     speculation: str
     """"off" or "ngram"."""
     max_draft_tokens: int
+    spec_synthetic_acceptance: float | None
+
+    @property
+    def synthetic_chance(self) -> float | None:
+        """With synthetic acceptance: how likely a guess is accepted if those before it were, so that a request with
+        `max_draft_tokens` of them gets as many tokens a step as wanted, in the mean."""
+        wanted = self.spec_synthetic_acceptance
+        if wanted is None:
+            return None
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            chance = (low + high) / 2
+            mean = sum(chance**place for place in range(self.max_draft_tokens + 1))
+            low, high = (chance, high) if mean < wanted else (low, chance)
+        return low
+
+    @property
+    def max_num_lines(self) -> int:
+        """Most places that a step chooses tokens at: one for each request, and one for each guess that it verifies."""
+        if self.speculation == "off":
+            return self.max_num_seqs
+        most = min(self.max_num_seqs * (1 + self.max_draft_tokens), MAX_DRAFTED_LINES, self.max_num_batched_tokens)
+        return max(self.max_num_seqs, most)
 
     def as_options(self) -> dict[str, Any]:
         """Options of a `SchedulerConfig` that resolves to this. A chunk limit that limits nothing is left open, so

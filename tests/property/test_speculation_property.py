@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,7 +15,7 @@ from headway.config import BATCHING_MODES, PREFILL_MODES, SCHEDULING_POLICIES, S
 from headway.core import KVCacheManager, PrefixCache, Request, RequestStatus, Scheduler
 from headway.core.invariants import check_invariants
 from headway.core.request_options import RequestOptions
-from headway.core.speculation import NgramDraft
+from headway.core.speculation import Draft
 from headway.engine.engine_core import EngineCore
 from headway.executor.fake import FakeExecutor
 
@@ -32,18 +33,19 @@ class RandomGuesses:
 
     rng: random.Random
     made: Counter[str] = field(default_factory=Counter)
+    can_check: bool = True
 
-    def propose(self, request: Request, max_tokens: int) -> NgramDraft | None:
+    def propose(self, request: Request, max_tokens: int) -> Draft | None:
         count = self.rng.randrange(0, max_tokens + 1)
         if not count:
             return None
         chance = (zlib.crc32(request.request_id.encode()) % 5) / 4
         tokens = []
         for place in range(count):
-            right = truth(request.request_id, request.num_tokens + place)
+            right = truth(request.request_id, request.num_known_tokens + place)
             tokens.append(right if self.rng.random() < chance else (right + 1) % VOCAB)
         self.made["drafts"] += 1
-        return NgramDraft(tuple(tokens), self.rng.randrange(2, 17))
+        return Draft(tuple(tokens), self.rng.randrange(2, 17))
 
     def forget_finished(self) -> None:
         pass
@@ -71,12 +73,19 @@ class Play:
         self.scheduler = Scheduler(config, kv_cache)
         assert self.scheduler.speculation is not None
         self.guesses = RandomGuesses(rng)
-        self.scheduler.speculation._proposer = self.guesses  # type: ignore[assignment]
+        self.scheduler.speculation._proposer = self.guesses
+        self.scheduler.speculation._num_worth = self._num_worth  # type: ignore[method-assign]
         self.now_s = 0.0
-        self.core = EngineCore(self.scheduler, FakeExecutor(truth), now=self._now, sleep=self._sleep)
+        self.core = EngineCore(
+            self.scheduler, FakeExecutor(truth, max_in_flight=1 + seed % 2), now=self._now, sleep=self._sleep
+        )
         self.requests: dict[str, Request] = {}
         self.events: Counter[str] = Counter()
         self.capacity = num_blocks * block_size
+
+    def _num_worth(self, chances: Sequence[float], *, most: int, **_: object) -> int:
+        """Whatever is verified, tokens are the same."""
+        return self.rng.randrange(min(len(chances), max(most, 0)) + 1)
 
     def _now(self) -> float:
         self.now_s += 1e-4

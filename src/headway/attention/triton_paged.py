@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from headway.attention.base import NUM_PART_COLUMNS, AttentionBackend, AttentionBatch, HeadNorms, Heads
+from headway.attention.base import (
+    MAX_FUSED_REQUESTS,
+    NUM_PART_COLUMNS,
+    AttentionBackend,
+    AttentionBatch,
+    HeadNorms,
+    Heads,
+)
 from headway.attention.paged_kernels import decode_kernel, prefill_kernel
 from headway.attention.triton_device import num_processors, stages_that_fit
 from headway.errors import ConfigError
@@ -30,9 +37,6 @@ _DESCRIBED_TILE = 64
 # Contexts are divided as if the device took so many programs per multiprocessor. More parts are more even, and more to
 # add up (H200: with 4 a step of a hundred uneven contexts is up to 12% faster, one of 48 even ones is 20% slower).
 _PROGRAMS_PER_PROCESSOR = 3
-# Up to so many requests the decode kernel rotates and caches too. With more, doing that in each of its programs takes
-# longer than a launch (H200: 64 requests of a 0.6B model are 1% faster with it, 1 is 3% faster, 256 are 2% slower).
-MAX_FUSED_REQUESTS = 64
 
 REQUEST, ROW, START, END, SEQ_LEN, FIRST_PART, NUM_PARTS = range(7)
 """The columns of a part. The context's tokens from START to END are its own; FIRST_PART is where the list has the first
@@ -131,7 +135,7 @@ class TritonPagedAttention(AttentionBackend):
         """For a step of few single tokens norm, rotation and cache write are part of the kernel."""
         batch = self.batch
         is_decode = batch.num_single == batch.num_requests <= MAX_FUSED_REQUESTS
-        return is_decode and self._columns == self._head_dim
+        return is_decode and self._columns == self._head_dim and not batch.rows_are_shared
 
     def run_qkv(self, layer: int, qkv: Tensor, heads: Heads, norms: HeadNorms | None) -> Tensor:
         """qkv [num_tokens, (num_heads + 2 num_kv_heads) * head_dim] -> [num_tokens, num_heads * head_dim]"""

@@ -131,8 +131,8 @@ class Scheduler:
         and pinned blocks go by.
         """
         self._advance(now_s)
-        if self.speculation is not None and self.speculation.is_verifying(self.in_flight):
-            return self.nothing()  # how far its requests come is not known before its result
+        if self.speculation is not None and self.speculation.waits(self.in_flight, self.live.running):
+            return self.nothing()
         plan = StepPlan(now_s, TokenBudget(self.config.max_num_batched_tokens, self.config.max_chunk_tokens))
         if self.config.prefill_mode == "chunked":
             self._mix(plan)
@@ -144,18 +144,26 @@ class Scheduler:
             self._continue_decodes(plan)
             if not plan.scheduled:
                 self._compute_prompts(plan)
-        if self.speculation is not None and not plan.preempted and not self.in_flight:
-            self.speculation.add_drafts(plan)
+        if self.speculation is not None:
+            self.speculation.note_planned()
+            if not plan.preempted and not self.in_flight:
+                self.speculation.add_drafts(plan)
         return self._launch(plan) if plan.scheduled else self.nothing()
 
     def update(
-        self, output: SchedulerOutput, result: ModelRunnerOutput, *, duration_s: float | None = None
+        self,
+        output: SchedulerOutput,
+        result: ModelRunnerOutput,
+        *,
+        duration_s: float | None = None,
+        gap_s: float = 0.0,
     ) -> list[RequestUpdate]:
         """Append the sampled tokens and finish the requests they end. Requests that ended meanwhile are passed over.
 
-        `duration_s`, where it is known, teaches how large later steps may be.
+        `duration_s`, where it is known, teaches how large later steps may be. Before that the device waited `gap_s` for
+        the step, though there was something to do.
         """
-        return [] if output.is_empty else self.landing.land(output, result, duration_s=duration_s)
+        return [] if output.is_empty else self.landing.land(output, result, duration_s=duration_s, gap_s=gap_s)
 
     def nothing(self) -> SchedulerOutput:
         """A plan with nothing in it."""

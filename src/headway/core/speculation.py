@@ -25,13 +25,14 @@ Text that is edited, summarised, quoted or repeated has much of that; other text
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import takewhile
+from typing import NamedTuple, Protocol
 
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.request import Request
-from headway.core.scheduler_output import ScheduledRequest
 from headway.core.step_time import DecodePace
 from headway.core.steps import LaunchedStep, StepPlan
 from headway.settings import SchedulerSettings
@@ -50,8 +51,16 @@ FADE = 0.8
 MOST_COUNTED = 200.0
 """Guesses that are remembered of a kind and place."""
 FIRST_DRAFTS = 2
-"""Tokens that are drafted in the first step that has any, over all requests. Later ones have at most twice as many as
-one before, since what they cost is not known."""
+"""Tokens that are drafted in the first step that has any, or one for each request if that is more. Later ones have at
+most twice as many as one before, since what they cost is not known."""
+LEAST_GAIN = 0.01
+"""Drafts have to make a step better by this part of it: what they cost and bring is not known to the last digit."""
+ASKS_PER_STEP = 4
+"""Where steps overlap: for how many requests guesses are looked up for a step, in the mean, to see whether waiting
+would pay."""
+MOST_ASKED = 32
+"""Requests that are looked at together; they stand for all."""
+_GAP_WEIGHT = 0.1  # of the newest step in how long the device waits
 _TOKEN_BYTES = array("i").itemsize
 _COST_KEPT = 0.95  # weight of older steps with drafts in what a draft costs
 _NO_HISTORY, _WRONG, _PARTLY, _RIGHT = range(4)
@@ -63,7 +72,36 @@ def create_speculation(config: SchedulerSettings, *, kv_cache: KVCacheManager, p
     """The controller that the options ask for; None: no drafts."""
     if config.speculation == "off":
         return None
-    return Speculation(kv_cache=kv_cache, pace=pace, max_draft_tokens=config.max_draft_tokens)
+    return Speculation(
+        proposer=NgramProposer() if config.spec_synthetic_acceptance is None else MadeUpProposer(),
+        kv_cache=kv_cache,
+        pace=pace,
+        max_draft_tokens=config.max_draft_tokens,
+        max_num_lines=config.max_num_lines,
+    )
+
+
+class Draft(NamedTuple):
+    """A guess."""
+
+    token_ids: tuple[int, ...]
+    num_matched: int
+    """On how many tokens before it the guess rests, from `MIN_MATCH` to `MAX_MATCH`."""
+
+
+class Proposer(Protocol):
+    """Who guesses."""
+
+    can_check: bool
+    """Whether a guess that was not verified tells something once its tokens are known."""
+
+    def propose(self, request: Request, max_tokens: int) -> Draft | None:
+        """What may follow a request's known tokens, at most so many."""
+        ...
+
+    def forget_finished(self) -> None:
+        """Drop what is known of requests that have ended."""
+        ...
 
 
 @dataclass(slots=True)
@@ -76,40 +114,102 @@ class SpeculationStats:
     num_accepted_tokens: int = 0
 
 
-class Speculation:
-    """Adds drafts to planned steps, and learns from what became of them."""
+class _Guess(NamedTuple):
+    """A draft that has been made, and may be verified."""
 
-    def __init__(self, *, kv_cache: KVCacheManager, pace: DecodePace, max_draft_tokens: int) -> None:
+    draft: Draft
+    kind: int
+    num_known: int
+    """How many tokens its request had."""
+
+
+class Speculation:
+    """Adds drafts to planned steps, and learns from what became of them.
+
+    A step with drafts is planned when all before it have landed, and none is planned before it has: how far its
+    requests come is not known until then. Where steps overlap otherwise, that costs the time in which the device waits
+    for the host; it is measured, and counts as a part of what drafts cost. So there the next step waits for results
+    only if guesses from what is known already say that this is going to pay.
+    """
+
+    def __init__(
+        self,
+        *,
+        proposer: Proposer,
+        kv_cache: KVCacheManager,
+        pace: DecodePace,
+        max_draft_tokens: int,
+        max_num_lines: int,
+    ) -> None:
+        """`max_num_lines`: most requests and drafted tokens together that a step may have."""
         self.stats = SpeculationStats()
         self.accepted_at = [0] * max_draft_tokens
         """How many tokens have been accepted at each place of a draft."""
         self._kv_cache = kv_cache
         self._pace = pace
         self._max_tokens = max_draft_tokens
-        self._proposer = NgramProposer()
+        self._max_num_lines = max_num_lines
+        self._proposer = proposer
         self._chances = _Chances(max_draft_tokens)
         self._cost = _DraftCost()
-        self._kinds: dict[Request, int] = {}  # of the drafts that are being verified
+        self._guesses: dict[Request, _Guess] = {}  # the last one of each request that is neither verified nor checked
         self._histories: dict[Request, int] = {}
+        self._is_verifying = False  # whether the step that was planned last has drafts
         self._num_steps = 0
+        self._num_asks = 0.0  # of requests, that have been saved up
+
+    def waits(self, in_flight: Sequence[LaunchedStep], running: Sequence[Request]) -> bool:
+        """Whether to plan nothing before the steps in flight have landed: because one of them has drafts, or because
+        the next one is better with some."""
+        if not in_flight:
+            return False
+        if self._is_verifying:
+            return True
+        num_rows = len(running)
+        if not 0 < num_rows < self._max_num_lines or not self._pace.decode_time.seconds(1):
+            return False
+        num_asked = min(num_rows, MOST_ASKED)
+        self._num_asks += ASKS_PER_STEP
+        if self._num_asks < num_asked:
+            return False
+        self._num_asks = 0.0
+        first = self._num_steps % num_rows
+        return self._would_pay([*running[first:], *running[:first]][:num_asked], num_rows)
 
     def add_drafts(self, plan: StepPlan) -> None:
-        """Let requests that get one token verify more, as far as that is worth its time and there is room."""
-        self._fade()
-        if plan.budget.left == 0 or not self._pace.decode_time.seconds(1):
+        """Let requests that get one token verify more, as far as that is worth its time and there is room. To be called
+        for each step that is planned while none is in flight."""
+        self._is_verifying = False
+        most = min(plan.budget.left, self._max_num_lines - len(plan.scheduled))
+        if most <= 0 or not self._pace.decode_time.seconds(1):
             return
-        drafts = self._propose(plan.scheduled.items(), plan)
-        if drafts:
-            for request, num_tokens in self._choose(plan, drafts).items():
-                self._extend(plan, request, drafts[request].token_ids[:num_tokens])
+        unlanded, guesses = self._kv_cache.unlanded, {}
+        for request, share in plan.scheduled.items():
+            if share.num_tokens == 1 and share.samples and request not in unlanded:
+                guess = self._guess(request, most)
+                if guess is not None:
+                    guesses[request] = guess
+        if guesses:
+            for request, num_tokens in self._choose(plan, guesses, most).items():
+                self._extend(plan, request, guesses[request].draft.token_ids[:num_tokens])
 
-    def is_verifying(self, in_flight: Iterable[LaunchedStep]) -> bool:
-        """Whether any of these steps has drafts."""
-        return any(share.drafts for step in in_flight for share in step.output.scheduled)
+    def note_planned(self) -> None:
+        """A step has been planned."""
+        self._num_steps += 1
+        if self._num_steps % FADE_STEPS == 0:
+            self._chances.fade()
+            self._proposer.forget_finished()
+            self._guesses = {one: guess for one, guess in self._guesses.items() if not one.status.is_finished}
+            self._histories = {one: history for one, history in self._histories.items() if not one.status.is_finished}
 
-    def without_drafts_s(self, duration_s: float, *, num_drafts: int, num_decodes: int, num_chunk_tokens: int) -> float:
+    def without_drafts_s(
+        self, duration_s: float, *, gap_s: float, num_drafts: int, num_decodes: int, num_chunk_tokens: int
+    ) -> float:
         """How long a step would have taken without its drafts. A step without prompts teaches what drafts cost, and
         says nothing new about the rest of it."""
+        self._cost.observe_gap(gap_s, has_drafts=num_drafts > 0)
+        if not num_drafts:
+            return duration_s
         if num_chunk_tokens:
             return max(0.0, duration_s - num_drafts * self._cost.token_s)
         expected_s = self._pace.decode_s(num_decodes)
@@ -121,44 +221,86 @@ class Speculation:
         self.stats.num_accepted_tokens += num_accepted
         for place in range(num_accepted):
             self.accepted_at[place] += 1
-        self._chances.count(self._kinds.pop(request), num_drafts, num_accepted)
-        self._histories[request] = _RIGHT if num_accepted == num_drafts else _PARTLY if num_accepted else _WRONG
+        self._learn(request, self._guesses.pop(request).kind, num_drafts, num_accepted)
 
-    def _propose(self, shares: Iterable[tuple[Request, ScheduledRequest]], plan: StepPlan) -> dict[Request, NgramDraft]:
-        """Guesses for the requests that decode and may have some."""
-        most, unlanded, drafts = min(self._max_tokens, plan.budget.left), self._kv_cache.unlanded, {}
-        for request, share in shares:
-            if share.num_tokens != 1 or not share.samples or not request.can_draft or request in unlanded:
-                continue
-            if request.num_pending_tokens or not request.output_token_ids:
-                continue
-            room = min(most, request.max_total_tokens - request.num_tokens - 1)
-            draft = self._proposer.propose(request, room) if room > 0 else None
-            if draft is not None:
-                drafts[request] = draft
-        return drafts
+    def _learn(self, request: Request, kind: int, num_drafts: int, num_right: int) -> None:
+        self._chances.count(kind, num_drafts, num_right)
+        self._histories[request] = _RIGHT if num_right == num_drafts else _PARTLY if num_right else _WRONG
 
-    def _choose(self, plan: StepPlan, drafts: dict[Request, NgramDraft]) -> dict[Request, int]:
+    def _guess(self, request: Request, most: int) -> _Guess | None:
+        """What may follow a request's known tokens. A guess that was made before and not verified is checked now."""
+        num_known = request.num_known_tokens
+        last = self._guesses.get(request)
+        if last is not None and last.num_known < num_known:
+            del self._guesses[request]
+            if self._proposer.can_check:
+                token_ids = last.draft.token_ids[: num_known - last.num_known]
+                came = request.known_tokens(last.num_known, last.num_known + len(token_ids))
+                num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(token_ids, came)))
+                self._learn(request, last.kind, len(token_ids), num_right)
+        if not request.can_draft or not request.output_token_ids:
+            return None
+        room = min(self._max_tokens, most, request.max_total_tokens - request.num_tokens - 1)
+        draft = self._proposer.propose(request, room) if room > 0 else None
+        if draft is None:
+            return None
+        guess = _Guess(draft, _kind_of(draft.num_matched, self._histories.get(request, _NO_HISTORY)), num_known)
+        self._guesses[request] = guess
+        return guess
+
+    def _would_pay(self, asked: Sequence[Request], num_rows: int) -> bool:
+        """Whether the next step would be worth waiting for, by guesses for some of the requests that run. The token
+        that a step in flight samples is not known yet: it takes the first place of a guess."""
+        weight = num_rows / len(asked)
+        most = min(self._max_num_lines - num_rows, self._cost.most_tokens(num_rows))
+        chances = []
+        for request in asked:
+            guess = (
+                self._guess(request, self._max_tokens)
+                if request.num_tokens - request.num_computed_tokens == 1
+                else None
+            )
+            if guess is not None:
+                survival = self._chances.survival(guess.kind)
+                # What is guessed behind the end of this draft would be found with the token that is not known yet.
+                chances += survival[1 : len(guess.draft.token_ids)] or survival[:1]
+        chances.sort(reverse=True)
+        step_s = self._pace.decode_s(num_rows)
+        return (
+            self._num_worth(chances, value=float(num_rows), step_s=step_s, weight=weight, most=int(most / weight)) > 0
+        )
+
+    def _choose(self, plan: StepPlan, guesses: dict[Request, _Guess], most: int) -> dict[Request, int]:
         """How many tokens of each draft to verify: those most likely to survive first, while they are worth it."""
         candidates: list[tuple[float, int, Request]] = []
-        for order, (request, draft) in enumerate(drafts.items()):
-            kind = self._kinds[request] = _kind_of(draft.num_matched, self._histories.get(request, _NO_HISTORY))
-            survival = self._chances.survival(kind)
-            candidates += [(survival[place], -order, request) for place in range(len(draft.token_ids))]
+        for order, (request, guess) in enumerate(guesses.items()):
+            survival = self._chances.survival(guess.kind)
+            candidates += [(survival[place], -order, request) for place in range(len(guess.draft.token_ids))]
         candidates.sort(key=lambda entry: entry[:2], reverse=True)
-        num_rows, token_s = len(plan.scheduled), self._cost.token_s
+        num_rows = len(plan.scheduled)
         num_tokens = sum(share.num_tokens for share in plan.scheduled.values())
         chunk_s = (num_tokens - num_rows) * (self._pace.step_time.per_token_s or 0.0)
-        value, step_s = float(num_tokens), self._pace.decode_s(num_rows) + chunk_s
-        chosen: dict[Request, int] = {}
-        for chance, _, request in candidates[: min(plan.budget.left, self._cost.most_tokens)]:
-            if chance * step_s < token_s * value:
+        num_chosen = self._num_worth(
+            [chance for chance, _, _ in candidates],
+            value=float(num_tokens),
+            step_s=self._pace.decode_s(num_rows) + chunk_s,
+            most=min(most, self._cost.most_tokens(num_rows)),
+        )
+        return Counter(request for _, _, request in candidates[:num_chosen])
+
+    def _num_worth(
+        self, chances: Sequence[float], *, value: float, step_s: float, most: int, weight: float = 1.0
+    ) -> int:
+        """How many guesses, of which each stands for `weight`, make the most of a step that would bring `value` tokens
+        in `step_s` without any: 0 if none does."""
+        token_s, gap_s = weight * self._cost.token_s, self._cost.gap_s
+        plain_value, plain_s, num_worth = value, step_s, 0
+        step_s += gap_s
+        for chance in chances[:most]:
+            if weight * chance * step_s < token_s * value:
                 break
-            value, step_s = value + chance, step_s + token_s
-            chosen[request] = chosen.get(request, 0) + 1
-        for request in drafts.keys() - chosen.keys():
-            del self._kinds[request]
-        return chosen
+            value, step_s, num_worth = value + weight * chance, step_s + token_s, num_worth + 1
+        return num_worth if value * plain_s > (1.0 + LEAST_GAIN) * plain_value * step_s else 0
 
     def _extend(self, plan: StepPlan, request: Request, token_ids: tuple[int, ...]) -> None:
         """Give a request's share a draft, shorter if there are no blocks for all of it."""
@@ -167,23 +309,14 @@ class Speculation:
         if new_block_ids is None:
             new_block_ids, token_ids = [], token_ids[: self._kv_cache.num_free_slots(request) - 1]
             if not token_ids:
-                del self._kinds[request]
                 return
         plan.budget.take(len(token_ids))
         plan.scheduled[request] = share._replace(
             num_tokens=1 + len(token_ids), new_block_ids=share.new_block_ids + tuple(new_block_ids), drafts=token_ids
         )
+        self._is_verifying = True
         self.stats.num_drafts += 1
         self.stats.num_draft_tokens += len(token_ids)
-
-    def _fade(self) -> None:
-        self._num_steps += 1
-        if self._num_steps % FADE_STEPS == 0:
-            self._chances.fade()
-            self._proposer.forget_finished()
-            for table in (self._histories, self._kinds):
-                for request in [request for request in table if request.status.is_finished]:
-                    del table[request]
 
 
 class _DraftCost:
@@ -191,19 +324,34 @@ class _DraftCost:
 
     def __init__(self) -> None:
         self._num_tokens = self._added_s = 0.0
-        self.most_tokens = FIRST_DRAFTS
-        """How many may be drafted in a step."""
+        self._gap_s: list[float | None] = [None, None]  # without and with drafts
+        self._most_tokens = FIRST_DRAFTS
 
     @property
     def token_s(self) -> float:
         """0 before any step had drafts."""
         return max(0.0, self._added_s / self._num_tokens) if self._num_tokens else 0.0
 
+    @property
+    def gap_s(self) -> float:
+        """How much longer the device waits for a step with drafts; 0 before any step had some."""
+        without, with_drafts = self._gap_s
+        return 0.0 if with_drafts is None else max(0.0, with_drafts - (without or 0.0))
+
+    def observe_gap(self, gap_s: float, *, has_drafts: bool) -> None:
+        """Before a step the device waited so long for the host."""
+        before = self._gap_s[has_drafts]
+        self._gap_s[has_drafts] = gap_s if before is None else before + _GAP_WEIGHT * (gap_s - before)
+
     def observe(self, num_tokens: int, added_s: float) -> None:
         """A step took so much longer for so many drafted tokens."""
         self._num_tokens = _COST_KEPT * self._num_tokens + num_tokens
         self._added_s = _COST_KEPT * self._added_s + added_s
-        self.most_tokens = max(self.most_tokens, 2 * num_tokens)
+        self._most_tokens = max(self._most_tokens, 2 * num_tokens)
+
+    def most_tokens(self, num_rows: int) -> int:
+        """How many may be drafted in a step with so many requests."""
+        return max(self._most_tokens, num_rows)
 
 
 class _Chances:
@@ -248,21 +396,15 @@ def _kind_of(num_matched: int, history: int) -> int:
 # ---- guesses --------------------------------------------------------------------------------------------------------
 
 
-class NgramDraft(NamedTuple):
-    """A guess."""
-
-    token_ids: tuple[int, ...]
-    num_matched: int
-    """How many tokens before it were the same, from `MIN_MATCH` to `MAX_MATCH`."""
-
-
 class NgramProposer:
     """Looks up drafts in the tokens of requests. It copies them once, as they become known."""
+
+    can_check = True
 
     def __init__(self) -> None:
         self._tokens: dict[Request, _TokenBytes] = {}
 
-    def propose(self, request: Request, max_tokens: int) -> NgramDraft | None:
+    def propose(self, request: Request, max_tokens: int) -> Draft | None:
         """What may follow a request's known tokens, at most so many; None if their end has not been there before."""
         known = self._tokens.get(request)
         if known is None:
@@ -282,11 +424,24 @@ class NgramProposer:
         token_ids = known.tokens(start, start + max_tokens)
         while len(token_ids) < max_tokens:  # the guess runs into itself: a repetition
             token_ids.append(token_ids[len(token_ids) - (size - start)])
-        return NgramDraft(tuple(token_ids), shortest)
+        return Draft(tuple(token_ids), shortest)
 
     def forget_finished(self) -> None:
         """Drop the tokens of requests that have ended."""
         self._tokens = {request: known for request, known in self._tokens.items() if not request.status.is_finished}
+
+
+class MadeUpProposer:
+    """Guesses for benchmarks with synthetic acceptance: it does not matter what they are."""
+
+    can_check = False
+
+    def propose(self, request: Request, max_tokens: int) -> Draft | None:
+        """The request's last token, over and over."""
+        return Draft((request.output_token_ids[-1],) * max_tokens, MAX_MATCH)
+
+    def forget_finished(self) -> None:
+        """There is nothing to forget."""
 
 
 class _TokenBytes:

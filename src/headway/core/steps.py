@@ -198,8 +198,10 @@ class Verifier(Protocol):
         """A request had so many drafted tokens, of which so many were right."""
         ...
 
-    def without_drafts_s(self, duration_s: float, *, num_drafts: int, num_decodes: int, num_chunk_tokens: int) -> float:
-        """How long a step would have taken without its drafts."""
+    def without_drafts_s(
+        self, duration_s: float, *, gap_s: float, num_drafts: int, num_decodes: int, num_chunk_tokens: int
+    ) -> float:
+        """How long a step would have taken without its drafts, if it has any. The device waited for it before."""
         ...
 
 
@@ -226,14 +228,14 @@ class Landing:
         self.in_flight.append(step)
 
     def land(
-        self, output: SchedulerOutput, result: ModelRunnerOutput, *, duration_s: float | None
+        self, output: SchedulerOutput, result: ModelRunnerOutput, *, duration_s: float | None, gap_s: float
     ) -> list[RequestUpdate]:
         """Take in the result of the oldest step in flight, which must be this one."""
         if not self.in_flight or self.in_flight[0].output.step_id != output.step_id:
             raise RuntimeError(f"the result of step {output.step_id} came out of order or twice")
         step = self.in_flight.popleft()
         if duration_s is not None:
-            self._observe(output, duration_s)
+            self._observe(output, duration_s, gap_s)
         if output.moves.moved_out and _all_failed(output, result):
             self._kv_cache.distrust(output.moves)
         if step.keeps:
@@ -245,16 +247,19 @@ class Landing:
             updates += self._live.release()
         return updates
 
-    def _observe(self, output: SchedulerOutput, duration_s: float) -> None:
+    def _observe(self, output: SchedulerOutput, duration_s: float, gap_s: float) -> None:
         """Learn how long steps take. Each request takes part with one token at least; the others are drafts, and what
         makes a step with prompts."""
         num_decodes = len(output.scheduled)
         num_drafts = 0 if self._verifier is None else sum(len(share.drafts) for share in output.scheduled)
         num_chunk_tokens = output.num_scheduled_tokens - num_decodes - num_drafts
-        if num_drafts:
-            assert self._verifier is not None
+        if self._verifier is not None:
             duration_s = self._verifier.without_drafts_s(
-                duration_s, num_drafts=num_drafts, num_decodes=num_decodes, num_chunk_tokens=num_chunk_tokens
+                duration_s,
+                gap_s=gap_s,
+                num_drafts=num_drafts,
+                num_decodes=num_decodes,
+                num_chunk_tokens=num_chunk_tokens,
             )
         self._view.observe_step(num_chunk_tokens=num_chunk_tokens, num_decodes=num_decodes, duration_s=duration_s)
 

@@ -63,5 +63,9 @@ class RunnerSettings:
     """Requests without a seed of their own draw theirs from this one and their id."""
     graphs: Literal["off", "lazy", "all"] = "lazy"
     """CUDA graphs: none; of each shape of a step when it comes up again; or of all shapes, by `warm_up`."""
+    max_num_lines: int | None = None
+    """Most places that a step chooses tokens at, where requests verify drafts; `None`: one for each request."""
+    synthetic_acceptance: float | None = None
+    """For benchmarks: so many drafted tokens are accepted at each place, whatever they are; see `StepDrafts`."""
     num_threads: int | None = None
     """Threads that torch gets for the time of a step on the CPU; `None`: as many as it has."""

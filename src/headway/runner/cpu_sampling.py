@@ -91,7 +91,7 @@ class CpuSampling:
                 dtype=np.int32,
             )
         if drafts is not None:
-            tokens[self._rejected(tokens, rows, positions, drafts)] = REJECTED
+            self._verify(tokens, rows, positions, drafts)
         fits = (positions < self._token_rows.shape[1]) & (tokens != REJECTED)
         self._token_rows[rows[fits], positions[fits]] = np.maximum(tokens[fits], 0)
         if used & PENALTIES:
@@ -130,17 +130,19 @@ class CpuSampling:
         logits[lines[finite], tokens[finite]] += values[finite]
         logits[lines[bans], tokens[bans]] = -np.inf
 
-    def _rejected(self, tokens: Int32Array, rows: Int64Array, positions: Int64Array, drafts: StepDrafts) -> list[int]:
-        """The lines that stand behind a wrong draft."""
-        rejected: list[int] = []
+    def _verify(self, tokens: Int32Array, rows: Int64Array, positions: Int64Array, drafts: StepDrafts) -> None:
+        """Reject the lines that stand behind a wrong draft."""
         start = 0
-        for count in drafts.num_lines.tolist():
+        for place, count in enumerate(drafts.num_lines.tolist()):
             drafted = self._token_rows[rows[start], positions[start] : positions[start] + count - 1]
-            wrong = np.flatnonzero(tokens[start : start + count - 1] != drafted)
-            if len(wrong):
-                rejected += range(start + int(wrong[0]) + 1, start + count)
+            if drafts.num_accepted is None:
+                wrong = np.flatnonzero(tokens[start : start + count - 1] != drafted)
+                num_right = int(wrong[0]) if len(wrong) else count - 1
+            else:
+                num_right = int(drafts.num_accepted[place])
+                tokens[start : start + num_right] = drafted[:num_right]
+            tokens[start + num_right + 1 : start + count] = REJECTED
             start += count
-        return rejected
 
     def _seen_at(self, row: int, position: int, offset: int) -> _SeenTokens:
         """What a row has seen, with the drafted tokens before a position."""

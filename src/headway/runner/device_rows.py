@@ -8,6 +8,7 @@ attention, and the blocks that were added.
     counts    requests that take part · tiles
     columns   rows · query_start · seq_lens · sample_index · sample_rows · sample_positions
     lists     parts of contexts · (request, first token) for each tile · (row, place, block) for each new block
+              · (row, place, token) for each drafted token
 
 All but the last have fixed places, because CUDA graphs read them there. A graph is made for a number of tokens; where a
 step has fewer, a request without a row is added at its end, and the padding is its tokens.
@@ -60,12 +61,15 @@ class DeviceRows:
         self,
         *,
         max_num_seqs: int,
+        max_num_lines: int,
         max_model_len: int,
         block_size: int,
         max_num_tokens: int,
         device: torch.device,
         division: DividesWork | None,
     ) -> None:
+        """`max_num_lines`: most requests that a step can have; where one that verifies drafts is divided, it counts for
+        each of its tokens."""
         self.device = device
         self.block_size = block_size
         self.max_model_len = max_model_len
@@ -77,14 +81,15 @@ class DeviceRows:
         self.slots = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
 
         # One more for the request that has the padding, and one more for the end of its tokens.
-        self._column_size = -(-(max_num_seqs + 2) // _ALIGNMENT) * _ALIGNMENT
+        self._column_size = -(-(max_num_lines + 2) // _ALIGNMENT) * _ALIGNMENT
         self._division = division
         self._parts_start = self._column_size * len(_COLUMNS)
-        max_parts = 0 if division is None else division.max_parts(max_num_seqs)
+        max_parts = 0 if division is None else division.max_parts(max_num_lines)
         self._tiles_start = self._parts_start + NUM_PART_COLUMNS * max_parts
         # A tile has at least one token, one may be partly empty for each request; blocks are added with tokens.
-        self._blocks_start = self._tiles_start + 2 * (max_num_tokens + max_num_seqs)
-        capacity = self._blocks_start + 3 * (max_num_tokens // block_size + 2 * max_num_seqs)
+        self._blocks_start = self._tiles_start + 2 * (max_num_tokens + max_num_lines)
+        self._drafts_start = self._blocks_start + 3 * (max_num_tokens // block_size + 2 * max_num_lines)
+        capacity = self._drafts_start + 3 * max_num_lines
         self._staged = torch.zeros(capacity, dtype=torch.int32, device=device)
         self._stages = [_HostBuffer(capacity, device) for _ in range(_NUM_STAGES)]
         self._next_stage = 0
@@ -119,9 +124,17 @@ class DeviceRows:
         end = self._write(buffer.array, step, parts, tiles, num_padded_tokens=num_padded_tokens)
         if len(blocks):
             end = _put(buffer.array, self._blocks_start, blocks.ravel())
+        if step.drafts is not None:
+            drafts = np.stack([step.drafts.rows, step.drafts.positions, step.drafts.token_ids], axis=1)
+            end = _put(buffer.array, self._drafts_start, drafts.ravel())
         self._staged[:end].copy_(buffer.tensor[:end], non_blocking=True)
         if len(blocks):
             self._append_blocks(self._staged[self._blocks_start :], len(blocks))
+        if step.drafts is not None:
+            put_kernel[(-(-len(drafts) // _ENTRIES_TILE),)](
+                self.token_rows, self.token_rows.stride(0), self._staged[self._drafts_start :], len(drafts),
+                BLOCK=_ENTRIES_TILE,
+            )  # fmt: skip
         return DeviceStep(step, num_padded_tokens, num_parts=len(parts), num_tiles=len(tiles))
 
     def stage_nothing(self) -> None:
@@ -177,7 +190,7 @@ class DeviceRows:
 
     def _append_blocks(self, entries: Tensor, num_entries: int) -> None:
         """Entries (row, place in the table, block), on the device."""
-        append_blocks_kernel[(-(-num_entries // _ENTRIES_TILE),)](
+        put_kernel[(-(-num_entries // _ENTRIES_TILE),)](
             self.block_table, self.block_table.stride(0), entries, num_entries, BLOCK=_ENTRIES_TILE
         )
 
@@ -220,14 +233,14 @@ def seat_kernel(token_rows, row_stride, tokens, starts, rows, BLOCK: tl.constexp
 
 
 @triton.jit(do_not_specialize=["num_entries", "table_stride"])
-def append_blocks_kernel(block_table, table_stride, entries, num_entries, BLOCK: tl.constexpr):
-    """block_table[row, place] = block for each of the entries (row, place, block)."""
+def put_kernel(table, table_stride, entries, num_entries, BLOCK: tl.constexpr):
+    """table[row, place] = value for each of the entries (row, place, value)."""
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = entry < num_entries
     row = tl.load(entries + 3 * entry, mask=mask).to(tl.int64)
     place = tl.load(entries + 3 * entry + 1, mask=mask)
-    block = tl.load(entries + 3 * entry + 2, mask=mask)
-    tl.store(block_table + row * table_stride + place, block, mask=mask)
+    value = tl.load(entries + 3 * entry + 2, mask=mask)
+    tl.store(table + row * table_stride + place, value, mask=mask)
 
 
 @triton.jit(do_not_specialize=["row_stride", "table_stride"], do_not_specialize_on_alignment=["num_requests"])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headway.attention import AttentionBackend, AttentionBatch, DividesWork
+from headway.attention.base import MAX_FUSED_REQUESTS
 from headway.kv.host_blocks import HostBlocks
 from headway.models.decoder import Decoder
 from headway.runner.base import RunnerSettings
@@ -35,7 +36,7 @@ def create_graphed_runner(
     decoder: Decoder, attention: AttentionBackend, settings: RunnerSettings, host_blocks: HostBlocks | None = None
 ) -> StepRunner[DeviceStep]:
     """A runner whose steps are queued on the device."""
-    rows = RowTable(settings, decoder.config.vocab_size)
+    rows = RowTable(settings, decoder.config.vocab_size, divides_drafts=True)
     stage = GraphedStage(decoder, attention, settings)
     columns = stage.rows.columns
     kernels = TritonSampling(
@@ -53,27 +54,31 @@ class GraphedStage:
 
     def __init__(self, decoder: Decoder, attention: AttentionBackend, settings: RunnerSettings) -> None:
         max_num_seqs, max_num_tokens = settings.max_num_seqs, settings.max_num_batched_tokens
+        max_num_lines = settings.max_num_lines or max_num_seqs
         self._decoder = decoder
         self._attention = attention
         self._division = attention if isinstance(attention, DividesWork) else None
         self.rows = DeviceRows(
             max_num_seqs=max_num_seqs,
+            max_num_lines=max_num_lines,
             max_model_len=settings.max_model_len,
             block_size=settings.block_size,
-            max_num_tokens=max(max_num_tokens, max_num_seqs),
+            max_num_tokens=max(max_num_tokens, max_num_lines),
             device=settings.device,
             division=self._division,
         )
         self._logits = torch.empty(
-            max_num_seqs, decoder.config.vocab_size, dtype=decoder.embedding.dtype, device=settings.device
+            max_num_lines, decoder.config.vocab_size, dtype=decoder.embedding.dtype, device=settings.device
         )
         self._captures_all = settings.graphs == "all"
         self._graphs: StepGraphs | None = None
         if settings.graphs != "off" and self._division is not None:
             self._graphs = StepGraphs(settings.device)
-        self._decode_rungs = decode_rungs(max_num_seqs)
+        self._max_num_lines = max_num_lines
+        self._drafts = settings.max_num_lines is not None
+        self._decode_rungs = decode_rungs(max_num_lines)
         self._token_rungs = token_rungs(min(max_num_tokens, _launch_bound_tokens(decoder)))
-        self._sample_rungs = sample_rungs(max_num_seqs)
+        self._sample_rungs = sample_rungs(max_num_lines)
 
     def seat(self, seats: Sequence[Seat], blocks: Int32Array) -> None:
         """Write the tokens of requests that enter, and their first blocks."""
@@ -93,10 +98,11 @@ class GraphedStage:
 
     def forward(self, staged: DeviceStep) -> Tensor:
         """Logits of the requests that sample, in their order."""
-        step, num_tokens, num_samples = staged.rows, staged.num_padded_tokens, len(staged.rows.sampled)
+        step, num_tokens, num_samples = staged.rows, staged.num_padded_tokens, len(staged.rows.sample_index)
         sample_index = self.rows.columns["sample_index"]
         if self._graphs is not None and step.is_decode:
-            self._graphs.run(StepShape(num_tokens, num_tokens, has_chunks=False), self.run_shape)
+            has_drafts = step.drafts is not None and num_tokens <= MAX_FUSED_REQUESTS
+            self._graphs.run(StepShape(num_tokens, num_tokens, has_chunks=False, has_drafts=has_drafts), self.run_shape)
             logits = self._logits[: step.num_requests]
             return logits if step.all_sample_in_order else logits.index_select(0, sample_index[:num_samples])
         if self._graphs is not None and num_tokens in self._token_rungs:
@@ -129,6 +135,9 @@ class GraphedStage:
     def shapes(self) -> list[StepShape]:
         """All that steps are padded to, the largest first: what it takes in memory the smaller ones can use."""
         found = [StepShape(num_tokens, num_tokens, has_chunks=False) for num_tokens in self._decode_rungs]
+        if self._drafts:
+            sizes = [num_tokens for num_tokens in self._decode_rungs if 1 < num_tokens <= MAX_FUSED_REQUESTS]
+            found += [StepShape(num_tokens, num_tokens, has_chunks=False, has_drafts=True) for num_tokens in sizes]
         for num_tokens in self._token_rungs:
             fewer = 0
             for num_rows in self._sample_rungs:
@@ -150,12 +159,13 @@ class GraphedStage:
             num_single=step.num_single,
             num_parts=staged.num_parts,
             num_tiles=staged.num_tiles,
+            has_drafts=step.drafts is not None,
         )
 
     def run_shape(self, shape: StepShape) -> None:
         """Run the staged step with all numbers at their limits: from the columns to `self._logits`."""
-        num_tokens, num_samples, has_chunks = shape
-        max_requests = min(num_tokens, len(self.rows.token_rows))
+        num_tokens, num_samples, has_chunks, has_drafts = shape
+        max_requests = min(num_tokens, self._max_num_lines)
         assert self._division is not None
         self.rows.gather(max_requests + 1, num_tokens)  # one more than can take part, for the padding
         hidden = self._forward(
@@ -167,6 +177,7 @@ class GraphedStage:
             num_single=max_requests,
             num_parts=self._division.max_parts(max_requests),
             num_tiles=self._division.max_tiles(num_tokens, max_requests) if has_chunks else 0,
+            has_drafts=has_drafts,
         )
         self._decoder.logits(hidden, out=self._logits[:num_samples])
 
@@ -181,6 +192,7 @@ class GraphedStage:
         num_single: int,
         num_parts: int,
         num_tiles: int,
+        has_drafts: bool,
     ) -> Tensor:
         rows, columns = self.rows, self.rows.columns
         batch = AttentionBatch(
@@ -197,6 +209,7 @@ class GraphedStage:
             parts=rows.parts(num_parts) if num_parts else None,
             tiles=rows.tiles(num_tiles) if num_tiles else None,
             num_tiles=columns["counts"][1:2] if num_tiles else None,
+            rows_are_shared=has_drafts,
         )
         self._attention.plan(batch)
         return self._decoder.forward(
@@ -221,11 +234,13 @@ class StepShape(NamedTuple):
     """Rows whose logits are computed."""
     has_chunks: bool
     """Whether requests with several new tokens take part. Without any, all rows are sampled from."""
+    has_drafts: bool = False
+    """Whether some of the single tokens may be of one request, in a step that is small enough for that to matter."""
 
 
-def decode_rungs(max_num_seqs: int) -> list[int]:
+def decode_rungs(max_num_lines: int) -> list[int]:
     """Batch sizes worth a graph: fine where padding would cost most, coarser above."""
-    return _up_to(max_num_seqs, [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 32)])
+    return _up_to(max_num_lines, [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_lines, 32)])
 
 
 def token_rungs(max_num_tokens: int) -> list[int]:
@@ -236,10 +251,10 @@ def token_rungs(max_num_tokens: int) -> list[int]:
     )
 
 
-def sample_rungs(max_num_seqs: int) -> list[int]:
+def sample_rungs(max_num_lines: int) -> list[int]:
     """Numbers of rows to sample from in a step with chunks: few, since each multiplies the graphs, and some rows more
     cost little, as long as reading the weights takes longer than computing with them."""
-    return _up_to(max_num_seqs, [64, 256])
+    return _up_to(max_num_lines, [64, 256])
 
 
 def rung_above(rungs: Sequence[int], size: int) -> int | None:

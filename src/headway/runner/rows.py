@@ -38,6 +38,7 @@ class StepRows:
     """The rows of one step, on the host. Requests with a single new token come first."""
 
     request_ids: list[str]
+    """Where drafts are divided, a request that has some comes several times, with a single new token each."""
     rows: Int64Array
     num_new: Int64Array
     """Tokens to compute, by request."""
@@ -50,7 +51,8 @@ class StepRows:
     """Where each request's tokens begin, and where the last ones end."""
     seq_lens: Int64Array
     sampled: list[int]
-    """Places in `request_ids` of those that sample; the `sample_` columns are in this order, with a line for each."""
+    """Places in `request_ids` of those that sample; the `sample_` columns are in this order, with a line for each, or
+    several where it verifies drafts."""
     sample_index: Int64Array
     """Which of the step's tokens is the last one of the request."""
     sample_rows: Int64Array
@@ -73,7 +75,9 @@ class StepRows:
 class RowTable:
     """Rows of requests: `row_of` says who sits where. The only table of them; storage on a device follows it."""
 
-    def __init__(self, settings: RunnerSettings, vocab_size: int) -> None:
+    def __init__(self, settings: RunnerSettings, vocab_size: int, *, divides_drafts: bool = False) -> None:
+        """With `divides_drafts` a request that verifies drafts takes part in a step as several that have a single new
+        token each and share a row."""
         self.row_of: dict[str, int] = {}
         self.sampling = SamplingRows(settings.max_num_seqs, vocab_size, settings.eos_token_ids)
         self.wanted_prompts: dict[str, WantedPrompt] = {}
@@ -83,6 +87,9 @@ class RowTable:
         self.max_num_blocks = -(-settings.max_model_len // settings.block_size)
         """Room in a request's block table."""
         self._seed = settings.seed
+        self._divides_drafts = divides_drafts
+        self._synthetic_acceptance = settings.synthetic_acceptance
+        self._random = np.random.default_rng(settings.seed)
         self._free_rows = list(range(settings.max_num_seqs - 1, -1, -1))
         self._num_blocks: Int64Array = np.zeros(settings.max_num_seqs, dtype=np.int64)
 
@@ -144,29 +151,37 @@ class RowTable:
             [(row_of[s.request_id], s.num_tokens, s.num_computed_tokens, s.samples) for s in output.scheduled],
             dtype=np.int64,
         )
-        order = np.argsort(table[:, 1] > 1, kind="stable")  # single tokens first
-        rows, num_new, num_computed, samples = table[order].T
-        query_start = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(num_new, out=query_start[1:])
-        seq_lens = num_computed + num_new
-        sampled = np.flatnonzero(samples)
-        sample_index, sample_rows, sample_positions = query_start[1:][sampled] - 1, rows[sampled], seq_lens[sampled]
-        drafts = None
+        request_ids = [share.request_id for share in output.scheduled]
+        num_drafts = None
         if any(share.drafts for share in output.scheduled):
-            tokens = [output.scheduled[place].drafts for place in order[sampled].tolist()]
-            num_drafts = np.array([len(part) for part in tokens], dtype=np.int64)
-            drafts = StepDrafts(
-                num_lines=num_drafts + 1,
-                rows=np.repeat(sample_rows, num_drafts),
-                positions=np.concatenate([end - np.arange(len(t), 0, -1) for end, t in zip(sample_positions, tokens)]),
-                token_ids=np.array([token for part in tokens for token in part], dtype=np.int64),
+            num_drafts = np.array([len(share.drafts) for share in output.scheduled], dtype=np.int64)
+        is_single = (
+            table[:, 1] == 1 if num_drafts is None or not self._divides_drafts else table[:, 1] == num_drafts + 1
+        )
+        order = np.argsort(~is_single, kind="stable")  # single tokens first
+        rows, num_new, num_computed, samples = table[order].T
+        sampled = np.flatnonzero(samples)
+        ends = (num_computed + num_new)[sampled]
+        drafts, sample_rows, sample_positions = None, rows[sampled], ends
+        sample_index = np.cumsum(num_new)[sampled] - 1
+        if num_drafts is not None:
+            drafts = self._drafts(
+                [output.scheduled[place].drafts for place in order[sampled].tolist()], sample_rows, ends
             )
-            back = drafts.line_offsets - np.repeat(num_drafts, drafts.num_lines)  # from a request's last line
+            back = drafts.line_offsets - np.repeat(drafts.num_lines - 1, drafts.num_lines)  # from a request's last line
             sample_index = np.repeat(sample_index, drafts.num_lines) + back
             sample_positions = np.repeat(sample_positions, drafts.num_lines) + back
             sample_rows = np.repeat(sample_rows, drafts.num_lines)
+            if self._divides_drafts:
+                times = np.where(num_drafts > 0, num_drafts + 1, 1)[order]
+                order, rows = np.repeat(order, times), np.repeat(rows, times)
+                sampled = (np.cumsum(times) - times)[sampled]
+                num_new, num_computed = _divided(num_new, num_computed, times)
+        query_start = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(num_new, out=query_start[1:])
+        seq_lens = num_computed + num_new
         return StepRows(
-            request_ids=[output.scheduled[place].request_id for place in order.tolist()],
+            request_ids=[request_ids[place] for place in order.tolist()],
             rows=rows,
             num_new=num_new,
             num_requests=len(rows),
@@ -182,6 +197,27 @@ class RowTable:
             sample_positions=sample_positions,
             drafts=drafts,
         )
+
+    def _drafts(self, tokens: Sequence[Sequence[int]], rows: Int64Array, ends: Int64Array) -> StepDrafts:
+        """Of the requests that sample, in these rows; each draft is the end of what its request has in the step."""
+        num_drafts = np.array([len(part) for part in tokens], dtype=np.int64)
+        num_accepted = None
+        if (acceptance := self._synthetic_acceptance) is not None:
+            runs = self._random.geometric(1.0 - acceptance, len(tokens)) - 1
+            num_accepted = np.minimum(runs, num_drafts)
+        return StepDrafts(
+            num_lines=num_drafts + 1,
+            rows=np.repeat(rows, num_drafts),
+            positions=np.concatenate([end - np.arange(len(part), 0, -1) for end, part in zip(ends, tokens)]),
+            token_ids=np.array([token for part in tokens for token in part], dtype=np.int64),
+            num_accepted=num_accepted,
+        )
+
+
+def _divided(num_new: Int64Array, num_computed: Int64Array, times: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Requests as so many with one new token each, one after the other; those that count once stay as they are."""
+    offsets = np.arange(int(times.sum())) - np.repeat(np.cumsum(times) - times, times)
+    return np.where(np.repeat(times, times) > 1, 1, np.repeat(num_new, times)), np.repeat(num_computed, times) + offsets
 
 
 def _seed_of(engine_seed: int, request_id: str) -> int:

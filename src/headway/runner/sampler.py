@@ -26,8 +26,9 @@ that it costs none when it is not.
 from __future__ import annotations
 
 import enum
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -114,6 +115,8 @@ class StepDrafts:
     positions: Int64Array
     token_ids: Int64Array
     """All drafted tokens, with the rows and positions where they go."""
+    num_accepted: Int64Array | None = None
+    """Synthetic acceptance, for benchmarks: so many of each request's drafts are accepted, whatever would be chosen."""
 
     @property
     def line_offsets(self) -> Int64Array:
@@ -300,8 +303,12 @@ class Sampler:
         if drafts is None:
             self._rows.count_tokens(rows, used)
             return PendingSample(host_token_ids, logprobs)
-        self._rows.count_tokens(rows[host_token_ids.numpy() >= 0], used, repeated=True)
-        return PendingSample(host_token_ids, logprobs, drafts.num_lines.tolist())
+        count = functools.partial(self._count_accepted, rows, used)
+        return PendingSample(host_token_ids, logprobs, drafts.num_lines.tolist(), count)
+
+    def _count_accepted(self, rows: Int64Array, used: int, token_ids: Tensor) -> None:
+        """No step is launched before the result of one with drafts is known, so the rows are still the same."""
+        self._rows.count_tokens(rows[token_ids.numpy() >= 0], used, repeated=True)
 
     def _logprobs(self, logits: Tensor, rows: Int64Array, token_ids: Tensor) -> PendingLogprobs:
         lines, num_top = self._rows.wanted_logprobs(rows)
@@ -346,9 +353,13 @@ class PendingSample:
     logprobs: PendingLogprobs | None
     num_lines: list[int] | None = None
     """How many of the lines each row has, where rows verify drafts."""
+    count: Callable[[Tensor], None] | None = None
+    """To be told the tokens once they are known, where it depends on them how many rows get."""
 
     def result(self) -> SamplerOutput:
         """What was chosen. Valid once the device has done all that was launched up to the end of `sample`."""
+        if self.count is not None:
+            self.count(self.host_token_ids)
         token_ids: list[int] = self.host_token_ids.tolist()
         errors = {place: _ERRORS[token] for place, token in enumerate(token_ids) if token < 0 and token != REJECTED}
         for place in errors:

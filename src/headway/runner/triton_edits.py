@@ -78,9 +78,14 @@ class TritonEdits:
             )  # fmt: skip
         if edits.penalised:
             num_lines, vocab_size = edited.shape
+            offsets = row_ids
+            if edits.line_offsets is not None:
+                (offsets,) = self._upload(edits.line_offsets.astype(np.int32))
             _penalty_kernel[(num_lines, triton.cdiv(vocab_size, PENALTY_TILE))](
-                edited, edited.stride(0), vocab_size, row_ids, self._table, self.seen, TILE=PENALTY_TILE, num_warps=4
-            )
+                edited, edited.stride(0), vocab_size, row_ids, self._table, self.seen,
+                positions, offsets, self._token_rows, self._token_rows.stride(0),
+                HAS_DRAFTS=edits.line_offsets is not None, TILE=PENALTY_TILE, num_warps=4,
+            )  # fmt: skip
         return edited
 
 
@@ -143,9 +148,13 @@ def _edit_kernel(
     tl.atomic_add(where, value, mask=applies & (value > float("-inf")))
 
 
-@triton.jit(do_not_specialize_on_alignment=["row_ids"])
-def _penalty_kernel(logits, line_stride, vocab_size, row_ids, table, seen, TILE: tl.constexpr):
-    """Program (line, tile)."""
+@triton.jit(do_not_specialize_on_alignment=["row_ids", "positions", "offsets"])
+def _penalty_kernel(
+    logits, line_stride, vocab_size, row_ids, table, seen, positions, offsets, token_rows, token_row_stride,
+    HAS_DRAFTS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Program (line, tile). With drafts, `offsets` says how many of them stand before the line's position: they count
+    as output."""
     line = tl.program_id(0)
     row = tl.load(row_ids + line).to(tl.int64)
     record = table + row * _WORDS
@@ -157,6 +166,10 @@ def _penalty_kernel(logits, line_stride, vocab_size, row_ids, table, seen, TILE:
     ids = tl.program_id(1) * TILE + tl.arange(0, TILE)
     exists = ids < vocab_size
     entry = tl.load(seen + row * vocab_size + ids, mask=exists, other=0)
+    if HAS_DRAFTS:
+        place = token_rows + row * token_row_stride + tl.load(positions + line)
+        for back in range(tl.load(offsets + line)):
+            entry += tl.where(ids == tl.load(place - 1 - back), _ONE_OUTPUT, 0)
     is_seen = exists & (entry != 0)
     where = logits + line.to(tl.int64) * line_stride + ids
     value = tl.load(where, mask=is_seen, other=0.0)

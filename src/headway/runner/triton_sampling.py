@@ -30,6 +30,7 @@ from headway.runner.sampler import (
     LOGIT_IS_NAN,
     NOTHING_LEFT,
     PENALTIES,
+    REJECTED,
     Int32Array,
     Int64Array,
     RowRecord,
@@ -49,6 +50,7 @@ _INVERSE_TEMPERATURE = tl.constexpr(record_word("inverse_temperature"))
 _NOTHING_LEFT = tl.constexpr(NOTHING_LEFT)
 _LOGIT_IS_NAN = tl.constexpr(LOGIT_IS_NAN)
 _LOGIT_IS_INFINITE = tl.constexpr(LOGIT_IS_INFINITE)
+_REJECTED = tl.constexpr(REJECTED)
 _ONE_OUTPUT = tl.constexpr(ONE_OUTPUT)
 
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
@@ -83,7 +85,7 @@ class TritonSampling:
             token_rows=token_rows, table=self._table, vocab_size=rows.vocab_size, upload=self._upload
         )
         # The best score of each part of the vocabulary, and its id: lines × parts.
-        shape = (rows.max_num_seqs, triton.cdiv(rows.vocab_size, PICK_TILE))
+        shape = (len(sample_rows), triton.cdiv(rows.vocab_size, PICK_TILE))
         self._part_scores = torch.zeros(shape, device=device)
         self._part_ids = torch.zeros(shape, dtype=torch.int32, device=device)
 
@@ -114,8 +116,6 @@ class TritonSampling:
         self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int, drafts: StepDrafts | None = None
     ) -> Tensor:
         """Filters and the choice, and its traces in the row."""
-        if drafts is not None:
-            raise NotImplementedError("drafts are verified on the CPU only")
         num_lines, vocab_size = len(rows), logits.shape[1]
         row_ids, row_positions = self._sample_rows[:num_lines], self._sample_positions[:num_lines]
         thresholds = find_thresholds(logits, row_ids=row_ids, table=self._table) if used & FILTERS else None
@@ -133,9 +133,32 @@ class TritonSampling:
         _pick_from_parts_kernel[(num_lines,)](
             scores, ids, max_parts, num_parts, row_ids, row_positions, token_ids,
             token_rows, token_rows.stride(0), token_rows.shape[1], ids if seen is None else seen, vocab_size,
-            HAS_SEEN=seen is not None, MAX_PARTS=triton.next_power_of_2(max_parts), num_warps=1,
+            HAS_SEEN=seen is not None, HAS_DRAFTS=drafts is not None, MAX_PARTS=triton.next_power_of_2(max_parts),
+            num_warps=1,
         )  # fmt: skip
+        if drafts is not None:
+            self._verify(token_ids, row_ids, row_positions, drafts, seen, vocab_size)
         return token_ids
+
+    def _verify(
+        self,
+        token_ids: Tensor,
+        row_ids: Tensor,
+        row_positions: Tensor,
+        drafts: StepDrafts,
+        seen: Tensor | None,
+        vocab_size: int,
+    ) -> None:
+        """Reject the lines behind a wrong draft, and leave the others' traces in the rows."""
+        num_requests, token_rows = len(drafts.num_lines), self._token_rows
+        first_lines = np.cumsum(drafts.num_lines) - drafts.num_lines
+        num_accepted = np.full(num_requests, -1) if drafts.num_accepted is None else drafts.num_accepted
+        requests = self.upload(np.stack([first_lines, drafts.num_lines, num_accepted]).astype(np.int32))
+        _verify_kernel[(num_requests,)](
+            token_ids, row_ids, row_positions, requests, num_requests,
+            token_rows, token_rows.stride(0), token_rows.shape[1], token_ids if seen is None else seen, vocab_size,
+            HAS_SEEN=seen is not None, num_warps=1,
+        )  # fmt: skip
 
     def upload(self, array: Int32Array) -> Tensor:
         """A copy on the device that nothing waits for."""
@@ -268,9 +291,9 @@ def _pick_from_part_kernel(
 def _pick_from_parts_kernel(
     part_scores, part_ids, part_stride, num_parts, row_ids, positions, token_ids,
     token_rows, token_row_stride, max_model_len, seen, vocab_size,
-    HAS_SEEN: tl.constexpr, MAX_PARTS: tl.constexpr,
+    HAS_SEEN: tl.constexpr, HAS_DRAFTS: tl.constexpr, MAX_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Program (line): the best of the parts, or why there is none, and its traces in the row."""
+    """Program (line): the best of the parts, or why there is none, and its traces in the row, where all lines count."""
     line = tl.program_id(0)
     parts = tl.arange(0, MAX_PARTS)
     exists = parts < num_parts
@@ -284,10 +307,42 @@ def _pick_from_parts_kernel(
     token = tl.where(is_nan, _LOGIT_IS_NAN, token)
     tl.store(token_ids + line, token)
 
-    row = tl.load(row_ids + line).to(tl.int64)
-    position = tl.load(positions + line)
-    chosen = tl.maximum(token, 0)  # a row without a token may run one more step, and must be able to
-    tl.store(token_rows + row * token_row_stride + position, chosen, mask=position < max_model_len)
-    if HAS_SEEN:
-        entry = seen + row * vocab_size + chosen
-        tl.store(entry, tl.load(entry) + _ONE_OUTPUT, mask=token >= 0)
+    if not HAS_DRAFTS:
+        row = tl.load(row_ids + line).to(tl.int64)
+        position = tl.load(positions + line)
+        chosen = tl.maximum(token, 0)  # a row without a token may run one more step, and must be able to
+        tl.store(token_rows + row * token_row_stride + position, chosen, mask=position < max_model_len)
+        if HAS_SEEN:
+            entry = seen + row * vocab_size + chosen
+            tl.store(entry, tl.load(entry) + _ONE_OUTPUT, mask=token >= 0)
+
+
+@triton.jit(do_not_specialize=["num_requests"], do_not_specialize_on_alignment=["row_ids", "positions", "requests"])
+def _verify_kernel(
+    token_ids, row_ids, positions, requests, num_requests,
+    token_rows, token_row_stride, max_model_len, seen, vocab_size, HAS_SEEN: tl.constexpr,
+):  # fmt: skip
+    """Program (request): its lines in order, as long as what was chosen is what was drafted, which is in the row.
+
+    `requests` has the first line of each, the number of its lines, and how many drafts are to be accepted whatever they
+    are; -1: as many as are right.
+    """
+    request = tl.program_id(0)
+    first = tl.load(requests + request)
+    num_lines = tl.load(requests + num_requests + request)
+    num_accepted = tl.load(requests + 2 * num_requests + request)
+    row = tl.load(row_ids + first).to(tl.int64)
+    position = tl.load(positions + first)
+    counts = position >= 0  # whether the line does
+    for offset in range(num_lines):
+        place = token_rows + row * token_row_stride + position + offset
+        inside = position + offset < max_model_len
+        drafted = tl.load(place, mask=inside, other=-1)
+        token = tl.load(token_ids + first + offset)
+        is_forced = offset < num_accepted
+        token = tl.where(is_forced, drafted, token)
+        tl.store(token_ids + first + offset, tl.where(counts, token, _REJECTED))
+        tl.store(place, tl.maximum(token, 0), mask=counts & inside)
+        if HAS_SEEN:
+            tl.atomic_add(seen + row * vocab_size + tl.maximum(token, 0), _ONE_OUTPUT, mask=counts & (token >= 0))
+        counts = counts & tl.where(num_accepted < 0, token == drafted, is_forced)

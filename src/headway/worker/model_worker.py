@@ -70,7 +70,7 @@ class ModelWorker:
             self._decoder,
             self.formats.device,
             num_tokens=limits.max_num_batched_tokens,
-            num_rows=min(limits.max_num_seqs, limits.max_num_batched_tokens),
+            num_rows=limits.max_num_lines,
         )
         return free_cuda_bytes(
             self.formats.device,
@@ -107,6 +107,8 @@ class ModelWorker:
             eos_token_ids=self._eos_token_ids,
             seed=config.model.seed,
             graphs=config.device.graphs,
+            max_num_lines=None if config.scheduler.speculation == "off" else config.scheduler.max_num_lines,
+            synthetic_acceptance=config.scheduler.synthetic_chance,
             num_threads=self.formats.torch_threads,
         )
         return plan, create_runner(decoder, attention, settings, host_blocks)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import pytest
 
-from headway.config import CacheConfig, EngineConfig, SchedulerConfig
+from headway.config import CacheConfig, SchedulerConfig
 from headway.core import KVCacheManager, Request, Scheduler
 from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
-from headway.core.speculation import MAX_MATCH, MIN_MATCH, NgramDraft, NgramProposer
+from headway.core.speculation import MAX_MATCH, MIN_MATCH, Draft, NgramProposer
 from headway.errors import ConfigError
 from headway.lab.sim.simulate import simulate
 
@@ -24,7 +25,7 @@ def request(tokens: list[int], *, num_prompt: int | None = None, max_tokens: int
     return made
 
 
-def looked_up(tokens: list[int], max_tokens: int) -> NgramDraft | None:
+def looked_up(tokens: list[int], max_tokens: int) -> Draft | None:
     """The definition, by trying everything."""
     size = len(tokens)
     for length in range(min(MAX_MATCH, size - 1), MIN_MATCH - 1, -1):
@@ -33,7 +34,7 @@ def looked_up(tokens: list[int], max_tokens: int) -> NgramDraft | None:
                 found = tokens[end + 1 :]
                 while len(found) < max_tokens:
                     found.append(found[len(found) - (size - end - 1)])
-                return NgramDraft(tuple(found[:max_tokens]), length)
+                return Draft(tuple(found[:max_tokens]), length)
     return None
 
 
@@ -57,43 +58,65 @@ def test_tokens_that_come_later_are_looked_up_too() -> None:
     made.append_output_token(1)
     assert proposer.propose(made, 2) is None
     made.append_output_token(2)
-    assert proposer.propose(made, 2) == NgramDraft((3, 9), 2)
-    assert proposer.propose(request([5, 6, 5, 6]), 5) == NgramDraft((5, 6, 5, 6, 5), 2)
+    assert proposer.propose(made, 2) == Draft((3, 9), 2)
+    assert proposer.propose(request([5, 6, 5, 6]), 5) == Draft((5, 6, 5, 6, 5), 2)
 
 
 class Machine:
-    """A scheduler whose steps take what they cost: so much, and so much for each token."""
+    """A scheduler whose steps take what they cost: so much, and so much for each token. With a `gap_s` two steps may be
+    in flight, and a step that is planned when none is begins so much later."""
 
-    def __init__(self, token_s: float, *, num_requests: int = 1, is_right: float = 1.0, **options: object) -> None:
+    def __init__(
+        self,
+        token_s: float,
+        *,
+        num_requests: int = 1,
+        is_right: float = 1.0,
+        gap_s: float | None = None,
+        max_tokens: int = 900,
+        **options: object,
+    ) -> None:
         config = SchedulerConfig(speculation="ngram", **options).resolve("cpu")  # type: ignore[arg-type]
         self.scheduler = Scheduler(config, KVCacheManager(num_blocks=4000, block_size=16))
         assert self.scheduler.speculation is not None
         self.speculation = self.scheduler.speculation
-        self._token_s, self._is_right, self._rng = token_s, is_right, random.Random(5)
+        self._token_s, self._is_right = token_s, is_right
+        self._gap_s = gap_s
+        self._in_flight: deque[tuple[SchedulerOutput, float]] = deque()
         self.num_steps = self.num_tokens = 0
         self.seconds = 0.0
         for number in range(num_requests):
-            self.scheduler.add_request(Request(f"r{number}", [1, 2, 3, 4] * 8, max_tokens=900))
+            self.scheduler.add_request(Request(f"r{number}", [1, 2, 3, 4] * 8, max_tokens=max_tokens))
 
     def step(self) -> SchedulerOutput:
-        output = self.scheduler.schedule()
+        while len(self._in_flight) < (1 if self._gap_s is None else 2):
+            output = self.scheduler.schedule()
+            if output.is_empty:
+                break
+            gap_s = 0.0 if self._in_flight or self._gap_s is None else self._gap_s
+            self._in_flight.append((output, gap_s))
+        output, gap_s = self._in_flight.popleft()
         duration_s = 1.0 + self._token_s * output.num_scheduled_tokens
         sampled = {}
         for share in output.scheduled:
             if share.samples:
-                right = 0
-                while right < len(share.drafts) and self._rng.random() < self._is_right:
-                    right += 1
-                sampled[share.request_id] = SampledTokens((*share.drafts[:right], self._next(share.request_id)))
-                self.num_tokens += right + 1
-        self.scheduler.update(output, ModelRunnerOutput(sampled, {}), duration_s=duration_s)
+                first = share.num_computed_tokens + share.num_tokens - len(share.drafts)
+                token_ids = [self._token(share.request_id, first)]
+                for draft in share.drafts:
+                    if draft != token_ids[-1]:
+                        break
+                    token_ids.append(self._token(share.request_id, first + len(token_ids)))
+                sampled[share.request_id] = SampledTokens(tuple(token_ids))
+                self.num_tokens += len(token_ids)
+        self.scheduler.update(output, ModelRunnerOutput(sampled, {}), duration_s=duration_s, gap_s=gap_s)
         self.num_steps += 1
-        self.seconds += duration_s
+        self.seconds += duration_s + gap_s
         return output
 
-    def _next(self, request_id: str) -> int:
-        found = self.scheduler.requests[request_id]
-        return found.num_known_tokens % 4 + 1
+    def _token(self, request_id: str, position: int) -> int:
+        """The prompt goes on, but for some tokens that have never been."""
+        goes_on = random.Random(f"{request_id} {position}").random() < self._is_right
+        return position % 4 + 1 if goes_on else 1000 + position
 
     def steps(self, count: int) -> list[SchedulerOutput]:
         return [self.step() for _ in range(count)]
@@ -138,6 +161,38 @@ def test_it_is_never_much_slower_than_without(num_requests: int, token_s: float,
     assert machine.num_tokens / machine.seconds >= 0.97 * without
 
 
+@pytest.mark.parametrize("is_right", [0.0, 0.3, 0.7, 0.95])
+@pytest.mark.parametrize("token_s", [FREE, 0.01, 0.1])
+@pytest.mark.parametrize("gap_s", [0.02, 0.2, 3.0])
+@pytest.mark.parametrize("num_requests", [1, 12, 50])
+def test_where_steps_overlap_drafts_have_to_make_up_for_the_wait(
+    num_requests: int, gap_s: float, token_s: float, is_right: float
+) -> None:
+    machine = Machine(token_s, num_requests=num_requests, is_right=is_right, gap_s=gap_s, max_tokens=9000)
+    machine.steps(100)
+    machine.num_tokens, machine.seconds = 0, 0.0
+    machine.steps(300)
+    without = num_requests / (1.0 + token_s * num_requests)
+    assert machine.num_tokens / machine.seconds >= 0.98 * without
+    if is_right == 0.95 and gap_s < 1.0 and token_s * num_requests < 0.5:
+        assert machine.num_tokens / machine.seconds >= 1.5 * without
+
+
+def test_a_step_with_as_many_requests_as_lines_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(FREE, num_requests=8, max_num_seqs=8, max_num_batched_tokens=8, gap_s=0.1)
+    monkeypatch.setattr(machine.speculation, "_guess", lambda *_: pytest.fail("asked"))
+    machine.steps(40)
+
+
+def test_synthetic_acceptance_brings_as_many_tokens_as_wanted() -> None:
+    settings = SchedulerConfig(speculation="ngram", spec_synthetic_acceptance=2.5, max_draft_tokens=4).resolve("cpu")
+    chance = settings.synthetic_chance
+    assert chance is not None
+    assert sum(chance**place for place in range(5)) == pytest.approx(2.5)
+    one = SchedulerConfig(speculation="ngram", spec_synthetic_acceptance=1.0).resolve("cpu").synthetic_chance
+    assert one == pytest.approx(0.0)
+
+
 def test_short_ends_and_small_steps_limit_drafts() -> None:
     machine = Machine(FREE, max_num_seqs=4, max_num_batched_tokens=6, num_requests=4, is_right=1.0)
     for output in machine.steps(60):
@@ -149,12 +204,12 @@ def test_short_ends_and_small_steps_limit_drafts() -> None:
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    with pytest.raises(ConfigError, match="for the CPU so far"):
-        SchedulerConfig(speculation="ngram").resolve("cuda")
     assert SchedulerConfig(speculation="auto").resolve("cuda").speculation == "off"
     assert SchedulerConfig(speculation="auto").resolve("cpu").speculation == "ngram"
-    with pytest.raises(ConfigError, match="async_scheduling"):
-        EngineConfig.from_options(speculation="ngram", async_scheduling=True)
+    with pytest.raises(ConfigError, match="speculation is off"):
+        SchedulerConfig(spec_synthetic_acceptance=2.0)
+    with pytest.raises(ConfigError, match="from 1 to 1"):
+        SchedulerConfig(speculation="ngram", spec_synthetic_acceptance=12.0)
     with pytest.raises(ConfigError, match="max_draft_tokens"):
         SchedulerConfig(max_draft_tokens=0)
     with pytest.raises(ConfigError, match="no text to guess"):
