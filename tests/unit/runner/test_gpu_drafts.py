@@ -1,0 +1,112 @@
+"""Drafts on the GPU runner: whatever is guessed, the tokens of the plain CPU engine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.triton_device import ON_GPU  # isort: split
+
+from headway import LLM, RequestOutput, SamplingParams
+from headway.core import Request
+from headway.core.speculation import Draft
+from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, random_prompts
+
+# Lines of padding may hold anything.
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+
+PROMPTS = random_prompts(3, 1, 9, 2, 5)
+PARAMS: list[dict[str, Any]] = [
+    {"temperature": 0.0, "logprobs": 2},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 2.0, "presence_penalty": 0.5},
+    {"temperature": 1.2, "seed": 3, "frequency_penalty": 1.0, "top_p": 0.9},
+    {"temperature": 0.0, "min_tokens": 6, "stop_token_ids": list(range(0, VOCAB_SIZE, 3)), "logit_bias": {"7": 3.0}},
+    {"temperature": 0.8, "seed": 9, "top_k": 20, "logprobs": 0},
+]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "overlapping steps": {"async_scheduling": True},
+    "one step after the other, no graphs": {"enforce_eager": True},
+    "chunks of 3, blocks of 1": {"max_chunk_tokens": 3, "block_size": 1, "async_scheduling": True},
+    "a cache that is too small": {"block_size": 2, "num_kv_blocks": 14, "async_scheduling": True},
+    "one at a time": {"max_num_seqs": 1},
+}
+
+
+class KnowingProposer:
+    """Guesses that are right now and then: it is told how answers go on, and damages some of that."""
+
+    can_check = True
+
+    def __init__(self, answers: Sequence[tuple[int, ...]], seed: int) -> None:
+        self.answers = {tuple(prompt): answer for prompt, answer in zip(PROMPTS, answers, strict=True)}
+        self.rng = random.Random(seed)
+
+    def propose(self, request: Request, max_tokens: int) -> Draft | None:
+        after = self.answers[request.prompt_token_ids][request.num_output_tokens :][
+            : self.rng.randrange(max_tokens + 1)
+        ]
+        damaged = [token if self.rng.random() < 0.5 else self.rng.randrange(VOCAB_SIZE) for token in after]
+        return Draft(tuple(damaged), 8) if damaged else None
+
+    def forget_finished(self) -> None:
+        pass
+
+
+def generate(llm: LLM) -> list[tuple[tuple[int, ...], Any]]:
+    params = [SamplingParams(max_tokens=14, **options) for options in PARAMS]
+    outputs: list[RequestOutput] = llm.generate(PROMPTS, params, use_tqdm=False)
+    llm.engine.check_invariants()
+    assert llm.engine.core.scheduler.kv_cache.num_used_blocks == 0
+    return [(tuple(output.outputs[0].token_ids), ranks(output)) for output in outputs]
+
+
+def ranks(output: RequestOutput) -> Any:
+    return [{token: found.rank for token, found in place.items()} for place in output.outputs[0].logprobs or ()]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
+    return TinyLLM(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: TinyLLM) -> list[tuple[tuple[int, ...], Any]]:
+    return generate(tiny.on_cpu())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_same_tokens_as_the_cpu_engine(tiny: TinyLLM, expected: list[Any], variant: str) -> None:
+    llm = tiny.on_gpu(speculation="ngram", max_draft_tokens=4, **VARIANTS[variant])
+    speculation = llm.engine.core.scheduler.speculation
+    assert speculation is not None
+    speculation._proposer = KnowingProposer([tokens for tokens, _ in expected], seed=1)
+    rng = random.Random(2)
+
+    def num_worth(chances: Sequence[float], *, most: int, **_: object) -> int:
+        most = max(0, min(len(chances), most))
+        return rng.randint(1, most) if most and rng.random() < 0.8 else 0
+
+    speculation._num_worth = num_worth  # type: ignore[method-assign]
+    for _ in range(3 if ON_GPU else 1):
+        assert generate(llm) == expected
+    stats = speculation.stats
+    assert stats.num_accepted_tokens >= 4
+    assert stats.num_draft_tokens - stats.num_accepted_tokens >= 4
+
+
+def test_synthetic_acceptance_is_about_what_was_asked_for(tiny: TinyLLM) -> None:
+    llm = tiny.on_gpu(speculation="ngram", max_draft_tokens=3, spec_synthetic_acceptance=2.5, async_scheduling=True)
+    speculation = llm.engine.core.scheduler.speculation
+    assert speculation is not None
+    speculation._num_worth = lambda chances, *, most, **_: min(len(chances), most)  # type: ignore[method-assign]
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    for output in llm.generate(PROMPTS, params, use_tqdm=False):
+        assert len(output.outputs[0].token_ids) == 30
+    stats = speculation.stats
+    full = [at / speculation.accepted_at[0] for at in speculation.accepted_at]
+    assert stats.num_drafts >= 20
+    assert 0.4 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.75
+    assert full[0] >= full[1] >= full[2] > 0
