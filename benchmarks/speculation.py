@@ -94,6 +94,17 @@ def drafts_of(engine: LLMEngine) -> tuple[int, int]:
     )
 
 
+def costs_of(engine: LLMEngine, num_rows: int) -> str:
+    """What the controller goes by."""
+    speculation = engine.core.scheduler.speculation
+    if speculation is None:
+        return ""
+    cost, step_s = speculation._cost, engine.core.scheduler.pace.decode_s(num_rows)
+    return (
+        f"  ({1e3 * step_s:.2f} ms a step, {1e6 * cost.token_s:.1f} µs a guess, {1e3 * cost.gap_s:.2f} ms of waiting)"
+    )
+
+
 def text(options: argparse.Namespace) -> None:
     common = {
         "model": options.model,
@@ -175,11 +186,8 @@ def forced(options: argparse.Namespace) -> None:
             guessed, right = (after - earlier for after, earlier in zip(drafts_of(engine), before[label], strict=True))
             ratio = min(times["off"]) / min(times[label])
             rounds = " ".join(f"{seconds:.3f}" for seconds in times[label])
-            speed = num_tokens / min(times[label])
-            print(
-                f"{name:<8}{label:>14}{speed:>11.1f}{ratio:>7.3f}{guessed:>9}{right:>8}  {rounds}",
-                flush=True,
-            )
+            speed, costs = num_tokens / min(times[label]), costs_of(engine, len(work))
+            print(f"{name:<8}{label:>14}{speed:>11.1f}{ratio:>7.3f}{guessed:>9}{right:>8}  {rounds}{costs}", flush=True)
 
 
 def main() -> None:
