@@ -213,7 +213,7 @@ def main() -> None:
     dummy.add_argument("--num-tokens", type=int, default=256)
     dummy.add_argument("--nano", action="store_true")
     dummy.add_argument("--rounds", type=int, default=3)
-    dummy.add_argument("--kv-cache-memory", default="20GiB")
+    dummy.add_argument("--kv-cache-memory", type=int, default=20 * 2**30, help="bytes, of each engine")
     dummy.set_defaults(run=forced)
     options = parser.parse_args()
     options.run(options)

@@ -33,7 +33,7 @@ from typing import NamedTuple, Protocol
 
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.request import Request
-from headway.core.step_time import DecodePace
+from headway.core.step_time import MOST_TIMES_EXPECTED, DecodePace
 from headway.core.steps import LaunchedStep, StepPlan
 from headway.settings import SchedulerSettings
 
@@ -60,6 +60,8 @@ ASKS_PER_STEP = 4
 would pay."""
 MOST_ASKED = 32
 """Requests that are looked at together; they stand for all."""
+TRIALS = 4
+"""So many steps with drafts show what drafts cost."""
 _GAP_WEIGHT = 0.1  # of the newest step in how long the device waits
 _TOKEN_BYTES = array("i").itemsize
 _COST_KEPT = 0.95  # weight of older steps with drafts in what a draft costs
@@ -198,6 +200,7 @@ class Speculation:
         self._num_steps += 1
         if self._num_steps % FADE_STEPS == 0:
             self._chances.fade()
+            self._cost.fade()
             self._proposer.forget_finished()
             self._guesses = {one: guess for one, guess in self._guesses.items() if not one.status.is_finished}
             self._histories = {one: history for one, history in self._histories.items() if not one.status.is_finished}
@@ -213,7 +216,7 @@ class Speculation:
         if num_chunk_tokens:
             return max(0.0, duration_s - num_drafts * self._cost.token_s)
         expected_s = self._pace.decode_s(num_decodes)
-        self._cost.observe(num_drafts, duration_s - expected_s)
+        self._cost.observe(num_drafts, duration_s - expected_s, expected_s)
         return expected_s
 
     def observe(self, request: Request, *, num_drafts: int, num_accepted: int) -> None:
@@ -320,16 +323,22 @@ class Speculation:
 
 
 class _DraftCost:
-    """What a drafted token adds to a step: a mean over steps that had some, younger ones counting more."""
+    """What a drafted token adds to a step: a mean over steps that had some, younger ones counting more.
+
+    As elsewhere, a step may be slow for reasons that say nothing about the next one. So the first few cost nothing, the
+    fastest of them is where the mean begins, and later ones count up to a limit. What has become too costly to be tried
+    again is forgotten little by little.
+    """
 
     def __init__(self) -> None:
+        self._first: list[float] = []  # time per token in the first steps that had drafts
         self._num_tokens = self._added_s = 0.0
         self._gap_s: list[float | None] = [None, None]  # without and with drafts
         self._most_tokens = FIRST_DRAFTS
 
     @property
     def token_s(self) -> float:
-        """0 before any step had drafts."""
+        """0 before some steps have had drafts."""
         return max(0.0, self._added_s / self._num_tokens) if self._num_tokens else 0.0
 
     @property
@@ -343,15 +352,25 @@ class _DraftCost:
         before = self._gap_s[has_drafts]
         self._gap_s[has_drafts] = gap_s if before is None else before + _GAP_WEIGHT * (gap_s - before)
 
-    def observe(self, num_tokens: int, added_s: float) -> None:
-        """A step took so much longer for so many drafted tokens."""
+    def observe(self, num_tokens: int, added_s: float, expected_s: float) -> None:
+        """A step that was expected to take so long took so much longer for so many drafted tokens."""
+        self._most_tokens = max(self._most_tokens, 2 * num_tokens)
+        if len(self._first) < TRIALS:
+            self._first.append(added_s / num_tokens)
+            added_s = min(self._first) * num_tokens
+            if len(self._first) < TRIALS:
+                return
+        added_s = min(added_s, MOST_TIMES_EXPECTED * expected_s)
         self._num_tokens = _COST_KEPT * self._num_tokens + num_tokens
         self._added_s = _COST_KEPT * self._added_s + added_s
-        self._most_tokens = max(self._most_tokens, 2 * num_tokens)
 
     def most_tokens(self, num_rows: int) -> int:
         """How many may be drafted in a step with so many requests."""
         return max(self._most_tokens, num_rows)
+
+    def fade(self) -> None:
+        """Forget some of what tokens cost."""
+        self._added_s *= FADE
 
 
 class _Chances:

@@ -109,7 +109,7 @@ class LayerKVCache:
         v_stored, v_scale = self.format.values.encode(v)
         if k_stored.dtype is torch.float16 and k_stored.is_cpu:
             is_finite = k_stored.isfinite().all() & v_stored.isfinite().all()
-            self.not_finite |= (~is_finite).int()
+            self.not_finite.bitwise_or_((~is_finite).int())
         self.k[blocks, :, :, offsets] = k_stored
         self.v[blocks, :, offsets] = v_stored
         if self.scales is not None and k_scale is not None and v_scale is not None:

@@ -272,6 +272,13 @@ class Sampler:
         """Let requests enter that `SamplingRows` has noted."""
         self._kernels.seat(seats)
 
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Compile what verifies drafts: a first step that has some should not wait for it."""
+        logits = self._kernels.upload(np.zeros((2, self._rows.vocab_size), dtype=np.int32)).to(dtype)
+        first, rows = np.zeros(1, dtype=np.int64), np.zeros(2, dtype=np.int64)
+        drafts = StepDrafts(num_lines=first + 2, rows=first, positions=first, token_ids=first)
+        self._kernels.pick(logits, rows, np.arange(2), used=0, drafts=drafts)
+
     def sample(
         self,
         logits: Tensor,

@@ -91,6 +91,7 @@ class StepRunner(Generic[StagedStep]):
         self._sampler = sampler
         self._host_blocks = host_blocks
         self._num_threads = settings.num_threads
+        self._verifies_drafts = settings.max_num_lines is not None
         # Each thread has a current device of its own; steps belong to that of the thread that has made the runner.
         self._cuda_device = torch.cuda.current_device() if settings.device.type == "cuda" else None
         self._unseated: dict[str, str] = {}  # requests that could not enter, and why, until they leave
@@ -131,7 +132,10 @@ class StepRunner(Generic[StagedStep]):
     @torch.inference_mode()
     def warm_up(self) -> int:
         """Prepare the kinds of steps that there are, while nothing is in flight."""
-        return self.stage.warm_up()
+        num_kinds = self.stage.warm_up()
+        if num_kinds and self._verifies_drafts:
+            self._sampler.warm_up(self.decoder.embedding.dtype)
+        return num_kinds
 
     def shutdown(self) -> None:
         """Drop the model and its cache."""
