@@ -100,8 +100,10 @@ def costs_of(engine: LLMEngine, num_rows: int) -> str:
     if speculation is None:
         return ""
     cost, step_s = speculation._cost, engine.core.scheduler.pace.decode_s(num_rows)
+    most = max(1, cost.most_tokens(num_rows) // 2)
     return (
-        f"  ({1e3 * step_s:.2f} ms a step, {1e6 * cost.token_s:.1f} µs a guess, {1e3 * cost.gap_s:.2f} ms of waiting)"
+        f"  ({1e3 * step_s:.2f} ms a step, {most} guesses {1e3 * cost.added_s(num_rows, most)[-1]:.2f} ms, "
+        f"{1e3 * cost.gap_s:.2f} ms of waiting)"
     )
 
 
@@ -154,6 +156,7 @@ def forced(options: argparse.Namespace) -> None:
     engines = {}
     for label, extra in (
         ("off", {}),
+        *((("off again", {}),) if options.control else ()),
         *((f"{mean:g}", {"speculation": "ngram", "spec_synthetic_acceptance": mean}) for mean in options.acceptance),
         *((("ngram", {"speculation": "ngram"}),) if options.ngram else ()),
     ):
@@ -184,9 +187,9 @@ def forced(options: argparse.Namespace) -> None:
                     times[label].append(elapsed_s)
         for label, engine in engines.items():
             guessed, right = (after - earlier for after, earlier in zip(drafts_of(engine), before[label], strict=True))
-            ratio = min(times["off"]) / min(times[label])
+            ratio = statistics.median(times["off"]) / statistics.median(times[label])
             rounds = " ".join(f"{seconds:.3f}" for seconds in times[label])
-            speed, costs = num_tokens / min(times[label]), costs_of(engine, len(work))
+            speed, costs = num_tokens / statistics.median(times[label]), costs_of(engine, len(work))
             print(f"{name:<8}{label:>14}{speed:>11.1f}{ratio:>7.3f}{guessed:>9}{right:>8}  {rounds}{costs}", flush=True)
 
 
@@ -209,6 +212,7 @@ def main() -> None:
     dummy.add_argument("--model", default="llama31-8b")
     dummy.add_argument("--acceptance", nargs="+", type=float, default=[2.5, 1.0])
     dummy.add_argument("--ngram", action="store_true", help="and guesses that are looked up, in random text")
+    dummy.add_argument("--control", action="store_true", help="and a second engine that guesses nothing")
     dummy.add_argument("--batches", nargs="+", type=int, default=[1, 64, 256])
     dummy.add_argument("--num-tokens", type=int, default=256)
     dummy.add_argument("--nano", action="store_true")

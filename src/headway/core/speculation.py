@@ -58,13 +58,13 @@ LEAST_GAIN = 0.01
 ASKS_PER_STEP = 4
 """Where steps overlap: for how many requests guesses are looked up for a step, in the mean, to see whether waiting
 would pay."""
+MOST_CAUTION = 64
+"""How much rarer they become after steps that have waited in vain."""
 MOST_ASKED = 32
 """Requests that are looked at together; they stand for all."""
-TRIALS = 4
-"""So many steps with drafts show what drafts cost."""
 _GAP_WEIGHT = 0.1  # of the newest step in how long the device waits
 _TOKEN_BYTES = array("i").itemsize
-_COST_KEPT = 0.95  # weight of older steps with drafts in what a draft costs
+_COST_WEIGHT = 0.1  # of the newest step in what drafts cost
 _NO_HISTORY, _WRONG, _PARTLY, _RIGHT = range(4)
 _MATCH_CLASSES = (3, 5, 9, 16)
 """From which length on a match is of the next class."""
@@ -153,18 +153,21 @@ class Speculation:
         self._max_num_lines = max_num_lines
         self._proposer = proposer
         self._chances = _Chances(max_draft_tokens)
-        self._cost = _DraftCost()
+        self._cost = _DraftCost(pace)
         self._guesses: dict[Request, _Guess] = {}  # the last one of each request that is neither verified nor checked
         self._histories: dict[Request, int] = {}
         self._is_verifying = False  # whether the step that was planned last has drafts
         self._num_steps = 0
         self._num_asks = 0.0  # of requests, that have been saved up
+        self._has_waited = False  # whether the next step waits for results though none is being verified
+        self._caution = 1  # after steps that have waited in vain, how much rarer others may
 
     def waits(self, in_flight: Sequence[LaunchedStep], running: Sequence[Request]) -> bool:
         """Whether to plan nothing before the steps in flight have landed: because one of them has drafts, or because
         the next one is better with some."""
         if not in_flight:
             return False
+        self._cost.overlaps = True
         if self._is_verifying:
             return True
         num_rows = len(running)
@@ -172,11 +175,12 @@ class Speculation:
             return False
         num_asked = min(num_rows, MOST_ASKED)
         self._num_asks += ASKS_PER_STEP
-        if self._num_asks < num_asked:
+        if self._num_asks < num_asked * self._caution:
             return False
         self._num_asks = 0.0
         first = self._num_steps % num_rows
-        return self._would_pay([*running[first:], *running[:first]][:num_asked], num_rows)
+        self._has_waited = self._would_pay([*running[first:], *running[:first]][:num_asked], num_rows)
+        return self._has_waited
 
     def add_drafts(self, plan: StepPlan) -> None:
         """Let requests that get one token verify more, as far as that is worth its time and there is room. To be called
@@ -194,6 +198,9 @@ class Speculation:
         if guesses:
             for request, num_tokens in self._choose(plan, guesses, most).items():
                 self._extend(plan, request, guesses[request].draft.token_ids[:num_tokens])
+        if self._has_waited:
+            self._has_waited = False
+            self._caution = 1 if self._is_verifying else min(2 * self._caution, MOST_CAUTION)
 
     def note_planned(self) -> None:
         """A step has been planned."""
@@ -214,9 +221,9 @@ class Speculation:
         if not num_drafts:
             return duration_s
         if num_chunk_tokens:
-            return max(0.0, duration_s - num_drafts * self._cost.token_s)
+            return max(0.0, duration_s - self._cost.added_s(num_decodes, num_drafts)[-1])
         expected_s = self._pace.decode_s(num_decodes)
-        self._cost.observe(num_drafts, duration_s - expected_s, expected_s)
+        self._cost.observe(num_decodes, num_drafts, duration_s - expected_s)
         return expected_s
 
     def observe(self, request: Request, *, num_drafts: int, num_accepted: int) -> None:
@@ -269,9 +276,7 @@ class Speculation:
                 chances += survival[1 : len(guess.draft.token_ids)] or survival[:1]
         chances.sort(reverse=True)
         step_s = self._pace.decode_s(num_rows)
-        return (
-            self._num_worth(chances, value=float(num_rows), step_s=step_s, weight=weight, most=int(most / weight)) > 0
-        )
+        return self._num_worth(chances, value=num_rows, step_s=step_s, num_rows=num_rows, most=most, weight=weight) > 0
 
     def _choose(self, plan: StepPlan, guesses: dict[Request, _Guess], most: int) -> dict[Request, int]:
         """How many tokens of each draft to verify: those most likely to survive first, while they are worth it."""
@@ -285,25 +290,34 @@ class Speculation:
         chunk_s = (num_tokens - num_rows) * (self._pace.step_time.per_token_s or 0.0)
         num_chosen = self._num_worth(
             [chance for chance, _, _ in candidates],
-            value=float(num_tokens),
+            value=num_tokens,
             step_s=self._pace.decode_s(num_rows) + chunk_s,
+            num_rows=num_rows,
             most=min(most, self._cost.most_tokens(num_rows)),
         )
         return Counter(request for _, _, request in candidates[:num_chosen])
 
     def _num_worth(
-        self, chances: Sequence[float], *, value: float, step_s: float, most: int, weight: float = 1.0
+        self,
+        chances: Sequence[float],
+        *,
+        value: float,
+        step_s: float,
+        num_rows: int,
+        most: int,
+        weight: float = 1.0,
     ) -> int:
         """How many guesses, of which each stands for `weight`, make the most of a step that would bring `value` tokens
         in `step_s` without any: 0 if none does."""
-        token_s, gap_s = weight * self._cost.token_s, self._cost.gap_s
-        plain_value, plain_s, num_worth = value, step_s, 0
-        step_s += gap_s
-        for chance in chances[:most]:
-            if weight * chance * step_s < token_s * value:
-                break
-            value, step_s, num_worth = value + weight * chance, step_s + token_s, num_worth + 1
-        return num_worth if value * plain_s > (1.0 + LEAST_GAIN) * plain_value * step_s else 0
+        best, num_worth = (1.0 + LEAST_GAIN) * value / step_s, 0
+        step_s += self._cost.gap_s
+        added_s = self._cost.added_s(num_rows, most)
+        for place, chance in enumerate(chances[: int(most / weight)], start=1):
+            value += weight * chance
+            rate = value / (step_s + added_s[max(1, int(weight * place)) - 1])
+            if rate > best:
+                best, num_worth = rate, place
+        return num_worth
 
     def _extend(self, plan: StepPlan, request: Request, token_ids: tuple[int, ...]) -> None:
         """Give a request's share a draft, shorter if there are no blocks for all of it."""
@@ -323,88 +337,125 @@ class Speculation:
 
 
 class _DraftCost:
-    """What a drafted token adds to a step: a mean over steps that had some, younger ones counting more.
+    """What drafted tokens add to a step, by how many they are and beside how many requests.
 
-    As elsewhere, a step may be slow for reasons that say nothing about the next one. So the first few cost nothing, the
-    fastest of them is where the mean begins, and later ones count up to a limit. What has become too costly to be tried
-    again is forgotten little by little.
+        added      ╭──────────●──╱     ●  measured: a mean over steps of about that size, younger ones counting more
+                ╭──●           ╱       between them a line; above, as much for each as a request adds to a step
+              ●
+            0  1  2  4  8  16  drafted tokens
+
+    The first one often costs most: a product with a vector is another kernel than one with a matrix. As elsewhere, a
+    step may be slow for reasons that say nothing about the next one, so it counts up to a limit. What has become too
+    costly to be tried again is forgotten little by little.
     """
 
-    def __init__(self) -> None:
-        self._first: list[float] = []  # time per token in the first steps that had drafts
-        self._num_tokens = self._added_s = 0.0
+    def __init__(self, pace: DecodePace) -> None:
+        self._pace = pace
+        self._tables: dict[int, dict[int, _Added]] = {}  # by the size of both numbers: of bits
+        self.overlaps = False
+        """Whether steps without drafts follow each other without a gap."""
         self._gap_s: list[float | None] = [None, None]  # without and with drafts
-        self._most_tokens = FIRST_DRAFTS
-
-    @property
-    def token_s(self) -> float:
-        """0 before some steps have had drafts."""
-        return max(0.0, self._added_s / self._num_tokens) if self._num_tokens else 0.0
 
     @property
     def gap_s(self) -> float:
         """How much longer the device waits for a step with drafts; 0 before any step had some."""
         without, with_drafts = self._gap_s
-        return 0.0 if with_drafts is None else max(0.0, with_drafts - (without or 0.0))
+        if with_drafts is None or self.overlaps:
+            return with_drafts or 0.0
+        return max(0.0, with_drafts - (without or 0.0))
 
     def observe_gap(self, gap_s: float, *, has_drafts: bool) -> None:
         """Before a step the device waited so long for the host."""
         before = self._gap_s[has_drafts]
         self._gap_s[has_drafts] = gap_s if before is None else before + _GAP_WEIGHT * (gap_s - before)
 
-    def observe(self, num_tokens: int, added_s: float, expected_s: float) -> None:
-        """A step that was expected to take so long took so much longer for so many drafted tokens."""
-        self._most_tokens = max(self._most_tokens, 2 * num_tokens)
-        if len(self._first) < TRIALS:
-            self._first.append(added_s / num_tokens)
-            added_s = min(self._first) * num_tokens
-            if len(self._first) < TRIALS:
-                return
+    def observe(self, num_rows: int, num_tokens: int, added_s: float) -> None:
+        """A step with so many requests took so much longer for so many drafted tokens."""
+        expected_s = self._pace.decode_s(num_rows) + self.added_s(num_rows, num_tokens)[-1]
         added_s = min(added_s, MOST_TIMES_EXPECTED * expected_s)
-        self._num_tokens = _COST_KEPT * self._num_tokens + num_tokens
-        self._added_s = _COST_KEPT * self._added_s + added_s
+        table = self._tables.setdefault(num_rows.bit_length(), {})
+        table.setdefault(num_tokens.bit_length(), _Added()).observe(num_tokens, added_s)
+
+    def added_s(self, num_rows: int, most_tokens: int) -> list[float]:
+        """What 1, 2, … drafted tokens add beside so many requests."""
+        row_s = self._pace.decode_time.row_s
+        points = [
+            (one.num_tokens, one.added_s) for _, one in sorted(self._tables.get(num_rows.bit_length(), {}).items())
+        ]
+        found: list[float] = []
+        last_tokens = last_s = 0.0
+        for num_tokens, added_s in points:
+            added_s = max(added_s, last_s)
+            while len(found) + 1 <= min(num_tokens, most_tokens):
+                part = (len(found) + 1 - last_tokens) / (num_tokens - last_tokens)
+                # Below the smallest that was measured nothing says that fewer would cost less.
+                found.append(last_s + part * (added_s - last_s) if last_tokens else added_s)
+            last_tokens, last_s = num_tokens, added_s
+        return [*found, *(last_s + (count + 1 - last_tokens) * row_s for count in range(len(found), most_tokens))]
 
     def most_tokens(self, num_rows: int) -> int:
         """How many may be drafted in a step with so many requests."""
-        return max(self._most_tokens, num_rows)
+        seen = self._tables.get(num_rows.bit_length(), {})
+        return max(FIRST_DRAFTS, num_rows, *(int(2 * one.num_tokens) for one in seen.values()))
 
     def fade(self) -> None:
         """Forget some of what tokens cost."""
-        self._added_s *= FADE
+        for table in self._tables.values():
+            for one in table.values():
+                one.added_s *= FADE
+
+
+class _Added:
+    """What a number of drafted tokens, about the same in all steps, has added to them."""
+
+    def __init__(self) -> None:
+        self.num_tokens = self.added_s = 0.0
+        self._num_steps = 0
+
+    def observe(self, num_tokens: int, added_s: float) -> None:
+        """One more step. The first may have had to wait for a compiler."""
+        self._num_steps += 1
+        if self._num_steps == 1 or (self._num_steps == 2 and added_s < self.added_s):
+            self.num_tokens, self.added_s = float(num_tokens), max(0.0, added_s)
+            return
+        self.num_tokens += _COST_WEIGHT * (num_tokens - self.num_tokens)
+        self.added_s = max(0.0, self.added_s + _COST_WEIGHT * (added_s - self.added_s))
 
 
 class _Chances:
-    """How often guesses were right, by their kind and their place in a draft, given that those before them were."""
+    """How often guesses were right, by their kind and their place in a draft, given that those before them were. Of a
+    kind that has hardly been seen as much is assumed as of all together."""
 
     def __init__(self, num_places: int) -> None:
         num_kinds = (len(_MATCH_CLASSES) + 1) * (_RIGHT + 1)
-        self._right = [[PRIOR_CHANCE * PRIOR_WEIGHT] * num_places for _ in range(num_kinds)]
-        self._all = [[PRIOR_WEIGHT] * num_places for _ in range(num_kinds)]
+        self._right = [[0.0] * num_places for _ in range(num_kinds + 1)]  # the last one: of all kinds
+        self._all = [[0.0] * num_places for _ in range(num_kinds + 1)]
 
     def survival(self, kind: int) -> list[float]:
         """For each place, how likely it is that all guesses up to it are right."""
         survival, found = 1.0, []
-        for right, total in zip(self._right[kind], self._all[kind], strict=True):
-            survival *= right / total
+        for right, total, any_right, any_total in zip(
+            self._right[kind], self._all[kind], self._right[-1], self._all[-1], strict=True
+        ):
+            assumed = (any_right + PRIOR_WEIGHT * PRIOR_CHANCE) / (any_total + PRIOR_WEIGHT)
+            survival *= (right + PRIOR_WEIGHT * assumed) / (total + PRIOR_WEIGHT)
             found.append(survival)
         return found
 
     def count(self, kind: int, num_drafts: int, num_right: int) -> None:
         """Note a draft. What follows a wrong guess says nothing."""
-        right, total = self._right[kind], self._all[kind]
-        for place in range(min(num_drafts, num_right + 1)):
-            if total[place] >= MOST_COUNTED:
-                right[place] *= 0.5
-                total[place] *= 0.5
-            right[place] += place < num_right
-            total[place] += 1.0
+        for right, total in ((self._right[kind], self._all[kind]), (self._right[-1], self._all[-1])):
+            for place in range(min(num_drafts, num_right + 1)):
+                if total[place] >= MOST_COUNTED:
+                    right[place] *= 0.5
+                    total[place] *= 0.5
+                right[place] += place < num_right
+                total[place] += 1.0
 
     def fade(self) -> None:
-        """Forget some of it, but for what was assumed at first."""
-        for right, total in zip(self._right, self._all, strict=True):
-            for place in range(len(right)):
-                right[place] += (1.0 - FADE) * (PRIOR_CHANCE * PRIOR_WEIGHT - right[place])
-                total[place] += (1.0 - FADE) * (PRIOR_WEIGHT - total[place])
+        """Forget some of it."""
+        for counts in (*self._right, *self._all):
+            counts[:] = [FADE * count for count in counts]
 
 
 def _kind_of(num_matched: int, history: int) -> int:

@@ -77,6 +77,11 @@ class DecodeTime:
         self._rows_s = _KEPT * self._rows_s + num_rows * duration_s
         self._fit()
 
+    @property
+    def row_s(self) -> float:
+        """What one more request adds."""
+        return self._row_s
+
     def seconds(self, num_rows: int) -> float:
         """Expected time of a step with this many decodes; 0 before any was observed."""
         return self._base_s + num_rows * self._row_s
