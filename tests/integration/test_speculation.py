@@ -74,7 +74,9 @@ def test_the_same_tokens_as_without(llm: LLM, expected: list[Any], monkeypatch: 
     speculation = llm.engine.core.scheduler.speculation
     assert speculation is not None
     # Whatever it costs: as many as possible.
-    monkeypatch.setattr(speculation, "_num_worth", lambda chances, *, most, **_: max(0, min(len(chances), most)))
+    monkeypatch.setattr(
+        speculation, "_num_worth", lambda levels, *, most, **_: min(sum(x.num_guesses for x in levels), most)
+    )
     found = answers(llm)
     assert found == expected
     assert speculation.stats.num_accepted_tokens > 100

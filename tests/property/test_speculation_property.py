@@ -15,7 +15,7 @@ from headway.config import BATCHING_MODES, PREFILL_MODES, SCHEDULING_POLICIES, S
 from headway.core import KVCacheManager, PrefixCache, Request, RequestStatus, Scheduler
 from headway.core.invariants import check_invariants
 from headway.core.request_options import RequestOptions
-from headway.core.speculation import Draft
+from headway.core.speculation import Draft, _Level
 from headway.engine.engine_core import EngineCore
 from headway.executor.fake import FakeExecutor
 
@@ -83,9 +83,9 @@ class Play:
         self.events: Counter[str] = Counter()
         self.capacity = num_blocks * block_size
 
-    def _num_worth(self, chances: Sequence[float], *, most: int, **_: object) -> int:
+    def _num_worth(self, levels: Sequence[_Level], *, most: int, **_: object) -> int:
         """Whatever is verified, tokens are the same."""
-        return self.rng.randrange(min(len(chances), max(most, 0)) + 1)
+        return self.rng.randrange(min(sum(level.num_guesses for level in levels), max(most, 0)) + 1)
 
     def _now(self) -> float:
         self.now_s += 1e-4

@@ -26,13 +26,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.request import Request
+from headway.core.scheduler_output import ScheduledRequest, make_tuple
 from headway.core.step_time import MOST_TIMES_EXPECTED, DecodePace
 from headway.core.steps import LaunchedStep, StepPlan
 from headway.settings import SchedulerSettings
@@ -123,6 +124,15 @@ class _Guess(NamedTuple):
     kind: int
     num_known: int
     """How many tokens its request had."""
+
+
+class _Level(NamedTuple):
+    """Guesses that are equally likely to survive: of one kind, at one place."""
+
+    chance: float
+    kind: int
+    place: int
+    num_guesses: int
 
 
 class Speculation:
@@ -221,7 +231,7 @@ class Speculation:
         if not num_drafts:
             return duration_s
         if num_chunk_tokens:
-            return max(0.0, duration_s - self._cost.added_s(num_decodes, num_drafts)[-1])
+            return max(0.0, duration_s - self._cost.added_s(num_decodes, num_drafts))
         expected_s = self._pace.decode_s(num_decodes)
         self._cost.observe(num_decodes, num_drafts, duration_s - expected_s)
         return expected_s
@@ -261,45 +271,72 @@ class Speculation:
     def _would_pay(self, asked: Sequence[Request], num_rows: int) -> bool:
         """Whether the next step would be worth waiting for, by guesses for some of the requests that run. The token
         that a step in flight samples is not known yet: it takes the first place of a guess."""
-        weight = num_rows / len(asked)
-        most = min(self._max_num_lines - num_rows, self._cost.most_tokens(num_rows))
-        chances = []
-        for request in asked:
-            guess = (
-                self._guess(request, self._max_tokens)
-                if request.num_tokens - request.num_computed_tokens == 1
-                else None
-            )
-            if guess is not None:
-                survival = self._chances.survival(guess.kind)
-                # What is guessed behind the end of this draft would be found with the token that is not known yet.
-                chances += survival[1 : len(guess.draft.token_ids)] or survival[:1]
-        chances.sort(reverse=True)
-        step_s = self._pace.decode_s(num_rows)
-        return self._num_worth(chances, value=num_rows, step_s=step_s, num_rows=num_rows, most=most, weight=weight) > 0
+        guesses = [
+            guess
+            for request in asked
+            if request.num_tokens - request.num_computed_tokens == 1
+            and (guess := self._guess(request, self._max_tokens)) is not None
+        ]
+        num_worth = self._num_worth(
+            self._levels(guesses, first=1),
+            value=num_rows,
+            step_s=self._pace.decode_s(num_rows),
+            num_rows=num_rows,
+            most=min(self._max_num_lines - num_rows, self._cost.most_tokens(num_rows)),
+            weight=num_rows / len(asked),
+        )
+        return num_worth > 0
 
     def _choose(self, plan: StepPlan, guesses: dict[Request, _Guess], most: int) -> dict[Request, int]:
         """How many tokens of each draft to verify: those most likely to survive first, while they are worth it."""
-        candidates: list[tuple[float, int, Request]] = []
-        for order, (request, guess) in enumerate(guesses.items()):
-            survival = self._chances.survival(guess.kind)
-            candidates += [(survival[place], -order, request) for place in range(len(guess.draft.token_ids))]
-        candidates.sort(key=lambda entry: entry[:2], reverse=True)
         num_rows = len(plan.scheduled)
         num_tokens = sum(share.num_tokens for share in plan.scheduled.values())
         chunk_s = (num_tokens - num_rows) * (self._pace.step_time.per_token_s or 0.0)
-        num_chosen = self._num_worth(
-            [chance for chance, _, _ in candidates],
+        levels = self._levels(guesses.values())
+        num_left = self._num_worth(
+            levels,
             value=num_tokens,
             step_s=self._pace.decode_s(num_rows) + chunk_s,
             num_rows=num_rows,
             most=min(most, self._cost.most_tokens(num_rows)),
         )
-        return Counter(request for _, _, request in candidates[:num_chosen])
+        lengths, last_kind, chosen = Counter[int](), None, {}
+        for level in levels:
+            if num_left < level.num_guesses:
+                last_kind = level.kind
+                break
+            num_left -= level.num_guesses
+            lengths[level.kind] += 1
+        for request, guess in guesses.items():
+            num_drafted = len(guess.draft.token_ids)
+            length = min(lengths[guess.kind], num_drafted)
+            if num_left and guess.kind == last_kind and length < num_drafted:  # not all of the kind get one more
+                num_left -= 1
+                length += 1
+            if length:
+                chosen[request] = length
+        return chosen
+
+    def _levels(self, guesses: Iterable[_Guess], first: int = 0) -> list[_Level]:
+        """What can be verified, in the order in which it is worth it; guesses of a kind are alike. Those before place
+        `first` are left out, if there are others."""
+        counts: dict[int, list[int]] = {}
+        for guess in guesses:
+            places = counts.setdefault(guess.kind, [0] * self._max_tokens)
+            places[max(0, len(guess.draft.token_ids) - 1 - first)] += 1
+        levels = []
+        for kind, places in counts.items():
+            survival, count = self._chances.survival(kind), sum(places)
+            for place, num_ending in enumerate(places):
+                if not count:
+                    break
+                levels.append(_Level(survival[min(place + first, self._max_tokens - 1)], kind, place, count))
+                count -= num_ending
+        return sorted(levels, key=lambda level: (-level.chance, level.place))
 
     def _num_worth(
         self,
-        chances: Sequence[float],
+        levels: Sequence[_Level],
         *,
         value: float,
         step_s: float,
@@ -309,14 +346,17 @@ class Speculation:
     ) -> int:
         """How many guesses, of which each stands for `weight`, make the most of a step that would bring `value` tokens
         in `step_s` without any: 0 if none does."""
-        best, num_worth = (1.0 + LEAST_GAIN) * value / step_s, 0
+        best, num_worth, num_taken = (1.0 + LEAST_GAIN) * value / step_s, 0, 0
         step_s += self._cost.gap_s
-        added_s = self._cost.added_s(num_rows, most)
-        for place, chance in enumerate(chances[: int(most / weight)], start=1):
-            value += weight * chance
-            rate = value / (step_s + added_s[max(1, int(weight * place)) - 1])
+        for level in levels:
+            count = min(level.num_guesses, int(most / weight) - num_taken)
+            if count <= 0:
+                break
+            num_taken += count
+            value += weight * count * level.chance
+            rate = value / (step_s + self._cost.added_s(num_rows, max(1, int(weight * num_taken))))
             if rate > best:
-                best, num_worth = rate, place
+                best, num_worth = rate, num_taken
         return num_worth
 
     def _extend(self, plan: StepPlan, request: Request, token_ids: tuple[int, ...]) -> None:
@@ -328,8 +368,16 @@ class Speculation:
             if not token_ids:
                 return
         plan.budget.take(len(token_ids))
-        plan.scheduled[request] = share._replace(
-            num_tokens=1 + len(token_ids), new_block_ids=share.new_block_ids + tuple(new_block_ids), drafts=token_ids
+        plan.scheduled[request] = make_tuple(
+            ScheduledRequest,
+            (
+                request.request_id,
+                1 + len(token_ids),
+                share.num_computed_tokens,
+                (*share.new_block_ids, *new_block_ids),
+                True,
+                token_ids,
+            ),
         )
         self._is_verifying = True
         self.stats.num_drafts += 1
@@ -371,27 +419,22 @@ class _DraftCost:
 
     def observe(self, num_rows: int, num_tokens: int, added_s: float) -> None:
         """A step with so many requests took so much longer for so many drafted tokens."""
-        expected_s = self._pace.decode_s(num_rows) + self.added_s(num_rows, num_tokens)[-1]
+        expected_s = self._pace.decode_s(num_rows) + self.added_s(num_rows, num_tokens)
         added_s = min(added_s, MOST_TIMES_EXPECTED * expected_s)
         table = self._tables.setdefault(num_rows.bit_length(), {})
         table.setdefault(num_tokens.bit_length(), _Added()).observe(num_tokens, added_s)
 
-    def added_s(self, num_rows: int, most_tokens: int) -> list[float]:
-        """What 1, 2, … drafted tokens add beside so many requests."""
-        row_s = self._pace.decode_time.row_s
-        points = [
-            (one.num_tokens, one.added_s) for _, one in sorted(self._tables.get(num_rows.bit_length(), {}).items())
-        ]
-        found: list[float] = []
+    def added_s(self, num_rows: int, num_tokens: int) -> float:
+        """What so many drafted tokens add beside so many requests."""
         last_tokens = last_s = 0.0
-        for num_tokens, added_s in points:
-            added_s = max(added_s, last_s)
-            while len(found) + 1 <= min(num_tokens, most_tokens):
-                part = (len(found) + 1 - last_tokens) / (num_tokens - last_tokens)
-                # Below the smallest that was measured nothing says that fewer would cost less.
-                found.append(last_s + part * (added_s - last_s) if last_tokens else added_s)
-            last_tokens, last_s = num_tokens, added_s
-        return [*found, *(last_s + (count + 1 - last_tokens) * row_s for count in range(len(found), most_tokens))]
+        for _, one in sorted(self._tables.get(num_rows.bit_length(), {}).items()):
+            added_s = max(one.added_s, last_s)
+            if num_tokens <= one.num_tokens:
+                # Below the smallest number that was measured nothing says that fewer would cost less.
+                part = (num_tokens - last_tokens) / (one.num_tokens - last_tokens) if last_tokens else 1.0
+                return last_s + part * (added_s - last_s)
+            last_tokens, last_s = one.num_tokens, added_s
+        return last_s + (num_tokens - last_tokens) * self._pace.decode_time.row_s
 
     def most_tokens(self, num_rows: int) -> int:
         """How many may be drafted in a step with so many requests."""

@@ -12,7 +12,7 @@ from tests.triton_device import ON_GPU  # isort: split
 
 from headway import LLM, RequestOutput, SamplingParams
 from headway.core import Request
-from headway.core.speculation import Draft
+from headway.core.speculation import Draft, _Level
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, random_prompts
 
 # Lines of padding may hold anything.
@@ -48,7 +48,7 @@ class KnowingProposer:
         after = self.answers[request.prompt_token_ids][request.num_output_tokens :][
             : self.rng.randrange(max_tokens + 1)
         ]
-        damaged = [token if self.rng.random() < 0.5 else self.rng.randrange(VOCAB_SIZE) for token in after]
+        damaged = [token if self.rng.random() < 0.6 else self.rng.randrange(VOCAB_SIZE) for token in after]
         return Draft(tuple(damaged), 8) if damaged else None
 
     def forget_finished(self) -> None:
@@ -56,7 +56,7 @@ class KnowingProposer:
 
 
 def generate(llm: LLM) -> list[tuple[tuple[int, ...], Any]]:
-    params = [SamplingParams(max_tokens=14, **options) for options in PARAMS]
+    params = [SamplingParams(max_tokens=18, **options) for options in PARAMS]
     outputs: list[RequestOutput] = llm.generate(PROMPTS, params, use_tqdm=False)
     llm.engine.check_invariants()
     assert llm.engine.core.scheduler.kv_cache.num_used_blocks == 0
@@ -85,23 +85,25 @@ def test_the_same_tokens_as_the_cpu_engine(tiny: TinyLLM, expected: list[Any], v
     speculation._proposer = KnowingProposer([tokens for tokens, _ in expected], seed=1)
     rng = random.Random(2)
 
-    def num_worth(chances: Sequence[float], *, most: int, **_: object) -> int:
-        most = max(0, min(len(chances), most))
+    def num_worth(levels: Sequence[_Level], *, most: int, **_: object) -> int:
+        most = max(0, min(sum(level.num_guesses for level in levels), most))
         return rng.randint(1, most) if most and rng.random() < 0.8 else 0
 
     speculation._num_worth = num_worth  # type: ignore[method-assign]
     for _ in range(3 if ON_GPU else 1):
         assert generate(llm) == expected
     stats = speculation.stats
-    assert stats.num_accepted_tokens >= 4
-    assert stats.num_draft_tokens - stats.num_accepted_tokens >= 4
+    assert stats.num_accepted_tokens >= 3
+    assert stats.num_draft_tokens - stats.num_accepted_tokens >= 3
 
 
 def test_synthetic_acceptance_is_about_what_was_asked_for(tiny: TinyLLM) -> None:
     llm = tiny.on_gpu(speculation="ngram", max_draft_tokens=3, spec_synthetic_acceptance=2.5, async_scheduling=True)
     speculation = llm.engine.core.scheduler.speculation
     assert speculation is not None
-    speculation._num_worth = lambda chances, *, most, **_: min(len(chances), most)  # type: ignore[method-assign]
+    speculation._num_worth = lambda levels, *, most, **_: min(  # type: ignore[method-assign]
+        sum(level.num_guesses for level in levels), most
+    )
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     for output in llm.generate(PROMPTS, params, use_tqdm=False):
         assert len(output.outputs[0].token_ids) == 30
