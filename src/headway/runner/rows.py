@@ -11,6 +11,7 @@ the same for every device; the tokens and block tables themselves lie where the 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -208,16 +209,21 @@ class RowTable:
         return StepDrafts(
             num_lines=num_drafts + 1,
             rows=np.repeat(rows, num_drafts),
-            positions=np.concatenate([end - np.arange(len(part), 0, -1) for end, part in zip(ends, tokens)]),
-            token_ids=np.array([token for part in tokens for token in part], dtype=np.int64),
+            positions=np.repeat(ends - num_drafts, num_drafts) + _places(num_drafts),
+            token_ids=np.fromiter(itertools.chain.from_iterable(tokens), dtype=np.int64, count=int(num_drafts.sum())),
             num_accepted=num_accepted,
         )
 
 
+def _places(counts: Int64Array) -> Int64Array:
+    """0, 1, … for each of the groups of so many."""
+    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
 def _divided(num_new: Int64Array, num_computed: Int64Array, times: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Requests as so many with one new token each, one after the other; those that count once stay as they are."""
-    offsets = np.arange(int(times.sum())) - np.repeat(np.cumsum(times) - times, times)
-    return np.where(np.repeat(times, times) > 1, 1, np.repeat(num_new, times)), np.repeat(num_computed, times) + offsets
+    places = _places(times)
+    return np.where(np.repeat(times, times) > 1, 1, np.repeat(num_new, times)), np.repeat(num_computed, times) + places
 
 
 def _seed_of(engine_seed: int, request_id: str) -> int:
