@@ -63,7 +63,9 @@ class Scheduler:
         self.policy: SchedulingPolicy = create_policy(config.scheduling_policy, self.view)
         self.live = self._create_live_requests()
         self.speculation = create_speculation(config, kv_cache=kv_cache, pace=self.pace)
-        self.landing = Landing(kv_cache=kv_cache, live=self.live, view=self.view, verifier=self.speculation)
+        self.landing = Landing(
+            kv_cache=kv_cache, live=self.live, view=self.view, policy=self.policy, verifier=self.speculation
+        )
         self._shares = ShareAllocator(
             kv_cache=kv_cache,
             view=self.view,

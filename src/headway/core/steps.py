@@ -214,6 +214,7 @@ class Landing:
         kv_cache: KVCacheManager,
         live: LiveRequests,
         view: PolicyView,
+        policy: SchedulingPolicy,
         verifier: Verifier | None,
     ) -> None:
         """Without a `verifier` there are no drafts."""
@@ -221,6 +222,7 @@ class Landing:
         self._kv_cache = kv_cache
         self._live = live
         self._view = view
+        self._policy = policy
         self._verifier = verifier
 
     def launch(self, step: LaunchedStep) -> None:
@@ -310,6 +312,7 @@ class Landing:
             if request.status is _RUNNING:
                 self._live.count_computed(-num_rejected)
             request.retract(num_rejected)
+            self._policy.taken_back(request, num_rejected)
 
     def _end(self, request: Request, sampled: SampledTokens, status: RequestStatus, *, num_taken: int) -> RequestUpdate:
         """End a request by the last token taken, or by an error."""

@@ -115,14 +115,14 @@ class EngineCore:
 
     def step(self) -> CoreStep:
         """schedule → submit, while there is room in the pipeline; then the oldest result → update. If that leaves
-        nothing in flight where steps overlap, the next one is launched at once."""
+        nothing in flight where steps overlap, because the next one had to wait for it, that is launched at once."""
         if len(self._in_flight) != len(self.scheduler.in_flight):
             self._find_lost()
         self._sample_awaiting()
         self._fill_pipeline()
         if self._in_flight:
             taken = self._take_result()
-            if not self._in_flight and self.executor.max_in_flight > 1:
+            if not self._in_flight and self.scheduler.speculation is not None and self.executor.max_in_flight > 1:
                 self._fill_pipeline()  # a step that had to wait for this result: the device need not wait for outputs
             return taken
         updates = self.scheduler.release_held()

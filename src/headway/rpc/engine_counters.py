@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import itertools
+from collections.abc import Container, Sequence
 
 import msgspec
 
@@ -62,7 +63,7 @@ class EngineCounters:
             stats.num_host_blocks = len(kv_cache.host_tier)
             self._count_moves(kv_cache.host_tier.stats)
         if scheduler.speculation is not None:
-            self._count_drafts(scheduler.speculation.stats)
+            self._count_drafts(scheduler.speculation.stats, scheduler.speculation.accepted_at)
         return stats
 
     def _count_cache(self, found: PrefixCacheStats) -> None:
@@ -76,11 +77,13 @@ class EngineCounters:
         self._stats.num_moved_out_blocks = self._before.num_moved_out_blocks + moved.num_moved_out
         self._stats.num_moved_in_blocks = self._before.num_moved_in_blocks + moved.num_moved_in
 
-    def _count_drafts(self, drafted: SpeculationStats) -> None:
+    def _count_drafts(self, drafted: SpeculationStats, accepted_at: Sequence[int]) -> None:
         stats, before = self._stats, self._before
         stats.num_drafts = before.num_drafts + drafted.num_drafts
         stats.num_draft_tokens = before.num_draft_tokens + drafted.num_draft_tokens
         stats.num_accepted_tokens = before.num_accepted_tokens + drafted.num_accepted_tokens
+        places = itertools.zip_longest(before.num_accepted_at, accepted_at, fillvalue=0)
+        stats.num_accepted_at = [earlier + now for earlier, now in places]
 
     def _num_seated_beams(self) -> int:
         """Beams that go on are in the queue between two steps, and in the batch while there is room for them."""

@@ -213,6 +213,8 @@ class EngineStats(_Part):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     """Of these, what was right."""
+    num_accepted_at: list[int] = []
+    """How much of that at each place of a draft."""
 
 
 class StepBatch(_Message):

@@ -9,6 +9,7 @@ import pytest
 
 from headway.config import CacheConfig, SchedulerConfig
 from headway.core import KVCacheManager, Request, Scheduler
+from headway.core.policy.fair import GENERATED_WEIGHT, FairPolicy
 from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
 from headway.core.speculation import MAX_MATCH, MIN_MATCH, Draft, NgramProposer
 from headway.errors import ConfigError
@@ -214,3 +215,19 @@ def test_what_does_not_go_together_is_refused() -> None:
         SchedulerConfig(max_draft_tokens=0)
     with pytest.raises(ConfigError, match="no text to guess"):
         simulate([], None, SchedulerConfig(speculation="ngram").resolve("cpu"), CacheConfig().resolve("cpu"))  # type: ignore[arg-type]
+
+
+def test_a_tenant_pays_for_its_tokens_not_for_guesses() -> None:
+    paid = []
+    for is_right in (0.6, 0.8):
+        machine = Machine(FREE, num_requests=3, is_right=is_right, scheduling_policy="fair", max_tokens=200)
+        tokens = machine.speculation.stats
+        while machine.num_tokens < 300:
+            machine.step()
+        policy = machine.scheduler.policy
+        assert isinstance(policy, FairPolicy)
+        computed = sum(request.num_tokens - 1 for request in machine.scheduler.requests.values())
+        prompts = sum(request.num_prompt_tokens for request in machine.scheduler.requests.values())
+        paid.append(policy.served_to("") - prompts - GENERATED_WEIGHT * (computed - prompts))
+        assert tokens.num_draft_tokens > tokens.num_accepted_tokens
+    assert paid == [0.0, 0.0]

@@ -1,9 +1,13 @@
-"""Which tokens count as computed again, step by step."""
+"""Which tokens count as computed again, step by step; and what is counted on when an engine begins again."""
 
 from __future__ import annotations
 
 from headway.core import NewRequest, ScheduledRequest, SchedulerOutput
-from headway.rpc.engine_counters import RecomputedTokens
+from headway.engine.beam_search import BeamRequests
+from headway.rpc.engine_counters import EngineCounters, RecomputedTokens
+from headway.rpc.messages import EngineStats
+from headway.sampling_params import SamplingParams
+from tests.unit.rpc.small_engine import create_engine
 
 LIVE = frozenset({"a", "b"})
 
@@ -90,3 +94,18 @@ def test_requests_that_end_are_forgotten() -> None:
     assert counted.step(share("b", computed=0, tokens=1, samples=False), new=(back,), finished=("b",)) == 1
     counter = counted.counter
     assert not counter._amid_prompt and not counter._left and not counter._catching_up
+
+
+def test_drafts_are_counted_on_when_an_engine_begins_again() -> None:
+    engine = create_engine({"speculation": "ngram"})
+    before = EngineStats(num_drafts=3, num_draft_tokens=9, num_accepted_tokens=5, num_accepted_at=[3, 2])
+    counters = EngineCounters(engine.core.scheduler, BeamRequests(engine.tokenizer), counted=before)
+    engine.add_request("r", "abc", SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True))
+    while engine.has_unfinished_requests():
+        engine.step()
+    stats, speculation = counters.stats(), engine.core.scheduler.speculation
+    assert speculation is not None and speculation.stats.num_accepted_tokens > 0
+    assert stats.num_drafts == 3 + speculation.stats.num_drafts
+    assert stats.num_accepted_tokens == 5 + speculation.stats.num_accepted_tokens == sum(stats.num_accepted_at)
+    assert stats.num_accepted_at[:2] == [3 + speculation.accepted_at[0], 2 + speculation.accepted_at[1]]
+    assert len(stats.num_accepted_at) == 8

@@ -57,6 +57,7 @@ class Rows:
         self.table = RowTable(settings, vocab_size=1000)
         self.device = DeviceRows(
             max_num_seqs=max_num_seqs,
+            max_num_lines=max_num_seqs,
             max_model_len=max_model_len,
             block_size=block_size,
             max_num_tokens=max_num_tokens,

@@ -137,3 +137,6 @@ class SchedulingPolicy(ABC):
 
     def served(self, shares: Mapping[Request, ScheduledRequest]) -> None:  # noqa: B027
         """Note that a step with these shares has been planned."""
+
+    def taken_back(self, request: Request, num_tokens: int) -> None:  # noqa: B027
+        """Note that so many tokens of a share were guesses that were wrong."""

@@ -120,6 +120,10 @@ class FairPolicy(SchedulingPolicy):
                 cost -= (GENERATED_WEIGHT - 1.0) * min(num_prompt_tokens, num_tokens)
             served[request.options.tenant] += cost
 
+    def taken_back(self, request: Request, num_tokens: int) -> None:
+        """Guessing was not the tenant's idea."""
+        self._served[request.options.tenant] -= GENERATED_WEIGHT * num_tokens
+
     def served_to(self, tenant: str) -> float:
         """What a tenant has had."""
         return self._served.get(tenant, self._floor)

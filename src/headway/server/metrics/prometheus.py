@@ -94,6 +94,14 @@ class _Snapshot(Collector):
             ("spec_decode_num_accepted_tokens", "Of these, right ones.", stats.num_accepted_tokens),
         ):
             yield self._counter(name, help_text, value)
+        accepted_at = CounterMetricFamily(
+            PREFIX + "spec_decode_num_accepted_tokens_per_pos",
+            "Right guesses, by their place.",
+            labels=("model_name", "position"),
+        )
+        for position, count in enumerate(stats.num_accepted_at):
+            accepted_at.add_metric((self._metrics.model, str(position)), count)
+        yield accepted_at
         hit_rate = self._metrics.recent_hits.share()
         yield self._gauge(
             "prefix_cache_hit_rate",
