@@ -6,6 +6,7 @@ in flight one behind the other, as on a device; asking for a result moves the cl
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -44,10 +45,17 @@ def _no_time(num_rows: int) -> float:
 
 
 class SimulatedExecutor:
-    """`host_s`: what planning and handing over a step takes the host; it passes beside the device's work."""
+    """`host_s`: what planning and handing over a step takes the host; it passes beside the device's work. `acceptance`:
+    how likely a drafted token is right if those before it were."""
 
     def __init__(
-        self, step_s: StepTime, clock: VirtualClock, *, max_in_flight: int = 1, host_s: HostSeconds = _no_time
+        self,
+        step_s: StepTime,
+        clock: VirtualClock,
+        *,
+        max_in_flight: int = 1,
+        host_s: HostSeconds = _no_time,
+        acceptance: float = 0.0,
     ) -> None:
         self.max_in_flight = max_in_flight
         self.num_steps = 0
@@ -56,6 +64,8 @@ class SimulatedExecutor:
         self._clock = clock
         self._host_s = host_s
         self._free_at_s = 0.0
+        self._acceptance = acceptance
+        self._random = random.Random(0)
 
     def submit(self, output: SchedulerOutput) -> SimulatedStep:
         """Queue a step behind those that are under way."""
@@ -64,7 +74,17 @@ class SimulatedExecutor:
         self._free_at_s = max(self._free_at_s, self._clock.now_s) + duration_s
         self.busy_s += duration_s
         self.num_steps += 1
-        return SimulatedStep(output, self._free_at_s, self._clock)
+        sampled = {
+            s.request_id: self._tokens(len(s.drafts)) if s.drafts else _TOKEN for s in output.scheduled if s.samples
+        }
+        return SimulatedStep(sampled, self._free_at_s, self._clock)
+
+    def _tokens(self, num_drafts: int) -> SampledTokens:
+        """What is accepted of a draft, and a token after it."""
+        num_tokens = 1
+        while num_tokens <= num_drafts and self._random.random() < self._acceptance:
+            num_tokens += 1
+        return SampledTokens((0,) * num_tokens)
 
     def forward(self, output: SchedulerOutput) -> NoReturn:
         """A simulated request has no grammar."""
@@ -81,12 +101,12 @@ class SimulatedExecutor:
 class SimulatedStep:
     """A step that is done at a certain time."""
 
-    __slots__ = ("_clock", "_done_at_s", "_output")
+    __slots__ = ("_clock", "_done_at_s", "_sampled")
 
-    def __init__(self, output: SchedulerOutput, done_at_s: float, clock: VirtualClock) -> None:
-        self._output, self._done_at_s, self._clock = output, done_at_s, clock
+    def __init__(self, sampled: dict[str, SampledTokens], done_at_s: float, clock: VirtualClock) -> None:
+        self._sampled, self._done_at_s, self._clock = sampled, done_at_s, clock
 
     def result(self) -> ModelRunnerOutput:
         """Wait for it: the clock is moved."""
         self._clock.sleep_until(self._done_at_s)
-        return ModelRunnerOutput({s.request_id: _TOKEN for s in self._output.scheduled if s.samples}, {})
+        return ModelRunnerOutput(self._sampled, {})

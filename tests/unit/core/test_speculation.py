@@ -213,7 +213,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         SchedulerConfig(speculation="ngram", spec_synthetic_acceptance=12.0)
     with pytest.raises(ConfigError, match="max_draft_tokens"):
         SchedulerConfig(max_draft_tokens=0)
-    with pytest.raises(ConfigError, match="no text to guess"):
+    with pytest.raises(ConfigError, match="has no text to guess"):
         simulate([], None, SchedulerConfig(speculation="ngram").resolve("cpu"), CacheConfig().resolve("cpu"))  # type: ignore[arg-type]
 
 

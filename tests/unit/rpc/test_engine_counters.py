@@ -99,7 +99,9 @@ def test_requests_that_end_are_forgotten() -> None:
 def test_drafts_are_counted_on_when_an_engine_begins_again() -> None:
     engine = create_engine({"speculation": "ngram"})
     before = EngineStats(num_drafts=3, num_draft_tokens=9, num_accepted_tokens=5, num_accepted_at=[3, 2])
-    counters = EngineCounters(engine.core.scheduler, BeamRequests(engine.tokenizer), counted=before)
+    counters = EngineCounters(
+        engine.core.scheduler, BeamRequests(engine.tokenizer, vocab_size=engine.model_config.vocab_size), counted=before
+    )
     engine.add_request("r", "abc", SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True))
     while engine.has_unfinished_requests():
         engine.step()

@@ -8,7 +8,7 @@ from headway.config import did_you_mean
 from headway.errors import ConfigError
 from headway.lab.claims.context import Claim
 from headway.lab.claims.scenarios.batching_eras import ERAS, KV_WASTE, PAGING
-from headway.lab.claims.scenarios.batching_load import BATCH_SIZE, ORCA, QUEUE_DEPTH
+from headway.lab.claims.scenarios.batching_load import BATCH_SIZE, ORCA, QUEUE_DEPTH, SPECULATION
 from headway.lab.claims.scenarios.chunked_prefill import CHUNKED_PREFILL, SARATHI_CAPACITY
 from headway.lab.claims.scenarios.kv_memory import KV_QUANTISATION, PREEMPTION_TAIL, PREFIX_SHARING
 from headway.lab.claims.scenarios.scheduling_policies import LEARNED_RANKING, MAGNUS, SLO_TAIL
@@ -26,6 +26,7 @@ CLAIMS: dict[str, Claim] = {
         QUEUE_DEPTH,
         PREEMPTION_TAIL,
         BATCH_SIZE,
+        SPECULATION,
         LEARNED_RANKING,
         MAGNUS,
         SLO_TAIL,

@@ -68,7 +68,7 @@ class StepWork:
 
     num_tokens: int
     num_rows: int
-    """Requests in the step."""
+    """Requests in the step; one that verifies guesses counts for each of its tokens."""
     num_sampled: int
     """Requests that get a token out of it."""
     num_context_tokens: int
@@ -94,6 +94,11 @@ class StepWork:
             num_sampled += share.samples
             if own_tokens == 1:
                 context += share.num_computed_tokens + 1
+            elif share.drafts:  # each of its tokens is like that of a request of its own
+                num_drafts = own_tokens - 1
+                num_rows += num_drafts
+                num_sampled += num_drafts
+                context += own_tokens * (share.num_computed_tokens + 1) + num_drafts * own_tokens // 2
             else:
                 num_chunks += 1
                 pairs += own_tokens * (share.num_computed_tokens + 0.5 * own_tokens)

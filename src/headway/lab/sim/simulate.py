@@ -75,6 +75,7 @@ class Replica:
             self.clock,
             max_in_flight=2 if machine.overlap else 1,
             host_s=machine.host.before,
+            acceptance=scheduler.synthetic_chance or 0.0,
         )
         self.core = EngineCore(
             create_scheduler(scheduler, cache, machine), self.executor, now=self.clock.now, sleep=self.clock.sleep
@@ -160,8 +161,11 @@ def simulate(
     `seed`: of the spread of steps around their means; `None`: every step takes what the cost model says. `speed`: how
     many times as long steps take at a certain time.
     """
-    if scheduler.speculation != "off":
-        raise ConfigError("a simulation has no text to guess tokens from: leave speculation 'off'")
+    if scheduler.speculation != "off" and scheduler.spec_synthetic_acceptance is None:
+        raise ConfigError(
+            "A simulation has no text to guess tokens from: say with spec_synthetic_acceptance how many tokens a step "
+            "guesses bring, or leave speculation 'off'."
+        )
     cache = cache or CacheConfig().resolve("cpu")  # nothing of it that counts here depends on the device
     seeds = [None if seed is None else f"{seed}/{place}" for place in range(num_replicas)]
     replicas = [Replica(machine, scheduler, cache, Variation(seed, speed)) for seed in seeds]

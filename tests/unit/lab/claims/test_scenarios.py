@@ -92,6 +92,12 @@ def test_eight_bits_hold_nearly_twice_the_tokens_and_are_given_back(shared: Cont
     assert shared.testbed.bytes_per_token == before
 
 
+def test_guesses_help_few_requests_and_never_harm() -> None:
+    numbers = measured("speculation", few()).numbers
+    ratios = [row["ratio"] for row in numbers.values()]
+    assert ratios[0] > 1.3 and min(ratios) > 0.98
+
+
 def test_what_a_step_costs_does_not_follow_the_queue(shared: Context) -> None:
     assert measured("queue-depth", shared).value < 5
 

@@ -180,3 +180,11 @@ def test_least_squares_without_negative_numbers() -> None:
     best = min(grid, key=lambda x: float(np.sum((matrix @ np.array(x) - target) ** 2)))
     assert found == pytest.approx(best, abs=0.02)
     assert found.min() >= 0.0
+
+
+def test_each_guess_is_like_a_request_of_its_own() -> None:
+    drafting = (ScheduledRequest("a", 3, 10, (), True, (5, 6)), ScheduledRequest("b", 1, 4, (), True))
+    work = StepWork.of(SchedulerOutput(0, (), drafting, (), (), num_scheduled_tokens=4))
+    apart = tuple(ScheduledRequest(str(place), 1, computed, (), True) for place, computed in enumerate((10, 11, 12, 4)))
+    assert work == StepWork.of(SchedulerOutput(0, (), apart, (), (), num_scheduled_tokens=4))
+    assert work.kind == "decode"
