@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headway.errors import ConfigError
-from headway.settings import CacheSettings, DeviceSettings, SchedulerSettings
+from headway.settings import MAX_DRAFT_TOKENS, CacheSettings, DeviceSettings, SchedulerSettings
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -311,6 +311,8 @@ class SchedulerConfig:
                 "Dynamic batching groups requests by length, and its line is in no other order than that of arrival: "
                 f"scheduling_policy '{self.scheduling_policy}' does not go with it."
             )
+        if self.max_draft_tokens > MAX_DRAFT_TOKENS:
+            raise ConfigError(f"max_draft_tokens must be at most {MAX_DRAFT_TOKENS}, not {self.max_draft_tokens}.")
         if self.spec_synthetic_acceptance is not None:
             if self.speculation == "off":
                 raise ConfigError("spec_synthetic_acceptance is given, but speculation is off.")

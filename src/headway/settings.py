@@ -10,6 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+MAX_DRAFT_TOKENS = 64
+"""Of one request, in a step."""
 MAX_DRAFTED_LINES = 256
 """With more than so many tokens in a step, even the largest devices compute longer than they read weights."""
 GraphMode = Literal["off", "lazy", "all"]

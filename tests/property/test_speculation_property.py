@@ -76,9 +76,9 @@ class Play:
         self.scheduler.speculation._proposer = self.guesses
         self.scheduler.speculation._num_worth = self._num_worth  # type: ignore[method-assign]
         self.now_s = 0.0
-        self.core = EngineCore(
-            self.scheduler, FakeExecutor(truth, max_in_flight=1 + seed % 2), now=self._now, sleep=self._sleep
-        )
+        # One step at a time; two, of which the second waits for drafts of the first; two that do not wait.
+        executor = FakeExecutor(truth, max_in_flight=2 if seed % 3 else 1, guess=self._guess if seed % 3 == 2 else None)
+        self.core = EngineCore(self.scheduler, executor, now=self._now, sleep=self._sleep)
         self.requests: dict[str, Request] = {}
         self.events: Counter[str] = Counter()
         self.capacity = num_blocks * block_size
@@ -86,6 +86,9 @@ class Play:
     def _num_worth(self, levels: Sequence[_Level], *, most: int, **_: object) -> int:
         """Whatever is verified, tokens are the same."""
         return self.rng.randrange(min(sum(level.num_guesses for level in levels), max(most, 0)) + 1)
+
+    def _guess(self, request_id: str, position: int) -> int:
+        return truth(request_id, position) if self.rng.random() < 0.6 else VOCAB
 
     def _now(self) -> float:
         self.now_s += 1e-4

@@ -50,7 +50,7 @@ def _check_in_flight(scheduler: Scheduler) -> None:
     for step in scheduler.in_flight:
         assert step.keeps.keys() <= set(step.requests), "a request is kept that is not in the step"
         for request, share in zip(step.requests, step.output.scheduled, strict=True):
-            if share.samples:
+            if share.samples and request not in step.dropped:
                 num_pending[request] = num_pending.get(request, 0) + 1 + len(share.drafts)
         for request in step.keeps:
             has_blocks = request.status is RequestStatus.RUNNING or request.status is RequestStatus.HELD
@@ -85,7 +85,7 @@ def _check_blocks(scheduler: Scheduler) -> None:
     kv_cache = scheduler.kv_cache
     pool = kv_cache.pool
     in_batch = _in_batch(scheduler)
-    max_drafts = 0 if scheduler.speculation is None else scheduler.config.max_draft_tokens
+    max_drafts = 0 if scheduler.speculation is None else 2 * scheduler.config.max_draft_tokens
     assert sorted(kv_cache.requests_with_blocks) == sorted(r.request_id for r in in_batch), (
         "a request that does not run has a block table, or one that runs has none"
     )

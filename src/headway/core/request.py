@@ -80,6 +80,7 @@ class Request:
         "arrival_index",
         "arrival_s",
         "can_draft",
+        "can_draft_ahead",
         "is_beam",
         "is_fork",
         "max_kv_tokens",
@@ -113,6 +114,7 @@ class Request:
         sampling_params: SamplingParams | None = None,
         reads_cache: bool = True,
         can_draft: bool = True,
+        can_draft_ahead: bool = True,
         options: RequestOptions = DEFAULT_OPTIONS,
         is_beam: bool = False,
         fork_of: Request | None = None,
@@ -136,6 +138,8 @@ class Request:
         self.sampling_params = sampling_params  # carried to the runner, never read here
         self.reads_cache = reads_cache  # False: every prompt token must be computed, because something is asked of each
         self.can_draft = can_draft and not is_beam  # whether its tokens may be guessed and verified
+        # and that before it is known how many it has
+        self.can_draft_ahead = self.can_draft and can_draft_ahead
         self.is_beam = is_beam
         self.is_fork = fork_of is not None
         self.status = RequestStatus.WAITING

@@ -148,7 +148,7 @@ class Scheduler:
                 self._compute_prompts(plan)
         if self.speculation is not None:
             self.speculation.note_planned()
-            if not plan.preempted and not self.in_flight:
+            if not plan.preempted and (self.speculation.is_ahead or not self.in_flight):
                 self.speculation.add_drafts(plan)
         return self._launch(plan) if plan.scheduled else self.nothing()
 
@@ -353,5 +353,5 @@ class Scheduler:
             moves=self.kv_cache.take_moves(),
         )
         self._num_steps += 1
-        self.landing.launch(LaunchedStep(output, tuple(plan.scheduled), plan.keeps))
+        self.landing.launch(LaunchedStep(output, tuple(plan.scheduled), plan.keeps, set()))
         return output

@@ -36,7 +36,7 @@ from headway.core.request import Request
 from headway.core.scheduler_output import ScheduledRequest, make_tuple
 from headway.core.step_time import MOST_TIMES_EXPECTED, DecodePace
 from headway.core.steps import LaunchedStep, StepPlan
-from headway.settings import SchedulerSettings
+from headway.settings import MAX_DRAFT_TOKENS, SchedulerSettings
 
 MIN_MATCH = 2
 """Tokens that must have been there before, in this order."""
@@ -59,13 +59,14 @@ LEAST_GAIN = 0.01
 ASKS_PER_STEP = 4
 """Where steps overlap: for how many requests guesses are looked up for a step, in the mean, to see whether waiting
 would pay."""
-MOST_CAUTION = 64
+MOST_CAUTION = 16
 """How much rarer they become after steps that have waited in vain."""
 MOST_ASKED = 32
 """Requests that are looked at together; they stand for all."""
 _GAP_WEIGHT = 0.1  # of the newest step in how long the device waits
 _TOKEN_BYTES = array("i").itemsize
 _COST_WEIGHT = 0.1  # of the newest step in what drafts cost
+_UNKNOWN = (-1,) * MAX_DRAFT_TOKENS  # a draft that the device makes
 _NO_HISTORY, _WRONG, _PARTLY, _RIGHT = range(4)
 _MATCH_CLASSES = (3, 5, 9, 16)
 """From which length on a match is of the next class."""
@@ -138,11 +139,16 @@ class _Level(NamedTuple):
 class Speculation:
     """Adds drafts to planned steps, and learns from what became of them.
 
-    A step with drafts is planned when all before it have landed, and none is planned before it has: how far its
-    requests come is not known until then. Where steps overlap otherwise, that costs the time in which the device waits
-    for the host; it is measured, and counts as a part of what drafts cost. So there the next step waits for results
-    only if guesses from what is known already say that this is going to pay.
+    How far the requests of a step with drafts come is not known before it has landed. Where the device can go on
+    without the host knowing (`is_ahead`), it also guesses: here it is decided only how many tokens, by guesses from
+    what is known. Elsewhere a step with drafts is planned when all before it have landed, and none is planned before
+    it has. If steps overlap otherwise, that costs the time in which the device waits for the host; it is measured, and
+    counts as a part of what drafts cost. So there the next step waits for results only if guesses from what is known
+    already say that this is going to pay.
     """
+
+    is_ahead = False
+    """Whether steps are planned before it is known which drafts are right."""
 
     def __init__(
         self,
@@ -165,6 +171,7 @@ class Speculation:
         self._chances = _Chances(max_draft_tokens)
         self._cost = _DraftCost(pace)
         self._guesses: dict[Request, _Guess] = {}  # the last one of each request that is neither verified nor checked
+        self._verifying: dict[Request, list[int]] = {}  # the kinds of drafts in flight
         self._histories: dict[Request, int] = {}
         self._is_verifying = False  # whether the step that was planned last has drafts
         self._num_steps = 0
@@ -175,7 +182,7 @@ class Speculation:
     def waits(self, in_flight: Sequence[LaunchedStep], running: Sequence[Request]) -> bool:
         """Whether to plan nothing before the steps in flight have landed: because one of them has drafts, or because
         the next one is better with some."""
-        if not in_flight:
+        if not in_flight or self.is_ahead:
             return False
         self._cost.overlaps = True
         if self._is_verifying:
@@ -184,21 +191,23 @@ class Speculation:
         if not 0 < num_rows < self._max_num_lines or not self._pace.decode_time.seconds(1):
             return False
         num_asked = min(num_rows, MOST_ASKED)
-        self._num_asks += ASKS_PER_STEP
-        if self._num_asks < num_asked * self._caution:
+        if not self._may_ask(num_asked):
             return False
-        self._num_asks = 0.0
         first = self._num_steps % num_rows
         self._has_waited = self._would_pay([*running[first:], *running[:first]][:num_asked], num_rows)
         return self._has_waited
 
     def add_drafts(self, plan: StepPlan) -> None:
         """Let requests that get one token verify more, as far as that is worth its time and there is room. To be called
-        for each step that is planned while none is in flight."""
-        self._is_verifying = False
+        for each step that is planned while none is in flight, or if `is_ahead`."""
+        was_verifying, self._is_verifying = self._is_verifying, False
         most = min(plan.budget.left, self._max_num_lines - len(plan.scheduled))
         if most <= 0 or not self._pace.decode_time.seconds(1):
             return
+        if self.is_ahead and not was_verifying:
+            if not self._may_ask(len(plan.scheduled)):
+                return
+            self._has_waited = True
         unlanded, guesses = self._kv_cache.unlanded, {}
         for request, share in plan.scheduled.items():
             if share.num_tokens == 1 and share.samples and request not in unlanded:
@@ -207,10 +216,18 @@ class Speculation:
                     guesses[request] = guess
         if guesses:
             for request, num_tokens in self._choose(plan, guesses, most).items():
-                self._extend(plan, request, guesses[request].draft.token_ids[:num_tokens])
-        if self._has_waited:
+                self._extend(plan, request, guesses[request], num_tokens)
+        if self._has_waited:  # or has been asked for
             self._has_waited = False
             self._caution = 1 if self._is_verifying else min(2 * self._caution, MOST_CAUTION)
+
+    def _may_ask(self, num_requests: int) -> bool:
+        """Whether guesses for so many may be looked up, to see whether they pay: that takes time, too."""
+        self._num_asks += ASKS_PER_STEP
+        if self._num_asks < num_requests * self._caution:
+            return False
+        self._num_asks = 0.0
+        return True
 
     def note_planned(self) -> None:
         """A step has been planned."""
@@ -220,6 +237,7 @@ class Speculation:
             self._cost.fade()
             self._proposer.forget_finished()
             self._guesses = {one: guess for one, guess in self._guesses.items() if not one.status.is_finished}
+            self._verifying = {one: kinds for one, kinds in self._verifying.items() if not one.status.is_finished}
             self._histories = {one: history for one, history in self._histories.items() if not one.status.is_finished}
 
     def without_drafts_s(
@@ -241,7 +259,17 @@ class Speculation:
         self.stats.num_accepted_tokens += num_accepted
         for place in range(num_accepted):
             self.accepted_at[place] += 1
-        self._learn(request, self._guesses.pop(request).kind, num_drafts, num_accepted)
+        kinds = self._verifying[request]
+        self._learn(request, kinds.pop(0), num_drafts, num_accepted)
+        if not kinds:
+            del self._verifying[request]
+
+    def drop(self, request: Request) -> None:
+        """What came of a request's oldest draft is not going to be known."""
+        kinds = self._verifying[request]
+        kinds.pop(0)
+        if not kinds:
+            del self._verifying[request]
 
     def _learn(self, request: Request, kind: int, num_drafts: int, num_right: int) -> None:
         self._chances.count(kind, num_drafts, num_right)
@@ -253,12 +281,13 @@ class Speculation:
         last = self._guesses.get(request)
         if last is not None and last.num_known < num_known:
             del self._guesses[request]
-            if self._proposer.can_check:
+            if self._proposer.can_check and request not in self._verifying:
                 token_ids = last.draft.token_ids[: num_known - last.num_known]
                 came = request.known_tokens(last.num_known, last.num_known + len(token_ids))
                 num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(token_ids, came)))
                 self._learn(request, last.kind, len(token_ids), num_right)
-        if not request.can_draft or not request.output_token_ids:
+        can_draft = request.can_draft_ahead if self.is_ahead else request.can_draft
+        if not can_draft or not request.output_token_ids:
             return None
         room = min(self._max_tokens, most, request.max_total_tokens - request.num_tokens - 1)
         draft = self._proposer.propose(request, room) if room > 0 else None
@@ -359,14 +388,17 @@ class Speculation:
                 best, num_worth = rate, num_taken
         return num_worth
 
-    def _extend(self, plan: StepPlan, request: Request, token_ids: tuple[int, ...]) -> None:
+    def _extend(self, plan: StepPlan, request: Request, guess: _Guess, num_tokens: int) -> None:
         """Give a request's share a draft, shorter if there are no blocks for all of it."""
         share = plan.scheduled[request]
-        new_block_ids = self._kv_cache.allocate(request, 1 + len(token_ids))
+        new_block_ids = self._kv_cache.allocate(request, 1 + num_tokens)
         if new_block_ids is None:
-            new_block_ids, token_ids = [], token_ids[: self._kv_cache.num_free_slots(request) - 1]
-            if not token_ids:
+            new_block_ids, num_tokens = [], min(num_tokens, self._kv_cache.num_free_slots(request) - 1)
+            if num_tokens <= 0:
                 return
+        token_ids = _UNKNOWN[:num_tokens] if self.is_ahead else guess.draft.token_ids[:num_tokens]
+        self._guesses.pop(request, None)
+        self._verifying.setdefault(request, []).append(guess.kind)
         plan.budget.take(len(token_ids))
         plan.scheduled[request] = make_tuple(
             ScheduledRequest,

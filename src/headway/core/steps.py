@@ -93,6 +93,8 @@ class LaunchedStep(NamedTuple):
     """Shares whose tokens other requests may find if the step succeeds: of the tokens that their requests were admitted
     with, and they fill a block or are the last. A request that is preempted meanwhile is taken out, since it has lost
     its blocks."""
+    dropped: set[Request]
+    """Requests that were preempted before it was known how many tokens they get: they are going to get them again."""
 
 
 class ShareAllocator:
@@ -181,6 +183,7 @@ class ShareAllocator:
 
     def preempt(self, plan: StepPlan, request: Request) -> None:
         """Take a running request's blocks, and its share of the step if it has one."""
+        self._drop_drafts(request)
         self._live.preempt(request)
         for step in self._in_flight:
             step.keeps.pop(request, None)
@@ -190,12 +193,31 @@ class ShareAllocator:
             plan.budget.refund(share.num_tokens)
         plan.preempted.append(request)
 
+    def _drop_drafts(self, request: Request) -> None:
+        """If drafts of a request are being verified, give up what steps in flight bring it, from the first of them on:
+        a request that waits has a number of tokens that does not change."""
+        num_dropped, has_drafts = 0, False
+        for step in self._in_flight:
+            for own, share in zip(step.requests, step.output.scheduled):
+                if own is request and share.samples and request not in step.dropped:
+                    has_drafts = has_drafts or bool(share.drafts)
+                    if has_drafts:
+                        step.dropped.add(request)
+                        num_dropped += 1 + len(share.drafts)
+        if num_dropped:
+            request.retract(num_dropped)
+            self._live.count_computed(-num_dropped)
+
 
 class Verifier(Protocol):
     """Who drafts, and learns from what became of it."""
 
     def observe(self, request: Request, *, num_drafts: int, num_accepted: int) -> None:
         """A request had so many drafted tokens, of which so many were right."""
+        ...
+
+    def drop(self, request: Request) -> None:
+        """What came of a request's drafts is not going to be known."""
         ...
 
     def without_drafts_s(
@@ -285,6 +307,10 @@ class Landing:
                 sampled = _NO_TOKEN
             status = request.status
             if status is not _RUNNING and status is not _PREEMPTED:
+                continue
+            if step.dropped and request in step.dropped and sampled.error is None:
+                if share.drafts and self._verifier is not None:
+                    self._verifier.drop(request)
                 continue
             token_ids, num_taken = sampled.token_ids, 0
             finish_status = None if sampled.error is None else RequestStatus.FINISHED_ERROR

@@ -76,6 +76,8 @@ class EngineCore:
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
+        if scheduler.speculation is not None:
+            scheduler.speculation.is_ahead = executor.max_in_flight > 1 and executor.verifies_ahead
         self._guides = guides
         self._ended: list[RequestUpdate] = []  # requests that their guides have ended, to be told with the next result
         self._now = now

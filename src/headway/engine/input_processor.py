@@ -261,6 +261,7 @@ class InputProcessor:
             sampling_params=params,
             reads_cache=params.prompt_logprobs is None and params.pooling != "mean",
             can_draft=not params.is_guided,
+            can_draft_ahead=not params.bad_words and not params.min_tokens,
             options=options,
         )
 

@@ -24,6 +24,8 @@ class Executor(Protocol):
     max_in_flight: int
     """Submitted steps whose results have not been taken. 1: a step is planned when the one before has answered;
     2: it is planned while the one before runs."""
+    verifies_ahead: bool
+    """As in `Runner`."""
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Start to compute the scheduled tokens and to sample where the plan says so. The plan is not empty."""

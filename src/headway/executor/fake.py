@@ -21,11 +21,21 @@ class FakeExecutor:
     Tokens are made when a result is asked for, not before.
     """
 
-    def __init__(self, next_token: NextToken = lambda request_id, num_tokens: 0, *, max_in_flight: int = 1) -> None:
+    def __init__(
+        self,
+        next_token: NextToken = lambda request_id, num_tokens: 0,
+        *,
+        max_in_flight: int = 1,
+        guess: NextToken | None = None,
+    ) -> None:
+        """`guess`: of drafts that are not given; then a step may be planned before those of another are verified."""
         self.max_in_flight = max_in_flight
+        self.verifies_ahead = guess is not None
+        self._guess = guess
         self.num_steps = 0
         self._next_token = next_token
         self._num_computed: dict[str, int] = {}
+        self._num_tokens: dict[str, int] = {}  # of requests in the batch, as far as results have been made
         self._in_flight: deque[FakeStep] = deque()
 
     def submit(self, output: SchedulerOutput) -> FakeStep:
@@ -62,17 +72,26 @@ class FakeExecutor:
     def _answer(self, step: FakeStep, output: SchedulerOutput) -> ModelRunnerOutput:
         if not self._in_flight or self._in_flight.popleft() is not step:
             raise RuntimeError(f"the result of step {output.step_id} is taken twice, or before that of an earlier one")
+        for request_id in (*output.preempted_request_ids, *output.finished_request_ids):
+            self._num_tokens.pop(request_id, None)
+        for new in output.new_requests:
+            self._num_tokens[new.request_id] = len(new.prompt_token_ids) + len(new.output_token_ids)
         sampled = {s.request_id: SampledTokens(self._verified(s)) for s in output.scheduled if s.samples}
         return ModelRunnerOutput(sampled=sampled, prompt_logprobs={})
 
     def _verified(self, share: ScheduledRequest) -> tuple[int, ...]:
         """The next token, and where drafts are verified those after it, up to the first that was guessed wrong."""
-        first = share.num_computed_tokens + share.num_tokens - len(share.drafts)
+        planned = share.num_computed_tokens + share.num_tokens - len(share.drafts)
+        first = self._num_tokens[share.request_id] if self.verifies_ahead else planned
         token_ids = [self._next_token(share.request_id, first)]
-        for draft in share.drafts:
+        for place, draft in enumerate(share.drafts):
+            if draft < 0:
+                assert self._guess is not None, "a draft without tokens"
+                draft = self._guess(share.request_id, first + place)
             if draft != token_ids[-1]:
                 break
             token_ids.append(self._next_token(share.request_id, first + len(token_ids)))
+        self._num_tokens[share.request_id] = first + len(token_ids)
         if share.request_id in self._num_computed:
             self._num_computed[share.request_id] -= len(share.drafts) + 1 - len(token_ids)
         return tuple(token_ids)

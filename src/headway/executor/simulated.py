@@ -58,6 +58,7 @@ class SimulatedExecutor:
         acceptance: float = 0.0,
     ) -> None:
         self.max_in_flight = max_in_flight
+        self.verifies_ahead = True
         self.num_steps = 0
         self.busy_s = 0.0
         self._step_s = step_s

@@ -31,6 +31,10 @@ class UnsampledStep(Protocol):
 class Runner(Protocol):
     """Runs planned steps in the order of submission. It appends each sampled token to its own copy of the request."""
 
+    verifies_ahead: bool
+    """Whether a step may be submitted before it is known how many drafts the one before has accepted: then it is the
+    runner that knows how many tokens a request has, and that guesses the drafts that are given as -1."""
+
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Run a step, or queue it on the device. A request that cannot enter the batch fails alone."""
         ...

@@ -6,12 +6,16 @@ need not know them. What a step sends is one small array: who takes part and how
 attention, and the blocks that were added.
 
     counts    requests that take part · tiles
-    columns   rows · query_start · seq_lens · sample_index · sample_rows · sample_positions
+    columns   rows · query_start · seq_lens · sample_index · sample_rows · sample_positions · offsets of both
     lists     parts of contexts · (request, first token) for each tile · (row, place, block) for each new block
-              · (row, place, token) for each drafted token
+              · (row, place behind its tokens, token) for each drafted token
 
-All but the last have fixed places, because CUDA graphs read them there. A graph is made for a number of tokens; where a
-step has fewer, a request without a row is added at its end, and the padding is its tokens.
+How many tokens a row has is known here first: a step that verifies drafts brings as many as were right, and the next
+one may be staged before the host knows. Then the host's lengths are the most that there can be, and `settle_kernel`
+puts the true ones in their place.
+
+All but the last lists have fixed places, because CUDA graphs read them there. A graph is made for a number of tokens;
+where a step has fewer, a request without a row is added at its end, and the padding is its tokens.
 """
 
 # mypy: allow-incomplete-defs
@@ -30,12 +34,25 @@ from torch import Tensor
 
 from headway.attention import DividesWork
 from headway.attention.base import NO_REQUEST, NUM_PART_COLUMNS
+from headway.core.speculation import MAX_MATCH, MIN_MATCH
 from headway.runner.rows import StepRows
 from headway.runner.sampler import Int32Array, Seat
+from headway.settings import MAX_DRAFT_TOKENS
 
-_COLUMNS = ("counts", "rows", "query_start", "seq_lens", "sample_index", "sample_rows", "sample_positions")
+_COLUMNS = (
+    "counts",
+    "rows",
+    "query_start",
+    "seq_lens",
+    "sample_index",
+    "sample_rows",
+    "sample_positions",
+    "line_offsets",
+    "sample_offsets",
+)
 _ALIGNMENT = 64  # columns start at multiples of 256 bytes
 _TILE = 1024
+_LOOKUP_TILE = 1024
 _ENTRIES_TILE = 256
 _NO_PARTS: Int32Array = np.zeros((0, NUM_PART_COLUMNS), dtype=np.int32)
 _NO_TILES: Int32Array = np.zeros((0, 2), dtype=np.int32)
@@ -76,6 +93,8 @@ class DeviceRows:
         table_width = -(-max_model_len // block_size)
         self.token_rows = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int32, device=device)
         self.block_table = torch.zeros(max_num_seqs, table_width, dtype=torch.int32, device=device)
+        self.lengths = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        """How many tokens each row has."""
         self.token_ids = torch.zeros(max_num_tokens, dtype=torch.int32, device=device)
         self.positions = torch.zeros(max_num_tokens, dtype=torch.int32, device=device)
         self.slots = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
@@ -105,7 +124,7 @@ class DeviceRows:
         sent = _send(torch.from_numpy(np.concatenate([starts, rows, *tokens]).astype(np.int32)), self.device)
         tokens_sent, rows_sent = sent[len(starts) + len(rows) :], sent[len(starts) :]
         seat_kernel[(len(requests), -(-max(lengths) // _TILE))](
-            self.token_rows, self.token_rows.stride(0), tokens_sent, sent, rows_sent, BLOCK=_TILE
+            self.token_rows, self.token_rows.stride(0), self.lengths, tokens_sent, sent, rows_sent, BLOCK=_TILE
         )
         if len(blocks):
             self._append_blocks(_send(torch.from_numpy(blocks), self.device), len(blocks))
@@ -125,17 +144,33 @@ class DeviceRows:
         if len(blocks):
             end = _put(buffer.array, self._blocks_start, blocks.ravel())
         if step.drafts is not None:
-            drafts = np.stack([step.drafts.rows, step.drafts.positions, step.drafts.token_ids], axis=1)
+            drafts = np.stack([step.drafts.rows, step.drafts.places, step.drafts.token_ids], axis=1)
             end = _put(buffer.array, self._drafts_start, drafts.ravel())
         self._staged[:end].copy_(buffer.tensor[:end], non_blocking=True)
         if len(blocks):
             self._append_blocks(self._staged[self._blocks_start :], len(blocks))
         if step.drafts is not None:
-            put_kernel[(-(-len(drafts) // _ENTRIES_TILE),)](
-                self.token_rows, self.token_rows.stride(0), self._staged[self._drafts_start :], len(drafts),
-                BLOCK=_ENTRIES_TILE,
-            )  # fmt: skip
+            self._put_drafts(len(drafts))
+        if step.line_offsets is not None:
+            self._settle(step, len(parts))
         return DeviceStep(step, num_padded_tokens, num_parts=len(parts), num_tiles=len(tiles))
+
+    def _put_drafts(self, num_drafts: int) -> None:
+        """Write drafted tokens behind those of their rows, or guess them there."""
+        draft_kernel[(num_drafts,)](
+            self.token_rows, self.token_rows.stride(0), self.lengths, self._staged[self._drafts_start :], num_drafts,
+            MOST_MATCHED=MAX_MATCH, LEAST_MATCHED=MIN_MATCH, MOST_DRAFTS=MAX_DRAFT_TOKENS, TILE=_LOOKUP_TILE,
+            num_warps=4,
+        )  # fmt: skip
+
+    def _settle(self, step: StepRows, num_parts: int) -> None:
+        """Put the true lengths into the staged step."""
+        columns, num_lines, num_samples = self.columns, step.num_requests, len(step.sample_index)
+        settle_kernel[(-(-max(num_lines, num_samples, num_parts) // _ENTRIES_TILE),)](
+            self.lengths, columns["rows"], columns["seq_lens"], columns["line_offsets"], num_lines,
+            columns["sample_rows"], columns["sample_positions"], columns["sample_offsets"], num_samples,
+            self._staged[self._parts_start :], num_parts, PART_COLUMNS=NUM_PART_COLUMNS, BLOCK=_ENTRIES_TILE,
+        )  # fmt: skip
 
     def stage_nothing(self) -> None:
         """A step without requests: whatever size it runs with, all of it is padding."""
@@ -184,6 +219,9 @@ class DeviceRows:
         array[end : start["sample_index"] + self._column_size] = 0  # a graph reads more of them than there are
         _put(array, start["sample_rows"], step.sample_rows)
         _put(array, start["sample_positions"], step.sample_positions)
+        if step.line_offsets is not None and step.sample_offsets is not None:
+            _put(array, start["line_offsets"], step.line_offsets)
+            _put(array, start["sample_offsets"], step.sample_offsets)
         end = _put(array, self._parts_start, parts.ravel())
         array[end : self._tiles_start] = NO_REQUEST  # a graph has programs for more
         return _put(array, self._tiles_start, tiles.ravel())
@@ -221,15 +259,17 @@ class _HostBuffer:
 
 
 @triton.jit(do_not_specialize=["row_stride"])
-def seat_kernel(token_rows, row_stride, tokens, starts, rows, BLOCK: tl.constexpr):
+def seat_kernel(token_rows, row_stride, lengths, tokens, starts, rows, BLOCK: tl.constexpr):
     """Program (request, tile): tokens[starts[i] .. starts[i + 1] - 1] become the beginning of row rows[i]."""
     request = tl.program_id(0)
     start = tl.load(starts + request)
     length = tl.load(starts + request + 1) - start
     offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offset < length
-    row = token_rows + tl.load(rows + request).to(tl.int64) * row_stride
+    row_id = tl.load(rows + request)
+    row = token_rows + row_id.to(tl.int64) * row_stride
     tl.store(row + offset, tl.load(tokens + start + offset, mask=mask), mask=mask)
+    tl.store(lengths + row_id, length, mask=tl.program_id(1) == 0)
 
 
 @triton.jit(do_not_specialize=["num_entries", "table_stride"])
@@ -241,6 +281,75 @@ def put_kernel(table, table_stride, entries, num_entries, BLOCK: tl.constexpr):
     place = tl.load(entries + 3 * entry + 1, mask=mask)
     value = tl.load(entries + 3 * entry + 2, mask=mask)
     tl.store(table + row * table_stride + place, value, mask=mask)
+
+
+@triton.jit(do_not_specialize=["row_stride", "num_drafts"], do_not_specialize_on_alignment=["drafts"])
+def draft_kernel(
+    token_rows, row_stride, lengths, drafts, num_drafts,
+    MOST_MATCHED: tl.constexpr, LEAST_MATCHED: tl.constexpr, MOST_DRAFTS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Program (drafted token): where it is given, it is written; where it is -1 and the first of its row, those of the
+    row are looked up, as `NgramProposer` does: what followed the longest end of the row's tokens where it has been
+    before, for the last time. Without such a place the row's last token is repeated."""
+    draft = tl.program_id(0)
+    row_id = tl.load(drafts + 3 * draft)
+    place = tl.load(drafts + 3 * draft + 1)
+    token = tl.load(drafts + 3 * draft + 2)
+    row = token_rows + row_id.to(tl.int64) * row_stride
+    length = tl.load(lengths + row_id)
+    if token >= 0:
+        tl.store(row + length + place, token)
+        return
+    if place > 0:
+        return
+    lanes = tl.arange(0, TILE)
+    best = tl.zeros([TILE], tl.int64)
+    for first in range(0, length - 1, TILE):
+        ends = first + lanes  # a place where the end of the row may have been
+        matched = tl.zeros([TILE], tl.int32)
+        goes_on = ends < length - 1
+        for back in range(MOST_MATCHED):
+            own = tl.load(row + length - 1 - back, mask=back < length, other=-1)
+            there = tl.load(row + ends - back, mask=goes_on & (ends >= back), other=-2)
+            goes_on = goes_on & (there == own)
+            matched += goes_on.to(tl.int32)
+        score = tl.where(matched >= LEAST_MATCHED, matched.to(tl.int64) * 4294967296 + ends + 1, 0)
+        best = tl.maximum(best, score)
+    found = tl.max(best, 0)
+    start = tl.where(found > 0, (found & 4294967295).to(tl.int32), length - 1)
+    places = tl.arange(0, MOST_DRAFTS)
+    entries = drafts + 3 * (draft + places)
+    ours = (draft + places < num_drafts) & (tl.load(entries, mask=draft + places < num_drafts, other=-1) == row_id)
+    tokens = tl.load(row + start + places % (length - start), mask=ours, other=0)
+    tl.store(row + length + places, tokens, mask=ours)
+
+
+@triton.jit(do_not_specialize=["num_lines", "num_samples", "num_parts"], do_not_specialize_on_alignment=["parts"])
+def settle_kernel(
+    lengths, rows, seq_lens, line_offsets, num_lines, sample_rows, sample_positions, sample_offsets, num_samples,
+    parts, num_parts, PART_COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Lengths, places and parts of contexts that the host knows a limit of only; an offset of -1 marks the others."""
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    part = parts + entry * PART_COLUMNS
+    in_parts = entry < num_parts
+    line = tl.load(part, mask=in_parts, other=0)
+    offset = tl.load(line_offsets + line, mask=in_parts, other=-1)
+    seq_len = tl.load(lengths + tl.load(rows + line, mask=in_parts, other=0), mask=in_parts, other=0) + offset
+    changes = in_parts & (offset >= 0)
+    end = tl.load(part + 3, mask=changes, other=0)
+    tl.store(part + 3, tl.minimum(end, seq_len), mask=changes)
+    tl.store(part + 4, seq_len, mask=changes)
+
+    in_lines = entry < num_lines
+    offset = tl.load(line_offsets + entry, mask=in_lines, other=-1)
+    length = tl.load(lengths + tl.load(rows + entry, mask=in_lines, other=0), mask=in_lines, other=0)
+    tl.store(seq_lens + entry, length + offset, mask=in_lines & (offset >= 0))
+
+    in_samples = entry < num_samples
+    offset = tl.load(sample_offsets + entry, mask=in_samples, other=-1)
+    length = tl.load(lengths + tl.load(sample_rows + entry, mask=in_samples, other=0), mask=in_samples, other=0)
+    tl.store(sample_positions + entry, length + offset, mask=in_samples & (offset >= 0))
 
 
 @triton.jit(do_not_specialize=["row_stride", "table_stride"], do_not_specialize_on_alignment=["num_requests"])

@@ -42,11 +42,21 @@ def create_graphed_runner(
     kernels = TritonSampling(
         rows.sampling,
         token_rows=stage.rows.token_rows,
+        lengths=stage.rows.lengths,
         sample_rows=columns["sample_rows"],
         sample_positions=columns["sample_positions"],
     )
     sampler = Sampler(rows.sampling, kernels)
-    return StepRunner(decoder, attention, settings, rows=rows, stage=stage, sampler=sampler, host_blocks=host_blocks)
+    return StepRunner(
+        decoder,
+        attention,
+        settings,
+        rows=rows,
+        stage=stage,
+        sampler=sampler,
+        host_blocks=host_blocks,
+        verifies_ahead=stage.divides_work,
+    )
 
 
 class GraphedStage:
@@ -80,6 +90,11 @@ class GraphedStage:
         self._token_rungs = token_rungs(min(max_num_tokens, _launch_bound_tokens(decoder)))
         self._sample_rungs = sample_rungs(max_num_lines)
 
+    @property
+    def divides_work(self) -> bool:
+        """Whether attention reads on the device how long contexts are."""
+        return self._division is not None
+
     def seat(self, seats: Sequence[Seat], blocks: Int32Array) -> None:
         """Write the tokens of requests that enter, and their first blocks."""
         self.rows.seat(seats, blocks)
@@ -101,7 +116,7 @@ class GraphedStage:
         step, num_tokens, num_samples = staged.rows, staged.num_padded_tokens, len(staged.rows.sample_index)
         sample_index = self.rows.columns["sample_index"]
         if self._graphs is not None and step.is_decode:
-            has_drafts = step.drafts is not None and num_tokens <= MAX_FUSED_REQUESTS
+            has_drafts = step.line_offsets is not None and num_tokens <= MAX_FUSED_REQUESTS
             self._graphs.run(StepShape(num_tokens, num_tokens, has_chunks=False, has_drafts=has_drafts), self.run_shape)
             logits = self._logits[: step.num_requests]
             return logits if step.all_sample_in_order else logits.index_select(0, sample_index[:num_samples])
@@ -159,7 +174,7 @@ class GraphedStage:
             num_single=step.num_single,
             num_parts=staged.num_parts,
             num_tiles=staged.num_tiles,
-            has_drafts=step.drafts is not None,
+            has_drafts=step.line_offsets is not None,
         )
 
     def run_shape(self, shape: StepShape) -> None:
@@ -235,7 +250,8 @@ class StepShape(NamedTuple):
     has_chunks: bool
     """Whether requests with several new tokens take part. Without any, all rows are sampled from."""
     has_drafts: bool = False
-    """Whether some of the single tokens may be of one request, in a step that is small enough for that to matter."""
+    """Whether some of the single tokens may be of one request, or be at places that the host does not know, in a step
+    that is small enough for that to matter."""
 
 
 def decode_rungs(max_num_lines: int) -> list[int]:

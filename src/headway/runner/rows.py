@@ -61,6 +61,12 @@ class StepRows:
     """Where the new token goes in the request's tokens."""
     drafts: StepDrafts | None = None
     """Where requests verify drafts: they have more than one line each, one for every token from their last on."""
+    line_offsets: Int64Array | None = None
+    """Where it depends on drafts that are being verified how many tokens requests have: for each of `rows`, how many
+    tokens after the row's last one its token is, and -1 if the host knows its place. `seq_lens` are then the most that
+    there can be."""
+    sample_offsets: Int64Array | None = None
+    """The same for the places of the lines that are sampled."""
 
     @property
     def is_decode(self) -> bool:
@@ -91,6 +97,7 @@ class RowTable:
         self._divides_drafts = divides_drafts
         self._synthetic_acceptance = settings.synthetic_acceptance
         self._random = np.random.default_rng(settings.seed)
+        self._had_drafts = False  # the step before
         self._free_rows = list(range(settings.max_num_seqs - 1, -1, -1))
         self._num_blocks: Int64Array = np.zeros(settings.max_num_seqs, dtype=np.int64)
 
@@ -152,19 +159,17 @@ class RowTable:
             [(row_of[s.request_id], s.num_tokens, s.num_computed_tokens, s.samples) for s in output.scheduled],
             dtype=np.int64,
         )
-        request_ids = [share.request_id for share in output.scheduled]
         num_drafts = None
         if any(share.drafts for share in output.scheduled):
             num_drafts = np.array([len(share.drafts) for share in output.scheduled], dtype=np.int64)
-        is_single = (
-            table[:, 1] == 1 if num_drafts is None or not self._divides_drafts else table[:, 1] == num_drafts + 1
-        )
+        is_single = table[:, 1] == (1 if num_drafts is None or not self._divides_drafts else num_drafts + 1)
         order = np.argsort(~is_single, kind="stable")  # single tokens first
         rows, num_new, num_computed, samples = table[order].T
         sampled = np.flatnonzero(samples)
         ends = (num_computed + num_new)[sampled]
         drafts, sample_rows, sample_positions = None, rows[sampled], ends
         sample_index = np.cumsum(num_new)[sampled] - 1
+        times = np.ones(len(order), dtype=np.int64)  # how often each request comes
         if num_drafts is not None:
             drafts = self._drafts(
                 [output.scheduled[place].drafts for place in order[sampled].tolist()], sample_rows, ends
@@ -174,15 +179,24 @@ class RowTable:
             sample_positions = np.repeat(sample_positions, drafts.num_lines) + back
             sample_rows = np.repeat(sample_rows, drafts.num_lines)
             if self._divides_drafts:
-                times = np.where(num_drafts > 0, num_drafts + 1, 1)[order]
-                order, rows = np.repeat(order, times), np.repeat(rows, times)
-                sampled = (np.cumsum(times) - times)[sampled]
-                num_new, num_computed = _divided(num_new, num_computed, times)
+                times += num_drafts[order]
+        line_offsets = sample_offsets = None
+        if self._divides_drafts and (drafts is not None or self._had_drafts):
+            follows = (samples > 0) & is_single[order]  # they begin with the row's last token
+            line_offsets = np.where(np.repeat(follows, times), _places(times), -1)
+            lines = times[sampled]
+            sample_offsets = np.where(np.repeat(follows[sampled], lines), _places(lines), -1)
+        self._had_drafts = drafts is not None
+        if drafts is not None and self._divides_drafts:
+            order, rows, num_computed = np.repeat(order, times), np.repeat(rows, times), np.repeat(num_computed, times)
+            num_computed += _places(times)
+            num_new = np.where(np.repeat(times, times) > 1, 1, np.repeat(num_new, times))
+            sampled = (np.cumsum(times) - times)[sampled]
         query_start = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(num_new, out=query_start[1:])
         seq_lens = num_computed + num_new
         return StepRows(
-            request_ids=[request_ids[place] for place in order.tolist()],
+            request_ids=[output.scheduled[place].request_id for place in order.tolist()],
             rows=rows,
             num_new=num_new,
             num_requests=len(rows),
@@ -197,6 +211,8 @@ class RowTable:
             sample_rows=sample_rows,
             sample_positions=sample_positions,
             drafts=drafts,
+            line_offsets=line_offsets,
+            sample_offsets=sample_offsets,
         )
 
     def _drafts(self, tokens: Sequence[Sequence[int]], rows: Int64Array, ends: Int64Array) -> StepDrafts:
@@ -218,12 +234,6 @@ class RowTable:
 def _places(counts: Int64Array) -> Int64Array:
     """0, 1, … for each of the groups of so many."""
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def _divided(num_new: Int64Array, num_computed: Int64Array, times: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Requests as so many with one new token each, one after the other; those that count once stay as they are."""
-    places = _places(times)
-    return np.where(np.repeat(times, times) > 1, 1, np.repeat(num_new, times)), np.repeat(num_computed, times) + places
 
 
 def _seed_of(engine_seed: int, request_id: str) -> int:

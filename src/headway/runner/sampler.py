@@ -119,6 +119,12 @@ class StepDrafts:
     """Synthetic acceptance, for benchmarks: so many of each request's drafts are accepted, whatever would be chosen."""
 
     @property
+    def places(self) -> Int64Array:
+        """Of each drafted token among those of its request."""
+        num_drafts = self.num_lines - 1
+        return np.arange(len(self.rows)) - np.repeat(np.cumsum(num_drafts) - num_drafts, num_drafts)
+
+    @property
     def line_offsets(self) -> Int64Array:
         """For each line, how many drafted tokens stand before the token that it chooses."""
         starts = np.cumsum(self.num_lines) - self.num_lines
@@ -310,12 +316,14 @@ class Sampler:
         if drafts is None:
             self._rows.count_tokens(rows, used)
             return PendingSample(host_token_ids, logprobs)
-        count = functools.partial(self._count_accepted, rows, used)
+        alone = np.repeat(drafts.num_lines, drafts.num_lines) == 1
+        self._rows.count_tokens(rows[alone], used)
+        count = functools.partial(self._count_accepted, rows, used, ~alone)
         return PendingSample(host_token_ids, logprobs, drafts.num_lines.tolist(), count)
 
-    def _count_accepted(self, rows: Int64Array, used: int, token_ids: Tensor) -> None:
-        """No step is launched before the result of one with drafts is known, so the rows are still the same."""
-        self._rows.count_tokens(rows[token_ids.numpy() >= 0], used, repeated=True)
+    def _count_accepted(self, rows: Int64Array, used: int, verified: NDArray[np.bool_], token_ids: Tensor) -> None:
+        """For rows whose edits depend on it: none of them is in a step that is launched before the result is known."""
+        self._rows.count_tokens(rows[verified & (token_ids.numpy() >= 0)], used, repeated=True)
 
     def _logprobs(self, logits: Tensor, rows: Int64Array, token_ids: Tensor) -> PendingLogprobs:
         lines, num_top = self._rows.wanted_logprobs(rows)

@@ -83,7 +83,9 @@ class StepRunner(Generic[StagedStep]):
         stage: Stage[StagedStep],
         sampler: Sampler,
         host_blocks: HostBlocks | None = None,
+        verifies_ahead: bool = False,
     ) -> None:
+        self.verifies_ahead = verifies_ahead
         self.decoder = decoder
         self.attention = attention
         self.stage = stage

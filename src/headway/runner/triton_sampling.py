@@ -65,19 +65,27 @@ PICK_PROGRAMS = 2048
 class TritonSampling:
     """`SamplingKernels` on a device.
 
-    `token_rows` int32 [max_num_seqs, max_model_len] holds the tokens of all rows. `sample_rows` and `sample_positions`
-    int32 are where a staged step has the rows and positions that it samples at, in fixed places; they must be those
-    that `edit` and `pick` are called with.
+    `token_rows` int32 [max_num_seqs, max_model_len] holds the tokens of all rows, `lengths` int32 how many they are.
+    `sample_rows` and `sample_positions` int32 are where a staged step has the rows and positions that it samples at, in
+    fixed places; they must be those that `edit` and `pick` are called with, but for positions that only the device
+    knows.
     """
 
     def __init__(
-        self, rows: SamplingRows, *, token_rows: Tensor, sample_rows: Tensor, sample_positions: Tensor
+        self,
+        rows: SamplingRows,
+        *,
+        token_rows: Tensor,
+        lengths: Tensor,
+        sample_rows: Tensor,
+        sample_positions: Tensor,
     ) -> None:
         device = token_rows.device
         self._rows = rows
         self._device = device
         self._is_pinned = device.type == "cuda"
         self._token_rows = token_rows
+        self._lengths = lengths
         self._sample_rows = sample_rows
         self._sample_positions = sample_positions
         self._table = torch.zeros((rows.max_num_seqs, RECORD_WORDS), dtype=torch.int32, device=device)
@@ -131,7 +139,7 @@ class TritonSampling:
         )  # fmt: skip
         token_ids = torch.empty(num_lines, dtype=torch.int32, device=logits.device)
         _pick_from_parts_kernel[(num_lines,)](
-            scores, ids, max_parts, num_parts, row_ids, row_positions, token_ids,
+            scores, ids, max_parts, num_parts, row_ids, row_positions, token_ids, self._lengths,
             token_rows, token_rows.stride(0), token_rows.shape[1], ids if seen is None else seen, vocab_size,
             HAS_SEEN=seen is not None, HAS_DRAFTS=drafts is not None, MAX_PARTS=triton.next_power_of_2(max_parts),
             num_warps=1,
@@ -155,7 +163,7 @@ class TritonSampling:
         num_accepted = np.full(num_requests, -1) if drafts.num_accepted is None else drafts.num_accepted
         requests = self.upload(np.stack([first_lines, drafts.num_lines, num_accepted]).astype(np.int32))
         _verify_kernel[(num_requests,)](
-            token_ids, row_ids, row_positions, requests, num_requests,
+            token_ids, row_ids, row_positions, requests, num_requests, self._lengths,
             token_rows, token_rows.stride(0), token_rows.shape[1], token_ids if seen is None else seen, vocab_size,
             HAS_SEEN=seen is not None, num_warps=1,
         )  # fmt: skip
@@ -289,7 +297,7 @@ def _pick_from_part_kernel(
 
 @triton.jit(do_not_specialize=["num_parts"], do_not_specialize_on_alignment=["row_ids", "positions", "token_ids"])
 def _pick_from_parts_kernel(
-    part_scores, part_ids, part_stride, num_parts, row_ids, positions, token_ids,
+    part_scores, part_ids, part_stride, num_parts, row_ids, positions, token_ids, lengths,
     token_rows, token_row_stride, max_model_len, seen, vocab_size,
     HAS_SEEN: tl.constexpr, HAS_DRAFTS: tl.constexpr, MAX_PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -312,6 +320,7 @@ def _pick_from_parts_kernel(
         position = tl.load(positions + line)
         chosen = tl.maximum(token, 0)  # a row without a token may run one more step, and must be able to
         tl.store(token_rows + row * token_row_stride + position, chosen, mask=position < max_model_len)
+        tl.store(lengths + row, position + 1)
         if HAS_SEEN:
             entry = seen + row * vocab_size + chosen
             tl.store(entry, tl.load(entry) + _ONE_OUTPUT, mask=token >= 0)
@@ -319,7 +328,7 @@ def _pick_from_parts_kernel(
 
 @triton.jit(do_not_specialize=["num_requests"], do_not_specialize_on_alignment=["row_ids", "positions", "requests"])
 def _verify_kernel(
-    token_ids, row_ids, positions, requests, num_requests,
+    token_ids, row_ids, positions, requests, num_requests, lengths,
     token_rows, token_row_stride, max_model_len, seen, vocab_size, HAS_SEEN: tl.constexpr,
 ):  # fmt: skip
     """Program (request): its lines in order, as long as what was chosen is what was drafted, which is in the row.
@@ -334,6 +343,7 @@ def _verify_kernel(
     row = tl.load(row_ids + first).to(tl.int64)
     position = tl.load(positions + first)
     counts = position >= 0  # whether the line does
+    length = position
     for offset in range(num_lines):
         place = token_rows + row * token_row_stride + position + offset
         inside = position + offset < max_model_len
@@ -343,6 +353,8 @@ def _verify_kernel(
         token = tl.where(is_forced, drafted, token)
         tl.store(token_ids + first + offset, tl.where(counts, token, _REJECTED))
         tl.store(place, tl.maximum(token, 0), mask=counts & inside)
+        length += counts.to(tl.int32)
         if HAS_SEEN:
             tl.atomic_add(seen + row * vocab_size + tl.maximum(token, 0), _ONE_OUTPUT, mask=counts & (token >= 0))
         counts = counts & tl.where(num_accepted < 0, token == drafted, is_forced)
+    tl.store(lengths + row, length)

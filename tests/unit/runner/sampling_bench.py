@@ -39,8 +39,13 @@ class Bench:
     def _kernels(self, name: str) -> CpuSampling | TritonSampling:
         if name == "triton":
             row_ids, positions = self.columns
+            lengths = torch.zeros(len(self.token_rows), dtype=torch.int32, device=self.token_rows.device)
             return TritonSampling(
-                self.rows, token_rows=self.token_rows, sample_rows=row_ids, sample_positions=positions
+                self.rows,
+                token_rows=self.token_rows,
+                lengths=lengths,
+                sample_rows=row_ids,
+                sample_positions=positions,
             )
         return CpuSampling(self.rows, self.token_rows.numpy(), native.load() if name == "native" else None)
 

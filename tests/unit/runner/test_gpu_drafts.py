@@ -7,22 +7,31 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
-from tests.triton_device import ON_GPU  # isort: split
+from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
 from headway import LLM, RequestOutput, SamplingParams
 from headway.core import Request
-from headway.core.speculation import Draft, _Level
+from headway.core.speculation import Draft, NgramProposer, _Level
+from headway.runner.device_rows import DeviceRows
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, random_prompts
 
 # Lines of padding may hold anything.
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 
 PROMPTS = random_prompts(3, 1, 9, 2, 5)
+# Where steps overlap the device guesses, by what has been before: of few different tokens some are right.
 PARAMS: list[dict[str, Any]] = [
-    {"temperature": 0.0, "logprobs": 2},
-    {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 2.0, "presence_penalty": 0.5},
-    {"temperature": 1.2, "seed": 3, "frequency_penalty": 1.0, "top_p": 0.9},
+    {"temperature": 0.0, "logprobs": 2, "logit_bias": {"7": 90.0}},
+    {
+        "temperature": 1.0,
+        "seed": 4,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.2,
+        "logit_bias": {"7": 60, "8": 60},
+    },
+    {"temperature": 1.2, "seed": 3, "frequency_penalty": 0.3, "top_p": 0.9, "logit_bias": {"5": 60, "6": 60.5}},
     {"temperature": 0.0, "min_tokens": 6, "stop_token_ids": list(range(0, VOCAB_SIZE, 3)), "logit_bias": {"7": 3.0}},
     {"temperature": 0.8, "seed": 9, "top_k": 20, "logprobs": 0},
 ]
@@ -94,7 +103,7 @@ def test_the_same_tokens_as_the_cpu_engine(tiny: TinyLLM, expected: list[Any], v
         assert generate(llm) == expected
     stats = speculation.stats
     assert stats.num_accepted_tokens >= 3
-    assert stats.num_draft_tokens - stats.num_accepted_tokens >= 3
+    assert stats.num_draft_tokens - stats.num_accepted_tokens >= 1
 
 
 def test_synthetic_acceptance_is_about_what_was_asked_for(tiny: TinyLLM) -> None:
@@ -112,3 +121,41 @@ def test_synthetic_acceptance_is_about_what_was_asked_for(tiny: TinyLLM) -> None
     assert stats.num_drafts >= 20
     assert 0.4 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.75
     assert full[0] >= full[1] >= full[2] > 0
+
+
+def test_the_device_guesses_what_the_host_would() -> None:
+    rng = random.Random(4)
+    num_rows, num_drafts = 24, 5
+    rows = DeviceRows(
+        max_num_seqs=num_rows,
+        max_num_lines=num_rows * (1 + num_drafts),
+        max_model_len=2200,
+        block_size=16,
+        max_num_tokens=256,
+        device=DEVICE,
+        division=None,
+    )
+    answers = [[rng.randrange(rng.choice([2, 4, 9])) for _ in range(rng.choice([1, 2, 30, 60]))] for _ in range(22)]
+    far = [1, 2, 3, *range(10, 2000), 1, 2, 3]  # in another tile
+    answers += [far, [*range(1500), 7, 8, *range(1500, 1600), 7, 8]]
+    entries = []
+    for row, tokens in enumerate(answers):
+        rows.token_rows[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        rows.lengths[row] = len(tokens)
+        entries += [(row, place, -1 if row % 3 else 100 + place) for place in range(num_drafts)]
+    start = rows._drafts_start
+    rows._staged[start : start + 3 * len(entries)] = torch.tensor(entries, dtype=torch.int32).ravel()
+    rows._put_drafts(len(entries))
+    num_found = 0
+    for row, tokens in enumerate(answers):
+        written = rows.token_rows[row, len(tokens) : len(tokens) + num_drafts].tolist()
+        found = NgramProposer().propose(Request("r", tokens, max_tokens=9), num_drafts)
+        num_found += found is not None
+        if row % 3 == 0:
+            assert written == [100 + place for place in range(num_drafts)]
+        elif found is None:
+            assert written == [tokens[-1]] * num_drafts
+        else:
+            assert written == list(found.token_ids), row
+        assert rows.token_rows[row, : len(tokens)].tolist() == tokens
+    assert 10 < num_found < len(answers)
