@@ -158,4 +158,4 @@ def test_the_device_guesses_what_the_host_would() -> None:
         else:
             assert written == list(found.token_ids), row
         assert rows.token_rows[row, : len(tokens)].tolist() == tokens
-    assert 10 < num_found < len(answers)
+    assert 5 < num_found < len(answers)
