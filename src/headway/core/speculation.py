@@ -59,7 +59,7 @@ LEAST_GAIN = 0.01
 ASKS_PER_STEP = 4
 """Where steps overlap: for how many requests guesses are looked up for a step, in the mean, to see whether waiting
 would pay."""
-MOST_CAUTION = 16
+MOST_CAUTION = 4
 """How much rarer they become after steps that have waited in vain."""
 MOST_ASKED = 32
 """Requests that are looked at together; they stand for all."""
@@ -219,7 +219,10 @@ class Speculation:
                 self._extend(plan, request, guesses[request], num_tokens)
         if self._has_waited:  # or has been asked for
             self._has_waited = False
-            self._caution = 1 if self._is_verifying else min(2 * self._caution, MOST_CAUTION)
+            if self._is_verifying:
+                self._caution = 1
+            elif all(share.num_tokens == 1 for share in plan.scheduled.values()):  # beside prompts there is seldom room
+                self._caution = min(2 * self._caution, MOST_CAUTION)
 
     def _may_ask(self, num_requests: int) -> bool:
         """Whether guesses for so many may be looked up, to see whether they pay: that takes time, too."""
@@ -242,9 +245,9 @@ class Speculation:
 
     def without_drafts_s(
         self, duration_s: float, *, gap_s: float, num_drafts: int, num_decodes: int, num_chunk_tokens: int
-    ) -> float:
+    ) -> float | None:
         """How long a step would have taken without its drafts. A step without prompts teaches what drafts cost, and
-        says nothing new about the rest of it."""
+        nothing new about the rest of it."""
         self._cost.observe_gap(gap_s, has_drafts=num_drafts > 0)
         if not num_drafts:
             return duration_s
@@ -252,7 +255,7 @@ class Speculation:
             return max(0.0, duration_s - self._cost.added_s(num_decodes, num_drafts))
         expected_s = self._pace.decode_s(num_decodes)
         self._cost.observe(num_decodes, num_drafts, duration_s - expected_s)
-        return expected_s
+        return None
 
     def observe(self, request: Request, *, num_drafts: int, num_accepted: int) -> None:
         """Learn from a draft of so many tokens, of which so many were right."""

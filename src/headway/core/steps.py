@@ -222,8 +222,9 @@ class Verifier(Protocol):
 
     def without_drafts_s(
         self, duration_s: float, *, gap_s: float, num_drafts: int, num_decodes: int, num_chunk_tokens: int
-    ) -> float:
-        """How long a step would have taken without its drafts, if it has any. The device waited for it before."""
+    ) -> float | None:
+        """How long a step would have taken without its drafts, if it has any; None: it says nothing about that. The
+        device waited for it before."""
         ...
 
 
@@ -277,15 +278,18 @@ class Landing:
         num_decodes = len(output.scheduled)
         num_drafts = 0 if self._verifier is None else sum(len(share.drafts) for share in output.scheduled)
         num_chunk_tokens = output.num_scheduled_tokens - num_decodes - num_drafts
+        plain_s: float | None = duration_s
         if self._verifier is not None:
-            duration_s = self._verifier.without_drafts_s(
+            plain_s = self._verifier.without_drafts_s(
                 duration_s,
                 gap_s=gap_s,
                 num_drafts=num_drafts,
                 num_decodes=num_decodes,
                 num_chunk_tokens=num_chunk_tokens,
             )
-        self._view.observe_step(num_chunk_tokens=num_chunk_tokens, num_decodes=num_decodes, duration_s=duration_s)
+        self._view.observe_step(
+            num_chunk_tokens=num_chunk_tokens, num_decodes=num_decodes, duration_s=duration_s, plain_s=plain_s
+        )
 
     def _keep_computed(self, step: LaunchedStep, result: ModelRunnerOutput) -> None:
         """Let other requests find what this step has computed, where it has not failed."""

@@ -38,9 +38,13 @@ class PolicyView:
         """Set the time of the step that is being planned."""
         self.now_s = now_s
 
-    def observe_step(self, *, num_chunk_tokens: int, num_decodes: int, duration_s: float) -> None:
-        """Learn from a step with this many prompt tokens beside its decodes."""
-        self.pace.observe(num_chunk_tokens=num_chunk_tokens, num_decodes=num_decodes, duration_s=duration_s)
+    def observe_step(
+        self, *, num_chunk_tokens: int, num_decodes: int, duration_s: float, plain_s: float | None
+    ) -> None:
+        """Learn from a step with this many prompt tokens beside its decodes. `plain_s`: what it would have taken
+        without drafts, if that is known."""
+        if plain_s is not None:
+            self.pace.observe(num_chunk_tokens=num_chunk_tokens, num_decodes=num_decodes, duration_s=plain_s)
         self.step_s += _MEMORY * (duration_s - self.step_s)
 
     def num_cached_tokens(self, request: Request) -> int:
