@@ -54,6 +54,8 @@ MOST_COUNTED = 200.0
 FIRST_DRAFTS = 2
 """Tokens that are drafted in the first step that has any, or one for each request if that is more. Later ones have at
 most twice as many as one before, since what they cost is not known."""
+FIRST_PART = 0.5
+"""How much of what the fewest guesses cost that were ever tried one would cost."""
 LEAST_GAIN = 0.01
 """Drafts have to make a step better by this part of it: what they cost and bring is not known to the last digit."""
 ASKS_PER_STEP = 4
@@ -423,8 +425,8 @@ class _DraftCost:
     """What drafted tokens add to a step, by how many they are and beside how many requests.
 
         added      ╭──────────●──╱     ●  measured: a mean over steps of about that size, younger ones counting more
-                ╭──●           ╱       between them a line; above, as much for each as a request adds to a step
-              ●
+                ╭──●           ╱       between them a line; above, as much for each as a request adds to a step;
+              ●                        below, half of it for the first and the rest for the others
             0  1  2  4  8  16  drafted tokens
 
     The first one often costs most: a product with a vector is another kernel than one with a matrix. As elsewhere, a
@@ -434,7 +436,7 @@ class _DraftCost:
 
     def __init__(self, pace: DecodePace) -> None:
         self._pace = pace
-        self._tables: dict[int, dict[int, _Added]] = {}  # by the size of both numbers: of bits
+        self._tables: dict[int, dict[int, _Added]] = {}  # by the sizes of both numbers
         self.overlaps = False
         """Whether steps without drafts follow each other without a gap."""
         self._gap_s: list[float | None] = [None, None]  # without and with drafts
@@ -457,7 +459,7 @@ class _DraftCost:
         expected_s = self._pace.decode_s(num_rows) + self.added_s(num_rows, num_tokens)
         added_s = min(added_s, MOST_TIMES_EXPECTED * expected_s)
         table = self._tables.setdefault(num_rows.bit_length(), {})
-        table.setdefault(num_tokens.bit_length(), _Added()).observe(num_tokens, added_s)
+        table.setdefault(_size_of(num_tokens), _Added()).observe(num_tokens, added_s)
 
     def added_s(self, num_rows: int, num_tokens: int) -> float:
         """What so many drafted tokens add beside so many requests."""
@@ -465,9 +467,10 @@ class _DraftCost:
         for _, one in sorted(self._tables.get(num_rows.bit_length(), {}).items()):
             added_s = max(one.added_s, last_s)
             if num_tokens <= one.num_tokens:
-                # Below the smallest number that was measured nothing says that fewer would cost less.
-                part = (num_tokens - last_tokens) / (one.num_tokens - last_tokens) if last_tokens else 1.0
-                return last_s + part * (added_s - last_s)
+                part = (num_tokens - last_tokens) / max(one.num_tokens - last_tokens, 1e-9)
+                if not last_tokens:
+                    part = FIRST_PART + (1.0 - FIRST_PART) * part
+                return last_s + min(1.0, part) * (added_s - last_s)
             last_tokens, last_s = one.num_tokens, added_s
         return last_s + (num_tokens - last_tokens) * self._pace.decode_time.row_s
 
@@ -481,6 +484,11 @@ class _DraftCost:
         for table in self._tables.values():
             for one in table.values():
                 one.added_s *= FADE
+
+
+def _size_of(number: int) -> int:
+    """Numbers of about the same size have the same: four sizes from one power of two to the next."""
+    return 4 * number.bit_length() + ((number << 3 >> number.bit_length()) & 3)
 
 
 class _Added:
