@@ -11,6 +11,7 @@ from headway import LLM, SamplingParams
 from headway.loader.embedded import embedded_model_path
 from tests.integration.greedy import generate, run
 from tests.integration.prompts import PROMPTS
+from tests.integration.test_speculation import answers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 NUM_TOKENS = 64
@@ -27,6 +28,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "chunks of 7": {"max_chunk_tokens": 7},
     "chunks of 1": {"max_chunk_tokens": 1},
     "few at a time": {"max_num_seqs": 3},
+    "guesses": {"speculation": "ngram"},
     "torch_padded": {"attention_backend": "torch_padded"},
     "torch_reference": {"attention_backend": "torch_reference"},
     "torch_reference without overlap": {"attention_backend": "torch_reference", "async_scheduling": False},
@@ -69,6 +71,27 @@ def test_float32_tokens_equal_the_cpus_with_a_cache_that_is_too_small(
         result = run(llm, PROMPTS, NUM_TOKENS)
         assert result.tokens == cpu_tokens
         assert result.num_preemptions >= 10
+
+
+@pytest.mark.parametrize("options", [{}, {"async_scheduling": False}, {"num_kv_blocks": 60, "block_size": 16}])
+def test_guesses_change_no_token(model: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy and sampled, n = 4, penalties, stop strings, a grammar: as many guesses as there are."""
+    memory = {} if "num_kv_blocks" in options else {"kv_cache_memory": 2**30}
+    common = {"dtype": "float32", "device": "cuda", "max_model_len": 512, "max_num_seqs": 24, **memory, **options}
+    llm = LLM(model, **common)
+    expected = [found[:4] for found in answers(llm)]
+    llm.shutdown()
+    llm = LLM(model, speculation="ngram", **common)
+    speculation = llm.engine.core.scheduler.speculation
+    assert speculation is not None
+    monkeypatch.setattr(
+        speculation, "_num_worth", lambda levels, *, most, **_: min(sum(x.num_guesses for x in levels), most)
+    )
+    assert [found[:4] for found in answers(llm)] == expected
+    assert speculation.stats.num_accepted_tokens > 100
+    assert speculation.stats.num_draft_tokens - speculation.stats.num_accepted_tokens > 50
+    llm.engine.check_invariants()
+    llm.shutdown()
 
 
 def test_sampled_tokens_do_not_depend_on_overlap_graphs_or_company(model: str) -> None:
