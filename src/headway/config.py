@@ -280,15 +280,14 @@ class SchedulerConfig:
     speculation: str = option(
         "off",
         "Guess the next tokens of requests and verify several in one step, where that is worth its time; the tokens "
-        "are the same (docs/speculation.md). ngram: guesses come from the request's own text. auto: ngram on CPU, off "
-        "on CUDA.",
+        "are the same (docs/speculation.md). ngram: guesses come from the request's own text. auto: ngram.",
         choices=("off", "auto", "ngram"),
     )
     max_draft_tokens: int = option(8, "Most guesses that are verified for one request in one step.")
     spec_synthetic_acceptance: float | None = option(
         None,
-        "For benchmarks only, since answers become nonsense: guesses are made up, and accepted at random, so that a "
-        "request with max_draft_tokens of them gets so many tokens a step, in the mean; at least 1.",
+        "For benchmarks, since answers become nonsense: guesses are made up and accepted at random; a request with "
+        "max_draft_tokens of them gets so many tokens a step, in the mean.",
     )
 
     def __post_init__(self) -> None:
@@ -346,10 +345,8 @@ class SchedulerConfig:
             "spec_synthetic_acceptance": None,
         }
         given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-        return SchedulerSettings(**{**settled, **given, "speculation": self._speculation_on(device)})
-
-    def _speculation_on(self, device: str) -> str:
-        return ("ngram" if device == "cpu" else "off") if self.speculation == "auto" else self.speculation
+        speculation = "ngram" if self.speculation == "auto" else self.speculation
+        return SchedulerSettings(**{**settled, **given, "speculation": speculation})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -205,7 +205,9 @@ def test_short_ends_and_small_steps_limit_drafts() -> None:
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    assert SchedulerConfig(speculation="auto").resolve("cuda").speculation == "off"
+    assert SchedulerConfig(speculation="auto").resolve("cuda").speculation == "ngram"
+    with pytest.raises(ConfigError, match="at most 64"):
+        SchedulerConfig(max_draft_tokens=65)
     assert SchedulerConfig(speculation="auto").resolve("cpu").speculation == "ngram"
     with pytest.raises(ConfigError, match="speculation is off"):
         SchedulerConfig(spec_synthetic_acceptance=2.0)
