@@ -31,6 +31,8 @@ class StepRow(NamedTuple):
     """If it entered the batch with this step: how many of its tokens were in the cache by then."""
     num_drafts: int = 0
     """Of the tokens computed, those that were guessed."""
+    num_accepted: int = 0
+    """Of these, right ones that the request took."""
 
     @property
     def is_decode(self) -> bool:
@@ -81,6 +83,7 @@ class StepReport:
         """What each scheduled request did."""
         snapshot = self.snapshot
         num_cached = {new.request_id: new.num_computed_tokens for new in snapshot.output.new_requests}
+        num_new = {update.request_id: len(update.new_token_ids) for update in self.updates if update.new_token_ids}
         return tuple(
             StepRow(
                 request_id=share.request_id,
@@ -91,6 +94,7 @@ class StepReport:
                 num_blocks=-(-(share.num_computed_tokens + share.num_tokens) // self.block_size),
                 num_cached_tokens=num_cached.get(share.request_id, 0),
                 num_drafts=len(share.drafts),
+                num_accepted=max(0, num_new.get(share.request_id, 0) - 1) if share.drafts else 0,
             )
             for share, request, num_tokens in zip(
                 snapshot.output.scheduled, snapshot.requests, snapshot.num_tokens, strict=True

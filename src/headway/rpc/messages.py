@@ -241,6 +241,9 @@ class SnapshotRow(_Part):
     is_decode: bool
     num_cached_tokens: int = 0
     """If it entered the batch with this step: how many of its tokens were in the cache by then."""
+    num_drafts: int = 0
+    num_accepted: int = 0
+    """Of the tokens computed, guesses; and of these, right ones."""
 
 
 class WaitingRow(_Part):

@@ -126,6 +126,8 @@ def _row(row: StepRow, request: Request) -> SnapshotRow:
         row.num_blocks,
         row.is_decode,
         row.num_cached_tokens,
+        row.num_drafts,
+        row.num_accepted,
     )
     if isinstance(request, BeamRequest) and request.is_fork:
         shown.num_prompt_tokens -= request.num_found_tokens

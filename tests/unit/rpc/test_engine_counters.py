@@ -103,10 +103,12 @@ def test_drafts_are_counted_on_when_an_engine_begins_again() -> None:
         engine.core.scheduler, BeamRequests(engine.tokenizer, vocab_size=engine.model_config.vocab_size), counted=before
     )
     engine.add_request("r", "abc", SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True))
+    num_accepted = 0
     while engine.has_unfinished_requests():
-        engine.step()
+        num_accepted += sum(row.num_accepted for row in engine.step().report.rows)
     stats, speculation = counters.stats(), engine.core.scheduler.speculation
     assert speculation is not None and speculation.stats.num_accepted_tokens > 0
+    assert num_accepted == speculation.stats.num_accepted_tokens
     assert stats.num_drafts == 3 + speculation.stats.num_drafts
     assert stats.num_accepted_tokens == 5 + speculation.stats.num_accepted_tokens == sum(stats.num_accepted_at)
     assert stats.num_accepted_at[:2] == [3 + speculation.accepted_at[0], 2 + speculation.accepted_at[1]]

@@ -83,6 +83,15 @@ class TestFrames:
         assert cells(frame) == {"a": "cdi", "b": ".cc"}
         assert [(c.num_decode_tokens, c.num_chunk_tokens) for c in frame.columns] == [(0, 4), (1, 2), (0, 2)]
 
+    def test_guesses_that_were_right_and_wrong_have_letters_of_their_own(self) -> None:
+        builder = FrameBuilder()
+        for number, num_accepted in enumerate((2, 0)):
+            builder.add(step(number, SnapshotRow("a", 4, 5, 2, 4, 1, True, 0, 3, num_accepted)))
+        builder.add(step(2, decode("a")))
+        frame = builder.take(1.0)
+        assert cells(frame) == {"a": "ard"}
+        assert [c.num_decode_tokens for c in frame.columns] == [4, 4, 1]
+
     def test_who_leaves_is_told_once(self) -> None:
         builder = FrameBuilder()
         builder.add(step(0, decode("a"), decode("b"), finished=["a"]))

@@ -5,7 +5,8 @@ A frame has one column per step, and for each request that was in the batch a st
     c  computed a chunk of its prompt          i  was running, but had no share in the step
     h  the same, after it had entered with     p  was preempted
        a part of it found in the cache         .  was not in the batch
-    d  decoded one token
+    d  decoded one token                       a  decoded several: guesses were right
+                                               r  decoded one, its guesses were wrong
 
 Requests travel as numbers, given out in the order in which they are first seen: the page makes colours of them.
 """
@@ -26,7 +27,7 @@ MAX_COLUMNS = 40
 """Steps in a frame; of more only the last are drawn."""
 MAX_CELLS = 1920
 """Of the block map. Larger caches show several blocks as one cell."""
-CHUNK, HIT, DECODE, IDLE, PREEMPTED, ABSENT = "c", "h", "d", "i", "p", "."
+CHUNK, HIT, DECODE, ACCEPTED, REJECTED, IDLE, PREEMPTED, ABSENT = "c", "h", "d", "a", "r", "i", "p", "."
 FREE, CACHED, SHARED = -1, -2, -3
 """Owners of blocks that no request holds, the second of them kept by the prefix cache, and of those that several do."""
 _HOLDERS = {messages.CACHED: CACHED, messages.SHARED: SHARED}
@@ -182,7 +183,7 @@ class FrameBuilder:
         seen.row = row
         seen.is_running = True
         seen.last_step = step_id
-        seen.cells.append(HIT if row.num_cached_tokens else DECODE if row.is_decode else CHUNK)
+        seen.cells.append(_cell(row))
 
     def _drop_vanished(self, num_running: int) -> None:
         """Aborted requests leave without a snapshot that tells so: more are remembered than the step had."""
@@ -209,6 +210,14 @@ class FrameBuilder:
             runs = _coarsen(runs, blocks_per_cell)
         num_cells = sum(length for _, length in runs)
         return FrameBlocks([part for run in _merge(runs) for part in run], num_cells, blocks_per_cell)
+
+
+def _cell(row: SnapshotRow) -> str:
+    if row.num_cached_tokens:
+        return HIT
+    if not row.is_decode:
+        return CHUNK
+    return DECODE if not row.num_drafts else ACCEPTED if row.num_accepted else REJECTED
 
 
 def _owner(index: int | None, owners: list[int]) -> int:

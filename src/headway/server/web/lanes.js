@@ -221,6 +221,8 @@ export class Lanes {
       context.fillRect(x, top + striped, column - gap, look.height - striped);
       context.fillStyle = palette.reused;
       for (let line = 0; line < striped; line += 3) context.fillRect(x, top + line, column - gap, 2);
+      context.fillStyle = palette.preempted;
+      if (look.isWrong) context.fillRect(x, y + 1, column - gap, 2);
       if (i > 0 && lane.owners[i] !== lane.owners[i - 1]) {
         context.fillStyle = ownerColour(lane.owners[i]);
         context.fillRect(x - 2, y + 1, 2, ROW - 2);
@@ -266,6 +268,8 @@ const LOOKS = {
   c: { colour: "chunk", height: 13 },
   h: { colour: "chunk", height: 13, stripes: true },
   d: { colour: "decode", height: 6 },
+  a: { colour: "decode", height: 13 },
+  r: { colour: "decode", height: 6, isWrong: true },
   i: { colour: "idle", height: 2 },
   p: { colour: "preempted", height: 13 },
 };

@@ -55,6 +55,9 @@ export class BatchPanel {
     const numbers = frame.numbers;
     const isNewPoint = this.series.add(frame.at_s, numbers);
     this.lanes.add(frame, this.series.rate("steps"));
+    if (frame.rows.some((row) => /[ar]/.test(row[7]))) {
+      for (const entry of document.querySelectorAll(".k-guess")) entry.hidden = false;
+    }
     this.blocks.add(frame);
     if (numbers.num_used_blocks === 0 && numbers.num_cached_blocks === 0) this.blocks.clear();
     if (numbers.ok) this.#showNumbers(frame);
