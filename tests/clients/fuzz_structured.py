@@ -386,7 +386,9 @@ def main() -> int:
     for number in outcome.slow_refusals:
         one_by_number(number, again)
     outcome.faults += [
-        f"refused only after {took:.2f} s: {name}" for took, _, name in again.slowest if took > SLOW_REFUSAL_S
+        f"refused only after {took:.2f} s: {name}"
+        for took, status, name in again.slowest
+        if took > SLOW_REFUSAL_S and status >= 400
     ]
     if server.get("/health")[0] != 200:
         outcome.faults.append("the server is not healthy")

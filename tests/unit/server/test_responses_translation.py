@@ -214,3 +214,9 @@ def test_what_chat_refuses_is_told_in_the_clients_words(old: str, new: str) -> N
     told = RESPONSES_NAMES(bad_request(f"'{old}' is wrong.", param=old, code="c"))
     assert (str(told), told.param, told.code) == (f"'{new}' is wrong.", new, "c")
     assert str(RESPONSES_NAMES(bad_request(f"{old} must be good.", param=old))) == f"{new} must be good."
+
+
+def test_what_benchmarks_send() -> None:
+    extra = {"stop": ["."], "seed": 4, "top_k": 5, "min_tokens": 2, "ignore_eos": True}
+    assert chat(**extra) == {"messages": HI, **extra}
+    assert chat(stop=None, ignore_eos=None) == {"messages": HI}

@@ -230,6 +230,11 @@ class ResponsesRequest(TranslatedRequest, kw_only=True):
     reasoning: ReasoningConfig | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    top_k: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
     store: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     safety_identifier: str | None = None
@@ -312,6 +317,11 @@ def chat_fields_of_response(request: ResponsesRequest) -> dict[str, Any]:
         "top_p": request.top_p,
         "reasoning_effort": None if reasoning is None else reasoning.effort,
         "user": request.user,
+        "stop": request.stop,
+        "seed": request.seed,
+        "top_k": request.top_k,
+        "min_tokens": request.min_tokens,
+        "ignore_eos": request.ignore_eos,
     }
     return given(fields) | logprobs | request.shared_fields()
 
