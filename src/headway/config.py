@@ -284,10 +284,10 @@ class SchedulerConfig:
         choices=("off", "auto", "ngram"),
     )
     max_draft_tokens: int = option(8, "Most guesses that are verified for one request in one step.")
-    spec_synthetic_acceptance: float | None = option(
-        None,
+    spec_synthetic_acceptance: float = option(
+        0.0,
         "For benchmarks, since answers become nonsense: guesses are made up and accepted at random; a request with "
-        "max_draft_tokens of them gets so many tokens a step, in the mean.",
+        "max_draft_tokens of them gets so many tokens a step, in the mean. 0: real guesses.",
     )
 
     def __post_init__(self) -> None:
@@ -312,7 +312,7 @@ class SchedulerConfig:
             )
         if self.max_draft_tokens > MAX_DRAFT_TOKENS:
             raise ConfigError(f"max_draft_tokens must be at most {MAX_DRAFT_TOKENS}, not {self.max_draft_tokens}.")
-        if self.spec_synthetic_acceptance is not None:
+        if self.spec_synthetic_acceptance:
             if self.speculation == "off":
                 raise ConfigError("spec_synthetic_acceptance is given, but speculation is off.")
             if not 1.0 <= self.spec_synthetic_acceptance <= 1.0 + self.max_draft_tokens:
@@ -342,7 +342,6 @@ class SchedulerConfig:
             "max_chunk_tokens": num_tokens,
             "target_itl_ms": default.target_itl_ms,
             "long_prompt_step_ms": default.long_prompt_step_ms,
-            "spec_synthetic_acceptance": None,
         }
         given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         speculation = "ngram" if self.speculation == "auto" else self.speculation

@@ -64,14 +64,15 @@ class SchedulerSettings:
     speculation: str
     """"off" or "ngram"."""
     max_draft_tokens: int
-    spec_synthetic_acceptance: float | None
+    spec_synthetic_acceptance: float
+    """0: guesses are real."""
 
     @property
     def synthetic_chance(self) -> float | None:
         """With synthetic acceptance: how likely a guess is accepted if those before it were, so that a request with
         `max_draft_tokens` of them gets as many tokens a step as wanted, in the mean."""
         wanted = self.spec_synthetic_acceptance
-        if wanted is None:
+        if not wanted:
             return None
         low, high = 0.0, 1.0
         for _ in range(50):

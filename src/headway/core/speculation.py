@@ -79,7 +79,7 @@ def create_speculation(config: SchedulerSettings, *, kv_cache: KVCacheManager, p
     if config.speculation == "off":
         return None
     return Speculation(
-        proposer=NgramProposer() if config.spec_synthetic_acceptance is None else MadeUpProposer(),
+        proposer=MadeUpProposer() if config.spec_synthetic_acceptance else NgramProposer(),
         kv_cache=kv_cache,
         pace=pace,
         max_draft_tokens=config.max_draft_tokens,

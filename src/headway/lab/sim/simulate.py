@@ -161,7 +161,7 @@ def simulate(
     `seed`: of the spread of steps around their means; `None`: every step takes what the cost model says. `speed`: how
     many times as long steps take at a certain time.
     """
-    if scheduler.speculation != "off" and scheduler.spec_synthetic_acceptance is None:
+    if scheduler.speculation != "off" and not scheduler.spec_synthetic_acceptance:
         raise ConfigError(
             "A simulation has no text to guess tokens from: say with spec_synthetic_acceptance how many tokens a step "
             "guesses bring, or leave speculation 'off'."
