@@ -116,17 +116,13 @@ class EngineCore:
         return self.scheduler.has_unfinished_requests
 
     def step(self) -> CoreStep:
-        """schedule → submit, while there is room in the pipeline; then the oldest result → update. If that leaves
-        nothing in flight where steps overlap, because the next one had to wait for it, that is launched at once."""
+        """schedule → submit, while there is room in the pipeline; then the oldest result → update."""
         if len(self._in_flight) != len(self.scheduler.in_flight):
             self._find_lost()
         self._sample_awaiting()
         self._fill_pipeline()
         if self._in_flight:
-            taken = self._take_result()
-            if not self._in_flight and self.scheduler.speculation is not None and self.executor.max_in_flight > 1:
-                self._fill_pipeline()  # a step that had to wait for this result: the device need not wait for outputs
-            return taken
+            return self._take_result()
         updates = self.scheduler.release_held()
         if self.has_unfinished_requests and not updates:
             self._wait_for_batch()
