@@ -133,8 +133,8 @@ class Scheduler:
         and pinned blocks go by.
         """
         self._advance(now_s)
-        if self.speculation is not None and self.speculation.waits(self.in_flight, self.live.running):
-            return self.nothing()
+        if self.speculation is not None and self.in_flight and not self.speculation.is_ahead:
+            return self.nothing()  # guesses begin where the last result ends
         plan = StepPlan(now_s, TokenBudget(self.config.max_num_batched_tokens, self.config.max_chunk_tokens))
         if self.config.prefill_mode == "chunked":
             self._mix(plan)
@@ -148,24 +148,18 @@ class Scheduler:
                 self._compute_prompts(plan)
         if self.speculation is not None:
             self.speculation.note_planned()
-            if not plan.preempted and (self.speculation.is_ahead or not self.in_flight):
+            if not plan.preempted:
                 self.speculation.add_drafts(plan)
         return self._launch(plan) if plan.scheduled else self.nothing()
 
     def update(
-        self,
-        output: SchedulerOutput,
-        result: ModelRunnerOutput,
-        *,
-        duration_s: float | None = None,
-        gap_s: float = 0.0,
+        self, output: SchedulerOutput, result: ModelRunnerOutput, *, duration_s: float | None = None
     ) -> list[RequestUpdate]:
         """Append the sampled tokens and finish the requests they end. Requests that ended meanwhile are passed over.
 
-        `duration_s`, where it is known, teaches how large later steps may be. Before that the device waited `gap_s` for
-        the step, though there was something to do.
+        `duration_s`, where it is known, teaches how large later steps may be.
         """
-        return [] if output.is_empty else self.landing.land(output, result, duration_s=duration_s, gap_s=gap_s)
+        return [] if output.is_empty else self.landing.land(output, result, duration_s=duration_s)
 
     def nothing(self) -> SchedulerOutput:
         """A plan with nothing in it."""

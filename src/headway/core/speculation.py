@@ -35,7 +35,7 @@ from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.request import Request
 from headway.core.scheduler_output import ScheduledRequest, make_tuple
 from headway.core.step_time import MOST_TIMES_EXPECTED, DecodePace
-from headway.core.steps import LaunchedStep, StepPlan
+from headway.core.steps import StepPlan
 from headway.settings import MAX_DRAFT_TOKENS, SchedulerSettings
 
 MIN_MATCH = 2
@@ -59,13 +59,9 @@ FIRST_PART = 0.5
 LEAST_GAIN = 0.01
 """Drafts have to make a step better by this part of it: what they cost and bring is not known to the last digit."""
 ASKS_PER_STEP = 4
-"""Where steps overlap: for how many requests guesses are looked up for a step, in the mean, to see whether waiting
-would pay."""
+"""Where steps overlap: for how many requests guesses are looked up for a step, in the mean, as long as none pays."""
 MOST_CAUTION = 4
-"""How much rarer they become after steps that have waited in vain."""
-MOST_ASKED = 32
-"""Requests that are looked at together; they stand for all."""
-_GAP_WEIGHT = 0.1  # of the newest step in how long the device waits
+"""How much rarer that becomes while it is in vain."""
 _TOKEN_BYTES = array("i").itemsize
 _COST_WEIGHT = 0.1  # of the newest step in what drafts cost
 _UNKNOWN = (-1,) * MAX_DRAFT_TOKENS  # a draft that the device makes
@@ -143,14 +139,8 @@ class Speculation:
 
     How far the requests of a step with drafts come is not known before it has landed. Where the device can go on
     without the host knowing (`is_ahead`), it also guesses: here it is decided only how many tokens, by guesses from
-    what is known. Elsewhere a step with drafts is planned when all before it have landed, and none is planned before
-    it has. If steps overlap otherwise, that costs the time in which the device waits for the host; it is measured, and
-    counts as a part of what drafts cost. So there the next step waits for results only if guesses from what is known
-    already say that this is going to pay.
+    what is known. Elsewhere each step is planned when the one before it has landed.
     """
-
-    is_ahead = False
-    """Whether steps are planned before it is known which drafts are right."""
 
     def __init__(
         self,
@@ -175,41 +165,26 @@ class Speculation:
         self._guesses: dict[Request, _Guess] = {}  # the last one of each request that is neither verified nor checked
         self._verifying: dict[Request, list[int]] = {}  # the kinds of drafts in flight
         self._histories: dict[Request, int] = {}
+        self.is_ahead = False
+        """Whether steps are planned before it is known which drafts are right."""
         self._is_verifying = False  # whether the step that was planned last has drafts
         self._num_steps = 0
         self._num_asks = 0.0  # of requests, that have been saved up
-        self._has_waited = False  # whether the next step waits for results though none is being verified
-        self._caution = 1  # after steps that have waited in vain, how much rarer others may
+        self._caution = 1  # how much rarer it is asked, after it has been in vain
 
-    def waits(self, in_flight: Sequence[LaunchedStep], running: Sequence[Request]) -> bool:
-        """Whether to plan nothing before the steps in flight have landed: because one of them has drafts, or because
-        the next one is better with some."""
-        if not in_flight or self.is_ahead:
-            return False
-        self._cost.overlaps = True
-        if self._is_verifying:
-            return True
-        num_rows = len(running)
-        if not 0 < num_rows < self._max_num_lines or not self._pace.decode_time.seconds(1):
-            return False
-        num_asked = min(num_rows, MOST_ASKED)
-        if not self._may_ask(num_asked):
-            return False
-        first = self._num_steps % num_rows
-        self._has_waited = self._would_pay([*running[first:], *running[:first]][:num_asked], num_rows)
-        return self._has_waited
+    def go_ahead(self) -> None:
+        """From now on, plan steps before it is known which drafts are right."""
+        self.is_ahead = True
 
     def add_drafts(self, plan: StepPlan) -> None:
-        """Let requests that get one token verify more, as far as that is worth its time and there is room. To be called
-        for each step that is planned while none is in flight, or if `is_ahead`."""
+        """Let requests that get one token verify more, as far as that is worth its time and there is room."""
         was_verifying, self._is_verifying = self._is_verifying, False
         most = min(plan.budget.left, self._max_num_lines - len(plan.scheduled))
         if most <= 0 or not self._pace.decode_time.seconds(1):
             return
-        if self.is_ahead and not was_verifying:
-            if not self._may_ask(len(plan.scheduled)):
-                return
-            self._has_waited = True
+        is_trial = self.is_ahead and not was_verifying
+        if is_trial and not self._may_ask(len(plan.scheduled)):
+            return
         unlanded, guesses = self._kv_cache.unlanded, {}
         for request, share in plan.scheduled.items():
             if share.num_tokens == 1 and share.samples and request not in unlanded:
@@ -219,15 +194,14 @@ class Speculation:
         if guesses:
             for request, num_tokens in self._choose(plan, guesses, most).items():
                 self._extend(plan, request, guesses[request], num_tokens)
-        if self._has_waited:  # or has been asked for
-            self._has_waited = False
-            if self._is_verifying:
-                self._caution = 1
-            elif all(share.num_tokens == 1 for share in plan.scheduled.values()):  # beside prompts there is seldom room
-                self._caution = min(2 * self._caution, MOST_CAUTION)
+        if self._is_verifying:
+            self._caution = 1
+        elif is_trial and all(share.num_tokens == 1 for share in plan.scheduled.values()):  # else there is seldom room
+            self._caution = min(2 * self._caution, MOST_CAUTION)
 
     def _may_ask(self, num_requests: int) -> bool:
-        """Whether guesses for so many may be looked up, to see whether they pay: that takes time, too."""
+        """Where steps overlap: whether guesses for so many may be looked up, to see whether they pay. That takes the
+        host's time, which others need."""
         self._num_asks += ASKS_PER_STEP
         if self._num_asks < num_requests * self._caution:
             return False
@@ -246,13 +220,10 @@ class Speculation:
             self._histories = {one: history for one, history in self._histories.items() if not one.status.is_finished}
 
     def without_drafts_s(
-        self, duration_s: float, *, gap_s: float, num_drafts: int, num_decodes: int, num_chunk_tokens: int
+        self, duration_s: float, *, num_drafts: int, num_decodes: int, num_chunk_tokens: int
     ) -> float | None:
         """How long a step would have taken without its drafts. A step without prompts teaches what drafts cost, and
         nothing new about the rest of it."""
-        self._cost.observe_gap(gap_s, has_drafts=num_drafts > 0)
-        if not num_drafts:
-            return duration_s
         if num_chunk_tokens:
             return max(0.0, duration_s - self._cost.added_s(num_decodes, num_drafts))
         expected_s = self._pace.decode_s(num_decodes)
@@ -302,25 +273,6 @@ class Speculation:
         self._guesses[request] = guess
         return guess
 
-    def _would_pay(self, asked: Sequence[Request], num_rows: int) -> bool:
-        """Whether the next step would be worth waiting for, by guesses for some of the requests that run. The token
-        that a step in flight samples is not known yet: it takes the first place of a guess."""
-        guesses = [
-            guess
-            for request in asked
-            if request.num_tokens - request.num_computed_tokens == 1
-            and (guess := self._guess(request, self._max_tokens)) is not None
-        ]
-        num_worth = self._num_worth(
-            self._levels(guesses, first=1),
-            value=num_rows,
-            step_s=self._pace.decode_s(num_rows),
-            num_rows=num_rows,
-            most=min(self._max_num_lines - num_rows, self._cost.most_tokens(num_rows)),
-            weight=num_rows / len(asked),
-        )
-        return num_worth > 0
-
     def _choose(self, plan: StepPlan, guesses: dict[Request, _Guess], most: int) -> dict[Request, int]:
         """How many tokens of each draft to verify: those most likely to survive first, while they are worth it."""
         num_rows = len(plan.scheduled)
@@ -351,44 +303,33 @@ class Speculation:
                 chosen[request] = length
         return chosen
 
-    def _levels(self, guesses: Iterable[_Guess], first: int = 0) -> list[_Level]:
-        """What can be verified, in the order in which it is worth it; guesses of a kind are alike. Those before place
-        `first` are left out, if there are others."""
+    def _levels(self, guesses: Iterable[_Guess]) -> list[_Level]:
+        """What can be verified, in the order in which it is worth it; guesses of a kind are alike."""
         counts: dict[int, list[int]] = {}
         for guess in guesses:
             places = counts.setdefault(guess.kind, [0] * self._max_tokens)
-            places[max(0, len(guess.draft.token_ids) - 1 - first)] += 1
+            places[len(guess.draft.token_ids) - 1] += 1
         levels = []
         for kind, places in counts.items():
             survival, count = self._chances.survival(kind), sum(places)
             for place, num_ending in enumerate(places):
                 if not count:
                     break
-                levels.append(_Level(survival[min(place + first, self._max_tokens - 1)], kind, place, count))
+                levels.append(_Level(survival[place], kind, place, count))
                 count -= num_ending
         return sorted(levels, key=lambda level: (-level.chance, level.place))
 
-    def _num_worth(
-        self,
-        levels: Sequence[_Level],
-        *,
-        value: float,
-        step_s: float,
-        num_rows: int,
-        most: int,
-        weight: float = 1.0,
-    ) -> int:
-        """How many guesses, of which each stands for `weight`, make the most of a step that would bring `value` tokens
-        in `step_s` without any: 0 if none does."""
+    def _num_worth(self, levels: Sequence[_Level], *, value: float, step_s: float, num_rows: int, most: int) -> int:
+        """How many guesses make the most of a step that would bring `value` tokens in `step_s` without any: 0 if none
+        does."""
         best, num_worth, num_taken = (1.0 + LEAST_GAIN) * value / step_s, 0, 0
-        step_s += self._cost.gap_s
         for level in levels:
-            count = min(level.num_guesses, int(most / weight) - num_taken)
+            count = min(level.num_guesses, most - num_taken)
             if count <= 0:
                 break
             num_taken += count
-            value += weight * count * level.chance
-            rate = value / (step_s + self._cost.added_s(num_rows, max(1, int(weight * num_taken))))
+            value += count * level.chance
+            rate = value / (step_s + self._cost.added_s(num_rows, num_taken))
             if rate > best:
                 best, num_worth = rate, num_taken
         return num_worth
@@ -437,22 +378,6 @@ class _DraftCost:
     def __init__(self, pace: DecodePace) -> None:
         self._pace = pace
         self._tables: dict[int, dict[int, _Added]] = {}  # by the sizes of both numbers
-        self.overlaps = False
-        """Whether steps without drafts follow each other without a gap."""
-        self._gap_s: list[float | None] = [None, None]  # without and with drafts
-
-    @property
-    def gap_s(self) -> float:
-        """How much longer the device waits for a step with drafts; 0 before any step had some."""
-        without, with_drafts = self._gap_s
-        if with_drafts is None or self.overlaps:
-            return with_drafts or 0.0
-        return max(0.0, with_drafts - (without or 0.0))
-
-    def observe_gap(self, gap_s: float, *, has_drafts: bool) -> None:
-        """Before a step the device waited so long for the host."""
-        before = self._gap_s[has_drafts]
-        self._gap_s[has_drafts] = gap_s if before is None else before + _GAP_WEIGHT * (gap_s - before)
 
     def observe(self, num_rows: int, num_tokens: int, added_s: float) -> None:
         """A step with so many requests took so much longer for so many drafted tokens."""

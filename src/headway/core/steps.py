@@ -221,10 +221,9 @@ class Verifier(Protocol):
         ...
 
     def without_drafts_s(
-        self, duration_s: float, *, gap_s: float, num_drafts: int, num_decodes: int, num_chunk_tokens: int
+        self, duration_s: float, *, num_drafts: int, num_decodes: int, num_chunk_tokens: int
     ) -> float | None:
-        """How long a step would have taken without its drafts, if it has any; None: it says nothing about that. The
-        device waited for it before."""
+        """How long a step with drafts would have taken without them; None: it says nothing about that."""
         ...
 
 
@@ -253,14 +252,14 @@ class Landing:
         self.in_flight.append(step)
 
     def land(
-        self, output: SchedulerOutput, result: ModelRunnerOutput, *, duration_s: float | None, gap_s: float
+        self, output: SchedulerOutput, result: ModelRunnerOutput, *, duration_s: float | None
     ) -> list[RequestUpdate]:
         """Take in the result of the oldest step in flight, which must be this one."""
         if not self.in_flight or self.in_flight[0].output.step_id != output.step_id:
             raise RuntimeError(f"the result of step {output.step_id} came out of order or twice")
         step = self.in_flight.popleft()
         if duration_s is not None:
-            self._observe(output, duration_s, gap_s)
+            self._observe(output, duration_s)
         if output.moves.moved_out and _all_failed(output, result):
             self._kv_cache.distrust(output.moves)
         if step.keeps:
@@ -272,20 +271,16 @@ class Landing:
             updates += self._live.release()
         return updates
 
-    def _observe(self, output: SchedulerOutput, duration_s: float, gap_s: float) -> None:
+    def _observe(self, output: SchedulerOutput, duration_s: float) -> None:
         """Learn how long steps take. Each request takes part with one token at least; the others are drafts, and what
         makes a step with prompts."""
         num_decodes = len(output.scheduled)
         num_drafts = 0 if self._verifier is None else sum(len(share.drafts) for share in output.scheduled)
         num_chunk_tokens = output.num_scheduled_tokens - num_decodes - num_drafts
         plain_s: float | None = duration_s
-        if self._verifier is not None:
+        if num_drafts and self._verifier is not None:
             plain_s = self._verifier.without_drafts_s(
-                duration_s,
-                gap_s=gap_s,
-                num_drafts=num_drafts,
-                num_decodes=num_decodes,
-                num_chunk_tokens=num_chunk_tokens,
+                duration_s, num_drafts=num_drafts, num_decodes=num_decodes, num_chunk_tokens=num_chunk_tokens
             )
         self._view.observe_step(
             num_chunk_tokens=num_chunk_tokens, num_decodes=num_decodes, duration_s=duration_s, plain_s=plain_s

@@ -58,8 +58,6 @@ class _InFlight(NamedTuple):
     snapshot: BatchSnapshot
     pending: PendingStep
     submitted_s: float
-    gap_s: float
-    """How long nothing was in flight before, though there were requests to go on with."""
 
 
 class EngineCore:
@@ -76,8 +74,8 @@ class EngineCore:
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
-        if scheduler.speculation is not None:
-            scheduler.speculation.is_ahead = executor.max_in_flight > 1 and executor.verifies_ahead
+        if scheduler.speculation is not None and executor.max_in_flight > 1 and executor.verifies_ahead:
+            scheduler.speculation.go_ahead()
         self._guides = guides
         self._ended: list[RequestUpdate] = []  # requests that their guides have ended, to be told with the next result
         self._now = now
@@ -85,7 +83,6 @@ class EngineCore:
         self._in_flight: deque[_InFlight] = deque()
         self._launched: list[SchedulerOutput] = []  # what no `CoreStep` has told of
         self._last_result_s = float("-inf")
-        self._idle_since_s: float | None = None  # when the last step landed, if requests were left to go on with
         self._schedule_s = 0.0  # spent on planning since the last report
 
     def add_request(self, request: Request) -> None:
@@ -169,17 +166,15 @@ class EngineCore:
     def _launch(self, output: SchedulerOutput) -> None:
         """Hand a plan to the executor; if that fails, a failed step stands in for it."""
         snapshot, submitted_s = self._take_snapshot(output), self._now()
-        gap_s = 0.0 if self._idle_since_s is None else submitted_s - self._idle_since_s
-        self._idle_since_s = None
         try:
             with span("submit"):
                 pending = self._submit(output)
         except Exception as error:
             pending = _FailedStep(error)
         except BaseException as error:
-            self._in_flight.append(_InFlight(output, snapshot, _FailedStep(error), submitted_s, gap_s))
+            self._in_flight.append(_InFlight(output, snapshot, _FailedStep(error), submitted_s))
             raise
-        self._in_flight.append(_InFlight(output, snapshot, pending, submitted_s, gap_s))
+        self._in_flight.append(_InFlight(output, snapshot, pending, submitted_s))
 
     def _submit(self, output: SchedulerOutput) -> PendingStep:
         """A step with guided requests samples when their masks are there. What they depend on, the tokens of the step
@@ -254,7 +249,7 @@ class EngineCore:
 
     def _lost(self, output: SchedulerOutput) -> _InFlight:
         """Only the newest step can be."""
-        return _InFlight(output, self._take_snapshot(output), _FailedStep(KeyboardInterrupt()), self._now(), 0.0)
+        return _InFlight(output, self._take_snapshot(output), _FailedStep(KeyboardInterrupt()), self._now())
 
     def _take_result(self) -> CoreStep:
         """Wait for the oldest step and take in what came of it."""
@@ -275,9 +270,8 @@ class EngineCore:
         # A failed step has no time of its own, and one that no request waited for may have ended long ago.
         observed_s = duration_s if failure is None and is_awaited else None
         with span("update"):
-            updates = self.scheduler.update(step.output, result, duration_s=observed_s, gap_s=step.gap_s)
+            updates = self.scheduler.update(step.output, result, duration_s=observed_s)
         self._in_flight.popleft()
-        self._idle_since_s = None if self._in_flight or not self.scheduler.running else self._last_result_s
         if self._guides is not None and self._guides.live:
             self._guides.note(updates)
             self._begin_masks()
