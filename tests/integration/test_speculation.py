@@ -19,6 +19,16 @@ PROMPTS = [
     f"{CODE}\n\nThe same with another name:\n\ndef plus(a, b):\n",
     "Once upon a time there was a cat. The cat was black. The cat was",
 ]
+FORM = {
+    "type": "object",
+    "properties": {
+        "name_of_the_function": {"enum": ["the_first_function", "the_second_function"]},
+        "number_of_arguments": {"type": "integer"},
+        "what_it_returns": {"type": "string", "maxLength": 30},
+    },
+    "required": ["name_of_the_function", "number_of_arguments", "what_it_returns"],
+    "additionalProperties": False,
+}
 PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.0, "logprobs": 2},
     {"temperature": 0.8, "seed": 5, "n": 4},
@@ -27,6 +37,10 @@ PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.0, "repetition_penalty": 1.05, "bad_words": ["return"], "min_tokens": 30},
     {"temperature": 0.9, "top_p": 0.9, "top_k": 50, "logit_bias": {"198": -2.0}, "prompt_logprobs": 1},
     {"temperature": 0.3, "structured_outputs": StructuredOutputsParams(regex="(cat|dog)( and (cat|dog)){12}")},
+    {"temperature": 0.0, "structured_outputs": StructuredOutputsParams(json=FORM), "logprobs": 1},
+    {"temperature": 1.0, "seed": 3, "structured_outputs": StructuredOutputsParams(json=FORM), "presence_penalty": 0.2},
+    {"temperature": 0.7, "seed": 2, "allowed_token_ids": list(range(200, 900)), "ignore_eos": True},
+    {"temperature": 0.7, "seed": 2, "allowed_token_ids": list(range(0, 900))},
 ]
 VARIANTS: dict[str, dict[str, Any]] = {
     "as it is": {},

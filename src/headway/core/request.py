@@ -83,6 +83,7 @@ class Request:
         "can_draft_ahead",
         "is_beam",
         "is_fork",
+        "is_guided",
         "max_kv_tokens",
         "max_total_tokens",
         "min_tokens",
@@ -115,11 +116,12 @@ class Request:
         reads_cache: bool = True,
         can_draft: bool = True,
         can_draft_ahead: bool = True,
+        is_guided: bool = False,
         options: RequestOptions = DEFAULT_OPTIONS,
         is_beam: bool = False,
         fork_of: Request | None = None,
     ) -> None:
-        """`is_beam`: it is one position of a beam search; in a sealed batch its seat passes to the beams that follow.
+        """`is_guided`: a grammar or a list says which tokens may come next. `is_beam`: it is one position of a beam search; in a sealed batch its seat passes to the beams that follow.
         `fork_of`: it continues this request, whose tokens its prompt begins with: it belongs to the same batch, sealed
         or not, and keeps its place among waiting requests."""
         if not prompt_token_ids:
@@ -139,7 +141,8 @@ class Request:
         self.reads_cache = reads_cache  # False: every prompt token must be computed, because something is asked of each
         self.can_draft = can_draft and not is_beam  # whether its tokens may be guessed and verified
         # and that before it is known how many it has
-        self.can_draft_ahead = self.can_draft and can_draft_ahead
+        self.can_draft_ahead = self.can_draft and can_draft_ahead and not is_guided
+        self.is_guided = is_guided
         self.is_beam = is_beam
         self.is_fork = fork_of is not None
         self.status = RequestStatus.WAITING

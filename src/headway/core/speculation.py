@@ -19,7 +19,8 @@ Guesses come from what has been: the longest end of a request's tokens that it h
     tokens    … the cat sat on the mat , and the cat sat
                             └─ draft: on the mat ,      ▲ the last three tokens were there before
 
-Text that is edited, summarised, quoted or repeated has much of that; other text has hardly any.
+Text that is edited, summarised, quoted or repeated has much of that; other text has hardly any. Under a grammar, what
+it leaves no choice about comes first.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ MIN_MATCH = 2
 """Tokens that must have been there before, in this order."""
 MAX_MATCH = 16
 """A longer match says no more."""
+FORCED = MAX_MATCH + 1
+"""Stands for the length of a match where a grammar leaves no choice."""
 PRIOR_CHANCE = 0.5
 """Of a guess before any of its kind has been verified: enough to be tried where it costs little."""
 PRIOR_WEIGHT = 2.0
@@ -66,7 +69,7 @@ _TOKEN_BYTES = array("i").itemsize
 _COST_WEIGHT = 0.1  # of the newest step in what drafts cost
 _UNKNOWN = (-1,) * MAX_DRAFT_TOKENS  # a draft that the device makes
 _NO_HISTORY, _WRONG, _PARTLY, _RIGHT = range(4)
-_MATCH_CLASSES = (3, 5, 9, 16)
+_MATCH_CLASSES = (3, 5, 9, 16, FORCED)
 """From which length on a match is of the next class."""
 
 
@@ -88,7 +91,19 @@ class Draft(NamedTuple):
 
     token_ids: tuple[int, ...]
     num_matched: int
-    """On how many tokens before it the guess rests, from `MIN_MATCH` to `MAX_MATCH`."""
+    """On how many tokens before it the guess rests, from `MIN_MATCH` to `MAX_MATCH`, or `FORCED`."""
+
+
+class TokenGuides(Protocol):
+    """Who knows what guided requests may say."""
+
+    def forced(self, request_id: str) -> Sequence[int]:
+        """How a request's answer must go on, as far as that is certain."""
+        ...
+
+    def num_fitting(self, request_id: str, token_ids: Sequence[int]) -> int:
+        """How many of these tokens may follow."""
+        ...
 
 
 class Proposer(Protocol):
@@ -165,6 +180,7 @@ class Speculation:
         self._guesses: dict[Request, _Guess] = {}  # the last one of each request that is neither verified nor checked
         self._verifying: dict[Request, list[int]] = {}  # the kinds of drafts in flight
         self._histories: dict[Request, int] = {}
+        self.guides: TokenGuides | None = None
         self.is_ahead = False
         """Whether steps are planned before it is known which drafts are right."""
         self._is_verifying = False  # whether the step that was planned last has drafts
@@ -266,12 +282,23 @@ class Speculation:
         if not can_draft or not request.output_token_ids:
             return None
         room = min(self._max_tokens, most, request.max_total_tokens - request.num_tokens - 1)
-        draft = self._proposer.propose(request, room) if room > 0 else None
+        draft = self._propose(request, room) if room > 0 else None
         if draft is None:
             return None
         guess = _Guess(draft, _kind_of(draft.num_matched, self._histories.get(request, _NO_HISTORY)), num_known)
         self._guesses[request] = guess
         return guess
+
+    def _propose(self, request: Request, room: int) -> Draft | None:
+        if not request.is_guided:
+            return self._proposer.propose(request, room)
+        if self.guides is None or not self._proposer.can_check:  # made-up guesses are accepted whatever they are
+            return None
+        if forced := self.guides.forced(request.request_id):
+            return Draft(tuple(forced[:room]), FORCED)
+        draft = self._proposer.propose(request, room)
+        num_fitting = 0 if draft is None else self.guides.num_fitting(request.request_id, draft.token_ids)
+        return draft._replace(token_ids=draft.token_ids[:num_fitting]) if draft is not None and num_fitting else None
 
     def _choose(self, plan: StepPlan, guesses: dict[Request, _Guess], most: int) -> dict[Request, int]:
         """How many tokens of each draft to verify: those most likely to survive first, while they are worth it."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -76,6 +76,8 @@ class EngineCore:
         self.executor = executor
         if scheduler.speculation is not None and executor.max_in_flight > 1 and executor.verifies_ahead:
             scheduler.speculation.go_ahead()
+        if scheduler.speculation is not None:
+            scheduler.speculation.guides = guides
         self._guides = guides
         self._ended: list[RequestUpdate] = []  # requests that their guides have ended, to be told with the next result
         self._now = now
@@ -194,10 +196,12 @@ class EngineCore:
         self._end_guided(found)
         return pending
 
-    def _guided(self, output: SchedulerOutput) -> list[str]:
+    def _guided(self, output: SchedulerOutput) -> list[tuple[str, Sequence[int]]]:
+        """The requests of a step that choose by masks, and their guesses."""
         if self._guides is None or not self._guides.live:
             return []
-        return self._guides.guided(share.request_id for share in output.scheduled if share.samples)
+        live = self._guides.live
+        return [(one.request_id, one.drafts) for one in output.scheduled if one.samples and one.request_id in live]
 
     def _begin_masks(self) -> None:
         """The step before has been taken in: the masks of the next one can be made, while outputs are."""

@@ -260,8 +260,9 @@ class InputProcessor:
             stop_token_ids=self._stop_token_ids(params),
             sampling_params=params,
             reads_cache=params.prompt_logprobs is None and params.pooling != "mean",
-            can_draft=not params.is_guided,
+            can_draft=not (params.is_guided and (params.ignore_eos or params.min_tokens)),  # its guide may end it
             can_draft_ahead=not params.bad_words and not params.min_tokens,
+            is_guided=params.is_guided,
             options=options,
         )
 

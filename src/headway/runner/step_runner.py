@@ -231,16 +231,19 @@ class StepRunner(Generic[StagedStep]):
 
 
 def _line_masks(masks: TokenMasks, request_ids: Sequence[str], drafts: StepDrafts | None) -> LineMasks | None:
-    """By the lines of a step; a request that is not in it has failed to enter. One with a mask has no drafts."""
+    """By the lines of a step; a request that is not in it has failed to enter."""
     first_lines = range(len(request_ids)) if drafts is None else (drafts.num_lines.cumsum() - drafts.num_lines).tolist()
     places = dict(zip(request_ids, first_lines, strict=True))
-    kept = [number for number, request_id in enumerate(masks.request_ids) if request_id in places]
-    if not kept:
+    lines, kept, number = [], [], 0
+    for request_id, count in zip(masks.request_ids, masks.num_lines, strict=True):
+        if (first := places.get(request_id)) is not None:
+            lines += range(first, first + count)
+            kept += range(number, number + count)
+        number += count
+    if not lines:
         return None
-    lines = np.asarray([places[masks.request_ids[number]] for number in kept], dtype=np.int32)
-    return LineMasks(
-        lines, masks.bits.view(np.int32)[kept] if len(kept) < len(masks.bits) else masks.bits.view(np.int32)
-    )
+    words = masks.bits.view(np.int32)
+    return LineMasks(np.asarray(lines, dtype=np.int32), words if len(kept) == len(words) else words[kept])
 
 
 @dataclass(frozen=True, slots=True)

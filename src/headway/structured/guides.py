@@ -3,12 +3,15 @@
     note         the tokens that were chosen
     begin        matchers read them, and the masks of a step's guided requests are computed, in threads while it runs; a
                  request whose grammar has ended, or broke, is named
+    forced       what must come next, so that it can be guessed; `num_fitting`: how much of a guess may
 
-A mask is a bit per token. The engine hands a step's masks to the executor between forward and sampling.
+A mask is a bit per token; a request that verifies guesses has one for each place. The engine hands a step's masks to
+the executor between forward and sampling.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,8 +40,10 @@ class TokenMasks(NamedTuple):
     """What guided requests of a step may choose from."""
 
     request_ids: tuple[str, ...]
+    num_lines: tuple[int, ...]
+    """By request: how many places it chooses a token at."""
     bits: NDArray[np.uint32]
-    """[requests, words]: bit i of word w allows token 32 w + i."""
+    """[places of all requests, words]: bit i of word w allows token 32 w + i."""
 
 
 class GuideEnd(NamedTuple):
@@ -60,6 +65,8 @@ class _Guide:
         self.start: LLMatcher | None = None
         """The matcher whose copy this request follows, and whose lexer it uses."""
         self.matcher: LLMatcher | None = None
+        self.error: str | None = None
+        """What was wrong with a token that was chosen, which can only be a fault of the matcher's."""
         self._num_read = 0  # of the tokens, by the matcher
         self._ignores_eos = params.ignore_eos
         self._min_tokens = params.min_tokens
@@ -67,13 +74,13 @@ class _Guide:
             self.start = compiled.next_start()
             self.matcher = self.start.deep_copy()
 
-    def read(self) -> str | None:
-        """Take in chosen tokens; what is wrong with them, which can only be a fault of the matcher's."""
+    def read(self) -> LLMatcher | None:
+        """Take in chosen tokens. Returns the matcher, if it can tell what follows."""
         unread, self._num_read = self.tokens[self._num_read :], len(self.tokens)
         matcher = self.matcher
-        if matcher is None or not unread or matcher.consume_tokens(unread):
-            return None
-        return refused(matcher.get_error() or "the grammar is at its end").args[0]
+        if matcher is not None and unread and not matcher.consume_tokens(unread):
+            self.error = refused(matcher.get_error() or "the grammar is at its end").args[0]
+        return matcher if self.error is None else None
 
     def move(self, start: LLMatcher) -> None:
         """Use another lexer from now on."""
@@ -135,10 +142,6 @@ class Guides:
         """Forget a request, guided or not."""
         self.live.pop(request_id, None)
 
-    def guided(self, request_ids: Iterable[str]) -> list[str]:
-        """Those of them that have a guide."""
-        return [request_id for request_id in request_ids if request_id in self.live]
-
     def note(self, updates: Iterable[RequestUpdate]) -> None:
         """Take in what a step brought. Requests that have ended lose their guide."""
         for update in updates:
@@ -149,16 +152,30 @@ class Guides:
                 else:
                     del self.live[update.request_id]
 
-    def begin(self, request_ids: Sequence[str]) -> Future[GuidedStep]:
-        """Read what was noted, and find what these requests may choose next: in threads, beside everything else. It
-        must be awaited before the next `note` or `begin`."""
+    def forced(self, request_id: str) -> Sequence[int]:
+        """How a request's answer must go on, as far as that is certain, in the tokens that its text would be cut into.
+        Not while a `begin` is awaited."""
+        guide = self.live.get(request_id)
+        matcher = None if guide is None else guide.read()
+        return () if matcher is None else matcher.compute_ff_tokens()
+
+    def num_fitting(self, request_id: str, token_ids: Sequence[int]) -> int:
+        """How many of these tokens may follow. Not while a `begin` is awaited."""
+        guide = self.live.get(request_id)
+        matcher = None if guide is None else guide.read()
+        return len(token_ids) if matcher is None else matcher.validate_tokens(list(token_ids))
+
+    def begin(self, step: Sequence[tuple[str, Sequence[int]]]) -> Future[GuidedStep]:
+        """Read what was noted, and find what these requests may choose next, and behind each of the tokens that are
+        guessed: in threads, beside everything else. It must be awaited before the next `note` or `begin`."""
         if self._threads is None:
             from llguidance import LLExecutor
 
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="masks")
             self._masks = LLExecutor(num_threads=self._num_threads)
-        guides = [self.live[request_id] for request_id in request_ids]
-        return self._threads.submit(self._compute, tuple(request_ids), guides)
+        guides = [self.live[request_id] for request_id, _ in step]
+        request_ids = tuple(request_id for request_id, _ in step)
+        return self._threads.submit(self._compute, request_ids, guides, [list(drafts) for _, drafts in step])
 
     def take_ends(self, step: GuidedStep) -> list[GuideEnd]:
         """The requests that their guides end in this step; those that have ended otherwise meanwhile left out."""
@@ -174,28 +191,49 @@ class Guides:
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _compute(self, request_ids: tuple[str, ...], guides: Sequence[_Guide]) -> GuidedStep:
-        errors = {line: error for line, guide in enumerate(guides) if (error := guide.read()) is not None}
-        bits = np.empty((len(guides), self._num_words), dtype=np.uint32)
-        matchers = self._spread(guides)
-        if matchers:
-            assert self._masks is not None
-            num_bytes = self._num_words * bits.itemsize
-            self._masks.unsafe_compute_mask_ptr(matchers, bits.ctypes.data, num_bytes, len(guides))
+    def _compute(
+        self, request_ids: tuple[str, ...], guides: Sequence[_Guide], drafts: Sequence[list[int]]
+    ) -> GuidedStep:
+        for guide in guides:
+            guide.read()
+        num_lines = [1 + len(own) for own in drafts]
+        first_lines = list(itertools.accumulate(num_lines, initial=0))
+        bits = np.empty((first_lines.pop(), self._num_words), dtype=np.uint32)
+        self._write_masks(bits, self._spread(guides), first_lines, drafts)
         ends = []
-        for line, (request_id, guide) in enumerate(zip(request_ids, guides, strict=True)):
+        for request_id, guide, first, count in zip(request_ids, guides, first_lines, num_lines, strict=True):
+            own = bits[first : first + count]
             if guide.allowed is not None:
-                bits[line] = guide.allowed if guide.matcher is None else bits[line] & guide.allowed
-            if guide.matcher is not None and line not in errors and guide.matcher.is_error():
-                errors[line] = refused(guide.matcher.get_error()).args[0]
-            if line in errors or guide.is_at_end:
-                ends.append((GuideEnd(request_id, errors.get(line)), guide))
-                bits[line] = _EVERYTHING
-        return GuidedStep(TokenMasks(request_ids, bits), tuple(ends))
+                own[:] = guide.allowed if guide.matcher is None else own & guide.allowed
+            if guide.matcher is not None and guide.error is None and guide.matcher.is_error():
+                guide.error = refused(guide.matcher.get_error()).args[0]
+            if guide.error is not None or guide.is_at_end:
+                ends.append((GuideEnd(request_id, guide.error), guide))
+                own[:] = _EVERYTHING
+        return GuidedStep(TokenMasks(request_ids, tuple(num_lines), bits), tuple(ends))
+
+    def _write_masks(
+        self,
+        bits: NDArray[np.uint32],
+        matchers: Sequence[tuple[LLMatcher, int]],
+        first_lines: Sequence[int],
+        drafts: Sequence[list[int]],
+    ) -> None:
+        """Of the matchers of guides with these places."""
+        assert self._masks is not None
+        size = (bits.ctypes.data, self._num_words * bits.itemsize, len(bits))
+        plain = [(matcher, first_lines[place]) for matcher, place in matchers if not drafts[place]]
+        if plain:
+            self._masks.unsafe_compute_mask_ptr(plain, *size)
+        guessing = [(matcher, first_lines[place], own) for matcher, place in matchers if (own := drafts[place])]
+        if guessing:
+            for _, first, own in guessing:  # behind a guess that does not fit nothing is written, nor does it matter
+                bits[first : first + 1 + len(own)] = _EVERYTHING
+            self._masks.unsafe_compute_mask_ptr_with_draft_token(guessing, *size)
 
     def _spread(self, guides: Sequence[_Guide]) -> list[tuple[LLMatcher, int]]:
-        """The matchers, after some were moved from lexers that too many use. Those with one lexer are side by side:
-        neighbours are given to one thread."""
+        """The matchers and the places of their guides, after some were moved from lexers that too many use. Those with
+        one lexer are side by side: neighbours are given to one thread."""
         lexers: dict[int, list[int]] = {}
         for line, guide in enumerate(guides):
             if guide.start is not None:

@@ -59,8 +59,9 @@ class Walk:
 
     def step(self) -> GuidedStep:
         names = list(self.made.live)
-        found = self.made.begin(names).result(timeout=60)
+        found = self.made.begin([(name, ()) for name in names]).result(timeout=60)
         assert found.masks.request_ids == tuple(names) and not found.ends
+        assert found.masks.num_lines == (1,) * len(names)
         updates = []
         for name, bits in zip(names, found.masks.bits, strict=True):
             own = self._own[name]
@@ -134,3 +135,37 @@ def test_long_answers_are_moved_a_few_at_a_time(made: Guides, monkeypatch: pytes
         walk.step()
         wait_until_grown(made)
     assert sum(walk.users()) == 12
+
+
+def test_masks_behind_guesses(made: Guides) -> None:
+    """A guided request has a mask for each place; a guess that does not fit ends what is said, and nothing is consumed."""
+    walk, tokenizer = Walk(made), open_checkpoint(embedded_model_path()).tokenizer()
+    for name in ("fits", "does not", "none"):
+        walk.add(name, NAMES)
+    right = tokenizer.encode('["Jo", "Al', add_special_tokens=False)
+    wrong = [*right[:2], tokenizer.encode("\n", add_special_tokens=False)[0], *right[2:]]  # not in a string
+    for _ in range(2):  # the same again: nothing was consumed
+        drafts = {"fits": right, "does not": wrong, "none": []}
+        found = made.begin(list(drafts.items())).result(timeout=60)
+        assert found.masks.num_lines == (len(right) + 1, len(wrong) + 1, 1) and not found.ends
+        first = 0
+        for name, count in zip(found.masks.request_ids, found.masks.num_lines, strict=True):
+            own = walk._own[name].deep_copy()
+            for line, token_id in zip(range(first, first + count), [*drafts[name], -1], strict=True):
+                bits = found.masks.bits[line]
+                assert bits.tobytes() == own.compute_bitmask()[: bits.nbytes]
+                if token_id < 0 or not own.consume_token(token_id):
+                    break
+            first += count
+        assert made.num_fitting("fits", right) == len(right)
+        assert made.num_fitting("does not", wrong) == 2
+
+
+def test_what_a_grammar_leaves_no_choice_about(made: Guides) -> None:
+    tokenizer = open_checkpoint(embedded_model_path()).tokenizer()
+    made.add("one", params({"enum": ["a very long constant", "another"]}))
+    start = tokenizer.encode('"a v', add_special_tokens=False)
+    assert '"a'.startswith(tokenizer.decode(list(made.forced("one"))))
+    made.note([RequestUpdate("one", tuple(start), (), None)])
+    assert tokenizer.decode([*start, *made.forced("one")]).startswith('"a very long')
+    assert made.forced("nobody") == () and made.num_fitting("nobody", [1, 2]) == 2
