@@ -1,6 +1,7 @@
 """What speculation brings: tokens per second with and without it, in turn, on two engines of one run.
 
     python benchmarks/speculation.py text --model M.gguf --gsm8k gsm8k_test_all.jsonl --specbench specbench_480.jsonl
+    python benchmarks/speculation.py text --model LARGE.gguf --draft-model SMALL.gguf ...
     python benchmarks/speculation.py forced --model llama31-8b --acceptance 2.5 --batches 1 64 256 --nano
 
 `text` has real answers: edits of code (functions of Python's own library, one name to be changed), summaries and sums.
@@ -112,14 +113,17 @@ def text(options: argparse.Namespace) -> None:
         "num_threads": options.num_threads,
         "dtype": options.dtype,
     }
+    mode = "draft" if options.draft_model else options.speculation
     engines = {
-        mode: LLMEngine.from_config(EngineConfig.from_options(speculation=mode, **common))
-        for mode in ("off", options.speculation)
+        "off": LLMEngine.from_config(EngineConfig.from_options(**common)),
+        mode: LLMEngine.from_config(
+            EngineConfig.from_options(speculation=mode, draft_model=options.draft_model, **common)
+        ),
     }
-    on = engines[options.speculation]
+    on = engines[mode]
     print(f"{'set':<12}{'at once':>8}{'off tok/s':>11}{'on tok/s':>11}{'ratio':>7}  {'guessed':>8}{'right':>7}  same")
-    for name in options.sets:
-        texts = prompts_of(name, options)
+    for kind in options.sets:
+        texts = prompts_of(kind, options)
         for size in options.concurrency:
             ratios, speeds, same = [], [], True
             before = drafts_of(on)
@@ -127,15 +131,15 @@ def text(options: argparse.Namespace) -> None:
                 start = round_number * size % len(texts)
                 chosen = [*texts[start:], *texts[:start]][:size]
                 prompts = [as_chat(on, one) for one in chosen]
-                found = {mode: run_text(engine, prompts, options.num_tokens) for mode, engine in engines.items()}
-                (off_speed, off_tokens), (on_speed, on_tokens) = found["off"], found[options.speculation]
+                found = {name: run_text(engine, prompts, options.num_tokens) for name, engine in engines.items()}
+                (off_speed, off_tokens), (on_speed, on_tokens) = found["off"], found[mode]
                 speeds.append((off_speed, on_speed))
                 ratios.append(on_speed / off_speed)
                 same &= off_tokens == on_tokens
             guessed, right = (after - earlier for after, earlier in zip(drafts_of(on), before, strict=True))
             medians = [statistics.median(column) for column in zip(*speeds, strict=True)]
             print(
-                f"{name:<12}{size:>8}{medians[0]:>11.1f}{medians[1]:>11.1f}{statistics.median(ratios):>7.2f}"
+                f"{kind:<12}{size:>8}{medians[0]:>11.1f}{medians[1]:>11.1f}{statistics.median(ratios):>7.2f}"
                 f"  {guessed:>8}{right:>7}  {same}",
                 flush=True,
             )
@@ -197,6 +201,7 @@ def main() -> None:
     real.add_argument("--model")
     real.add_argument("--dtype", default="auto")
     real.add_argument("--speculation", default="ngram")
+    real.add_argument("--draft-model", help="another model guesses, instead")
     real.add_argument("--gsm8k")
     real.add_argument("--specbench")
     real.add_argument("--sets", nargs="+", default=["edits", "summaries", "sums"])

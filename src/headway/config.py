@@ -99,6 +99,11 @@ class ModelConfig:
         "name of a built-in shape. Default: the embedded SmolLM2-135M-Instruct.",
     )
     tokenizer: str | None = option(None, "Folder or .gguf file to take the tokenizer from. Default: the model itself.")
+    draft_model: str | None = option(
+        None,
+        "With --speculation draft: a smaller model with the same vocabulary, which guesses; named as the model is.",
+        metavar="MODEL",
+    )
     load_format: str = option(
         "auto", "How weights are stored; 'dummy' fills the model's shape with random numbers.", choices=LOAD_FORMATS
     )
@@ -280,8 +285,9 @@ class SchedulerConfig:
     speculation: str = option(
         "off",
         "Guess the next tokens of requests and verify several in one step, where that is worth its time; the tokens "
-        "are the same (docs/speculation.md). ngram: guesses come from the request's own text. auto: ngram.",
-        choices=("off", "auto", "ngram"),
+        "are the same (docs/speculation.md). ngram: guesses come from the request's own text. draft: from "
+        "--draft-model. auto: ngram.",
+        choices=("off", "auto", "ngram", "draft"),
     )
     max_draft_tokens: int = option(8, "Most guesses that are verified for one request in one step.")
     spec_synthetic_acceptance: float = option(
@@ -313,8 +319,10 @@ class SchedulerConfig:
         if self.max_draft_tokens > MAX_DRAFT_TOKENS:
             raise ConfigError(f"max_draft_tokens must be at most {MAX_DRAFT_TOKENS}, not {self.max_draft_tokens}.")
         if self.spec_synthetic_acceptance:
-            if self.speculation == "off":
-                raise ConfigError("spec_synthetic_acceptance is given, but speculation is off.")
+            if self.speculation in ("off", "draft"):
+                raise ConfigError(
+                    f"spec_synthetic_acceptance makes guesses up, and speculation is '{self.speculation}'; use 'ngram'."
+                )
             if not 1.0 <= self.spec_synthetic_acceptance <= 1.0 + self.max_draft_tokens:
                 raise ConfigError(
                     "spec_synthetic_acceptance is the mean number of tokens a step, from 1 to 1 + max_draft_tokens "
@@ -444,6 +452,12 @@ class EngineConfig:
     device: DeviceConfig = field(default_factory=DeviceConfig)
 
     def __post_init__(self) -> None:
+        if (self.scheduler.speculation == "draft") != (self.model.draft_model is not None):
+            raise ConfigError(
+                "speculation 'draft' needs a model that guesses: give draft_model."
+                if self.model.draft_model is None
+                else f"draft_model is given, but speculation is '{self.scheduler.speculation}'; use 'draft'."
+            )
         if self.scheduler.scheduling_policy == "ltr" and not self.prediction.is_learned:
             raise ConfigError(
                 "scheduling_policy 'ltr' goes by a learned ranking, and length_predictor is "

@@ -62,7 +62,7 @@ class SchedulerSettings:
     """May stay "auto": that is decided for each request."""
     skip_window: int
     speculation: str
-    """"off" or "ngram"."""
+    """"off", "ngram" or "draft"."""
     max_draft_tokens: int
     spec_synthetic_acceptance: float
     """0: guesses are real."""

@@ -121,9 +121,10 @@ class Request:
         is_beam: bool = False,
         fork_of: Request | None = None,
     ) -> None:
-        """`is_guided`: a grammar or a list says which tokens may come next. `is_beam`: it is one position of a beam search; in a sealed batch its seat passes to the beams that follow.
-        `fork_of`: it continues this request, whose tokens its prompt begins with: it belongs to the same batch, sealed
-        or not, and keeps its place among waiting requests."""
+        """`is_guided`: a grammar or a list says which tokens may come next. `is_beam`: it is one position of a beam
+        search; in a sealed batch its seat passes to the beams that follow. `fork_of`: it continues this request, whose
+        tokens its prompt begins with: it belongs to the same batch, sealed or not, and keeps its place among waiting
+        requests."""
         if not prompt_token_ids:
             raise ValueError(f"request {request_id}: the prompt is empty")
         if max_tokens < 1:

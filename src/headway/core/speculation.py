@@ -61,6 +61,8 @@ FIRST_PART = 0.5
 """How much of what the fewest guesses cost that were ever tried one would cost."""
 LEAST_GAIN = 0.01
 """Drafts have to make a step better by this part of it: what they cost and bring is not known to the last digit."""
+MOST_UNREAD = 64
+"""Tokens that a draft model may have to read before it guesses."""
 ASKS_PER_STEP = 4
 """Where steps overlap: for how many requests guesses are looked up for a step, in the mean, as long as none pays."""
 MOST_CAUTION = 4
@@ -78,7 +80,7 @@ def create_speculation(config: SchedulerSettings, *, kv_cache: KVCacheManager, p
     if config.speculation == "off":
         return None
     return Speculation(
-        proposer=MadeUpProposer() if config.spec_synthetic_acceptance else NgramProposer(),
+        proposer=_create_proposer(config),
         kv_cache=kv_cache,
         pace=pace,
         max_draft_tokens=config.max_draft_tokens,
@@ -86,10 +88,17 @@ def create_speculation(config: SchedulerSettings, *, kv_cache: KVCacheManager, p
     )
 
 
+def _create_proposer(config: SchedulerSettings) -> Proposer:
+    if config.spec_synthetic_acceptance:
+        return MadeUpProposer()
+    return ModelProposer() if config.speculation == "draft" else NgramProposer()
+
+
 class Draft(NamedTuple):
     """A guess."""
 
     token_ids: tuple[int, ...]
+    """-1: not known here, but to the runner."""
     num_matched: int
     """On how many tokens before it the guess rests, from `MIN_MATCH` to `MAX_MATCH`, or `FORCED`."""
 
@@ -114,6 +123,10 @@ class Proposer(Protocol):
 
     def propose(self, request: Request, max_tokens: int) -> Draft | None:
         """What may follow a request's known tokens, at most so many."""
+        ...
+
+    def note_verified(self, request: Request) -> None:
+        """A guess for the request's known tokens is going to be verified, or part of it."""
         ...
 
     def forget_finished(self) -> None:
@@ -292,11 +305,11 @@ class Speculation:
     def _propose(self, request: Request, room: int) -> Draft | None:
         if not request.is_guided:
             return self._proposer.propose(request, room)
-        if self.guides is None or not self._proposer.can_check:  # made-up guesses are accepted whatever they are
+        if self.guides is None:
             return None
         if forced := self.guides.forced(request.request_id):
             return Draft(tuple(forced[:room]), FORCED)
-        draft = self._proposer.propose(request, room)
+        draft = self._proposer.propose(request, room) if self._proposer.can_check else None
         num_fitting = 0 if draft is None else self.guides.num_fitting(request.request_id, draft.token_ids)
         return draft._replace(token_ids=draft.token_ids[:num_fitting]) if draft is not None and num_fitting else None
 
@@ -371,6 +384,8 @@ class Speculation:
                 return
         token_ids = _UNKNOWN[:num_tokens] if self.is_ahead else guess.draft.token_ids[:num_tokens]
         self._guesses.pop(request, None)
+        if guess.draft.num_matched != FORCED:
+            self._proposer.note_verified(request)
         self._verifying.setdefault(request, []).append(guess.kind)
         plan.budget.take(len(token_ids))
         plan.scheduled[request] = make_tuple(
@@ -534,9 +549,39 @@ class NgramProposer:
             token_ids.append(token_ids[len(token_ids) - (size - start)])
         return Draft(tuple(token_ids), shortest)
 
+    def note_verified(self, request: Request) -> None:
+        """There is nothing to note."""
+
     def forget_finished(self) -> None:
         """Drop the tokens of requests that have ended."""
         self._tokens = {request: known for request, known in self._tokens.items() if not request.status.is_finished}
+
+
+class ModelProposer:
+    """Guesses of a second model, which the runner makes (`headway.runner.draft_model`). That has read as much of a
+    request as it had when it guessed for it last, or entered the batch: one that is far ahead of that is left alone."""
+
+    can_check = False
+
+    def __init__(self) -> None:
+        self._read: dict[Request, tuple[int, int]] = {}  # how often it had been preempted, and tokens that it had
+
+    def propose(self, request: Request, max_tokens: int) -> Draft | None:
+        """As many as wanted."""
+        num_known = request.num_known_tokens
+        num_preemptions, num_read = self._read.get(request, (0, request.num_prompt_tokens))
+        if num_preemptions < request.num_preemptions:  # all that it had has been computed again
+            num_read = num_known
+            self._read[request] = request.num_preemptions, num_read
+        return None if num_known - num_read > MOST_UNREAD else Draft(_UNKNOWN[:max_tokens], MAX_MATCH)
+
+    def note_verified(self, request: Request) -> None:
+        """It reads what it goes by."""
+        self._read[request] = request.num_preemptions, request.num_known_tokens
+
+    def forget_finished(self) -> None:
+        """Drop what is known of requests that have ended."""
+        self._read = {request: read for request, read in self._read.items() if not request.status.is_finished}
 
 
 class MadeUpProposer:
@@ -547,6 +592,9 @@ class MadeUpProposer:
     def propose(self, request: Request, max_tokens: int) -> Draft | None:
         """The request's last token, over and over."""
         return Draft((request.output_token_ids[-1],) * max_tokens, MAX_MATCH)
+
+    def note_verified(self, request: Request) -> None:
+        """There is nothing to note."""
 
     def forget_finished(self) -> None:
         """There is nothing to forget."""

@@ -8,8 +8,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from headway.config import EngineConfig, ResolvedConfig
+from headway.config import EngineConfig, ModelConfig, ResolvedConfig
 from headway.core import RequestStatus, RequestUpdate
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.engine.beam_search import BeamRequests, SearchedStep
@@ -29,6 +30,9 @@ from headway.structured.guides import Guides
 from headway.tokenizer import Tokenizer
 from headway.tracing import span
 from headway.worker.memory_plan import MemoryPlan
+
+if TYPE_CHECKING:
+    from headway.models.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +100,7 @@ class LLMEngine:
             resolved,
             checkpoint,
             eos_token_ids=() if tokenizer is None else tokenizer.eos_token_ids,
+            draft=_open_draft(config.model),
             progress=progress,
         )
         logger.info("memory plan\n%s", executor.plan)
@@ -275,6 +280,15 @@ def _view(request: PreparedRequest) -> PromptView:
         user=request.options.tenant or None,
         request_id=request.request_id,
     )
+
+
+def _open_draft(config: ModelConfig) -> Checkpoint | None:
+    """The model that guesses, if there is one."""
+    from headway.loader import open_checkpoint
+
+    if config.draft_model is None:
+        return None
+    return open_checkpoint(config.draft_model, config.load_format, seed=config.seed)
 
 
 def _open_tokenizer(source: str) -> Tokenizer:

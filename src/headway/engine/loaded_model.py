@@ -70,7 +70,11 @@ def _changed(config: ResolvedConfig, options: dict[str, Any]) -> ResolvedConfig:
         scheduler=SchedulerConfig(**scheduler).resolve(config.device.kind),
         cache=CacheConfig(**cache).resolve(config.device.kind),
     )
-    for name in ("max_num_seqs", "max_num_batched_tokens"):
+    if changed.scheduler.speculation != config.scheduler.speculation and changed.scheduler.speculation != "off":
+        raise ConfigError(
+            f"speculation cannot become '{changed.scheduler.speculation}' once the model is loaded: load it so."
+        )
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_lines"):
         _at_most(name, *(getattr(one.scheduler, name) for one in (changed, config)))
     return changed
 

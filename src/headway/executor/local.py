@@ -33,11 +33,12 @@ class LocalExecutor:
         checkpoint: Checkpoint,
         *,
         eos_token_ids: tuple[int, ...],
+        draft: Checkpoint | None = None,
         progress: Progress | None = None,
     ) -> LocalExecutor:
         """Load the weights, then give the KV cache what the largest step leaves."""
         worker = ModelWorker(config, checkpoint.config, eos_token_ids=eos_token_ids)
-        worker.load(checkpoint, progress)
+        worker.load(checkpoint, progress, draft=draft)
         plan, runner = worker.allocate(worker.profile())
         return cls(runner, plan, max_in_flight=2 if config.device.async_scheduling else 1)
 

@@ -78,18 +78,7 @@ class CpuSampling:
         self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int, drafts: StepDrafts | None = None
     ) -> Tensor:
         """Filters and the choice, and its traces in the row."""
-        if not used & RANDOM:
-            tokens = _greedy_tokens(logits.numpy())
-        elif self._library is not None:
-            tokens = sample_tokens(logits.contiguous(), rows, positions, self._rows.records, self._library)
-        else:
-            tokens = np.array(
-                [
-                    _sample_line(line, self._rows.records[row], int(position))
-                    for line, row, position in zip(logits.numpy(), rows, positions, strict=True)
-                ],
-                dtype=np.int32,
-            )
+        tokens = self._choose(logits, rows, positions, used)
         if drafts is not None:
             self._verify(tokens, rows, positions, drafts)
         fits = (positions < self._token_rows.shape[1]) & (tokens != REJECTED)
@@ -99,6 +88,20 @@ class CpuSampling:
                 if token >= 0 and self._rows.flags[row] & PENALTIES:
                     self._seen[row].append(token)
         return torch.from_numpy(tokens)
+
+    def guess(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> None:
+        """Filters and the choice."""
+        self._token_rows[rows, positions] = np.maximum(self._choose(logits, rows, positions, used), 0)
+
+    def _choose(self, logits: Tensor, rows: Int64Array, positions: Int64Array, used: int) -> Int32Array:
+        """A token or a negative code for each row."""
+        if not used & RANDOM:
+            return _greedy_tokens(logits.numpy())
+        if self._library is not None:
+            return sample_tokens(logits.contiguous(), rows, positions, self._rows.records, self._library)
+        lines = zip(logits.numpy(), rows, positions, strict=True)
+        tokens = [_sample_line(line, self._rows.records[row], int(position)) for line, row, position in lines]
+        return np.array(tokens, dtype=np.int32)
 
     def upload(self, array: Int32Array) -> Tensor:
         """The same memory."""

@@ -58,6 +58,8 @@ _NO_PARTS: Int32Array = np.zeros((0, NUM_PART_COLUMNS), dtype=np.int32)
 _NO_TILES: Int32Array = np.zeros((0, 2), dtype=np.int32)
 # Host copies of a step's array. Two steps may be in flight, and a third is being written.
 _NUM_STAGES = 3
+# With a draft model each step waits for the one before, and has as many steps of that model as tokens are guessed.
+_DRAFT_STAGES = MAX_DRAFT_TOKENS + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +86,24 @@ class DeviceRows:
         max_num_tokens: int,
         device: torch.device,
         division: DividesWork | None,
+        looks_up: bool = True,
+        shared: DeviceRows | None = None,
     ) -> None:
         """`max_num_lines`: most requests that a step can have; where one that verifies drafts is divided, it counts for
-        each of its tokens."""
+        each of its tokens. `looks_up`: drafts that are not given are looked up; otherwise they stand in the rows.
+        `shared`: the rows are those, and the columns are for steps of a draft model."""
         self.device = device
         self.block_size = block_size
         self.max_model_len = max_model_len
         table_width = -(-max_model_len // block_size)
-        self.token_rows = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int32, device=device)
-        self.block_table = torch.zeros(max_num_seqs, table_width, dtype=torch.int32, device=device)
-        self.lengths = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
-        """How many tokens each row has."""
+        if shared is None:
+            self.token_rows = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int32, device=device)
+            self.block_table = torch.zeros(max_num_seqs, table_width, dtype=torch.int32, device=device)
+            self.lengths = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+            """How many tokens each row has."""
+        else:
+            self.token_rows, self.block_table, self.lengths = shared.token_rows, shared.block_table, shared.lengths
+        self._looks_up = looks_up
         self.token_ids = torch.zeros(max_num_tokens, dtype=torch.int32, device=device)
         self.positions = torch.zeros(max_num_tokens, dtype=torch.int32, device=device)
         self.slots = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
@@ -110,7 +119,7 @@ class DeviceRows:
         self._drafts_start = self._blocks_start + 3 * (max_num_tokens // block_size + 2 * max_num_lines)
         capacity = self._drafts_start + 3 * max_num_lines
         self._staged = torch.zeros(capacity, dtype=torch.int32, device=device)
-        self._stages = [_HostBuffer(capacity, device) for _ in range(_NUM_STAGES)]
+        self._stages = [_HostBuffer(capacity, device) for _ in range(_NUM_STAGES if shared is None else _DRAFT_STAGES)]
         self._next_stage = 0
         self._start = {name: place * self._column_size for place, name in enumerate(_COLUMNS)}
         self.columns = {name: self._staged[start : start + self._column_size] for name, start in self._start.items()}
@@ -139,7 +148,7 @@ class DeviceRows:
             if num_single < step.num_requests:
                 tiles = self._division.query_tiles(step.num_new, num_single)
         buffer = self._stages[self._next_stage]
-        self._next_stage = (self._next_stage + 1) % _NUM_STAGES
+        self._next_stage = (self._next_stage + 1) % len(self._stages)
         end = self._write(buffer.array, step, parts, tiles, num_padded_tokens=num_padded_tokens)
         if len(blocks):
             end = _put(buffer.array, self._blocks_start, blocks.ravel())
@@ -159,7 +168,8 @@ class DeviceRows:
         """Write drafted tokens behind those of their rows, or guess them there."""
         draft_kernel[(num_drafts,)](
             self.token_rows, self.token_rows.stride(0), self.lengths, self._staged[self._drafts_start :], num_drafts,
-            MOST_MATCHED=MAX_MATCH, LEAST_MATCHED=MIN_MATCH, MOST_DRAFTS=MAX_DRAFT_TOKENS, TILE=_LOOKUP_TILE,
+            LOOKS_UP=self._looks_up, MOST_MATCHED=MAX_MATCH, LEAST_MATCHED=MIN_MATCH, MOST_DRAFTS=MAX_DRAFT_TOKENS,
+            TILE=_LOOKUP_TILE,
             num_warps=4,
         )  # fmt: skip
 
@@ -285,12 +295,13 @@ def put_kernel(table, table_stride, entries, num_entries, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["row_stride", "num_drafts"], do_not_specialize_on_alignment=["drafts"])
 def draft_kernel(
-    token_rows, row_stride, lengths, drafts, num_drafts,
+    token_rows, row_stride, lengths, drafts, num_drafts, LOOKS_UP: tl.constexpr,
     MOST_MATCHED: tl.constexpr, LEAST_MATCHED: tl.constexpr, MOST_DRAFTS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Program (drafted token): where it is given, it is written; where it is -1 and the first of its row, those of the
     row are looked up, as `NgramProposer` does: what followed the longest end of the row's tokens where it has been
-    before, for the last time. Without such a place the row's last token is repeated."""
+    before, for the last time. Without such a place the row's last token is repeated. Without LOOKS_UP they stand there
+    already."""
     draft = tl.program_id(0)
     row_id = tl.load(drafts + 3 * draft)
     place = tl.load(drafts + 3 * draft + 1)
@@ -300,7 +311,7 @@ def draft_kernel(
     if token >= 0:
         tl.store(row + length + place, token)
         return
-    if place > 0:
+    if place > 0 or not LOOKS_UP:
         return
     lanes = tl.arange(0, TILE)
     best = tl.zeros([TILE], tl.int64)

@@ -6,6 +6,7 @@ handful of vectorised operations, however many requests run.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,26 +15,32 @@ import torch
 from torch import Tensor
 
 from headway import native
-from headway.attention import AttentionBackend
 from headway.attention.base import AttentionBatch
 from headway.kv.host_blocks import HostBlocks
-from headway.models.decoder import Decoder
-from headway.runner.base import RunnerSettings
+from headway.runner.base import PagedModel, RunnerSettings
 from headway.runner.cpu_sampling import CpuSampling
+from headway.runner.draft_model import DraftModel
 from headway.runner.rows import RowTable, StepRows
 from headway.runner.sampler import Int32Array, Sampler, Seat
 from headway.runner.step_runner import StepRunner
 
 
 def create_eager_runner(
-    decoder: Decoder, attention: AttentionBackend, settings: RunnerSettings, host_blocks: HostBlocks | None = None
+    model: PagedModel,
+    settings: RunnerSettings,
+    *,
+    draft: PagedModel | None = None,
+    host_blocks: HostBlocks | None = None,
 ) -> StepRunner[EagerStep]:
     """A runner without overlap. Where the decoder has the native kernels, sampling has its own there too."""
-    rows = RowTable(settings, decoder.config.vocab_size)
-    stage = EagerStage(decoder, attention, rows, device=settings.device, block_size=settings.block_size)
-    library = native.load() if decoder.ops.name == "native" else None
+    rows = RowTable(settings, model.decoder.config.vocab_size)
+    stage = EagerStage(model, rows, device=settings.device, block_size=settings.block_size)
+    library = native.load() if model.decoder.ops.name == "native" else None
     sampler = Sampler(rows.sampling, CpuSampling(rows.sampling, stage.token_rows, library))
-    return StepRunner(decoder, attention, settings, rows=rows, stage=stage, sampler=sampler, host_blocks=host_blocks)
+    drafter = None if draft is None else DraftModel(draft, settings, stage=stage.sharing(draft), sampler=sampler)
+    return StepRunner(
+        model, settings, rows=rows, stage=stage, sampler=sampler, drafter=drafter, host_blocks=host_blocks
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +56,19 @@ class EagerStep:
 class EagerStage:
     """Rows of tokens and block tables in host memory: a `Stage`."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        attention: AttentionBackend,
-        rows: RowTable,
-        *,
-        device: torch.device,
-        block_size: int,
-    ) -> None:
-        self._decoder = decoder
-        self._attention = attention
+    def __init__(self, model: PagedModel, rows: RowTable, *, device: torch.device, block_size: int) -> None:
+        self._model = model
         self._device = device
         self._block_size = block_size
         # Pages of these arrays are touched only as far as requests really reach, so long limits cost no memory.
         self.token_rows: Int32Array = np.empty((rows.max_num_seqs, rows.max_model_len), dtype=np.int32)
         self.block_table: Int32Array = np.zeros((rows.max_num_seqs, rows.max_num_blocks), dtype=np.int32)
+
+    def sharing(self, model: PagedModel) -> EagerStage:
+        """The same rows for another model."""
+        other = copy.copy(self)
+        other._model = model
+        return other
 
     def seat(self, seats: Sequence[Seat], blocks: Int32Array) -> None:
         """Write the tokens of requests that enter, and their first blocks."""
@@ -78,7 +82,9 @@ class EagerStage:
         """Gather the flat batch of a step; there is never any padding."""
         self._append_blocks(blocks)
         if step.drafts is not None:
-            self.token_rows[step.drafts.rows, step.drafts.positions] = step.drafts.token_ids
+            given = step.drafts.token_ids >= 0
+            rows, positions = step.drafts.rows[given], step.drafts.positions[given]
+            self.token_rows[rows, positions] = step.drafts.token_ids[given]
         block_size, device = self._block_size, self._device
         row_of_token = np.repeat(step.rows, step.num_new)
         # A request's tokens end at its length, and where those of the next one begin.
@@ -109,7 +115,7 @@ class EagerStage:
         step = staged.rows
         wanted = None if step.all_sample_in_order else torch.from_numpy(step.sample_index).to(self._device)
         hidden = self._run(staged, wanted)
-        return self._decoder.logits(hidden) if step.sampled else hidden
+        return self._model.decoder.logits(hidden) if step.sampled else hidden
 
     def hidden(self, staged: EagerStep) -> Tensor:
         """Hidden states of all tokens."""
@@ -120,8 +126,9 @@ class EagerStage:
         return 0
 
     def _run(self, staged: EagerStep, wanted_rows: Tensor | None) -> Tensor:
-        self._attention.plan(staged.attention)
-        return self._decoder.forward(staged.token_ids, staged.positions, self._attention, wanted_rows)
+        decoder, attention = self._model
+        attention.plan(staged.attention)
+        return decoder.forward(staged.token_ids, staged.positions, attention, wanted_rows)
 
     def _append_blocks(self, blocks: Int32Array) -> None:
         self.block_table[blocks[:, 0], blocks[:, 1]] = blocks[:, 2]

@@ -9,18 +9,20 @@ same code runs on CPU tensors, which is how it is tested without a GPU.
 from __future__ import annotations
 
 import bisect
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from headway.attention import AttentionBackend, AttentionBatch, DividesWork
+from headway.attention import AttentionBatch, DividesWork
 from headway.attention.base import MAX_FUSED_REQUESTS
 from headway.kv.host_blocks import HostBlocks
 from headway.models.decoder import Decoder
-from headway.runner.base import RunnerSettings
+from headway.runner.base import PagedModel, RunnerSettings
 from headway.runner.device_rows import DeviceRows, DeviceStep
+from headway.runner.draft_model import DraftModel
 from headway.runner.rows import RowTable, StepRows
 from headway.runner.sampler import Int32Array, Sampler, Seat
 from headway.runner.step_runner import StepRunner
@@ -33,11 +35,15 @@ _LAUNCH_BOUND_FLOPS = 4.5e11
 
 
 def create_graphed_runner(
-    decoder: Decoder, attention: AttentionBackend, settings: RunnerSettings, host_blocks: HostBlocks | None = None
+    model: PagedModel,
+    settings: RunnerSettings,
+    *,
+    draft: PagedModel | None = None,
+    host_blocks: HostBlocks | None = None,
 ) -> StepRunner[DeviceStep]:
-    """A runner whose steps are queued on the device."""
-    rows = RowTable(settings, decoder.config.vocab_size, divides_drafts=True)
-    stage = GraphedStage(decoder, attention, settings)
+    """A runner whose steps are queued on the device. With a draft model, each waits for the one before."""
+    rows = RowTable(settings, model.decoder.config.vocab_size, divides_drafts=True)
+    stage = GraphedStage(model, settings, looks_up=draft is None)
     columns = stage.rows.columns
     kernels = TritonSampling(
         rows.sampling,
@@ -47,22 +53,37 @@ def create_graphed_runner(
         sample_positions=columns["sample_positions"],
     )
     sampler = Sampler(rows.sampling, kernels)
+    drafter = None
+    if draft is not None:
+        drafts = GraphedStage(draft, dataclasses.replace(settings, max_num_lines=None), shared=stage.rows)
+        columns = drafts.rows.columns
+        guesses = kernels.reading(sample_rows=columns["sample_rows"], sample_positions=columns["sample_positions"])
+        drafter = DraftModel(draft, settings, stage=drafts, sampler=Sampler(rows.sampling, guesses))
     return StepRunner(
-        decoder,
-        attention,
+        model,
         settings,
         rows=rows,
         stage=stage,
         sampler=sampler,
+        drafter=drafter,
         host_blocks=host_blocks,
-        verifies_ahead=stage.divides_work,
+        verifies_ahead=stage.divides_work and draft is None,
     )
 
 
 class GraphedStage:
     """Rows of tokens and block tables on the device, and the graphs that read them: a `Stage`."""
 
-    def __init__(self, decoder: Decoder, attention: AttentionBackend, settings: RunnerSettings) -> None:
+    def __init__(
+        self,
+        model: PagedModel,
+        settings: RunnerSettings,
+        *,
+        looks_up: bool = True,
+        shared: DeviceRows | None = None,
+    ) -> None:
+        """`looks_up`: as in `DeviceRows`; `shared`: it has the rows, too."""
+        decoder, attention = model
         max_num_seqs, max_num_tokens = settings.max_num_seqs, settings.max_num_batched_tokens
         max_num_lines = settings.max_num_lines or max_num_seqs
         self._decoder = decoder
@@ -76,6 +97,8 @@ class GraphedStage:
             max_num_tokens=max(max_num_tokens, max_num_lines),
             device=settings.device,
             division=self._division,
+            looks_up=looks_up,
+            shared=shared,
         )
         self._logits = torch.empty(
             max_num_lines, decoder.config.vocab_size, dtype=decoder.embedding.dtype, device=settings.device

@@ -68,6 +68,47 @@ class StepRows:
     sample_offsets: Int64Array | None = None
     """The same for the places of the lines that are sampled."""
 
+    @classmethod
+    def flat(
+        cls,
+        rows: Int64Array,
+        num_new: Int64Array,
+        num_computed: Int64Array,
+        *,
+        sampled: Int64Array,
+        request_ids: Sequence[str] = (),
+        sample_index: Int64Array | None = None,
+        sample_rows: Int64Array | None = None,
+        sample_positions: Int64Array | None = None,
+        drafts: StepDrafts | None = None,
+        line_offsets: Int64Array | None = None,
+        sample_offsets: Int64Array | None = None,
+    ) -> StepRows:
+        """From who takes part, with how many new tokens behind how many; those with a single one come first. Without
+        the `sample_` columns each of `sampled` has a line."""
+        query_start = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(num_new, out=query_start[1:])
+        seq_lens = num_computed + num_new
+        return cls(
+            request_ids=list(request_ids),
+            rows=rows,
+            num_new=num_new,
+            num_requests=len(rows),
+            num_single=int((num_new == 1).sum()),
+            num_tokens=int(query_start[-1]),
+            max_query_len=int(num_new.max()),
+            max_seq_len=int(seq_lens.max()),
+            query_start=query_start,
+            seq_lens=seq_lens,
+            sampled=sampled.tolist(),
+            sample_index=query_start[1:][sampled] - 1 if sample_index is None else sample_index,
+            sample_rows=rows[sampled] if sample_rows is None else sample_rows,
+            sample_positions=seq_lens[sampled] if sample_positions is None else sample_positions,
+            drafts=drafts,
+            line_offsets=line_offsets,
+            sample_offsets=sample_offsets,
+        )
+
     @property
     def is_decode(self) -> bool:
         """Whether every request has a single new token."""
@@ -192,21 +233,12 @@ class RowTable:
             num_computed += _places(times)
             num_new = np.where(np.repeat(times, times) > 1, 1, np.repeat(num_new, times))
             sampled = (np.cumsum(times) - times)[sampled]
-        query_start = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(num_new, out=query_start[1:])
-        seq_lens = num_computed + num_new
-        return StepRows(
+        return StepRows.flat(
+            rows,
+            num_new,
+            num_computed,
+            sampled=sampled,
             request_ids=[output.scheduled[place].request_id for place in order.tolist()],
-            rows=rows,
-            num_new=num_new,
-            num_requests=len(rows),
-            num_single=int((num_new == 1).sum()),
-            num_tokens=int(query_start[-1]),
-            max_query_len=int(num_new.max()),
-            max_seq_len=int(seq_lens.max()),
-            query_start=query_start,
-            seq_lens=seq_lens,
-            sampled=sampled.tolist(),
             sample_index=sample_index,
             sample_rows=sample_rows,
             sample_positions=sample_positions,

@@ -258,6 +258,10 @@ class SamplingKernels(Protocol):
         """
         ...
 
+    def guess(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> None:
+        """The same choice, written to its position in the row's tokens and nowhere else."""
+        ...
+
     def upload(self, array: Int32Array) -> Tensor:
         """A copy on the logits' device that nothing waits for."""
         ...
@@ -320,6 +324,15 @@ class Sampler:
         self._rows.count_tokens(rows[alone], used)
         count = functools.partial(self._count_accepted, rows, used, ~alone)
         return PendingSample(host_token_ids, logprobs, drafts.num_lines.tolist(), count)
+
+    def guess(self, logits: Tensor, rows: Int64Array, positions: Int64Array, num_before: int) -> None:
+        """Write what `sample` would choose, by these logits, behind so many guesses that stand in the rows already."""
+        used = self._rows.used_by(rows) & ~LOGPROBS
+        edited = self._kernels.prepare(logits, len(rows))
+        if used & (EDITS | PENALTIES):
+            edits = self._rows.edits(rows, used, None, np.full(len(rows), num_before))
+            edited = self._kernels.edit(edited[: len(rows)], rows, positions, edits, keep_logits=False)
+        self._kernels.guess(edited, rows, positions, used=used)
 
     def _count_accepted(self, rows: Int64Array, used: int, verified: NDArray[np.bool_], token_ids: Tensor) -> None:
         """For rows whose edits depend on it: none of them is in a step that is launched before the result is known."""

@@ -17,13 +17,12 @@ import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headway.attention import AttentionBackend
 from headway.core.scheduler_output import (
     ModelRunnerOutput,
     NewRequest,
@@ -33,62 +32,40 @@ from headway.core.scheduler_output import (
     SchedulerOutput,
 )
 from headway.kv.host_blocks import HostBlocks, apply_moves
-from headway.models.decoder import Decoder
-from headway.runner.base import PendingStep, RunnerSettings
+from headway.runner.base import PagedModel, PendingStep, RunnerSettings, Stage, StagedStep
+from headway.runner.draft_model import DraftModel
 from headway.runner.logit_edits import LineMasks
 from headway.runner.prompt_readings import logprobs_of_prompts, pooled_prompts
 from headway.runner.rows import RowTable, StepRows
-from headway.runner.sampler import Int32Array, PendingSample, Sampler, SamplerOutput, Seat, StepDrafts
+from headway.runner.sampler import PendingSample, Sampler, SamplerOutput, StepDrafts
 from headway.structured.guides import TokenMasks
 
 logger = logging.getLogger(__name__)
 
-StagedStep = TypeVar("StagedStep")
-
-
-class Stage(Protocol[StagedStep]):
-    """Where the rows of requests lie, and how a step runs there. `StagedStep` is its own record of one."""
-
-    def seat(self, seats: Sequence[Seat], blocks: Int32Array) -> None:
-        """Write the tokens of requests that enter, and their first blocks: (row, place in its table, block)."""
-        ...
-
-    def stage(self, step: StepRows, blocks: Int32Array, *, exact: bool) -> StagedStep:
-        """Bring a step, and the blocks that it adds, to the device. With `exact` it runs without padding."""
-        ...
-
-    def forward(self, staged: StagedStep) -> Tensor:
-        """Run the model; logits of the requests that sample, in their order. Further lines may follow."""
-        ...
-
-    def hidden(self, staged: StagedStep) -> Tensor:
-        """Run the model; hidden states of all tokens of a step that was staged as `exact`."""
-        ...
-
-    def warm_up(self) -> int:
-        """What `Runner.warm_up` says."""
-        ...
-
 
 class StepRunner(Generic[StagedStep]):
-    """One model, one KV cache, and the rows of the requests that are in the batch: a `Runner`."""
+    """One model over its KV cache, perhaps a second one that guesses for it, and the rows of the requests that are in
+    the batch: a `Runner`."""
 
     def __init__(
         self,
-        decoder: Decoder,
-        attention: AttentionBackend,
+        model: PagedModel,
         settings: RunnerSettings,
         *,
         rows: RowTable,
         stage: Stage[StagedStep],
         sampler: Sampler,
+        drafter: DraftModel[StagedStep] | None = None,
         host_blocks: HostBlocks | None = None,
         verifies_ahead: bool = False,
     ) -> None:
         self.verifies_ahead = verifies_ahead
-        self.decoder = decoder
-        self.attention = attention
+        self.decoder, self.attention = model
         self.stage = stage
+        self._drafter = drafter
+        self._kv_caches = list(self.attention.kv_caches)  # of both models
+        if drafter is not None:
+            self._kv_caches += drafter.model.attention.kv_caches
         self._rows = rows
         self._sampler = sampler
         self._host_blocks = host_blocks
@@ -134,7 +111,7 @@ class StepRunner(Generic[StagedStep]):
     @torch.inference_mode()
     def warm_up(self) -> int:
         """Prepare the kinds of steps that there are, while nothing is in flight."""
-        num_kinds = self.stage.warm_up()
+        num_kinds = self.stage.warm_up() + (0 if self._drafter is None else self._drafter.stage.warm_up())
         if num_kinds and self._verifies_drafts:
             self._sampler.warm_up(self.decoder.embedding.dtype)
         return num_kinds
@@ -142,7 +119,7 @@ class StepRunner(Generic[StagedStep]):
     def shutdown(self) -> None:
         """Drop the model and its cache."""
         self._is_shut_down = True
-        del self.decoder, self.attention, self.stage, self._sampler, self._host_blocks
+        del self.decoder, self.attention, self.stage, self._sampler, self._host_blocks, self._drafter, self._kv_caches
 
     # ---- the batch ------------------------------------------------------------------------------------------------
 
@@ -168,7 +145,7 @@ class StepRunner(Generic[StagedStep]):
             self._rows.free(request_id)
             self._unseated.pop(request_id, None)
         if any(output.moves):
-            apply_moves(self.attention.kv_caches, self._host_blocks, output.moves)
+            apply_moves(self._kv_caches, self._host_blocks, output.moves)
         if output.new_requests:
             self._seat(output.new_requests)
 
@@ -191,6 +168,8 @@ class StepRunner(Generic[StagedStep]):
             blocks = self._rows.append_blocks([(request.request_id, request.block_ids) for request in requests])
             self.stage.seat(seats, blocks)
             self._sampler.seat(seats)
+            if self._drafter is not None:
+                self._drafter.seat(seats)
         except Exception:
             for request in requests:
                 self._rows.free(request.request_id)
@@ -205,6 +184,8 @@ class StepRunner(Generic[StagedStep]):
         blocks = self._rows.append_blocks(
             [(s.request_id, s.new_block_ids) for s in output.scheduled if s.new_block_ids]
         )
+        if self._drafter is not None:
+            blocks = self._drafter.run(step, blocks)
         staged = self.stage.stage(step, blocks, exact=bool(self._rows.wanted_prompts))
         if not self._rows.wanted_prompts:
             return ForwardStep(step, self.stage.forward(staged), {})
@@ -234,7 +215,9 @@ def _line_masks(masks: TokenMasks, request_ids: Sequence[str], drafts: StepDraft
     """By the lines of a step; a request that is not in it has failed to enter."""
     first_lines = range(len(request_ids)) if drafts is None else (drafts.num_lines.cumsum() - drafts.num_lines).tolist()
     places = dict(zip(request_ids, first_lines, strict=True))
-    lines, kept, number = [], [], 0
+    lines: list[int] = []
+    kept: list[int] = []
+    number = 0
     for request_id, count in zip(masks.request_ids, masks.num_lines, strict=True):
         if (first := places.get(request_id)) is not None:
             lines += range(first, first + count)

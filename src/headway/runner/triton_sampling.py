@@ -14,6 +14,7 @@ it edit the logits (`triton_edits.py`) and find the lowest one to keep (`triton_
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 
@@ -97,6 +98,12 @@ class TritonSampling:
         self._part_scores = torch.zeros(shape, device=device)
         self._part_ids = torch.zeros(shape, dtype=torch.int32, device=device)
 
+    def reading(self, *, sample_rows: Tensor, sample_positions: Tensor) -> TritonSampling:
+        """The same rows, for steps that are staged elsewhere."""
+        other = copy.copy(self)
+        other._sample_rows, other._sample_positions = sample_rows, sample_positions
+        return other
+
     def seat(self, seats: Sequence[Seat]) -> None:
         """Send the records, and what rows with penalties have seen, in one copy."""
         row_ids = np.asarray([seat.row for seat in seats], dtype=np.int32)
@@ -124,7 +131,18 @@ class TritonSampling:
         self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int, drafts: StepDrafts | None = None
     ) -> Tensor:
         """Filters and the choice, and its traces in the row."""
-        num_lines, vocab_size = len(rows), logits.shape[1]
+        return self._choose(logits, len(rows), used=used, drafts=drafts, leaves_traces=drafts is None)
+
+    def guess(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> None:
+        """Filters and the choice."""
+        tokens = self._choose(logits, len(rows), used=used, drafts=None, leaves_traces=False)
+        at = self._sample_rows[: len(rows)].long(), self._sample_positions[: len(rows)].long()
+        self._token_rows.index_put_(at, tokens.clamp(min=0))
+
+    def _choose(
+        self, logits: Tensor, num_lines: int, *, used: int, drafts: StepDrafts | None, leaves_traces: bool
+    ) -> Tensor:
+        vocab_size = logits.shape[1]
         row_ids, row_positions = self._sample_rows[:num_lines], self._sample_positions[:num_lines]
         thresholds = find_thresholds(logits, row_ids=row_ids, table=self._table) if used & FILTERS else None
         seen = self._edits.seen if used & PENALTIES else None
@@ -141,7 +159,7 @@ class TritonSampling:
         _pick_from_parts_kernel[(num_lines,)](
             scores, ids, max_parts, num_parts, row_ids, row_positions, token_ids, self._lengths,
             token_rows, token_rows.stride(0), token_rows.shape[1], ids if seen is None else seen, vocab_size,
-            HAS_SEEN=seen is not None, HAS_DRAFTS=drafts is not None, MAX_PARTS=triton.next_power_of_2(max_parts),
+            HAS_SEEN=seen is not None, LEAVES_TRACES=leaves_traces, MAX_PARTS=triton.next_power_of_2(max_parts),
             num_warps=1,
         )  # fmt: skip
         if drafts is not None:
@@ -299,7 +317,7 @@ def _pick_from_part_kernel(
 def _pick_from_parts_kernel(
     part_scores, part_ids, part_stride, num_parts, row_ids, positions, token_ids, lengths,
     token_rows, token_row_stride, max_model_len, seen, vocab_size,
-    HAS_SEEN: tl.constexpr, HAS_DRAFTS: tl.constexpr, MAX_PARTS: tl.constexpr,
+    HAS_SEEN: tl.constexpr, LEAVES_TRACES: tl.constexpr, MAX_PARTS: tl.constexpr,
 ):  # fmt: skip
     """Program (line): the best of the parts, or why there is none, and its traces in the row, where all lines count."""
     line = tl.program_id(0)
@@ -315,7 +333,7 @@ def _pick_from_parts_kernel(
     token = tl.where(is_nan, _LOGIT_IS_NAN, token)
     tl.store(token_ids + line, token)
 
-    if not HAS_DRAFTS:
+    if LEAVES_TRACES:
         row = tl.load(row_ids + line).to(tl.int64)
         position = tl.load(positions + line)
         chosen = tl.maximum(token, 0)  # a row without a token may run one more step, and must be able to

@@ -99,17 +99,23 @@ def plan_memory(
     model: DecoderConfig,
     formats: Formats,
     *,
+    draft: DecoderConfig | None = None,
     weight_bytes: int,
     max_num_seqs: int,
     max_model_len: int | None,
     free_bytes: int | None,
 ) -> MemoryPlan:
-    """Size the KV cache. `free_bytes`: what the device has left for it; `None` where only the budget counts (CPU).
+    """Size the KV cache, whose blocks have the layers of a `draft` model too. `free_bytes`: what the device has left
+    for it; `None` where only the budget counts (CPU).
 
     Without a `max_model_len` of the user's, the context shrinks to what the cache can hold: then every prompt that is
     accepted can also be answered up to the end of the context.
     """
-    bytes_per_token = model.num_layers * model.num_kv_heads * formats.kv_format.num_bytes(model.head_dim)
+    bytes_per_token = sum(
+        one.num_layers * one.num_kv_heads * formats.kv_format.num_bytes(one.head_dim)
+        for one in (model, draft)
+        if one is not None
+    )
     bytes_per_block = cache.block_size * bytes_per_token
     longest = longest_request(max_model_len, model)
     most_blocks = max_num_seqs * -(-longest // cache.block_size)  # more could not be in use at the same time

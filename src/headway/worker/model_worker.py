@@ -16,6 +16,7 @@ import torch
 from headway import native
 from headway.attention import create_backend
 from headway.config import ResolvedConfig
+from headway.errors import ConfigError
 from headway.kv.host_blocks import HostBlocks
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers import create_ops
@@ -24,7 +25,7 @@ from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder
 from headway.models.decoder_config import DecoderConfig
-from headway.runner import Runner, RunnerSettings, create_runner
+from headway.runner import PagedModel, Runner, RunnerSettings, create_runner
 from headway.worker.formats import choose_formats
 from headway.worker.memory_plan import MemoryPlan, free_cuda_bytes, longest_request, plan_memory
 
@@ -43,13 +44,35 @@ class ModelWorker:
         self._eos_token_ids = eos_token_ids
         self._max_model_len = longest_request(config.model.max_model_len, model)
         self._decoder: Decoder | None = None
+        self._draft: Decoder | None = None
 
-    def load(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
+    def load(
+        self, checkpoint: Checkpoint, progress: Progress | None = None, *, draft: Checkpoint | None = None
+    ) -> None:
         """Read the weights onto the device. `progress(done_bytes, total_bytes)` is called meanwhile."""
+        if draft is not None:
+            self._check_draft(checkpoint.config, draft.config)
+        if self.formats.native_threads is not None:
+            native.set_num_threads(self.formats.native_threads)
+        self._decoder = self._load(checkpoint, progress)
+        if draft is not None:
+            self._draft = self._load(draft, progress)
+
+    def _check_draft(self, model: DecoderConfig, draft: DecoderConfig) -> None:
+        if draft.vocab_size != model.vocab_size:
+            raise ConfigError(
+                f"The draft model has {draft.vocab_size:,} tokens and the model {model.vocab_size:,}: a model can only "
+                "guess for one with the same vocabulary."
+            )
+        if draft.max_position < self._max_model_len:
+            raise ConfigError(
+                f"The draft model was made for {draft.max_position:,} positions, fewer than requests may have "
+                f"({self._max_model_len:,}). Lower max_model_len."
+            )
+
+    def _load(self, checkpoint: Checkpoint, progress: Progress | None) -> Decoder:
         formats = self.formats
-        if formats.native_threads is not None:
-            native.set_num_threads(formats.native_threads)
-        self._decoder = load_decoder(
+        return load_decoder(
             checkpoint,
             device=formats.device,
             dtype=formats.dtype,
@@ -80,23 +103,23 @@ class ModelWorker:
 
     def allocate(self, free_bytes: int | None) -> tuple[MemoryPlan, Runner]:
         """Lay out the KV cache in what `profile` has found. Returns the layout, and what runs steps in it."""
-        config, decoder = self._config, self._decoder
+        config, decoder, draft = self._config, self._decoder, self._draft
         assert decoder is not None, "load() comes first"
         plan = plan_memory(
             config.cache,
             decoder.config,
             self.formats,
-            weight_bytes=decoder.num_bytes,
+            draft=None if draft is None else draft.config,
+            weight_bytes=decoder.num_bytes + (0 if draft is None else draft.num_bytes),
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=config.model.max_model_len,
             free_bytes=free_bytes,
         )
-        attention = create_backend(
-            self.formats.attention_backend, self._kv_caches(plan, decoder), decoder.config.num_heads
-        )
+        models = [self._paged(plan, one) for one in (decoder, draft) if one is not None]
         host_blocks = None
         if plan.num_host_slots:
-            host_blocks = HostBlocks(attention.kv_caches, plan.num_host_slots)
+            kv_caches = [cache for model in models for cache in model.attention.kv_caches]
+            host_blocks = HostBlocks(kv_caches, plan.num_host_slots)
             plan = dataclasses.replace(plan, restore_block_s=host_blocks.measure_restore())
         settings = RunnerSettings(
             device=self.formats.device,
@@ -111,11 +134,12 @@ class ModelWorker:
             synthetic_acceptance=config.scheduler.synthetic_chance,
             num_threads=self.formats.torch_threads,
         )
-        return plan, create_runner(decoder, attention, settings, host_blocks)
+        return plan, create_runner(models[0], settings, draft=models[1] if draft else None, host_blocks=host_blocks)
 
-    def _kv_caches(self, plan: MemoryPlan, decoder: Decoder) -> list[LayerKVCache]:
+    def _paged(self, plan: MemoryPlan, decoder: Decoder) -> PagedModel:
+        """A model with its layers of the KV cache."""
         model = decoder.config
-        return [
+        kv_caches = [
             LayerKVCache.zeros(
                 plan.num_blocks,
                 model.num_kv_heads,
@@ -127,6 +151,7 @@ class ModelWorker:
             )
             for _ in range(model.num_layers)
         ]
+        return PagedModel(decoder, create_backend(self.formats.attention_backend, kv_caches, model.num_heads))
 
 
 def _working_bytes(decoder: Decoder, device: torch.device, *, num_tokens: int, num_rows: int) -> int:

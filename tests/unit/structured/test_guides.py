@@ -138,7 +138,7 @@ def test_long_answers_are_moved_a_few_at_a_time(made: Guides, monkeypatch: pytes
 
 
 def test_masks_behind_guesses(made: Guides) -> None:
-    """A guided request has a mask for each place; a guess that does not fit ends what is said, and nothing is consumed."""
+    """A guided request has a mask for each place, up to a guess that does not fit; and nothing is consumed."""
     walk, tokenizer = Walk(made), open_checkpoint(embedded_model_path()).tokenizer()
     for name in ("fits", "does not", "none"):
         walk.add(name, NAMES)
