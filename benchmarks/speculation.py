@@ -3,10 +3,15 @@
     python benchmarks/speculation.py text --model M.gguf --gsm8k gsm8k_test_all.jsonl --specbench specbench_480.jsonl
     python benchmarks/speculation.py text --model LARGE.gguf --draft-model SMALL.gguf ...
     python benchmarks/speculation.py forced --model llama31-8b --acceptance 2.5 --batches 1 64 256 --nano
+    python benchmarks/speculation.py drafted --model llama31-8b --right 0.8 --batches 1 4 16 64
+    python benchmarks/speculation.py online --model llama31-8b --trace azure_conv_first2000.csv --speedups 2.5 4.4
 
 `text` has real answers: edits of code (functions of Python's own library, one name to be changed), summaries and sums.
 All requests of a set are there at once, `--concurrency` of them run. `forced` has random weights and guesses that are
-accepted at random (`--spec-synthetic-acceptance`): with 1 none is ever right, which is what asking costs.
+accepted at random (`--spec-synthetic-acceptance`): with 1 none is ever right, which is what asking costs. `online` has
+random weights and answers that are scripted: two thirds of them are spans of their prompts, the rest is random; its
+requests arrive as in a trace. `drafted` has scripted answers and a draft model with random weights that guesses what is
+written as often as it is told to.
 """
 
 from __future__ import annotations
@@ -18,16 +23,26 @@ import json
 import random
 import shlex
 import statistics
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.lab.bench.datasets import LengthRange, draw_work
 from headway.lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
-from headway.lab.bench.replay import run_round
+from headway.lab.bench.online_metrics import OnlineMetrics
+from headway.lab.bench.replay import replay, run_round
+from headway.runner.cpu_sampling import CpuSampling
+from headway.runner.sampler import Int64Array, PendingSample, SamplingKernels, Seat
 from headway.sampling_params import SamplingParams
 
 FUNCTIONS: list[tuple[Callable[..., object], str, str]] = [
@@ -194,6 +209,165 @@ def forced(options: argparse.Namespace) -> None:
             print(f"{name:<8}{label:>14}{speed:>11.1f}{ratio:>7.3f}{guessed:>9}{right:>8}  {rounds}{costs}", flush=True)
 
 
+class Script:
+    """Makes engines answer as it is written, whatever their model says: at each place the token's logit is raised."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, vocab_size: int, device: str) -> None:
+        self._tokens = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int64, device=device)
+        self._vocab_size = vocab_size
+
+    def direct(self, engine: LLMEngine, *, guess_right: float = 0.0) -> None:
+        """`guess_right`: how often a draft model, if there is one, guesses what is written."""
+        runner = engine.core.executor._runner  # type: ignore[attr-defined]
+        sampler, seat, sample = runner._sampler, runner._sampler.seat, runner._sampler.sample
+
+        def scripted_seat(seats: Sequence[Seat]) -> None:
+            for one in seats:
+                lines = self._write(one.request.prompt_token_ids)
+                self._tokens[one.row, : len(lines)] = torch.from_numpy(lines).to(self._tokens.device)
+            seat(seats)
+
+        def scripted_sample(logits: Tensor, rows: Int64Array, positions: Int64Array, *others: Any) -> PendingSample:
+            wanted = self._at(sampler._kernels, rows, positions)
+            logits[: len(rows)].scatter_(1, wanted, 1e4)
+            return sample(logits, rows, positions, *others)
+
+        sampler.seat, sampler.sample = scripted_seat, scripted_sample
+        if runner._drafter is not None:
+            drafter, guess = runner._drafter._sampler, runner._drafter._sampler.guess
+
+            def scripted_guess(logits: Tensor, rows: Int64Array, positions: Int64Array, num_before: int) -> None:
+                wanted = self._at(drafter._kernels, rows, positions)
+                is_right = torch.rand(wanted.shape, device=wanted.device) < guess_right
+                logits[: len(rows)].scatter_(1, wanted, torch.where(is_right, 1e4, -1e4).to(logits.dtype))
+                guess(logits, rows, positions, num_before)
+
+            drafter.guess = scripted_guess
+
+    def _at(self, kernels: SamplingKernels, rows: Int64Array, positions: Int64Array) -> Tensor:
+        """[lines, 1]: what is written there."""
+        if isinstance(kernels, CpuSampling):
+            row_ids, places = torch.from_numpy(rows), torch.from_numpy(positions)
+        else:  # the host may not know the places
+            row_ids = kernels._sample_rows[: len(rows)].long()  # type: ignore[attr-defined]
+            places = kernels._sample_positions[: len(rows)].long()  # type: ignore[attr-defined]
+        return self._tokens[row_ids, places.clamp(max=self._tokens.shape[1] - 1)][:, None]
+
+    def _write(self, prompt: Sequence[int]) -> NDArray[np.int64]:
+        """The prompt, and an answer of spans of it and random tokens; the same for the same prompt."""
+        rng, parts = np.random.default_rng([len(prompt), *prompt[:8]]), [np.asarray(prompt, dtype=np.int64)]
+        num_left = self._tokens.shape[1] - len(prompt)
+        while num_left > 0:
+            start = int(rng.integers(len(prompt)))
+            copied = parts[0][start : start + int(rng.integers(16, 65))]
+            parts += [copied, rng.integers(self._vocab_size, size=int(rng.integers(8, 33)))]
+            num_left -= len(parts[-1]) + len(parts[-2])
+        return np.concatenate(parts)[: self._tokens.shape[1]]
+
+
+DRAFT_SHAPE = {  # of Llama 3.2 1B, whose vocabulary is that of Llama 3.1 8B
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+
+
+def drafted(options: argparse.Namespace) -> None:
+    common = {
+        "model": options.model,
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "max_model_len": 2048,
+        "enable_prefix_caching": False,
+        "kv_cache_memory": options.kv_cache_memory,
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(DRAFT_SHAPE, file)
+        file.flush()
+        engines = {
+            "off": LLMEngine.from_config(EngineConfig.from_options(**common)),
+            "draft": LLMEngine.from_config(
+                EngineConfig.from_options(speculation="draft", draft_model=file.name, **common)
+            ),
+        }
+    for engine in engines.values():
+        engine.warm_up()
+        vocab_size = engine.model_config.vocab_size
+        script = Script(engine.config.scheduler.max_num_seqs, 2048, vocab_size, engine.config.device.kind)
+        script.direct(engine, guess_right=options.right)
+    print(f"{'at once':<8}{'off tok/s':>11}{'draft tok/s':>12}{'ratio':>7}{'guessed':>9}{'right':>8}")
+    for size in options.batches:
+        lengths = {"input_len": LengthRange.exactly(128), "output_len": LengthRange.exactly(options.num_tokens)}
+        work = draw_work(random.Random(0), size, vocab_size=vocab_size, **lengths)
+        times: dict[str, list[float]] = {mode: [] for mode in engines}
+        before = drafts_of(engines["draft"])
+        for number in range(options.rounds + 1):  # the first one warms up
+            for mode, engine in engines.items():
+                elapsed_s = run_round(engine, work, temperature=SCENARIO_TEMPERATURE).times.elapsed_s
+                if number:
+                    times[mode].append(elapsed_s)
+        guessed, right = (after - earlier for after, earlier in zip(drafts_of(engines["draft"]), before, strict=True))
+        off_s, draft_s = (statistics.median(times[mode]) for mode in engines)
+        num_tokens = size * options.num_tokens
+        print(
+            f"{size:<8}{num_tokens / off_s:>11.1f}{num_tokens / draft_s:>12.1f}{off_s / draft_s:>7.3f}"
+            f"{guessed:>9}{right:>8}{costs_of(engines['draft'], size)}",
+            flush=True,
+        )
+
+
+def online(options: argparse.Namespace) -> None:
+    scenario = SCENARIOS["online"]
+    engines = {}
+    for mode in ("off", "auto"):
+        engine = engines[mode] = LLMEngine.from_config(
+            EngineConfig.from_options(
+                model=options.model,
+                load_format="dummy",
+                dtype=options.dtype,
+                max_model_len=scenario.max_model_len,
+                enable_prefix_caching=False,
+                kv_cache_memory=options.kv_cache_memory,
+                speculation=mode,
+            )
+        )
+        engine.warm_up()
+        vocab_size = engine.model_config.vocab_size
+        Script(
+            engine.config.scheduler.max_num_seqs, scenario.max_model_len, vocab_size, engine.config.device.kind
+        ).direct(engine)
+    print(f"{'speed':<7}{'mode':<6}{'TTFT P50/P90/P99':>22}{'TPOT':>22}{'ITL':>22}{'tok/s':>9}  guessed  right")
+    for speedup in options.speedups:
+        for number in range(options.rounds):
+            work = scenario.draw(number, vocab_size, trace=options.trace, speedup=speedup)[: options.num_requests]
+            for mode, engine in engines.items():
+                before = drafts_of(engine)
+                if not number:
+                    replay(engine, work[:60], temperature=SCENARIO_TEMPERATURE)
+                result = replay(engine, work, temperature=SCENARIO_TEMPERATURE)
+                metrics = OnlineMetrics.of(result.timelines, result.duration_s)
+                guessed, right = (after - earlier for after, earlier in zip(drafts_of(engine), before, strict=True))
+                columns = [
+                    "/".join(f"{metrics.latencies[name].percentiles[p]:.1f}" for p in (50, 90, 99))
+                    for name in ("ttft", "tpot", "itl")
+                ]
+                print(
+                    f"{speedup:<7}{mode:<6}{columns[0]:>22}{columns[1]:>22}{columns[2]:>22}"
+                    f"{metrics.output_tok_s:>9,.0f}  {guessed:>7}{right:>7}",
+                    flush=True,
+                )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -221,6 +395,23 @@ def main() -> None:
     dummy.add_argument("--rounds", type=int, default=3)
     dummy.add_argument("--kv-cache-memory", type=int, default=20 * 2**30, help="bytes, of each engine")
     dummy.set_defaults(run=forced)
+    draft = commands.add_parser("drafted")
+    draft.add_argument("--model", default="llama31-8b")
+    draft.add_argument("--right", type=float, default=0.8)
+    draft.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16, 64])
+    draft.add_argument("--num-tokens", type=int, default=256)
+    draft.add_argument("--rounds", type=int, default=3)
+    draft.add_argument("--kv-cache-memory", type=int, default=20 * 2**30, help="bytes, of each engine")
+    draft.set_defaults(run=drafted)
+    trace = commands.add_parser("online")
+    trace.add_argument("--model", default="llama31-8b")
+    trace.add_argument("--dtype", default="bfloat16")
+    trace.add_argument("--trace", required=True, help="a CSV file with arrival_s, input_tokens, output_tokens")
+    trace.add_argument("--speedups", nargs="+", type=float, default=[2.5, 4.4])
+    trace.add_argument("--num-requests", type=int, default=1000)
+    trace.add_argument("--rounds", type=int, default=1)
+    trace.add_argument("--kv-cache-memory", type=int, default=40 * 2**30, help="bytes, of each engine")
+    trace.set_defaults(run=online)
     options = parser.parse_args()
     options.run(options)
 

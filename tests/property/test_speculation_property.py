@@ -47,6 +47,9 @@ class RandomGuesses:
         self.made["drafts"] += 1
         return Draft(tuple(tokens), self.rng.randrange(2, 17))
 
+    def note_verified(self, request: Request) -> None:
+        pass
+
     def forget_finished(self) -> None:
         pass
 

@@ -59,6 +59,8 @@ FIRST_DRAFTS = 2
 most twice as many as one before, since what they cost is not known."""
 FIRST_PART = 0.5
 """How much of what the fewest guesses cost that were ever tried one would cost."""
+STEPS_TO_TRUST = 3
+"""So often a number of guesses is tried before what it cost is believed."""
 LEAST_GAIN = 0.01
 """Drafts have to make a step better by this part of it: what they cost and bring is not known to the last digit."""
 MOST_UNREAD = 64
@@ -413,8 +415,8 @@ class _DraftCost:
             0  1  2  4  8  16  drafted tokens
 
     The first one often costs most: a product with a vector is another kernel than one with a matrix. As elsewhere, a
-    step may be slow for reasons that say nothing about the next one, so it counts up to a limit. What has become too
-    costly to be tried again is forgotten little by little.
+    step may be slow for reasons that say nothing about the next one: it counts up to a limit, and not alone. What has
+    become too costly to be tried again is forgotten little by little.
     """
 
     def __init__(self, pace: DecodePace) -> None:
@@ -432,6 +434,8 @@ class _DraftCost:
         """What so many drafted tokens add beside so many requests."""
         last_tokens = last_s = 0.0
         for _, one in sorted(self._tables.get(num_rows.bit_length(), {}).items()):
+            if one.num_steps < STEPS_TO_TRUST:
+                continue
             added_s = max(one.added_s, last_s)
             if num_tokens <= one.num_tokens:
                 part = (num_tokens - last_tokens) / max(one.num_tokens - last_tokens, 1e-9)
@@ -463,13 +467,15 @@ class _Added:
 
     def __init__(self) -> None:
         self.num_tokens = self.added_s = 0.0
-        self._num_steps = 0
+        self.num_steps = 0
 
     def observe(self, num_tokens: int, added_s: float) -> None:
-        """One more step. The first may have had to wait for a compiler."""
-        self._num_steps += 1
-        if self._num_steps == 1 or (self._num_steps == 2 and added_s < self.added_s):
-            self.num_tokens, self.added_s = float(num_tokens), max(0.0, added_s)
+        """One more step. The first ones may have had to wait for a compiler, or for weights that were never read: of
+        these the fastest counts."""
+        self.num_steps += 1
+        if self.num_steps <= STEPS_TO_TRUST:
+            if self.num_steps == 1 or added_s < self.added_s:
+                self.num_tokens, self.added_s = float(num_tokens), max(0.0, added_s)
             return
         self.num_tokens += _COST_WEIGHT * (num_tokens - self.num_tokens)
         self.added_s = max(0.0, self.added_s + _COST_WEIGHT * (added_s - self.added_s))

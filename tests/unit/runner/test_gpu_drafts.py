@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.triton_device import DEVICE, ON_GPU  # isort: split
 from headway import LLM, RequestOutput, SamplingParams
 from headway.core import Request
 from headway.core.speculation import Draft, NgramProposer, _Level
+from headway.errors import ConfigError
 from headway.runner.device_rows import DeviceRows
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, random_prompts
 
@@ -60,6 +62,9 @@ class KnowingProposer:
         damaged = [token if self.rng.random() < 0.6 else self.rng.randrange(VOCAB_SIZE) for token in after]
         return Draft(tuple(damaged), 8) if damaged else None
 
+    def note_verified(self, request: Request) -> None:
+        pass
+
     def forget_finished(self) -> None:
         pass
 
@@ -104,6 +109,63 @@ def test_the_same_tokens_as_the_cpu_engine(tiny: TinyLLM, expected: list[Any], v
     stats = speculation.stats
     assert stats.num_accepted_tokens >= 3
     assert stats.num_draft_tokens - stats.num_accepted_tokens >= 1
+
+
+DRAFT_VARIANTS: dict[str, dict[str, Any]] = {
+    "on the CPU": {"on": "cpu"},
+    "on the CPU, a cache that is too small": {"on": "cpu", "block_size": 2, "num_kv_blocks": 14},
+    "on the CPU, blocks on the host": {"on": "cpu", "block_size": 2, "num_kv_blocks": 14, "host_cache_memory": 2**20},
+    "on the CPU, chunks of 3, six tokens a step": {"on": "cpu", "max_chunk_tokens": 3, "max_num_batched_tokens": 6},
+    "overlapping steps": {"on": "gpu", "async_scheduling": True},
+    "no graphs": {"on": "gpu", "enforce_eager": True},
+    "a cache that is too small": {"on": "gpu", "block_size": 2, "num_kv_blocks": 14},
+    "chunks of 3, blocks of 1": {"on": "gpu", "max_chunk_tokens": 3, "block_size": 1, "async_scheduling": True},
+}
+
+
+@pytest.mark.parametrize("variant", DRAFT_VARIANTS)
+@pytest.mark.parametrize("same", [True, False], ids=["the model itself", "another model"])
+def test_a_draft_model_changes_no_token(
+    tiny: TinyLLM, expected: list[Any], tmp_path: Path, variant: str, same: bool
+) -> None:
+    """The model itself guesses right always, another one where tokens are likely enough."""
+    options = DRAFT_VARIANTS[variant].copy()
+    make = tiny.on_cpu if options.pop("on") == "cpu" else tiny.on_gpu
+    draft = tiny if same else TinyLLM(tmp_path, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    llm = make(speculation="draft", draft_model=str(draft.path), max_draft_tokens=4, max_num_seqs=6, **options)
+    speculation = llm.engine.core.scheduler.speculation
+    assert speculation is not None and not speculation.is_ahead
+    rng = random.Random(2)
+
+    def num_worth(levels: Sequence[_Level], *, most: int, **_: object) -> int:
+        most = max(0, min(sum(level.num_guesses for level in levels), most))
+        return rng.randint(1, most) if most and rng.random() < 0.8 else 0
+
+    speculation._num_worth = num_worth  # type: ignore[method-assign]
+    for _ in range(3 if ON_GPU else 1):
+        assert generate(llm) == expected
+    stats = speculation.stats
+    assert stats.num_accepted_tokens >= 5
+    if same:
+        # But for tokens that were computed in another order, and rounded differently.
+        assert stats.num_accepted_tokens >= 0.9 * stats.num_draft_tokens
+    else:
+        assert stats.num_draft_tokens - stats.num_accepted_tokens >= 5
+
+
+def test_what_does_not_go_with_a_draft_model(tiny: TinyLLM, tmp_path: Path) -> None:
+    other = TinyLLM(tmp_path, vocab_size=VOCAB_SIZE + 1)
+    with pytest.raises(ConfigError, match="199: a model can only guess for one with the same vocabulary"):
+        tiny.on_cpu(speculation="draft", draft_model=str(other.path))
+    short = TinyLLM(tmp_path, max_model_len=32)
+    with pytest.raises(ConfigError, match="32 positions, fewer than requests may have"):
+        tiny.on_cpu(speculation="draft", draft_model=str(short.path))
+    with pytest.raises(ConfigError, match="give draft_model"):
+        tiny.on_cpu(speculation="draft")
+    with pytest.raises(ConfigError, match="speculation is 'ngram'; use 'draft'"):
+        tiny.on_cpu(speculation="ngram", draft_model=str(tiny.path))
+    with pytest.raises(ConfigError, match="makes guesses up"):
+        tiny.on_cpu(speculation="draft", draft_model=str(tiny.path), spec_synthetic_acceptance=2.0)
 
 
 def test_synthetic_acceptance_is_about_what_was_asked_for(tiny: TinyLLM) -> None:

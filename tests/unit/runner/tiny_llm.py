@@ -38,10 +38,10 @@ _SHAPE = {
 class TinyLLM:
     """Makes engines of one model. Its weights are ten times as large as those of other dummies: every part matters."""
 
-    def __init__(self, folder: Path, max_model_len: int = MAX_MODEL_LEN) -> None:
+    def __init__(self, folder: Path, max_model_len: int = MAX_MODEL_LEN, **shape: int) -> None:
         self.max_model_len = max_model_len
-        self._shape = folder / "tiny.json"
-        self._shape.write_text(json.dumps(_SHAPE | {"max_position_embeddings": max_model_len}))
+        self.path = folder / "tiny.json"
+        self.path.write_text(json.dumps(_SHAPE | {"max_position_embeddings": max_model_len} | shape))
 
     def on_cpu(self, **options: Any) -> LLM:
         """The reference: float32, one step at a time."""
@@ -64,7 +64,7 @@ class TinyLLM:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dummy, "_STD", 0.2)
             patch.setattr(dummy.DummyCheckpoint, "read", _drawn_on_the_cpu(dummy.DummyCheckpoint.read))
-            return LLM(str(self._shape), load_format="dummy", max_model_len=self.max_model_len, **options)
+            return LLM(str(self.path), load_format="dummy", max_model_len=self.max_model_len, **options)
 
 
 def _drawn_on_the_cpu(read: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
