@@ -115,7 +115,7 @@ def costs_of(engine: LLMEngine, num_rows: int) -> str:
     speculation = engine.core.scheduler.speculation
     if speculation is None:
         return ""
-    cost, step_s = speculation._cost, engine.core.scheduler.pace.decode_s(num_rows)
+    cost, step_s = speculation._cost, speculation._cost.plain_s(num_rows)
     most = max(1, cost.most_tokens(num_rows) // 2)
     return f"  ({1e3 * step_s:.2f} ms a step, {most} guesses {1e3 * cost.added_s(num_rows, most):.2f} ms)"
 

@@ -319,10 +319,10 @@ class SchedulerConfig:
         if self.max_draft_tokens > MAX_DRAFT_TOKENS:
             raise ConfigError(f"max_draft_tokens must be at most {MAX_DRAFT_TOKENS}, not {self.max_draft_tokens}.")
         if self.spec_synthetic_acceptance:
-            if self.speculation in ("off", "draft"):
-                raise ConfigError(
-                    f"spec_synthetic_acceptance makes guesses up, and speculation is '{self.speculation}'; use 'ngram'."
-                )
+            if self.speculation == "off":
+                raise ConfigError("spec_synthetic_acceptance is given, but speculation is off.")
+            if self.speculation == "draft":
+                raise ConfigError("spec_synthetic_acceptance makes guesses up, and a draft model would, too.")
             if not 1.0 <= self.spec_synthetic_acceptance <= 1.0 + self.max_draft_tokens:
                 raise ConfigError(
                     "spec_synthetic_acceptance is the mean number of tokens a step, from 1 to 1 + max_draft_tokens "

@@ -33,7 +33,7 @@ class RandomGuesses:
 
     rng: random.Random
     made: Counter[str] = field(default_factory=Counter)
-    can_check: bool = True
+    knows_tokens: bool = True
 
     def propose(self, request: Request, max_tokens: int) -> Draft | None:
         count = self.rng.randrange(0, max_tokens + 1)

@@ -133,8 +133,8 @@ class Scheduler:
         and pinned blocks go by.
         """
         self._advance(now_s)
-        if self.speculation is not None and self.in_flight and not self.speculation.is_ahead:
-            return self.nothing()  # guesses begin where the last result ends
+        if self.speculation is not None and self.in_flight and self.speculation.must_await(self.in_flight[-1].output):
+            return self.nothing()
         plan = StepPlan(now_s, TokenBudget(self.config.max_num_batched_tokens, self.config.max_chunk_tokens))
         if self.config.prefill_mode == "chunked":
             self._mix(plan)

@@ -34,7 +34,7 @@ from typing import NamedTuple, Protocol
 
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.request import Request
-from headway.core.scheduler_output import ScheduledRequest, make_tuple
+from headway.core.scheduler_output import ScheduledRequest, SchedulerOutput, make_tuple
 from headway.core.step_time import MOST_TIMES_EXPECTED, DecodePace
 from headway.core.steps import StepPlan
 from headway.settings import MAX_DRAFT_TOKENS, SchedulerSettings
@@ -45,10 +45,8 @@ MAX_MATCH = 16
 """A longer match says no more."""
 FORCED = MAX_MATCH + 1
 """Stands for the length of a match where a grammar leaves no choice."""
-PRIOR_CHANCE = 0.5
-"""Of a guess before any of its kind has been verified: enough to be tried where it costs little."""
 PRIOR_WEIGHT = 2.0
-"""So many guesses that is worth."""
+"""How many guesses the prior chance is worth."""
 FADE_STEPS = 1024
 FADE = 0.8
 """Every so many steps, how much of all counts is kept."""
@@ -60,7 +58,11 @@ most twice as many as one before, since what they cost is not known."""
 FIRST_PART = 0.5
 """How much of what the fewest guesses cost that were ever tried one would cost."""
 STEPS_TO_TRUST = 3
-"""So often a number of guesses is tried before what it cost is believed."""
+"""So often guesses are tried beside about so many requests, before it is believed that they cost more than these."""
+FIRST_PLAIN_STEPS = 4
+"""Before there is any draft."""
+STEPS_PER_PLAIN_ONE = 128
+"""With drafts, one after the other, before one without shows what they are to be compared with."""
 LEAST_GAIN = 0.01
 """Drafts have to make a step better by this part of it: what they cost and bring is not known to the last digit."""
 MOST_UNREAD = 64
@@ -120,8 +122,12 @@ class TokenGuides(Protocol):
 class Proposer(Protocol):
     """Who guesses."""
 
-    can_check: bool
-    """Whether a guess that was not verified tells something once its tokens are known."""
+    prior_chance: float
+    """Of a guess before any of its kind has been verified: enough to be tried where that may pay."""
+
+    knows_tokens: bool
+    """Whether it goes by the tokens that a request has, and says which it guesses: those that were not verified can be
+    checked later."""
 
     def propose(self, request: Request, max_tokens: int) -> Draft | None:
         """What may follow a request's known tokens, at most so many."""
@@ -169,7 +175,7 @@ class Speculation:
 
     How far the requests of a step with drafts come is not known before it has landed. Where the device can go on
     without the host knowing (`is_ahead`), it also guesses: here it is decided only how many tokens, by guesses from
-    what is known. Elsewhere each step is planned when the one before it has landed.
+    what is known. Elsewhere a step is planned when the one before it has landed, if that is needed (`must_await`).
     """
 
     def __init__(
@@ -190,7 +196,7 @@ class Speculation:
         self._max_tokens = max_draft_tokens
         self._max_num_lines = max_num_lines
         self._proposer = proposer
-        self._chances = _Chances(max_draft_tokens)
+        self._chances = _Chances(max_draft_tokens, proposer.prior_chance)
         self._cost = _DraftCost(pace)
         self._guesses: dict[Request, _Guess] = {}  # the last one of each request that is neither verified nor checked
         self._verifying: dict[Request, list[int]] = {}  # the kinds of drafts in flight
@@ -207,11 +213,16 @@ class Speculation:
         """From now on, plan steps before it is known which drafts are right."""
         self.is_ahead = True
 
+    def must_await(self, step: SchedulerOutput) -> bool:
+        """Whether this step, in flight, has to land before another is planned: its tokens have to be known to guess
+        what follows them, or how many they are."""
+        return not self.is_ahead and (self._proposer.knows_tokens or any(share.drafts for share in step.scheduled))
+
     def add_drafts(self, plan: StepPlan) -> None:
         """Let requests that get one token verify more, as far as that is worth its time and there is room."""
         was_verifying, self._is_verifying = self._is_verifying, False
         most = min(plan.budget.left, self._max_num_lines - len(plan.scheduled))
-        if most <= 0 or not self._pace.decode_time.seconds(1):
+        if most <= 0 or self._cost.wants_plain(len(plan.scheduled)):
             return
         is_trial = self.is_ahead and not was_verifying
         if is_trial and not self._may_ask(len(plan.scheduled)):
@@ -250,16 +261,15 @@ class Speculation:
             self._verifying = {one: kinds for one, kinds in self._verifying.items() if not one.status.is_finished}
             self._histories = {one: history for one, history in self._histories.items() if not one.status.is_finished}
 
-    def without_drafts_s(
+    def observe_step(
         self, duration_s: float, *, num_drafts: int, num_decodes: int, num_chunk_tokens: int
     ) -> float | None:
-        """How long a step would have taken without its drafts. A step without prompts teaches what drafts cost, and
-        nothing new about the rest of it."""
+        """Learn from a step; returns how long it would have taken without its drafts. A step without prompts teaches
+        what drafts cost, and nothing new about the rest of it."""
         if num_chunk_tokens:
-            return max(0.0, duration_s - self._cost.added_s(num_decodes, num_drafts))
-        expected_s = self._pace.decode_s(num_decodes)
-        self._cost.observe(num_decodes, num_drafts, duration_s - expected_s)
-        return None
+            return max(0.0, duration_s - (self._cost.added_s(num_decodes, num_drafts) if num_drafts else 0.0))
+        self._cost.observe(num_decodes, num_drafts, duration_s)
+        return None if num_drafts else duration_s
 
     def observe(self, request: Request, *, num_drafts: int, num_accepted: int) -> None:
         """Learn from a draft of so many tokens, of which so many were right."""
@@ -288,7 +298,7 @@ class Speculation:
         last = self._guesses.get(request)
         if last is not None and last.num_known < num_known:
             del self._guesses[request]
-            if self._proposer.can_check and request not in self._verifying:
+            if self._proposer.knows_tokens and request not in self._verifying:
                 token_ids = last.draft.token_ids[: num_known - last.num_known]
                 came = request.known_tokens(last.num_known, last.num_known + len(token_ids))
                 num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(token_ids, came)))
@@ -307,11 +317,11 @@ class Speculation:
     def _propose(self, request: Request, room: int) -> Draft | None:
         if not request.is_guided:
             return self._proposer.propose(request, room)
-        if self.guides is None:
+        if self.guides is None or request.num_pending_tokens:
             return None
         if forced := self.guides.forced(request.request_id):
             return Draft(tuple(forced[:room]), FORCED)
-        draft = self._proposer.propose(request, room) if self._proposer.can_check else None
+        draft = self._proposer.propose(request, room) if self._proposer.knows_tokens else None
         num_fitting = 0 if draft is None else self.guides.num_fitting(request.request_id, draft.token_ids)
         return draft._replace(token_ids=draft.token_ids[:num_fitting]) if draft is not None and num_fitting else None
 
@@ -324,7 +334,7 @@ class Speculation:
         num_left = self._num_worth(
             levels,
             value=num_tokens,
-            step_s=self._pace.decode_s(num_rows) + chunk_s,
+            step_s=self._cost.plain_s(num_rows) + chunk_s,
             num_rows=num_rows,
             most=min(most, self._cost.most_tokens(num_rows)),
         )
@@ -416,45 +426,68 @@ class _DraftCost:
 
     The first one often costs most: a product with a vector is another kernel than one with a matrix. As elsewhere, a
     step may be slow for reasons that say nothing about the next one: it counts up to a limit, and not alone. What has
-    become too costly to be tried again is forgotten little by little.
+    become too costly to be tried again is forgotten little by little. What a step takes without drafts is measured
+    again now and then, since contexts grow.
     """
 
     def __init__(self, pace: DecodePace) -> None:
         self._pace = pace
-        self._tables: dict[int, dict[int, _Added]] = {}  # by the sizes of both numbers
+        self._plain: dict[int, _Mean] = {}  # steps without drafts, by the size of the number of requests
+        self._num_plain = 0  # how many there were
+        self._num_since: Counter[int] = Counter()  # steps with drafts since the last of those
+        self._tables: dict[int, dict[int, _Mean]] = {}  # by the sizes of both numbers
 
-    def observe(self, num_rows: int, num_tokens: int, added_s: float) -> None:
-        """A step with so many requests took so much longer for so many drafted tokens."""
-        expected_s = self._pace.decode_s(num_rows) + self.added_s(num_rows, num_tokens)
-        added_s = min(added_s, MOST_TIMES_EXPECTED * expected_s)
-        table = self._tables.setdefault(num_rows.bit_length(), {})
-        table.setdefault(_size_of(num_tokens), _Added()).observe(num_tokens, added_s)
+    def observe(self, num_rows: int, num_tokens: int, duration_s: float) -> None:
+        """A step with so many requests took so long with so many drafted tokens."""
+        size, expected_s = num_rows.bit_length(), self.plain_s(num_rows)
+        if not num_tokens:
+            self._num_since[size] = 0
+            self._num_plain += 1
+            limit_s = MOST_TIMES_EXPECTED * expected_s or duration_s
+            self._plain.setdefault(size, _Mean()).observe(num_rows, min(duration_s, limit_s))
+            return
+        self._num_since[size] += 1
+        limit_s = MOST_TIMES_EXPECTED * (expected_s + self.added_s(num_rows, num_tokens))
+        table = self._tables.setdefault(size, {})
+        table.setdefault(_size_of(num_tokens), _Mean()).observe(num_tokens, min(duration_s - expected_s, limit_s))
+
+    def wants_plain(self, num_rows: int) -> bool:
+        """Whether the next step with about so many requests should have no drafts, to see what it takes."""
+        return self._num_plain < FIRST_PLAIN_STEPS or self._num_since[num_rows.bit_length()] >= STEPS_PER_PLAIN_ONE
+
+    def plain_s(self, num_rows: int) -> float:
+        """What a step with so many requests takes without drafts."""
+        plain = self._plain.get(num_rows.bit_length())
+        expected_s = self._pace.decode_s(num_rows)
+        if plain is None or not expected_s:
+            return expected_s
+        return plain.mean_s * expected_s / self._pace.decode_s(round(plain.size))
 
     def added_s(self, num_rows: int, num_tokens: int) -> float:
         """What so many drafted tokens add beside so many requests."""
+        row_s, table = self._pace.decode_time.row_s, self._tables.get(num_rows.bit_length(), {})
+        is_doubtful = sum(one.num_steps for one in table.values()) < STEPS_TO_TRUST
         last_tokens = last_s = 0.0
-        for _, one in sorted(self._tables.get(num_rows.bit_length(), {}).items()):
-            if one.num_steps < STEPS_TO_TRUST:
-                continue
-            added_s = max(one.added_s, last_s)
-            if num_tokens <= one.num_tokens:
-                part = (num_tokens - last_tokens) / max(one.num_tokens - last_tokens, 1e-9)
+        for _, one in sorted(table.items()):
+            added_s = max(min(one.mean_s, one.size * row_s) if is_doubtful else one.mean_s, last_s)
+            if num_tokens <= one.size:
+                part = (num_tokens - last_tokens) / max(one.size - last_tokens, 1e-9)
                 if not last_tokens:
                     part = FIRST_PART + (1.0 - FIRST_PART) * part
                 return last_s + min(1.0, part) * (added_s - last_s)
-            last_tokens, last_s = one.num_tokens, added_s
-        return last_s + (num_tokens - last_tokens) * self._pace.decode_time.row_s
+            last_tokens, last_s = one.size, added_s
+        return last_s + (num_tokens - last_tokens) * row_s
 
     def most_tokens(self, num_rows: int) -> int:
         """How many may be drafted in a step with so many requests."""
         seen = self._tables.get(num_rows.bit_length(), {})
-        return max(FIRST_DRAFTS, num_rows, *(int(2 * one.num_tokens) for one in seen.values()))
+        return max(FIRST_DRAFTS, num_rows, *(int(2 * one.size) for one in seen.values()))
 
     def fade(self) -> None:
         """Forget some of what tokens cost."""
         for table in self._tables.values():
             for one in table.values():
-                one.added_s *= FADE
+                one.mean_s *= FADE
 
 
 def _size_of(number: int) -> int:
@@ -462,30 +495,31 @@ def _size_of(number: int) -> int:
     return 4 * number.bit_length() + ((number << 3 >> number.bit_length()) & 3)
 
 
-class _Added:
-    """What a number of drafted tokens, about the same in all steps, has added to them."""
+class _Mean:
+    """A time over steps of about the same size, and that size; younger steps count more."""
 
     def __init__(self) -> None:
-        self.num_tokens = self.added_s = 0.0
+        self.size = self.mean_s = 0.0
         self.num_steps = 0
 
-    def observe(self, num_tokens: int, added_s: float) -> None:
+    def observe(self, size: int, seconds: float) -> None:
         """One more step. The first ones may have had to wait for a compiler, or for weights that were never read: of
         these the fastest counts."""
         self.num_steps += 1
         if self.num_steps <= STEPS_TO_TRUST:
-            if self.num_steps == 1 or added_s < self.added_s:
-                self.num_tokens, self.added_s = float(num_tokens), max(0.0, added_s)
+            if self.num_steps == 1 or seconds < self.mean_s:
+                self.size, self.mean_s = float(size), max(0.0, seconds)
             return
-        self.num_tokens += _COST_WEIGHT * (num_tokens - self.num_tokens)
-        self.added_s = max(0.0, self.added_s + _COST_WEIGHT * (added_s - self.added_s))
+        self.size += _COST_WEIGHT * (size - self.size)
+        self.mean_s = max(0.0, self.mean_s + _COST_WEIGHT * (seconds - self.mean_s))
 
 
 class _Chances:
     """How often guesses were right, by their kind and their place in a draft, given that those before them were. Of a
     kind that has hardly been seen as much is assumed as of all together."""
 
-    def __init__(self, num_places: int) -> None:
+    def __init__(self, num_places: int, prior: float) -> None:
+        self._prior = prior
         num_kinds = (len(_MATCH_CLASSES) + 1) * (_RIGHT + 1)
         self._right = [[0.0] * num_places for _ in range(num_kinds + 1)]  # the last one: of all kinds
         self._all = [[0.0] * num_places for _ in range(num_kinds + 1)]
@@ -496,7 +530,7 @@ class _Chances:
         for right, total, any_right, any_total in zip(
             self._right[kind], self._all[kind], self._right[-1], self._all[-1], strict=True
         ):
-            assumed = (any_right + PRIOR_WEIGHT * PRIOR_CHANCE) / (any_total + PRIOR_WEIGHT)
+            assumed = (any_right + PRIOR_WEIGHT * self._prior) / (any_total + PRIOR_WEIGHT)
             survival *= (right + PRIOR_WEIGHT * assumed) / (total + PRIOR_WEIGHT)
             found.append(survival)
         return found
@@ -528,7 +562,8 @@ def _kind_of(num_matched: int, history: int) -> int:
 class NgramProposer:
     """Looks up drafts in the tokens of requests. It copies them once, as they become known."""
 
-    can_check = True
+    prior_chance = 0.5
+    knows_tokens = True
 
     def __init__(self) -> None:
         self._tokens: dict[Request, _TokenBytes] = {}
@@ -567,7 +602,8 @@ class ModelProposer:
     """Guesses of a second model, which the runner makes (`headway.runner.draft_model`). That has read as much of a
     request as it had when it guessed for it last, or entered the batch: one that is far ahead of that is left alone."""
 
-    can_check = False
+    prior_chance = 0.8
+    knows_tokens = False
 
     def __init__(self) -> None:
         self._read: dict[Request, tuple[int, int]] = {}  # how often it had been preempted, and tokens that it had
@@ -593,7 +629,8 @@ class ModelProposer:
 class MadeUpProposer:
     """Guesses for benchmarks with synthetic acceptance: it does not matter what they are."""
 
-    can_check = False
+    prior_chance = 0.5
+    knows_tokens = False
 
     def propose(self, request: Request, max_tokens: int) -> Draft | None:
         """The request's last token, over and over."""

@@ -220,10 +220,10 @@ class Verifier(Protocol):
         """What came of a request's drafts is not going to be known."""
         ...
 
-    def without_drafts_s(
+    def observe_step(
         self, duration_s: float, *, num_drafts: int, num_decodes: int, num_chunk_tokens: int
     ) -> float | None:
-        """How long a step with drafts would have taken without them; None: it says nothing about that."""
+        """A step took so long. How long it would have taken without drafts; None: it says nothing about that."""
         ...
 
 
@@ -278,8 +278,8 @@ class Landing:
         num_drafts = 0 if self._verifier is None else sum(len(share.drafts) for share in output.scheduled)
         num_chunk_tokens = output.num_scheduled_tokens - num_decodes - num_drafts
         plain_s: float | None = duration_s
-        if num_drafts and self._verifier is not None:
-            plain_s = self._verifier.without_drafts_s(
+        if self._verifier is not None:
+            plain_s = self._verifier.observe_step(
                 duration_s, num_drafts=num_drafts, num_decodes=num_decodes, num_chunk_tokens=num_chunk_tokens
             )
         self._view.observe_step(

@@ -85,6 +85,7 @@ class EngineCore:
         self._in_flight: deque[_InFlight] = deque()
         self._launched: list[SchedulerOutput] = []  # what no `CoreStep` has told of
         self._last_result_s = float("-inf")
+        self._goes_on = False  # whether requests waited for more when it came
         self._schedule_s = 0.0  # spent on planning since the last report
 
     def add_request(self, request: Request) -> None:
@@ -168,6 +169,8 @@ class EngineCore:
     def _launch(self, output: SchedulerOutput) -> None:
         """Hand a plan to the executor; if that fails, a failed step stands in for it."""
         snapshot, submitted_s = self._take_snapshot(output), self._now()
+        if self.scheduler.speculation is not None and self._goes_on and not self._in_flight:
+            submitted_s = self._last_result_s  # it may be for guesses that nothing was launched before
         try:
             with span("submit"):
                 pending = self._submit(output)
@@ -276,6 +279,7 @@ class EngineCore:
         with span("update"):
             updates = self.scheduler.update(step.output, result, duration_s=observed_s)
         self._in_flight.popleft()
+        self._goes_on = self.has_unfinished_requests
         if self._guides is not None and self._guides.live:
             self._guides.note(updates)
             self._begin_masks()

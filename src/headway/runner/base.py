@@ -1,22 +1,18 @@
-"""What a runner is: it keeps the rows of the requests in the batch and runs planned steps on one device, its stage."""
+"""What a runner is: it keeps the rows of the requests in the batch and runs planned steps on one device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from headway.structured.guides import TokenMasks
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from headway.attention import AttentionBackend
     from headway.models.decoder import Decoder
-    from headway.runner.rows import StepRows
-    from headway.runner.sampler import Int32Array, Seat
 
 
 class PendingStep(Protocol):
@@ -87,30 +83,3 @@ class RunnerSettings:
     """For benchmarks: so many drafted tokens are accepted at each place, whatever they are; see `StepDrafts`."""
     num_threads: int | None = None
     """Threads that torch gets for the time of a step on the CPU; `None`: as many as it has."""
-
-
-StagedStep = TypeVar("StagedStep")
-
-
-class Stage(Protocol[StagedStep]):
-    """Where the rows of requests lie, and how a step runs there. `StagedStep` is its own record of one."""
-
-    def seat(self, seats: Sequence[Seat], blocks: Int32Array) -> None:
-        """Write the tokens of requests that enter, and their first blocks: (row, place in its table, block)."""
-        ...
-
-    def stage(self, step: StepRows, blocks: Int32Array, *, exact: bool) -> StagedStep:
-        """Bring a step, and the blocks that it adds, to the device. With `exact` it runs without padding."""
-        ...
-
-    def forward(self, staged: StagedStep) -> Tensor:
-        """Run the model; logits of the requests that sample, in their order. Further lines may follow."""
-        ...
-
-    def hidden(self, staged: StagedStep) -> Tensor:
-        """Run the model; hidden states of all tokens of a step that was staged as `exact`."""
-        ...
-
-    def warm_up(self) -> int:
-        """What `Runner.warm_up` says."""
-        ...

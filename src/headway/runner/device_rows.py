@@ -58,8 +58,8 @@ _NO_PARTS: Int32Array = np.zeros((0, NUM_PART_COLUMNS), dtype=np.int32)
 _NO_TILES: Int32Array = np.zeros((0, 2), dtype=np.int32)
 # Host copies of a step's array. Two steps may be in flight, and a third is being written.
 _NUM_STAGES = 3
-# With a draft model each step waits for the one before, and has as many steps of that model as tokens are guessed.
-_DRAFT_STAGES = MAX_DRAFT_TOKENS + 1
+# Each of these steps may have as many steps of a draft model as tokens are guessed.
+_DRAFT_STAGES = 2 * (MAX_DRAFT_TOKENS + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.runner.base import PagedModel, RunnerSettings, Stage, StagedStep
-from headway.runner.rows import StepRows
+from headway.runner.base import PagedModel, RunnerSettings
+from headway.runner.rows import Stage, StagedStep, StepRows
 from headway.runner.sampler import Int32Array, Int64Array, Sampler, Seat
 
 NO_BLOCKS: Int32Array = np.zeros((0, 3), dtype=np.int32)

@@ -6,6 +6,8 @@ the same for every device; the tokens and block tables themselves lie where the 
 
     scheduled      A: 3 tokens from position 5    B: 1 token from position 9
     rows           [ B A ]       query_start [ 0 1 4 ]       seq_lens [ 10 8 ]       tokens  B9 A5 A6 A7
+
+A `Stage` is where a model's steps run over such rows.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from headway.core.scheduler_output import NewRequest, SchedulerOutput
 from headway.runner.base import RunnerSettings
@@ -261,6 +265,33 @@ class RowTable:
             token_ids=np.fromiter(itertools.chain.from_iterable(tokens), dtype=np.int64, count=int(num_drafts.sum())),
             num_accepted=num_accepted,
         )
+
+
+StagedStep = TypeVar("StagedStep")
+
+
+class Stage(Protocol[StagedStep]):
+    """Where the rows of requests lie, and how a step runs there. `StagedStep` is its own record of one."""
+
+    def seat(self, seats: Sequence[Seat], blocks: Int32Array) -> None:
+        """Write the tokens of requests that enter, and their first blocks: (row, place in its table, block)."""
+        ...
+
+    def stage(self, step: StepRows, blocks: Int32Array, *, exact: bool) -> StagedStep:
+        """Bring a step, and the blocks that it adds, to the device. With `exact` it runs without padding."""
+        ...
+
+    def forward(self, staged: StagedStep) -> Tensor:
+        """Run the model; logits of the requests that sample, in their order. Further lines may follow."""
+        ...
+
+    def hidden(self, staged: StagedStep) -> Tensor:
+        """Run the model; hidden states of all tokens of a step that was staged as `exact`."""
+        ...
+
+    def warm_up(self) -> int:
+        """What `Runner.warm_up` says."""
+        ...
 
 
 def _places(counts: Int64Array) -> Int64Array:

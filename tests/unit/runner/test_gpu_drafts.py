@@ -49,7 +49,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 class KnowingProposer:
     """Guesses that are right now and then: it is told how answers go on, and damages some of that."""
 
-    can_check = True
+    prior_chance = 0.5
+    knows_tokens = True
 
     def __init__(self, answers: Sequence[tuple[int, ...]], seed: int) -> None:
         self.answers = {tuple(prompt): answer for prompt, answer in zip(PROMPTS, answers, strict=True)}
@@ -142,6 +143,7 @@ def test_a_draft_model_changes_no_token(
         return rng.randint(1, most) if most and rng.random() < 0.8 else 0
 
     speculation._num_worth = num_worth  # type: ignore[method-assign]
+    speculation._cost.wants_plain = lambda num_rows: False  # type: ignore[method-assign]
     for _ in range(3 if ON_GPU else 1):
         assert generate(llm) == expected
     stats = speculation.stats
@@ -164,7 +166,7 @@ def test_what_does_not_go_with_a_draft_model(tiny: TinyLLM, tmp_path: Path) -> N
         tiny.on_cpu(speculation="draft")
     with pytest.raises(ConfigError, match="speculation is 'ngram'; use 'draft'"):
         tiny.on_cpu(speculation="ngram", draft_model=str(tiny.path))
-    with pytest.raises(ConfigError, match="makes guesses up"):
+    with pytest.raises(ConfigError, match="makes guesses up, and a draft model"):
         tiny.on_cpu(speculation="draft", draft_model=str(tiny.path), spec_synthetic_acceptance=2.0)
 
 
