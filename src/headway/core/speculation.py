@@ -53,18 +53,19 @@ FADE = 0.8
 MOST_COUNTED = 200.0
 """Guesses that are remembered of a kind and place."""
 FIRST_DRAFTS = 2
-"""Tokens that are drafted in the first step that has any, or one for each request if that is more. Later ones have at
-most twice as many as one before, since what they cost is not known."""
+"""Tokens that are drafted in the first step that has any, or one for every four requests if that is more; then there is
+one for each, or twice as many as one before, since what they cost is not known."""
 FIRST_PART = 0.5
 """How much of what the fewest guesses cost that were ever tried one would cost."""
 STEPS_TO_TRUST = 3
 """So often guesses are tried beside about so many requests, before it is believed that they cost more than these."""
-FIRST_PLAIN_STEPS = 4
-"""Before there is any draft."""
+FIRST_PLAIN_STEPS = 2
+"""With about so many requests, before there is any draft beside them."""
 STEPS_PER_PLAIN_ONE = 128
 """With drafts, one after the other, before one without shows what they are to be compared with."""
-LEAST_GAIN = 0.01
-"""Drafts have to make a step better by this part of it: what they cost and bring is not known to the last digit."""
+LEAST_GAIN = 0.03
+"""Drafts have to make a step better by this part of it: what they cost and bring is not known to the last digit, and
+requests that are lucky leave the others with smaller batches."""
 MOST_UNREAD = 64
 """Tokens that a draft model may have to read before it guesses."""
 ASKS_PER_STEP = 4
@@ -374,7 +375,9 @@ class Speculation:
     def _num_worth(self, levels: Sequence[_Level], *, value: float, step_s: float, num_rows: int, most: int) -> int:
         """How many guesses make the most of a step that would bring `value` tokens in `step_s` without any: 0 if none
         does."""
-        best, num_worth, num_taken = (1.0 + LEAST_GAIN) * value / step_s, 0, 0
+        best, num_worth, num_taken = value / step_s, 0, 0
+        if self._cost.is_known(num_rows):
+            best *= 1.0 + LEAST_GAIN
         for level in levels:
             count = min(level.num_guesses, most - num_taken)
             if count <= 0:
@@ -420,8 +423,8 @@ class _DraftCost:
     """What drafted tokens add to a step, by how many they are and beside how many requests.
 
         added      ╭──────────●──╱     ●  measured: a mean over steps of about that size, younger ones counting more
-                ╭──●           ╱       between them a line; above, as much for each as a request adds to a step;
-              ●                        below, half of it for the first and the rest for the others
+                ╭──●                   between them a line, which goes on above; below, half of it for the first and
+              ●                        the rest for the others
             0  1  2  4  8  16  drafted tokens
 
     The first one often costs most: a product with a vector is another kernel than one with a matrix. As elsewhere, a
@@ -433,7 +436,6 @@ class _DraftCost:
     def __init__(self, pace: DecodePace) -> None:
         self._pace = pace
         self._plain: dict[int, _Mean] = {}  # steps without drafts, by the size of the number of requests
-        self._num_plain = 0  # how many there were
         self._num_since: Counter[int] = Counter()  # steps with drafts since the last of those
         self._tables: dict[int, dict[int, _Mean]] = {}  # by the sizes of both numbers
 
@@ -442,7 +444,6 @@ class _DraftCost:
         size, expected_s = num_rows.bit_length(), self.plain_s(num_rows)
         if not num_tokens:
             self._num_since[size] = 0
-            self._num_plain += 1
             limit_s = MOST_TIMES_EXPECTED * expected_s or duration_s
             self._plain.setdefault(size, _Mean()).observe(num_rows, min(duration_s, limit_s))
             return
@@ -453,21 +454,32 @@ class _DraftCost:
 
     def wants_plain(self, num_rows: int) -> bool:
         """Whether the next step with about so many requests should have no drafts, to see what it takes."""
-        return self._num_plain < FIRST_PLAIN_STEPS or self._num_since[num_rows.bit_length()] >= STEPS_PER_PLAIN_ONE
+        size = num_rows.bit_length()
+        plain = self._plain.get(size)
+        return plain is None or plain.num_steps < FIRST_PLAIN_STEPS or self._num_since[size] >= STEPS_PER_PLAIN_ONE
 
     def plain_s(self, num_rows: int) -> float:
-        """What a step with so many requests takes without drafts."""
-        plain = self._plain.get(num_rows.bit_length())
-        expected_s = self._pace.decode_s(num_rows)
-        if plain is None or not expected_s:
-            return expected_s
-        return plain.mean_s * expected_s / self._pace.decode_s(round(plain.size))
+        """What a step with so many requests takes without drafts: by the nearest measured one, and the line through it
+        and the next."""
+        if not self._plain:
+            return self._pace.decode_s(num_rows)
+        nearest = min(self._plain.values(), key=lambda one: abs(one.size - num_rows))
+        least_s = nearest.mean_s * min(1.0, num_rows / nearest.size)  # reading the weights is shared
+        return max(least_s, nearest.mean_s + (num_rows - nearest.size) * self._row_s(num_rows))
+
+    def _row_s(self, num_rows: int) -> float:
+        """What one more request adds to a step with so many."""
+        two = sorted(self._plain.values(), key=lambda one: abs(one.size - num_rows))[:2]
+        if len(two) < 2 or two[0].size == two[1].size:
+            return self._pace.decode_time.row_s
+        return max(0.0, (two[1].mean_s - two[0].mean_s) / (two[1].size - two[0].size))
 
     def added_s(self, num_rows: int, num_tokens: int) -> float:
         """What so many drafted tokens add beside so many requests."""
-        row_s, table = self._pace.decode_time.row_s, self._tables.get(num_rows.bit_length(), {})
-        is_doubtful = sum(one.num_steps for one in table.values()) < STEPS_TO_TRUST
+        row_s, table = self._row_s(num_rows), self._tables.get(num_rows.bit_length(), {})
+        is_doubtful = not self.is_known(num_rows)
         last_tokens = last_s = 0.0
+        more_s = row_s  # for one more
         for _, one in sorted(table.items()):
             added_s = max(min(one.mean_s, one.size * row_s) if is_doubtful else one.mean_s, last_s)
             if num_tokens <= one.size:
@@ -475,12 +487,21 @@ class _DraftCost:
                 if not last_tokens:
                     part = FIRST_PART + (1.0 - FIRST_PART) * part
                 return last_s + min(1.0, part) * (added_s - last_s)
+            if last_tokens:
+                more_s = (added_s - last_s) / max(one.size - last_tokens, 1e-9)
             last_tokens, last_s = one.size, added_s
-        return last_s + (num_tokens - last_tokens) * row_s
+        return last_s + (num_tokens - last_tokens) * more_s
+
+    def is_known(self, num_rows: int) -> bool:
+        """Whether drafts have been tried often enough beside about so many requests."""
+        table = self._tables.get(num_rows.bit_length(), {})
+        return sum(one.num_steps for one in table.values()) >= STEPS_TO_TRUST
 
     def most_tokens(self, num_rows: int) -> int:
         """How many may be drafted in a step with so many requests."""
         seen = self._tables.get(num_rows.bit_length(), {})
+        if not seen:
+            return max(FIRST_DRAFTS, num_rows // 4)
         return max(FIRST_DRAFTS, num_rows, *(int(2 * one.size) for one in seen.values()))
 
     def fade(self) -> None:
