@@ -32,7 +32,7 @@ from headway.rpc.streams import AnswerBuilder, RequestStream
 from headway.sampling_params import SamplingParams
 from headway.structured.conversation import chat_text, tools_from
 from headway.tokenizer import Tokenizer
-from headway.tokenizer.tokenizer_threads import TokenizerThreads
+from headway.tokenizer.tokenizer import TokenizerThreads
 
 Message = Mapping[str, Any]
 

@@ -14,8 +14,9 @@ import pytest
 from headway.config import BATCHING_MODES, PREFILL_MODES, SCHEDULING_POLICIES, SchedulerConfig
 from headway.core import KVCacheManager, PrefixCache, Request, RequestStatus, Scheduler
 from headway.core.invariants import check_invariants
+from headway.core.proposers import Draft
 from headway.core.request_options import RequestOptions
-from headway.core.speculation import Draft, _Level
+from headway.core.speculation import _Level
 from headway.engine.engine_core import EngineCore
 from headway.executor.fake import FakeExecutor
 

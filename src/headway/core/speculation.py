@@ -12,20 +12,12 @@ Times come from the steps that have run: what they take without drafts (`DecodeT
 counted: how often a guess at that place was right, after a match so long, of a request whose last guess went so. Counts
 fade, so that what did not work is tried again now and then.
 
-What a step samples does not depend on how it came to be computed, so drafts change no token.
-
-Guesses come from what has been: the longest end of a request's tokens that it has had before.
-
-    tokens    … the cat sat on the mat , and the cat sat
-                            └─ draft: on the mat ,      ▲ the last three tokens were there before
-
-Text that is edited, summarised, quoted or repeated has much of that; other text has hardly any. Under a grammar, what
-it leaves no choice about comes first.
+What a step samples does not depend on how it came to be computed, so drafts change no token. Who guesses is in
+`headway.core.proposers`.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,18 +25,13 @@ from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.proposers import FORCED, UNKNOWN, Draft, Proposer, create_proposer
 from headway.core.request import Request
 from headway.core.scheduler_output import ScheduledRequest, SchedulerOutput, make_tuple
 from headway.core.step_time import MOST_TIMES_EXPECTED, DecodePace
 from headway.core.steps import StepPlan
-from headway.settings import MAX_DRAFT_TOKENS, SchedulerSettings
+from headway.settings import SchedulerSettings
 
-MIN_MATCH = 2
-"""Tokens that must have been there before, in this order."""
-MAX_MATCH = 16
-"""A longer match says no more."""
-FORCED = MAX_MATCH + 1
-"""Stands for the length of a match where a grammar leaves no choice."""
 PRIOR_WEIGHT = 2.0
 """How many guesses the prior chance is worth."""
 FADE_STEPS = 1024
@@ -66,15 +53,11 @@ STEPS_PER_PLAIN_ONE = 128
 LEAST_GAIN = 0.03
 """Drafts have to make a step better by this part of it: what they cost and bring is not known to the last digit, and
 requests that are lucky leave the others with smaller batches."""
-MOST_UNREAD = 64
-"""Tokens that a draft model may have to read before it guesses."""
 ASKS_PER_STEP = 4
 """Where steps overlap: for how many requests guesses are looked up for a step, in the mean, as long as none pays."""
 MOST_CAUTION = 4
 """How much rarer that becomes while it is in vain."""
-_TOKEN_BYTES = array("i").itemsize
 _COST_WEIGHT = 0.1  # of the newest step in what drafts cost
-_UNKNOWN = (-1,) * MAX_DRAFT_TOKENS  # a draft that the device makes
 _NO_HISTORY, _WRONG, _PARTLY, _RIGHT = range(4)
 _MATCH_CLASSES = (3, 5, 9, 16, FORCED)
 """From which length on a match is of the next class."""
@@ -85,27 +68,12 @@ def create_speculation(config: SchedulerSettings, *, kv_cache: KVCacheManager, p
     if config.speculation == "off":
         return None
     return Speculation(
-        proposer=_create_proposer(config),
+        proposer=create_proposer(config),
         kv_cache=kv_cache,
         pace=pace,
         max_draft_tokens=config.max_draft_tokens,
         max_num_lines=config.max_num_lines,
     )
-
-
-def _create_proposer(config: SchedulerSettings) -> Proposer:
-    if config.spec_synthetic_acceptance:
-        return MadeUpProposer()
-    return ModelProposer() if config.speculation == "draft" else NgramProposer()
-
-
-class Draft(NamedTuple):
-    """A guess."""
-
-    token_ids: tuple[int, ...]
-    """-1: not known here, but to the runner."""
-    num_matched: int
-    """On how many tokens before it the guess rests, from `MIN_MATCH` to `MAX_MATCH`, or `FORCED`."""
 
 
 class TokenGuides(Protocol):
@@ -117,29 +85,6 @@ class TokenGuides(Protocol):
 
     def num_fitting(self, request_id: str, token_ids: Sequence[int]) -> int:
         """How many of these tokens may follow."""
-        ...
-
-
-class Proposer(Protocol):
-    """Who guesses."""
-
-    prior_chance: float
-    """Of a guess before any of its kind has been verified: enough to be tried where that may pay."""
-
-    knows_tokens: bool
-    """Whether it goes by the tokens that a request has, and says which it guesses: those that were not verified can be
-    checked later."""
-
-    def propose(self, request: Request, max_tokens: int) -> Draft | None:
-        """What may follow a request's known tokens, at most so many."""
-        ...
-
-    def note_verified(self, request: Request) -> None:
-        """A guess for the request's known tokens is going to be verified, or part of it."""
-        ...
-
-    def forget_finished(self) -> None:
-        """Drop what is known of requests that have ended."""
         ...
 
 
@@ -397,7 +342,7 @@ class Speculation:
             new_block_ids, num_tokens = [], min(num_tokens, self._kv_cache.num_free_slots(request) - 1)
             if num_tokens <= 0:
                 return
-        token_ids = _UNKNOWN[:num_tokens] if self.is_ahead else guess.draft.token_ids[:num_tokens]
+        token_ids = UNKNOWN[:num_tokens] if self.is_ahead else guess.draft.token_ids[:num_tokens]
         self._guesses.pop(request, None)
         if guess.draft.num_matched != FORCED:
             self._proposer.note_verified(request)
@@ -575,114 +520,3 @@ class _Chances:
 def _kind_of(num_matched: int, history: int) -> int:
     match_class = sum(num_matched >= start for start in _MATCH_CLASSES)
     return match_class * (_RIGHT + 1) + history
-
-
-# ---- guesses --------------------------------------------------------------------------------------------------------
-
-
-class NgramProposer:
-    """Looks up drafts in the tokens of requests. It copies them once, as they become known."""
-
-    prior_chance = 0.5
-    knows_tokens = True
-
-    def __init__(self) -> None:
-        self._tokens: dict[Request, _TokenBytes] = {}
-
-    def propose(self, request: Request, max_tokens: int) -> Draft | None:
-        """What may follow a request's known tokens, at most so many; None if their end has not been there before."""
-        known = self._tokens.get(request)
-        if known is None:
-            known = self._tokens[request] = _TokenBytes(request)
-        size = known.take_new(request)
-        start = known.follow(MIN_MATCH) if size > MIN_MATCH else None
-        if start is None:
-            return None
-        shortest, longest = MIN_MATCH, min(MAX_MATCH, size - 1)
-        while shortest < longest:  # where a longer end was, the shorter ones were too
-            middle = (shortest + longest + 1) // 2
-            found = known.follow(middle)
-            if found is None:
-                longest = middle - 1
-            else:
-                shortest, start = middle, found
-        token_ids = known.tokens(start, start + max_tokens)
-        while len(token_ids) < max_tokens:  # the guess runs into itself: a repetition
-            token_ids.append(token_ids[len(token_ids) - (size - start)])
-        return Draft(tuple(token_ids), shortest)
-
-    def note_verified(self, request: Request) -> None:
-        """There is nothing to note."""
-
-    def forget_finished(self) -> None:
-        """Drop the tokens of requests that have ended."""
-        self._tokens = {request: known for request, known in self._tokens.items() if not request.status.is_finished}
-
-
-class ModelProposer:
-    """Guesses of a second model, which the runner makes (`headway.runner.draft_model`). That has read as much of a
-    request as it had when it guessed for it last, or entered the batch: one that is far ahead of that is left alone."""
-
-    prior_chance = 0.8
-    knows_tokens = False
-
-    def __init__(self) -> None:
-        self._read: dict[Request, tuple[int, int]] = {}  # how often it had been preempted, and tokens that it had
-
-    def propose(self, request: Request, max_tokens: int) -> Draft | None:
-        """As many as wanted."""
-        num_known = request.num_known_tokens
-        num_preemptions, num_read = self._read.get(request, (0, request.num_prompt_tokens))
-        if num_preemptions < request.num_preemptions:  # all that it had has been computed again
-            num_read = num_known
-            self._read[request] = request.num_preemptions, num_read
-        return None if num_known - num_read > MOST_UNREAD else Draft(_UNKNOWN[:max_tokens], MAX_MATCH)
-
-    def note_verified(self, request: Request) -> None:
-        """It reads what it goes by."""
-        self._read[request] = request.num_preemptions, request.num_known_tokens
-
-    def forget_finished(self) -> None:
-        """Drop what is known of requests that have ended."""
-        self._read = {request: read for request, read in self._read.items() if not request.status.is_finished}
-
-
-class MadeUpProposer:
-    """Guesses for benchmarks with synthetic acceptance: it does not matter what they are."""
-
-    prior_chance = 0.5
-    knows_tokens = False
-
-    def propose(self, request: Request, max_tokens: int) -> Draft | None:
-        """The request's last token, over and over."""
-        return Draft((request.output_token_ids[-1],) * max_tokens, MAX_MATCH)
-
-    def note_verified(self, request: Request) -> None:
-        """There is nothing to note."""
-
-    def forget_finished(self) -> None:
-        """There is nothing to forget."""
-
-
-class _TokenBytes:
-    """A request's known tokens as bytes, which are searched fast."""
-
-    def __init__(self, request: Request) -> None:
-        self._bytes = bytearray(array("i", request.prompt_token_ids).tobytes())
-
-    def take_new(self, request: Request) -> int:
-        """Add what has become known; returns how many tokens there are."""
-        num_read = len(self._bytes) // _TOKEN_BYTES
-        self._bytes += array("i", request.output_token_ids[num_read - request.num_prompt_tokens :]).tobytes()
-        return len(self._bytes) // _TOKEN_BYTES
-
-    def follow(self, num_tokens: int) -> int | None:
-        """Where the last so many tokens have been before, for the last time: the place behind them."""
-        end = self._bytes[-num_tokens * _TOKEN_BYTES :]
-        at = self._bytes.rfind(end, 0, -_TOKEN_BYTES)
-        while at > 0 and at % _TOKEN_BYTES:  # across tokens
-            at = self._bytes.rfind(end, 0, at + len(end) - 1)
-        return None if at < 0 else at // _TOKEN_BYTES + num_tokens
-
-    def tokens(self, start: int, end: int) -> list[int]:
-        return array("i", bytes(self._bytes[start * _TOKEN_BYTES : end * _TOKEN_BYTES])).tolist()

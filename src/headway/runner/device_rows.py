@@ -34,7 +34,7 @@ from torch import Tensor
 
 from headway.attention import DividesWork
 from headway.attention.base import NO_REQUEST, NUM_PART_COLUMNS
-from headway.core.speculation import MAX_MATCH, MIN_MATCH
+from headway.core.proposers import MAX_MATCH, MIN_MATCH
 from headway.runner.rows import StepRows
 from headway.runner.sampler import Int32Array, Seat
 from headway.settings import MAX_DRAFT_TOKENS

@@ -10,8 +10,8 @@ import pytest
 from headway.config import CacheConfig, SchedulerConfig
 from headway.core import KVCacheManager, Request, Scheduler
 from headway.core.policy.fair import GENERATED_WEIGHT, FairPolicy
+from headway.core.proposers import MAX_MATCH, MIN_MATCH, Draft, NgramProposer
 from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
-from headway.core.speculation import MAX_MATCH, MIN_MATCH, Draft, NgramProposer
 from headway.errors import ConfigError
 from headway.lab.sim.simulate import simulate
 

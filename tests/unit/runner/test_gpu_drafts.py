@@ -14,7 +14,8 @@ from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
 from headway import LLM, RequestOutput, SamplingParams
 from headway.core import Request
-from headway.core.speculation import Draft, NgramProposer, _Level
+from headway.core.proposers import Draft, NgramProposer
+from headway.core.speculation import _Level
 from headway.errors import ConfigError
 from headway.runner.device_rows import DeviceRows
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, random_prompts

@@ -12,7 +12,7 @@ import pytest
 from headway.server.api.api_errors import ApiError
 from headway.server.api.prompts import ITEM_CHARS, PromptMaker
 from headway.server.api.requests import ChatMessage
-from headway.tokenizer.tokenizer_threads import LONG_CHARS, SHORT_CHARS
+from headway.tokenizer.tokenizer import LONG_CHARS, SHORT_CHARS
 from tests.unit.server.fake_engine import engine_ready, run, small_tokenizer
 
 INFO = engine_ready(max_model_len=100_000)

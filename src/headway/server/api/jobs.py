@@ -29,7 +29,7 @@ from headway.server.api.requests import ChatCompletionRequest, CompletionRequest
 from headway.server.services import Services
 from headway.structured.answer_spec import AnswerSpec
 from headway.structured.grammars import grammar_of
-from headway.tokenizer.tokenizer_threads import SHORT_CHARS
+from headway.tokenizer.tokenizer import SHORT_CHARS
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024

@@ -22,7 +22,7 @@ from headway.structured.answer_formats import ToolFormat
 from headway.structured.conversation import chat_text
 from headway.structured.tool_schemas import Tool
 from headway.tokenizer import Tokenizer, spell_bad_words
-from headway.tokenizer.tokenizer_threads import LONG_CHARS, SHORT_CHARS, TokenizerThreads
+from headway.tokenizer.tokenizer import LONG_CHARS, SHORT_CHARS, TokenizerThreads
 
 MAX_CHARS_PER_TOKEN = 32
 """No text is longer than so many characters for each token of the context, nor a list of token ids. Text has 3 to 5
