@@ -1,5 +1,48 @@
-"""What runs a step: one small protocol, several implementations."""
+"""What runs a step, the boundary between decisions and their execution: one small protocol, several implementations.
 
-from headway.executor.base import Executor, PendingStep, UnsampledStep
+Steps run in the order of submission; a block freed after step n was submitted may be given to another request in
+step n+1. An executor that runs steps on a device queues them there one behind the other, so that whatever step n reads
+has been read before step n+1 writes over it; no result is waited for before memory changes hands.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from headway.core.scheduler_output import SchedulerOutput
+from headway.runner.base import PendingStep, UnsampledStep
 
 __all__ = ["Executor", "PendingStep", "UnsampledStep"]
+
+
+class Executor(Protocol):
+    """Runs planned steps in order. It keeps its own copy of every request in the batch; only changes reach it.
+
+    A plan never names the token that the step before it samples: the executor appends each sampled token to its own
+    copy, and the next plan only says how many tokens to compute. If `submit` or `result` raises, the state of the
+    step's requests is undefined and the engine fails them.
+    """
+
+    max_in_flight: int
+    """Submitted steps whose results have not been taken. 1: a step is planned when the one before has answered;
+    2: it is planned while the one before runs."""
+    verifies_ahead: bool
+    """As in `Runner`."""
+
+    def submit(self, output: SchedulerOutput) -> PendingStep:
+        """Start to compute the scheduled tokens and to sample where the plan says so. The plan is not empty."""
+        ...
+
+    def forward(self, output: SchedulerOutput) -> UnsampledStep:
+        """Start to compute the scheduled tokens, up to the logits. Tokens are chosen when the masks are there; nothing
+        may be submitted before."""
+        ...
+
+    def warm_up(self) -> int:
+        """Do now what would make a first step of its kind slow, while nothing is in flight. Returns for how many kinds
+        of steps there was something to do."""
+        ...
+
+    def shutdown(self) -> None:
+        """Free what the executor holds. Nothing may be submitted afterwards."""
+        ...

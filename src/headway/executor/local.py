@@ -7,7 +7,7 @@ import torch
 from headway.config import ResolvedConfig
 from headway.core.scheduler_output import SchedulerOutput
 from headway.errors import ConfigError
-from headway.executor.base import PendingStep, UnsampledStep
+from headway.executor import PendingStep, UnsampledStep
 from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
 from headway.runner import Runner

@@ -1,4 +1,5 @@
-"""A checkpoint in a Hugging Face folder: config.json beside one or several safetensors files.
+"""A checkpoint in a Hugging Face folder: config.json beside one or several safetensors files. Quantised weights are
+read as the numbers that they stand for.
 
 The safetensors package maps a file. It is mapped for one tensor at a time, and the tensor copied: pages of the file do
 not add up to the process's memory, and a file that has changed since is refused and cannot crash the process later.
@@ -20,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from headway.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
-from headway.models.assembly import LM_HEAD
+from headway.loader.quantized_weights import PART_DTYPES, StoredWeight, find_weights
+from headway.models.assembly import LM_HEAD, expected_tensors
 from headway.models.checkpoint import Checkpoint, TensorInfo
 from headway.models.hf_config import config_from_hf
 
@@ -44,10 +46,25 @@ class HFFolderCheckpoint(Checkpoint):
         self.name = name or str(folder)
         raw = read_json(require_config(folder))
         self.config = config_from_hf(raw, str(folder / CONFIG_NAME))
-        self._tensors = {entry.name: entry for path in _weight_files(folder) for entry in safetensors_entries(path)}
+        entries = {entry.name: entry for path in _weight_files(folder) for entry in safetensors_entries(path)}
+        self._tensors: dict[str, SafetensorsEntry | StoredWeight] = {**entries}
+        quantisation = raw.get("quantization_config") or raw.get("compression_config")
+        if quantisation:
+            self._join_quantised(quantisation, entries)
         self.index = {name: TensorInfo(entry.shape, entry.num_bytes) for name, entry in self._tensors.items()}
         if raw.get("tie_word_embeddings") is None and LM_HEAD not in self.index:
             self.config = replace(self.config, tie_embeddings=True)
+
+    def _join_quantised(self, quantisation: object, entries: Mapping[str, SafetensorsEntry]) -> None:
+        """Put weights in the place of the tensors that they are made of."""
+        source = str(self.path / CONFIG_NAME)
+        if not isinstance(quantisation, Mapping):
+            raise CorruptModelError(f"{source}: 'quantization_config' is no object")
+        weights = find_weights(quantisation, entries, expected_tensors(self.config), source)
+        for stored in weights.values():
+            for end in stored.parts:
+                del self._tensors[f"{stored.name}.{end}"]
+        self._tensors.update(weights)
 
     def read(self, name: str, *, device: torch.device | str = "cpu") -> Tensor:
         return self._tensors[name].read()
@@ -72,8 +89,15 @@ class SafetensorsEntry:
         return math.prod(self.shape) * (8 if match is None else int(match[1])) // 8
 
     def read(self) -> Tensor:
-        """The tensor on the CPU, in memory of its own, in the dtype of the file."""
-        if self.dtype not in _READABLE_DTYPES:
+        """The tensor on the CPU, in memory of its own, in the dtype of the file, which is a float."""
+        return self._read(_READABLE_DTYPES)
+
+    def read_part(self) -> Tensor:
+        """The same of a part of a quantised weight."""
+        return self._read((*_READABLE_DTYPES, *PART_DTYPES))
+
+    def _read(self, readable: tuple[str, ...]) -> Tensor:
+        if self.dtype not in readable:
             raise UnsupportedModelError(
                 f"{self.path}: tensor {self.name} is of type {self.dtype}, which is not supported; "
                 "use a float32, float16 or bfloat16 checkpoint, or a GGUF file"

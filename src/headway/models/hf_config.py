@@ -141,7 +141,6 @@ SUPPORTED_ARCHITECTURES = tuple(_HF_FAMILIES)
 
 def config_from_hf(raw: Mapping[str, Any], source: str) -> DecoderConfig:
     """Normalise the contents of a config.json; `source` names the file in errors."""
-    _refuse_quantised(raw, source)
     config = RawConfig(raw, source)
     return _HF_FAMILIES[_architecture(raw, source)](config)
 
@@ -221,16 +220,6 @@ def _declared_dtype(raw: RawConfig) -> str:
             f"{raw.source}: weights of dtype {name} are not supported; use a float32, float16 or bfloat16 checkpoint"
         )
     return name
-
-
-def _refuse_quantised(raw: Mapping[str, Any], source: str) -> None:
-    quantised = raw.get("quantization_config") or raw.get("compression_config")
-    if quantised:
-        method = quantised.get("quant_method", "unknown") if isinstance(quantised, Mapping) else quantised
-        raise UnsupportedModelError(
-            f"{source}: the checkpoint is quantised with {method}, which is not supported; "
-            "use the original float checkpoint, or a GGUF file of it"
-        )
 
 
 def _refuse_sliding_window(raw: RawConfig, family: str) -> None:

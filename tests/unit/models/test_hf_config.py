@@ -127,9 +127,6 @@ def test_unknown_architecture_is_named(architecture: str) -> None:
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "use_sliding_window"),
         ({"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True}, "use_sliding_window"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised with gptq"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantised with fp8"),
-        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
         ({"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
     ],
 )

@@ -1,0 +1,281 @@
+"""Quantised Hugging Face checkpoints: the numbers that they stand for, the tokens of transformers with these numbers,
+and what broken ones are told.
+
+The checkpoints are written here, element by element, as the formats are published.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from headway import LLM, SamplingParams
+from headway.errors import CorruptModelError, UnsupportedModelError
+from headway.loader import open_checkpoint
+from tests.unit.models.tiny import hf_model, save_folder
+
+Written = tuple[dict[str, Tensor], Tensor]
+"""The tensors of a layer by the ends of their names, and the weight that they stand for."""
+GROUP = 32
+
+
+def codes_of(weight: Tensor, rng: random.Random, low: int, high: int) -> list[list[int]]:
+    """Random codes: what matters is how they are stored."""
+    return [[rng.randint(low, high) for _ in range(weight.shape[1])] for _ in range(weight.shape[0])]
+
+
+def scales_of(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    return (torch.rand(shape) * 0.02 + 0.002).to(dtype)
+
+
+def as_int32(word: int) -> int:
+    return word - 2**32 if word >= 2**31 else word
+
+
+def by_group(codes: list[list[int]], zeros: Tensor | None, scales: Tensor, groups: list[int]) -> Tensor:
+    """(code - zero) × scale in float32."""
+    moved = torch.tensor(codes).float()
+    if zeros is not None:
+        moved -= zeros[:, groups].float()
+    return moved * scales[:, groups].float()
+
+
+def gptq(weight: Tensor, rng: random.Random, *, bits: int = 4, v2: bool = False, shuffled: bool = False) -> Written:
+    outputs, inputs = weight.shape
+    per_word, num_groups = 32 // bits, inputs // GROUP
+    codes = codes_of(weight, rng, 0, 2**bits - 1)
+    zeros = torch.tensor([[rng.randint(1, 2**bits - 1) for _ in range(num_groups)] for _ in range(outputs)])
+    scales = scales_of(outputs, num_groups)
+    groups = [column // GROUP for column in range(inputs)]
+    if shuffled:
+        rng.shuffle(groups)
+    qweight = torch.zeros(inputs // per_word, outputs, dtype=torch.int32)
+    for word in range(inputs // per_word):
+        for row in range(outputs):
+            packed = sum(codes[row][word * per_word + place] << (bits * place) for place in range(per_word))
+            qweight[word, row] = as_int32(packed)
+    qzeros = torch.zeros(num_groups, outputs // per_word, dtype=torch.int32)
+    for group in range(num_groups):
+        for word in range(outputs // per_word):
+            stored = [int(zeros[word * per_word + place, group]) - (not v2) for place in range(per_word)]
+            qzeros[group, word] = as_int32(sum(zero << (bits * place) for place, zero in enumerate(stored)))
+    parts = {"qweight": qweight, "qzeros": qzeros, "scales": scales.t().contiguous()}
+    parts["g_idx"] = torch.tensor(groups, dtype=torch.int32)
+    return parts, by_group(codes, zeros, scales, groups)
+
+
+def awq(weight: Tensor, rng: random.Random) -> Written:
+    outputs, inputs = weight.shape
+    num_groups, order = inputs // GROUP, [0, 2, 4, 6, 1, 3, 5, 7]
+    codes = codes_of(weight, rng, 0, 15)
+    zeros = torch.tensor([[rng.randint(0, 15) for _ in range(num_groups)] for _ in range(outputs)])
+    scales = scales_of(outputs, num_groups)
+    qweight = torch.zeros(inputs, outputs // 8, dtype=torch.int32)
+    qzeros = torch.zeros(num_groups, outputs // 8, dtype=torch.int32)
+    for word in range(outputs // 8):
+        for column in range(inputs):
+            packed = sum(codes[word * 8 + output][column] << (4 * place) for place, output in enumerate(order))
+            qweight[column, word] = as_int32(packed)
+        for group in range(num_groups):
+            packed = sum(int(zeros[word * 8 + output, group]) << (4 * place) for place, output in enumerate(order))
+            qzeros[group, word] = as_int32(packed)
+    groups = [column // GROUP for column in range(inputs)]
+    return {"qweight": qweight, "qzeros": qzeros, "scales": scales.t().contiguous()}, by_group(
+        codes, zeros, scales, groups
+    )
+
+
+def packed(weight: Tensor, rng: random.Random, *, bits: int = 4, zeros: bool = False) -> Written:
+    outputs, inputs = weight.shape
+    per_word, num_groups, middle = 32 // bits, inputs // GROUP, 2 ** (bits - 1)
+    codes = codes_of(weight, rng, -middle, middle - 1)
+    scales = scales_of(outputs, num_groups, dtype=torch.bfloat16)
+    words = torch.zeros(outputs, inputs // per_word, dtype=torch.int32)
+    for row in range(outputs):
+        for word in range(inputs // per_word):
+            line = codes[row][word * per_word : (word + 1) * per_word]
+            words[row, word] = as_int32(sum((code + middle) << (bits * place) for place, code in enumerate(line)))
+    parts = {"weight_packed": words, "weight_scale": scales, "weight_shape": torch.tensor([outputs, inputs])}
+    points = None
+    if zeros:
+        points = torch.tensor([[rng.randint(-middle, middle - 1) for _ in range(num_groups)] for _ in range(outputs)])
+        stored = torch.zeros(outputs // per_word, num_groups, dtype=torch.int32)
+        for word in range(outputs // per_word):
+            for group in range(num_groups):
+                own = [int(points[word * per_word + place, group]) + middle for place in range(per_word)]
+                stored[word, group] = as_int32(sum(zero << (bits * place) for place, zero in enumerate(own)))
+        parts["weight_zero_point"] = stored
+    return parts, by_group(codes, points, scales, [column // GROUP for column in range(inputs)])
+
+
+def int8_rows(weight: Tensor, rng: random.Random) -> Written:
+    codes, scales = codes_of(weight, rng, -127, 127), scales_of(len(weight), 1, dtype=torch.bfloat16)
+    found = by_group(codes, None, scales, [0] * weight.shape[1])
+    return {"weight": torch.tensor(codes, dtype=torch.int8), "weight_scale": scales}, found
+
+
+def fp8(weight: Tensor, rng: random.Random, *, per: str, name: str = "weight_scale") -> Written:
+    codes = (torch.randn(weight.shape) * 3).to(torch.float8_e4m3fn)
+    outputs, inputs = weight.shape
+    height, width = {"tensor": (outputs, inputs), "row": (1, inputs), "block": (48, 40)}[per]
+    scales = scales_of(-(-outputs // height), -(-inputs // width), dtype=torch.float32)
+    rows = [row // height for row in range(outputs)]
+    found = codes.float() * scales[rows][:, [column // width for column in range(inputs)]]
+    stored = scales.reshape(()) if per == "tensor" else scales
+    return {"weight": codes, name: stored, "input_scale": torch.tensor(1.0)}, found
+
+
+def compressed(form: str, **weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"dynamic": False, "symmetric": True, **weights}}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
+
+
+GROUPS = {"type": "int", "strategy": "group", "group_size": GROUP}
+FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor, random.Random], Written]]] = {
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False}, gptq),
+    "gptq 8 bits": ({"quant_method": "gptq", "bits": 8, "group_size": GROUP}, lambda w, r: gptq(w, r, bits=8)),
+    "gptq v2": (
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": "gptq_v2"},
+        lambda w, r: gptq(w, r, v2=True),
+    ),
+    "gptq desc_act": (
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True},
+        lambda w, r: gptq(w, r, shuffled=True),
+    ),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}, awq),
+    "int4": (compressed("pack-quantized", num_bits=4, **GROUPS), packed),
+    "int4 with zeros": (compressed("pack-quantized", num_bits=4, **GROUPS), lambda w, r: packed(w, r, zeros=True)),
+    "packed int8": (compressed("pack-quantized", num_bits=8, **GROUPS), lambda w, r: packed(w, r, bits=8)),
+    "int8": (compressed("int-quantized", type="int", num_bits=8, strategy="channel"), int8_rows),
+    "fp8 rows": (
+        compressed("float-quantized", type="float", num_bits=8, strategy="channel"),
+        lambda w, r: fp8(w, r, per="row"),
+    ),
+    "fp8 tensor": ({"quant_method": "fp8", "activation_scheme": "static"}, lambda w, r: fp8(w, r, per="tensor")),
+    "fp8 blocks": (
+        {"quant_method": "fp8", "weight_block_size": [48, 40]},
+        lambda w, r: fp8(w, r, per="block", name="weight_scale_inv"),
+    ),
+    "fp8 blocks of compressed-tensors": (
+        compressed("float-quantized", type="float", num_bits=8, strategy="block", block_structure=[48, 40]),
+        lambda w, r: fp8(w, r, per="block"),
+    ),
+}
+
+
+def write(name: str, folder: Path, family: str = "llama_biased") -> tuple[Path, Any]:
+    """A folder in a format, all layers of the decoder quantised but one, and a model with what it stands for."""
+    config, quantise = FORMATS[name]
+    torch.manual_seed(1)
+    rng, model = random.Random(1), hf_model(family)
+    save_folder(model, folder)
+    tensors = load_file(folder / "model.safetensors")
+    weights = model.state_dict()
+    for key in list(tensors):
+        if ".layers." in key and tensors[key].dim() == 2 and "layers.1.mlp.down_proj" not in key:
+            parts, stands_for = quantise(tensors.pop(key), rng)
+            tensors |= {f"{key.removesuffix('weight')}{end}": part for end, part in parts.items()}
+            weights[key] = stands_for
+    model.load_state_dict(weights)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"quantization_config": config}))
+    return folder, model
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_numbers_and_the_tokens(name: str, tmp_path: Path) -> None:
+    folder, model = write(name, tmp_path)
+    checkpoint = open_checkpoint(folder)
+    expected = model.state_dict()
+    assert set(checkpoint.index) == set(expected)
+    for key, tensor in checkpoint.tensors():
+        assert torch.equal(tensor, expected[key]), key
+    assert checkpoint.num_bytes < sum(tensor.nbytes for tensor in expected.values())
+    prompts = [[5, 9, 17, 3], [8], [4, 4, 70, 2, 33, 61, 7, 12, 90]]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, detokenize=False)
+    llm = LLM(str(folder), dtype="float32", num_kv_blocks=12, block_size=4, max_model_len=32, max_num_batched_tokens=6,
+              max_num_seqs=4)  # fmt: skip
+    for prompt, output in zip(prompts, llm.generate(prompts, params, use_tqdm=False), strict=True):
+        with torch.inference_mode():
+            made = model.generate(
+                torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+        assert list(output.outputs[0].token_ids) == made[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quantised with bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 3, "group_size": 32}, "gptq .3 bits"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "marlin"}, "format marlin"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "version gemv"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "FP8 blocks of"),
+        ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups"),
+        (compressed("pack-quantized", type="float", num_bits=4, strategy="group"), "float4 by group"),
+        (compressed("sparse-24", type="int", num_bits=8, strategy="channel"), "sparse-24"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder, _ = write("int8", tmp_path)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"quantization_config": changes}))
+    with pytest.raises(UnsupportedModelError, match=message):
+        open_checkpoint(folder)
+
+
+LAYER = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("int4", lambda t: t[f"{LAYER}.weight_scale"].view(-1)[3:4].fill_(float("nan")), "weight_scale has values"),
+        ("awq", lambda t: t[f"{LAYER}.scales"].view(-1)[3:4].zero_(), "scales has a scale of 0"),
+        ("int4", lambda t: t.pop(f"{LAYER}.weight_scale"), "weight_scale is missing"),
+        ("gptq", lambda t: t.pop(f"{LAYER}.qzeros"), "qzeros is missing"),
+        ("gptq", lambda t: t[f"{LAYER}.g_idx"][5:6].fill_(99), "g_idx names a group that is not there"),
+        ("awq", lambda t: t.update({f"{LAYER}.qweight": t[f"{LAYER}.qweight"][1:].clone()}), r"qweight is \[63, 8\]"),
+        ("int4", lambda t: t[f"{LAYER}.weight_shape"][0:1].fill_(3), "weight_shape is not"),
+        ("fp8 rows", lambda t: t.update({f"{LAYER}.weight": t[f"{LAYER}.weight"].to(torch.float8_e5m2)}), "F8_E5M2"),
+        ("fp8 blocks", lambda t: t.update({f"{LAYER}.weight_scale_inv": torch.ones(1, 1)}), "implies"),
+        ("int8", lambda t: t.update({f"{LAYER}.weight_scale": torch.ones(5, 1)}), r"weight_scale is \[5, 1\]"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_with_the_tensors_name(
+    name: str, damage: Callable[[dict[str, Tensor]], object], message: str, tmp_path: Path
+) -> None:
+    folder, _ = write(name, tmp_path)
+    tensors = copy.copy(load_file(folder / "model.safetensors"))
+    damage(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises((CorruptModelError, UnsupportedModelError), match=message) as caught:
+        LLM(str(folder), dtype="float32")
+    assert LAYER in str(caught.value)
+
+
+def test_groups_that_do_not_divide(tmp_path: Path) -> None:
+    folder, _ = write("gptq", tmp_path)
+    raw = json.loads((folder / "config.json").read_text())
+    raw["quantization_config"]["group_size"] = 48
+    (folder / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(CorruptModelError, match="64 inputs, which groups of 48 do not divide"):
+        LLM(str(folder), dtype="float32")
+
+
+def test_a_checkpoint_that_says_so_and_is_not(tmp_path: Path) -> None:
+    folder = save_folder(hf_model("llama"), tmp_path)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"quantization_config": FORMATS["awq"][0]}))
+    with pytest.raises(CorruptModelError, match="but no tensor of it is"):
+        open_checkpoint(folder)
