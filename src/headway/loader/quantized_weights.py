@@ -182,24 +182,25 @@ def _fp8(config: Mapping[str, Any], source: str) -> _Scheme:
     block = config.get("weight_block_size")
     ends = frozenset({"weight", "weight_scale", "weight_scale_inv", "input_scale"})
     if block is None:
-        return _Scheme("fp8", ends, lambda stored: _scaled(stored, None))
+        return _Scheme("fp8", ends, lambda stored: _scaled(stored, torch.float8_e4m3fn, None))
     if not (isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)):
         raise _refused(source, f"has FP8 blocks of {block}")
     return _Scheme("fp8", ends, lambda stored: _fp8_blocks(stored, block[0], block[1]))
 
 
 def _fp8_blocks(stored: StoredWeight, height: int, width: int) -> QuantizedWeight:
-    codes, scales = _float8(stored), stored.part("weight_scale_inv")
+    codes, scales = _codes(stored, torch.float8_e4m3fn), stored.part("weight_scale_inv")
     stored.expect("weight_scale_inv", scales, -(-stored.shape[0] // height), -(-stored.shape[1] // width))
     return QuantizedWeight(codes, scales, tile=(height, width))
 
 
-def _float8(stored: StoredWeight) -> Tensor:
+def _codes(stored: StoredWeight, dtype: torch.dtype) -> Tensor:
+    """A code to an element, in the type that the scheme says."""
     codes = stored.part("weight")
     stored.expect("weight", codes, *stored.shape)
-    if codes.dtype is not torch.float8_e4m3fn:
-        raise stored.corrupt("weight", f"is of type {codes.dtype}, not float8 e4m3")
-    if not bool(torch.isfinite(codes.float()).all()):
+    if codes.dtype is not dtype:
+        raise stored.corrupt("weight", f"is of type {codes.dtype}, not {dtype}")
+    if dtype.is_floating_point and not bool(torch.isfinite(codes.float()).all()):
         raise stored.corrupt("weight", "has values that are no numbers")
     return codes
 
@@ -216,27 +217,27 @@ def _compressed(config: Mapping[str, Any], source: str) -> _Scheme:
     if not known or strategy not in ("tensor", "channel", "group", "block"):
         raise _refused(source, f"is quantised with compressed-tensors ({shown})")
     ends = frozenset({"weight_scale", "weight_zero_point", "weight_g_idx", "input_scale", "input_zero_point"})
+    dtype = torch.float8_e4m3fn if kind == "float" else torch.int8
     if strategy == "block":
         block = weights.get("block_structure")
         if kind != "float" or not isinstance(block, list) or len(block) != 2:
             raise _refused(source, f"is quantised with compressed-tensors ({shown})")
         tile = int(block[0]), int(block[1])
-        return _Scheme(shown, ends | {"weight"}, lambda stored: _scaled(stored, None, tile=tile))
+        return _Scheme(shown, ends | {"weight"}, lambda stored: _scaled(stored, dtype, None, tile=tile))
     group_size = int(size) if strategy == "group" and size else None
     if form == "pack-quantized" and kind == "int":
         ends |= {"weight_packed", "weight_shape"}
         return _Scheme(shown, ends, lambda stored: _packed(stored, int(bits), group_size))
     if form in ("float-quantized", "int-quantized", "naive-quantized"):
-        return _Scheme(shown, ends | {"weight"}, lambda stored: _scaled(stored, group_size))
+        return _Scheme(shown, ends | {"weight"}, lambda stored: _scaled(stored, dtype, group_size))
     raise _refused(source, f"is quantised with compressed-tensors ({shown})")
 
 
-def _scaled(stored: StoredWeight, group_size: int | None, *, tile: tuple[int, int] | None = None) -> QuantizedWeight:
-    """A code to an element, and scales of the tensor, of rows, or of groups in rows."""
-    codes = stored.part("weight")
-    if codes.dtype is not torch.int8:
-        codes = _float8(stored)
-    stored.expect("weight", codes, *stored.shape)
+def _scaled(
+    stored: StoredWeight, dtype: torch.dtype, group_size: int | None, *, tile: tuple[int, int] | None = None
+) -> QuantizedWeight:
+    """A code to an element, and scales of the tensor, of rows, of groups in rows, or of tiles."""
+    codes = _codes(stored, dtype)
     scales = stored.part("weight_scale")
     if tile is not None:
         stored.expect("weight_scale", scales, -(-stored.shape[0] // tile[0]), -(-stored.shape[1] // tile[1]))

@@ -248,6 +248,12 @@ LAYER = "model.layers.0.self_attn.q_proj"
         ("awq", lambda t: t.update({f"{LAYER}.qweight": t[f"{LAYER}.qweight"][1:].clone()}), r"qweight is \[63, 8\]"),
         ("int4", lambda t: t[f"{LAYER}.weight_shape"][0:1].fill_(3), "weight_shape is not"),
         ("fp8 rows", lambda t: t.update({f"{LAYER}.weight": t[f"{LAYER}.weight"].to(torch.float8_e5m2)}), "F8_E5M2"),
+        (
+            "int8",
+            lambda t: t.update({f"{LAYER}.weight": t[f"{LAYER}.weight"].to(torch.float8_e4m3fn)}),
+            "not torch.int8",
+        ),
+        ("fp8 rows", lambda t: t.update({f"{LAYER}.weight": t[f"{LAYER}.weight"].char()}), "not torch.float8_e4m3fn"),
         ("fp8 blocks", lambda t: t.update({f"{LAYER}.weight_scale_inv": torch.ones(1, 1)}), "implies"),
         ("int8", lambda t: t.update({f"{LAYER}.weight_scale": torch.ones(5, 1)}), r"weight_scale is \[5, 1\]"),
     ],
