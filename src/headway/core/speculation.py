@@ -167,11 +167,12 @@ class Speculation:
     def add_drafts(self, plan: StepPlan) -> None:
         """Let requests that get one token verify more, as far as that is worth its time and there is room."""
         was_verifying, self._is_verifying = self._is_verifying, False
-        most = min(plan.budget.left, self._max_num_lines - len(plan.scheduled))
-        if most <= 0 or self._cost.wants_plain(len(plan.scheduled)):
+        num_rows = len(plan.scheduled)
+        most = min(plan.budget.left, self._max_num_lines - num_rows)
+        if most <= 0 or self._cost.wants_plain(num_rows) or not self._cost.plain_s(num_rows):
             return
         is_trial = self.is_ahead and not was_verifying
-        if is_trial and not self._may_ask(len(plan.scheduled)):
+        if is_trial and not self._may_ask(num_rows):
             return
         unlanded, guesses = self._kv_cache.unlanded, {}
         for request, share in plan.scheduled.items():

@@ -178,6 +178,18 @@ def test_where_the_device_guesses_it_is_not_slower_either(num_requests: int, tok
         assert machine.num_tokens / machine.seconds >= 1.5 * without
 
 
+def test_steps_that_take_no_time_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock may be too coarse."""
+    machine = Machine(FREE)
+    update = machine.scheduler.update
+
+    def at_once(output: SchedulerOutput, result: ModelRunnerOutput, *, duration_s: float) -> object:
+        return update(output, result, duration_s=0.0)
+
+    monkeypatch.setattr(machine.scheduler, "update", at_once)
+    assert num_drafts(machine.steps(20)) == 0
+
+
 def test_a_step_with_as_many_requests_as_lines_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(FREE, num_requests=8, max_num_seqs=8, max_num_batched_tokens=8, is_ahead=True)
     monkeypatch.setattr(machine.speculation, "_guess", lambda *_: pytest.fail("asked"))
