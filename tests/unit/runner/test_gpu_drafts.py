@@ -15,7 +15,7 @@ from tests.triton_device import DEVICE, ON_GPU  # isort: split
 from headway import LLM, RequestOutput, SamplingParams
 from headway.core import Request
 from headway.core.proposers import Draft, NgramProposer
-from headway.core.speculation import _Level
+from headway.core.speculation import Speculation, _Level
 from headway.errors import ConfigError
 from headway.runner.device_rows import DeviceRows
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, random_prompts
@@ -93,12 +93,8 @@ def expected(tiny: TinyLLM) -> list[tuple[tuple[int, ...], Any]]:
     return generate(tiny.on_cpu())
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_same_tokens_as_the_cpu_engine(tiny: TinyLLM, expected: list[Any], variant: str) -> None:
-    llm = tiny.on_gpu(speculation="ngram", max_draft_tokens=4, **VARIANTS[variant])
-    speculation = llm.engine.core.scheduler.speculation
-    assert speculation is not None
-    speculation._proposer = KnowingProposer([tokens for tokens, _ in expected], seed=1)
+def choose_at_random(speculation: Speculation) -> None:
+    """Whatever it costs: any number of guesses, and often some."""
     rng = random.Random(2)
 
     def num_worth(levels: Sequence[_Level], *, most: int, **_: object) -> int:
@@ -107,6 +103,15 @@ def test_the_same_tokens_as_the_cpu_engine(tiny: TinyLLM, expected: list[Any], v
 
     speculation._num_worth = num_worth  # type: ignore[method-assign]
     speculation._cost.wants_plain = lambda num_rows: False  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_same_tokens_as_the_cpu_engine(tiny: TinyLLM, expected: list[Any], variant: str) -> None:
+    llm = tiny.on_gpu(speculation="ngram", max_draft_tokens=4, **VARIANTS[variant])
+    speculation = llm.engine.core.scheduler.speculation
+    assert speculation is not None
+    speculation._proposer = KnowingProposer([tokens for tokens, _ in expected], seed=1)
+    choose_at_random(speculation)
     for _ in range(3 if ON_GPU else 1):
         assert generate(llm) == expected
     stats = speculation.stats
@@ -138,14 +143,7 @@ def test_a_draft_model_changes_no_token(
     llm = make(speculation="draft", draft_model=str(draft.path), max_draft_tokens=4, max_num_seqs=6, **options)
     speculation = llm.engine.core.scheduler.speculation
     assert speculation is not None and not speculation.is_ahead
-    rng = random.Random(2)
-
-    def num_worth(levels: Sequence[_Level], *, most: int, **_: object) -> int:
-        most = max(0, min(sum(level.num_guesses for level in levels), most))
-        return rng.randint(1, most) if most and rng.random() < 0.8 else 0
-
-    speculation._num_worth = num_worth  # type: ignore[method-assign]
-    speculation._cost.wants_plain = lambda num_rows: False  # type: ignore[method-assign]
+    choose_at_random(speculation)
     for _ in range(3 if ON_GPU else 1):
         assert generate(llm) == expected
     stats = speculation.stats
