@@ -138,6 +138,8 @@ def test_a_draft_model_changes_no_token(
 ) -> None:
     """The model itself guesses right always, another one where tokens are likely enough."""
     options = DRAFT_VARIANTS[variant].copy()
+    if same and options["on"] == "gpu" and variant != "overlapping steps" and not ON_GPU:
+        pytest.skip("Triton's interpreter takes its time")
     make = tiny.on_cpu if options.pop("on") == "cpu" else tiny.on_gpu
     draft = tiny if same else TinyLLM(tmp_path, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
     llm = make(speculation="draft", draft_model=str(draft.path), max_draft_tokens=4, max_num_seqs=6, **options)
