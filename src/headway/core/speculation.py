@@ -8,7 +8,7 @@ time, a guess costs as much as a token of another request. So a draft token is v
     ────────────────────────  ≥   ─────────────────────────────
     tokens of the step             time of the step
 
-Times come from the steps that have run: what they take without drafts (`DecodeTime`), and what drafts add. Chances are
+Times come from the steps that have run: what they take without drafts, and what drafts add. Chances are
 counted: how often a guess at that place was right, after a match so long, of a request whose last guess went so. Counts
 fade, so that what did not work is tried again now and then.
 
