@@ -54,9 +54,7 @@ class DraftModel(Generic[StagedStep]):
         """Compute what the step needs of this model. Returns the blocks that are still to be added to the tables."""
         rows, ends, num_guesses = self._guessing(step)
         begins = step.seq_lens - step.num_new
-        np.minimum.at(
-            self._num_computed, step.rows, begins
-        )  # behind that guesses may have been wrong
+        np.minimum.at(self._num_computed, step.rows, begins)  # behind that guesses may have been wrong
         is_prompt = begins < self._num_admitted[step.rows]
         all_rows = np.concatenate([step.rows[is_prompt], rows])
         if not len(all_rows):
