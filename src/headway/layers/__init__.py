@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,8 +11,9 @@ from torch import Tensor
 from headway.errors import ConfigError
 from headway.layers.linear import QUANTIZATION_NAMES, Linear, TorchLinear
 from headway.layers.ops import Ops
+from headway.layers.quantized_weight import Weight, dequantised
 
-__all__ = ["OPS_NAMES", "LinearFactory", "Ops", "create_ops", "linear_factory"]
+__all__ = ["OPS_NAMES", "LinearFactory", "Ops", "create_ops"]
 
 OPS_NAMES = ("auto", "native", "torch", "triton")
 
@@ -79,31 +79,54 @@ def _triton_available() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-LinearFactory = Callable[[Tensor, Tensor | None], Linear]
+class LinearFactory:
+    """Which kind of `Linear` a weight becomes, in a model whose `Ops` are `kernels`.
 
-
-def linear_factory(quantization: str, *, kernels: str, device: torch.device | str, dtype: torch.dtype) -> LinearFactory:
-    """The constructor `(weight, bias) -> Linear` for the weights of a model whose `Ops` are `kernels`.
-
-    `none` keeps the weights in `dtype`; `int8` quantises them for the CPU kernels, which take and return float32.
+    quantization: what float weights are quantised to, or `none`. `keeps_stored`: weights that the checkpoint has as
+    codes and scales stay so where there is a kernel for them; otherwise they are taken as the floats they stand for.
     """
-    if quantization not in QUANTIZATION_NAMES:
-        raise ConfigError(f"unknown quantization {quantization!r}; valid names are {', '.join(QUANTIZATION_NAMES)}")
-    if quantization == "int8":
-        if torch.device(device).type != "cpu" or dtype != torch.float32:
-            raise ConfigError(
-                f"int8 weights run on the CPU with float32 activations, not on {device} in {dtype}; "
-                "use quantization 'none'"
-            )
-        from headway.layers.packed_linear import Int8Linear
 
-        return Int8Linear
-    if kernels == "native":
-        from headway.layers.packed_linear import Float32Linear
+    def __init__(
+        self,
+        quantization: str,
+        *,
+        keeps_stored: bool = False,
+        kernels: str,
+        device: torch.device | str,
+        dtype: torch.dtype,
+    ) -> None:
+        if quantization not in QUANTIZATION_NAMES:
+            raise ConfigError(f"unknown quantization {quantization!r}; valid names are {', '.join(QUANTIZATION_NAMES)}")
+        self.keeps_stored = keeps_stored
+        self._quantization = quantization
+        self._device, self._dtype = torch.device(device), dtype
+        make = {"native": self._native, "triton": self._triton, "torch": self._torch}
+        if quantization != "none" and kernels == "torch":
+            if self._device.type != "cpu" or dtype != torch.float32:
+                raise ConfigError(
+                    f"{quantization} weights run on the CPU with float32 activations, or on CUDA with the package "
+                    f"triton, not on {device} in {dtype}; use quantization 'none'"
+                )
+            kernels = "native"
+        self._make = make[kernels]
 
-        return Float32Linear
-    if kernels == "triton":
+    def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
+        """A layer of the decoder."""
+        return self._make(weight, bias)
+
+    def head(self, weight: Weight) -> Linear:
+        """The layer that makes logits."""
+        return self._make(weight, None)
+
+    def _native(self, weight: Weight, bias: Tensor | None) -> Linear:
+        from headway.layers.packed_linear import Float32Linear, Int8Linear
+
+        return (Int8Linear if self._quantization == "int8" else Float32Linear)(dequantised(weight), bias)
+
+    def _triton(self, weight: Weight, bias: Tensor | None) -> Linear:
         from headway.layers.triton_ops import TritonLinear
 
-        return TritonLinear
-    return TorchLinear
+        return TritonLinear(dequantised(weight).to(self._device, self._dtype), bias)
+
+    def _torch(self, weight: Weight, bias: Tensor | None) -> Linear:
+        return TorchLinear(dequantised(weight).to(self._device, self._dtype), bias)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-QUANTIZATION_NAMES = ("none", "int8")
+QUANTIZATION_NAMES = ("none", "fp8", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A checkpoint in a single GGUF file: weights, configuration, tokenizer and chat template.
 
-Tensors become floats as they are read: by the native kernels for the common types, by the gguf package for all others.
+The weights of linear layers are read as codes and scales where their type is one of `PACKED_TYPES`. All else becomes
+floats as it is read: by the native kernels for the common types, by the gguf package for all others.
 The metadata becomes a `DecoderConfig` by way of the configuration Hugging Face would have written. An engine without a
 model reads only that, so torch is imported with the first tensor.
 """
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headway.errors import CorruptModelError, MissingTensorError, UnsupportedModelError
-from headway.loader.gguf_file import BF16, F16, F32, Q4_0, Q4_1, Q8_0, GGUFFile, GGUFTensor
+from headway.loader.gguf_file import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, GGUFFile, GGUFTensor
 from headway.models.checkpoint import Checkpoint, TensorInfo
 from headway.models.decoder_config import DecoderConfig, FrequencyFactors
 from headway.models.hf_config import RawConfig, cap_to_window, config_from_hf, yarn_attention_factor
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from headway.layers.quantized_weight import QuantizedWeight, Weight
     from headway.tokenizer import Tokenizer
 
 # GGUF's name of an architecture -> the class whose configuration it is. Mistral models are "llama" in GGUF.
@@ -65,7 +67,7 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 class GGUFCheckpoint(Checkpoint):
-    """Weights in the GGUF file `path`, dequantised as they are read."""
+    """Weights in the GGUF file `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path: Path = path
@@ -77,15 +79,24 @@ class GGUFCheckpoint(Checkpoint):
         tensors.pop(_ROPE_FACTORS, None)
         self._tensors = tensors
         self.index = {name: TensorInfo(tensor.shape, tensor.num_bytes) for name, tensor in tensors.items()}
+        self.quantized = {name for name, tensor in tensors.items() if tensor.type in PACKED_TYPES}
 
     def read(self, name: str, *, device: torch.device | str = "cpu") -> Tensor:
+        return dequantize(self._tensors[name], self._read(name))
+
+    def read_weight(self, name: str, *, device: torch.device | str = "cpu") -> Weight:
+        tensor = self._tensors[name]
+        decode = PACKED_TYPES.get(tensor.type)
+        return self.read(name) if decode is None else decode(self._read(name), tensor.shape[-1])
+
+    def _read(self, name: str) -> Bytes:
         tensor = self._tensors[name]
         data = self._file.read(tensor.name)
         if self._interleaved_rope and ".self_attn.q_proj." in name:
             data = _pairs_to_halves(data, tensor.shape[0], self.config.num_heads)
         if self._interleaved_rope and ".self_attn.k_proj." in name:
             data = _pairs_to_halves(data, tensor.shape[0], self.config.num_kv_heads)
-        return dequantize(tensor, data)
+        return data
 
     def tokenizer(self) -> Tokenizer | None:
         if "tokenizer.ggml.model" not in self._file.metadata:
@@ -136,6 +147,91 @@ def dequantize(tensor: GGUFTensor, data: Bytes) -> Tensor:
     if tensor.type in _NATIVE and native.is_available():
         return native.dequantize(tensor.type.name, torch.from_numpy(data), tensor.shape)
     return _dequantize_with_library(tensor, data)
+
+
+# ---- quantised types as codes and scales; a row of bytes is a row of blocks -----------------------------------------
+
+
+def _q4_0(data: Bytes, num_inputs: int) -> QuantizedWeight:
+    blocks = data.reshape(len(data), -1, Q4_0.block_bytes)
+    return _quantized(_nibbles(blocks[:, :, 2:]) - np.int8(8), _floats(blocks[:, :, :2]), num_inputs, bits=4)
+
+
+def _q4_1(data: Bytes, num_inputs: int) -> QuantizedWeight:
+    blocks = data.reshape(len(data), -1, Q4_1.block_bytes)
+    scales, offsets = _floats(blocks[:, :, :2]), _floats(blocks[:, :, 2:4])
+    return _quantized(_nibbles(blocks[:, :, 4:]), scales, num_inputs, offsets=offsets, bits=4)
+
+
+def _q8_0(data: Bytes, num_inputs: int) -> QuantizedWeight:
+    blocks = data.reshape(len(data), -1, Q8_0.block_bytes)
+    return _quantized(blocks[:, :, 2:].view(np.int8), _floats(blocks[:, :, :2]), num_inputs, bits=8)
+
+
+def _q4_k(data: Bytes, num_inputs: int) -> QuantizedWeight:
+    """A block of 256 has eight groups, whose scales and offsets are 6-bit multiples of the block's."""
+    blocks = data.reshape(len(data), -1, Q4_K.block_bytes)
+    first, second, high = (blocks[:, :, begin : begin + 4] for begin in (4, 8, 12))
+    multiples = np.concatenate((first & 63, (high & 15) | (first >> 2 & 48)), axis=2).astype(np.float32)
+    depths = np.concatenate((second & 63, (high >> 4) | (second >> 2 & 48)), axis=2).astype(np.float32)
+    return _quantized(
+        _nibbles(blocks[:, :, 16:].reshape(len(data), -1, 32)),
+        _floats(blocks[:, :, :2])[:, :, None] * multiples,
+        num_inputs,
+        offsets=-(_floats(blocks[:, :, 2:4])[:, :, None] * depths),
+        bits=4,
+    )
+
+
+def _q6_k(data: Bytes, num_inputs: int) -> QuantizedWeight:
+    """A block of 256 has 16 groups; of a code the low four bits and the high two are apart."""
+    blocks = data.reshape(len(data), -1, Q6_K.block_bytes)
+    rows = len(data)
+    low = _nibbles(blocks[:, :, :128].reshape(rows, -1, 64))
+    high = blocks[:, :, 128:192].reshape(rows, -1, 1, 32) >> np.array([[0], [2], [4], [6]], dtype=np.uint8) & 3
+    codes = (low.reshape(rows, -1) | high.reshape(rows, -1).view(np.int8) << 4) - np.int8(32)
+    scales = _floats(blocks[:, :, 208:])[:, :, None] * blocks[:, :, 192:208].view(np.int8).astype(np.float32)
+    return _quantized(codes, scales, num_inputs, bits=8)
+
+
+def _nibbles(data: Bytes) -> np.ndarray[Any, np.dtype[np.int8]]:
+    """[rows, blocks, bytes]: a block's low nibbles, then its high ones."""
+    return np.concatenate((data & 15, data >> 4), axis=2).view(np.int8)
+
+
+def _floats(data: Bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """[rows, blocks, 2] of float16 → [rows, blocks]"""
+    return np.ascontiguousarray(data).view(np.float16)[:, :, 0].astype(np.float32)
+
+
+def _quantized(
+    codes: np.ndarray[Any, np.dtype[np.int8]],
+    scales: np.ndarray[Any, np.dtype[np.float32]],
+    num_inputs: int,
+    *,
+    offsets: np.ndarray[Any, np.dtype[np.float32]] | None = None,
+    bits: int,
+) -> QuantizedWeight:
+    import torch
+
+    from headway.layers.quantized_weight import QuantizedWeight
+
+    rows = len(codes)
+    own = torch.from_numpy(np.ascontiguousarray(codes).reshape(rows, num_inputs))
+    by_group = [None if part is None else torch.from_numpy(part.reshape(rows, -1)) for part in (scales, offsets)]
+    assert by_group[0] is not None
+    return QuantizedWeight(
+        own,
+        by_group[0],
+        offsets=by_group[1],
+        tile=(1, num_inputs // by_group[0].shape[1]),
+        bits=bits,
+        lowest=-8 if offsets is None else 0,
+    )
+
+
+PACKED_TYPES = {Q4_0: _q4_0, Q4_1: _q4_1, Q8_0: _q8_0, Q4_K: _q4_k, Q6_K: _q6_k}
+"""Types whose weights stay codes, with their readers: (uint8 [rows, bytes], inputs of a row) → a weight."""
 
 
 def _dequantize_with_library(tensor: GGUFTensor, data: Bytes) -> Tensor:

@@ -48,8 +48,10 @@ BF16 = GGUFType(30, "BF16", 1, 2)
 Q4_0 = GGUFType(2, "Q4_0", 32, 18)
 Q4_1 = GGUFType(3, "Q4_1", 32, 20)
 Q8_0 = GGUFType(8, "Q8_0", 32, 34)
+Q4_K = GGUFType(12, "Q4_K", 256, 144)
+Q6_K = GGUFType(14, "Q6_K", 256, 210)
 # The common types are known here so that reading them does not need the gguf package, which takes 0.2 s to import.
-_KNOWN_TYPES = {known.id: known for known in (F32, F16, BF16, Q4_0, Q4_1, Q8_0)}
+_KNOWN_TYPES = {known.id: known for known in (F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K)}
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from headway.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
+from headway.layers.quantized_weight import Weight
 from headway.loader.quantized_weights import PART_DTYPES, StoredWeight, find_weights
 from headway.models.assembly import LM_HEAD, expected_tensors
 from headway.models.checkpoint import Checkpoint, TensorInfo
@@ -65,9 +66,14 @@ class HFFolderCheckpoint(Checkpoint):
             for end in stored.parts:
                 del self._tensors[f"{stored.name}.{end}"]
         self._tensors.update(weights)
+        self.quantized = weights.keys()
 
     def read(self, name: str, *, device: torch.device | str = "cpu") -> Tensor:
         return self._tensors[name].read()
+
+    def read_weight(self, name: str, *, device: torch.device | str = "cpu") -> Weight:
+        stored = self._tensors[name]
+        return stored.read_weight() if isinstance(stored, StoredWeight) else stored.read()
 
     def tokenizer(self) -> Tokenizer | None:
         return folder_tokenizer(self.path)

@@ -9,7 +9,7 @@
     GPTQ                                qweight, qzeros, scales, g_idx             codes along the inputs in a word
     AWQ                                 qweight, qzeros, scales                    codes along the outputs, in its order
 
-All become a `QuantizedWeight`: codes by output and input, scales and zeros by tile. A layer that a scheme leaves out
+All become a `QuantizedWeight`. A layer that a scheme leaves out
 has a plain `weight`. What is not understood is refused by name; what cannot be right (a scale that is missing, NaN or
 zero, groups that do not divide) with the name of the tensor.
 """
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import CorruptModelError, UnsupportedModelError
+from headway.layers.quantized_weight import QuantizedWeight
 
 PART_DTYPES = ("F8_E4M3", "I8", "U8", "I32", "I64")
 """Of the tensors that make up a quantised weight, besides floats."""
@@ -31,35 +32,6 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """AWQ has output 8k + j at this place of word k."""
 _WORD_BITS = 32
 _FLOAT_PARTS = ("weight_scale", "weight_scale_inv", "scales")
-
-
-@dataclass(frozen=True)
-class QuantizedWeight:
-    """w[o, i] = (codes[o, i] - zeros[t]) * scales[t], where t is the tile of output o and input i."""
-
-    codes: Tensor
-    """[outputs, inputs]: int8 of a signed scheme, uint8 of one with zeros, or float8 e4m3."""
-    scales: Tensor
-    """[tiles of outputs, tiles of inputs], which divide both evenly, but for the last ones."""
-    zeros: Tensor | None = None
-    """As the scales; None: 0."""
-    groups: Tensor | None = None
-    """[inputs]: the tile of each input, where they are not in order (GPTQ's `desc_act`)."""
-    tile: tuple[int, int] = (1, 1)
-    """Outputs and inputs of a tile."""
-
-    def dequantise(self) -> Tensor:
-        """Float32, by the formula."""
-        scales = self._spread(self.scales.float())
-        codes = self.codes.float()
-        return codes * scales if self.zeros is None else (codes - self._spread(self.zeros.float())) * scales
-
-    def _spread(self, tiles: Tensor) -> Tensor:
-        num_outputs, num_inputs = self.codes.shape
-        rows = tiles.repeat_interleave(self.tile[0], 0)[:num_outputs]
-        if self.groups is not None:
-            return rows[:, self.groups]
-        return rows.repeat_interleave(self.tile[1], 1)[:, :num_inputs]
 
 
 class Part(Protocol):
@@ -90,7 +62,11 @@ class StoredWeight:
 
     def read(self) -> Tensor:
         """The weight in float32."""
-        return self.decode(self).dequantise()
+        return self.read_weight().dequantise()
+
+    def read_weight(self) -> QuantizedWeight:
+        """The weight as it is stored."""
+        return self.decode(self)
 
     def part(self, end: str) -> Tensor:
         """One of its tensors, which must be there; a scale must be a number."""
@@ -281,7 +257,7 @@ def _packed(stored: StoredWeight, bits: int, group_size: int | None) -> Quantize
     groups = None
     if "weight_g_idx" in stored.parts:
         groups = _checked_groups(stored, "weight_g_idx", scales.shape[1])
-    return QuantizedWeight(codes, scales, zeros, groups, tile)
+    return QuantizedWeight(codes, scales, zeros, groups=groups, tile=tile, bits=bits)
 
 
 def _gptq(config: Mapping[str, Any], source: str) -> _Scheme:
@@ -300,10 +276,13 @@ def _gptq(config: Mapping[str, Any], source: str) -> _Scheme:
         stored.expect("qweight", words, num_inputs // per_word, num_outputs)
         stored.expect("scales", scales, num_groups, num_outputs)
         stored.expect("qzeros", zeros, num_groups, num_outputs // per_word)
-        codes = _unpack(words.t().contiguous(), bits).to(torch.uint8)
-        own_zeros = (_unpack(zeros, bits) + first).t()
+        middle = 1 << (bits - 1)
+        codes = (_unpack(words.t().contiguous(), bits) - middle).to(torch.int8)
+        own_zeros = (_unpack(zeros, bits) + first - middle).t()
         groups = _checked_groups(stored, "g_idx", num_groups) if "g_idx" in stored.parts else None
-        return QuantizedWeight(codes, scales.t().contiguous(), own_zeros, groups, (1, group_size))
+        return QuantizedWeight(
+            codes, scales.t().contiguous(), own_zeros, groups=groups, tile=(1, group_size), bits=bits
+        )
 
     return _Scheme(f"gptq, {bits} bits", frozenset({"qweight", "qzeros", "scales", "g_idx"}), decode)
 
@@ -331,8 +310,9 @@ def _awq(config: Mapping[str, Any], source: str) -> _Scheme:
         stored.expect("qweight", words, num_inputs, num_outputs // 8)
         stored.expect("scales", scales, num_groups, num_outputs)
         stored.expect("qzeros", zeros, num_groups, num_outputs // 8)
-        codes = _unpack(words, 4, _AWQ_ORDER).t().contiguous().to(torch.uint8)
-        return QuantizedWeight(codes, scales.t().contiguous(), _unpack(zeros, 4, _AWQ_ORDER).t(), tile=(1, group_size))
+        codes = (_unpack(words, 4, _AWQ_ORDER).t().contiguous() - 8).to(torch.int8)
+        own_zeros = _unpack(zeros, 4, _AWQ_ORDER).t() - 8
+        return QuantizedWeight(codes, scales.t().contiguous(), own_zeros, tile=(1, group_size), bits=4)
 
     return _Scheme("awq", frozenset({"qweight", "qzeros", "scales"}), decode)
 

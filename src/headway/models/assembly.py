@@ -18,9 +18,10 @@ from torch import Tensor
 from headway import native
 from headway.attention.base import HeadNorms, Heads
 from headway.errors import ConfigError, CorruptModelError, MissingTensorError, OutOfMemoryError, TensorShapeError
-from headway.layers import LinearFactory, create_ops, linear_factory
+from headway.layers import LinearFactory, create_ops
 from headway.layers.linear import Linear
 from headway.layers.ops import DenseMlp, Ops
+from headway.layers.quantized_weight import QuantizedWeight, Weight, stacked
 from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder, DecoderLayer
 from headway.models.decoder_config import DecoderConfig
@@ -46,23 +47,25 @@ def load_decoder(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     quantization: str = "none",
+    keeps_stored: bool = False,
     ops: Ops | str = "auto",
     max_model_len: int | None = None,
     progress: Progress | None = None,
 ) -> Decoder:
     """Read a checkpoint into a model on `device` that computes in `dtype`.
 
-    `ops` is an implementation or the name of one (see `create_ops`); `max_model_len` limits the rotary table.
+    `quantization` and `keeps_stored` say what becomes of the weights (see `LinearFactory`); `ops` is an implementation
+    or the name of one (see `create_ops`); `max_model_len` limits the rotary table.
     """
     config = checkpoint.config
     if isinstance(ops, str):
         ops = create_ops(ops, device=device, dtype=dtype)
-    make_linear = linear_factory(quantization, device=device, dtype=dtype, kernels=ops.name)
+    factory = LinearFactory(quantization, keeps_stored=keeps_stored, device=device, dtype=dtype, kernels=ops.name)
     num_positions = config.max_position if max_model_len is None else max_model_len
     if not 0 < num_positions <= config.max_position:
         raise ConfigError(f"max_model_len {num_positions} is not within the model's context of {config.max_position}")
     check_tensors(checkpoint)
-    reader = _Reader(checkpoint, torch.device(device), dtype, make_linear, progress)
+    reader = _Reader(checkpoint, torch.device(device), dtype, factory, progress)
     try:
         return _assemble(config, reader, ops, num_positions)
     except torch.OutOfMemoryError as error:
@@ -151,11 +154,11 @@ class _Reader:
         checkpoint: Checkpoint,
         device: torch.device,
         dtype: torch.dtype,
-        make_linear: LinearFactory,
+        factory: LinearFactory,
         progress: Progress | None,
     ) -> None:
         self.device = device
-        self.make_linear = make_linear
+        self.factory = factory
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._progress = progress
@@ -164,13 +167,28 @@ class _Reader:
 
     def tensor(self, name: str) -> Tensor:
         read = self._checkpoint.read(name, device=self.device)
-        self._num_bytes_read += self._checkpoint.index[name].num_bytes
-        if self._progress is not None:
-            self._progress(self._num_bytes_read, self._num_bytes)
+        self._count(name)
         tensor = read.to(device=self.device, dtype=self._dtype)
         if not is_finite(tensor):
             self._refuse(name, read)
         return tensor
+
+    def weight(self, name: str) -> Weight:
+        """As `tensor`, or as codes and scales where it is stored and wanted so."""
+        if not self.factory.keeps_stored or name not in self._checkpoint.quantized:
+            return self.tensor(name)
+        weight = self._checkpoint.read_weight(name, device=self.device)
+        assert isinstance(weight, QuantizedWeight), name
+        self._count(name)
+        for part in (weight.scales, weight.offsets):
+            if part is not None and not is_finite(part):
+                self._refuse(name, part)
+        return weight.to(self.device)
+
+    def _count(self, name: str) -> None:
+        self._num_bytes_read += self._checkpoint.index[name].num_bytes
+        if self._progress is not None:
+            self._progress(self._num_bytes_read, self._num_bytes)
 
     def _refuse(self, name: str, read: Tensor) -> NoReturn:
         """A single such weight makes every answer NaN or, where it is quantised, plausible and wrong."""
@@ -184,8 +202,10 @@ class _Reader:
 
     def linear(self, *names: str, bias: bool) -> Linear:
         """One Linear from the projections `names`, their outputs side by side."""
-        weight = self._stacked([f"{name}.weight" for name in names])
-        return self.make_linear(weight, self._stacked([f"{name}.bias" for name in names]) if bias else None)
+        weights = [f"{name}.weight" for name in names]
+        is_stored = self.factory.keeps_stored and any(name in self._checkpoint.quantized for name in weights)
+        weight = stacked([self.weight(name) for name in weights]) if is_stored else self._stacked(weights)
+        return self.factory.linear(weight, self._stacked([f"{name}.bias" for name in names]) if bias else None)
 
     def _stacked(self, names: Sequence[str]) -> Tensor:
         if len(names) == 1:
@@ -209,7 +229,10 @@ def _assemble(config: DecoderConfig, reader: _Reader, ops: Ops, num_positions: i
     )
     layers = [_assemble_layer(config, reader, f"model.layers.{index}.", heads) for index in range(config.num_layers)]
     norm = reader.tensor(FINAL_NORM)
-    lm_head = reader.make_linear(embedding if config.tie_embeddings else reader.tensor(LM_HEAD), None)
+    head = reader.weight(EMBEDDING if config.tie_embeddings else LM_HEAD)
+    if config.tie_embeddings and not isinstance(head, QuantizedWeight):
+        head = embedding
+    lm_head = reader.factory.head(head)
     return Decoder(
         config,
         ops=ops,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from headway.layers.quantized_weight import Weight
     from headway.tokenizer import Tokenizer
 
 
@@ -38,6 +39,8 @@ class Checkpoint(ABC):
     """File or folder the weights are in; None where there is none."""
     config: DecoderConfig
     index: Mapping[str, TensorInfo]
+    quantized: Collection[str] = frozenset()
+    """The weights that are stored as codes and scales."""
 
     @property
     def num_bytes(self) -> int:
@@ -56,6 +59,10 @@ class Checkpoint(ABC):
         `device` says where the tensor is bound for. Files are read to the CPU whatever it says; weights that are made
         up are made there.
         """
+
+    def read_weight(self, name: str, *, device: torch.device | str = "cpu") -> Weight:
+        """The weight of a linear layer: as codes and scales where it is stored so, else as `read` has it."""
+        return self.read(name, device=device)
 
     @abstractmethod
     def tokenizer(self) -> Tokenizer | None:

@@ -1,0 +1,178 @@
+"""A weight as codes and scales: what every quantised format becomes before a kind of `Linear` packs it.
+
+    w[o, i] = (codes[o, i] - zeros[t]) * scales[t] + offsets[t]        t: the tile of output o and input i
+
+`quantise` makes one of a float weight; `stacked` puts several above each other, as q, k and v are in one projection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+FP8 = torch.float8_e4m3fn
+ONLINE_FORMATS = ("fp8", "int8", "int4")
+"""What `quantise` makes."""
+INT4_GROUPS = (128, 64, 32)
+"""Inputs that share a scale, in the order of preference; the first that divides a weight's inputs."""
+
+_FP8_LARGEST = 448.0
+_INT8_LARGEST = 127.0
+_INT4_LOWEST = -8.0
+# The largest value of a group need not have the outermost code: with a little less the others are closer.
+_INT4_STRETCHES = (1.0, 0.95, 0.9, 0.86, 0.82, 0.78)
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight [outputs, inputs]."""
+
+    codes: Tensor
+    """[outputs, inputs]: int8, or float8 e4m3."""
+    scales: Tensor
+    """[tiles of outputs, tiles of inputs], which divide both evenly, but for the last ones."""
+    zeros: Tensor | None = None
+    """As the scales; None: 0."""
+    offsets: Tensor | None = None
+    """As the scales; None: 0."""
+    groups: Tensor | None = None
+    """[inputs]: the tile of each input, where they are not in order (GPTQ's `desc_act`)."""
+    tile: tuple[int, int] = (1, 1)
+    """Outputs and inputs of a tile."""
+    bits: int = 8
+    """How many a code needs: 8, or 4."""
+    lowest: int = -8
+    """Of codes of 4 bits: -8 to 7, or 0 to 15."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.codes.dtype == FP8
+
+    def to(self, device: torch.device) -> QuantizedWeight:
+        """The same there."""
+        moved = {name: getattr(self, name) for name in ("codes", "scales", "zeros", "offsets", "groups")}
+        return replace(self, **{name: None if part is None else part.to(device) for name, part in moved.items()})
+
+    def dequantise(self) -> Tensor:
+        """Float32, by the formula."""
+        values = self.codes.float()
+        if self.zeros is not None:
+            values -= self._spread(self.zeros.float())
+        values *= self._spread(self.scales.float())
+        if self.offsets is not None:
+            values += self._spread(self.offsets.float())
+        return values
+
+    def _spread(self, tiles: Tensor) -> Tensor:
+        num_outputs, num_inputs = self.codes.shape
+        rows = tiles.expand(num_outputs, -1) if len(tiles) == 1 else tiles.repeat_interleave(self.tile[0], 0)
+        rows = rows[:num_outputs]
+        if self.groups is not None:
+            return rows[:, self.groups]
+        if rows.shape[1] == 1:
+            return rows
+        return rows.repeat_interleave(self.tile[1], 1)[:, :num_inputs]
+
+    def by_rows(self, group_size: int | None = None) -> QuantizedWeight:
+        """The same weight in tiles of one output, in the order of their groups and without zeros: [outputs, groups] of
+        float32 scales and offsets, which are (-zero × scale + offset). `group_size`: of a tile; it divides ours."""
+        size = self.tile[1] if group_size is None else group_size
+
+        def spread(tiles: Tensor) -> Tensor:
+            rows = tiles.float().repeat_interleave(self.tile[0], 0)[: len(self.codes)]
+            times = self.tile[1] // size
+            return rows.repeat_interleave(times, 1)[:, : math.ceil(self.codes.shape[1] / size)].contiguous()
+
+        scales = spread(self.scales)
+        offsets = None if self.offsets is None else spread(self.offsets)
+        if self.zeros is not None and bool((self.zeros != 0).any()):
+            moved = -spread(self.zeros) * scales
+            offsets = moved if offsets is None else offsets + moved
+        return replace(self, scales=scales, zeros=None, offsets=offsets, tile=(1, size))
+
+
+Weight = Tensor | QuantizedWeight
+
+
+def dequantised(weight: Weight) -> Tensor:
+    """A float weight as it is, another in float32."""
+    return weight.dequantise() if isinstance(weight, QuantizedWeight) else weight
+
+
+def quantise(weight: Tensor, format: str) -> QuantizedWeight:
+    """The nearest codes of a float weight: `fp8` and `int8` with a scale for each output, `int4` for each group of
+    inputs (a group is as large as `INT4_GROUPS` lets it be, or a whole row)."""
+    if format == "int4":
+        return _quantise_int4(weight.float())
+    wide = weight.float()
+    largest = wide.abs().amax(1, keepdim=True).clamp_(min=1e-30)
+    if format == "fp8":
+        scales = largest / _FP8_LARGEST
+        return QuantizedWeight((wide / scales).to(FP8), scales, tile=(1, weight.shape[1]))
+    scales = largest / _INT8_LARGEST
+    return QuantizedWeight((wide / scales).round_().to(torch.int8), scales, tile=(1, weight.shape[1]))
+
+
+def _quantise_int4(weight: Tensor) -> QuantizedWeight:
+    """Codes -8 to 7. A group's value of largest magnitude gets code -8, or that stretched by what leaves least error."""
+    num_outputs, num_inputs = weight.shape
+    size = next((size for size in INT4_GROUPS if num_inputs % size == 0), num_inputs)
+    grouped = weight.view(num_outputs, -1, size)
+    outermost = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
+    outermost = torch.where(outermost == 0, 1e-30, outermost)
+    best, least = outermost / _INT4_LOWEST, torch.full_like(outermost, torch.inf)
+    for stretch in _INT4_STRETCHES:
+        scales = outermost * (stretch / _INT4_LOWEST)
+        error = torch.div(grouped, scales).round_().clamp_(_INT4_LOWEST, 7).mul_(scales).sub_(grouped)
+        squares = error.square_().sum(2, keepdim=True)
+        best = torch.where(squares < least, scales, best)
+        least = torch.minimum(squares, least)
+    codes = torch.div(grouped, best).round_().clamp_(_INT4_LOWEST, 7).to(torch.int8)
+    return QuantizedWeight(codes.view(num_outputs, num_inputs), best[:, :, 0].contiguous(), tile=(1, size), bits=4)
+
+
+def stacked(weights: Sequence[Weight]) -> Weight:
+    """Several weights of the same inputs, their outputs above each other. Codes of 4 bits become codes of 8 bits beside
+    such; where formats have nothing in common, all become floats."""
+    if len(weights) == 1:
+        return weights[0]
+    first = weights[0]
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    if len(quantized) < len(weights) or not isinstance(first, QuantizedWeight) or not _go_together(quantized):
+        return torch.cat([dequantised(weight) for weight in weights])
+    size = math.gcd(*(weight.tile[1] for weight in quantized))
+    rows = [weight.by_rows(size) for weight in quantized]
+    offsets = None
+    if any(weight.offsets is not None for weight in rows):
+        offsets = torch.cat([torch.zeros_like(w.scales) if w.offsets is None else w.offsets for w in rows])
+    is_int4 = all(weight.bits == 4 and weight.lowest == first.lowest for weight in quantized)
+    return QuantizedWeight(
+        torch.cat([weight.codes for weight in rows]),
+        torch.cat([weight.scales for weight in rows]),
+        offsets=offsets,
+        groups=first.groups,
+        tile=(1, size),
+        bits=4 if is_int4 else 8,
+        lowest=first.lowest,
+    )
+
+
+def _go_together(weights: Sequence[QuantizedWeight]) -> bool:
+    first = weights[0]
+    if any(weight.is_fp8 != first.is_fp8 for weight in weights):
+        return False
+    orders = [weight.groups for weight in weights]
+    if any((order is None) != (orders[0] is None) for order in orders):
+        return False
+    return orders[0] is None or all(
+        order is not None and weight.tile == first.tile and torch.equal(order, orders[0])
+        for order, weight in zip(orders, weights, strict=True)
+    )
