@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from headway.config import KV_CACHE_DTYPES, EngineConfig
+from headway.config import KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.lab.bench.environment import measure_start_up
 from headway.lab.bench.floors import measure_ceilings, planned_costs, work_floor
@@ -25,6 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-0.6b", help="a built-in shape or a config.json")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization", default="auto", choices=QUANTIZATIONS)
     parser.add_argument("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES)
     parser.add_argument("--scenarios", nargs="+", default=["b1", "b64", "prefill", "nano"], choices=tuple(SCENARIOS))
     parser.add_argument("--rounds", type=int, default=3)
@@ -35,6 +36,7 @@ def main() -> None:
         model=options.model,
         load_format="dummy",
         dtype=options.dtype,
+        quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
         max_model_len=SCENARIOS["b1"].max_model_len,
         enable_prefix_caching=False,  # every round has the same prompts

@@ -27,7 +27,7 @@ from headway.settings import MAX_DRAFT_TOKENS, CacheSettings, DeviceSettings, Sc
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS = ("auto", "none", "int8")
+QUANTIZATIONS = ("auto", "none", "fp8", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 EVICTION_POLICIES = ("lru", "cost")
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "bf16", "fp8", "int8", "int4")
@@ -115,8 +115,8 @@ class ModelConfig:
     )
     quantization: str = option(
         "auto",
-        "Number format of the linear layers. auto: int8 on CPU when --dtype is auto and the native kernels are there, "
-        "otherwise none.",
+        "Number format of the linear layers' weights. auto: as the checkpoint has them; on CPU, when --dtype is auto, "
+        "4 bits stay 4 bits and all others become int8. fp8 (CUDA only), int8 and int4 quantise at load; none: floats.",
         choices=QUANTIZATIONS,
     )
     max_model_len: int | None = option(
@@ -131,11 +131,6 @@ class ModelConfig:
         _check_at_least(self, "max_model_len", 2)
         if not -(2**63) <= self.seed < 2**64:
             raise ConfigError(f"seed must be a 64-bit number, not {self.seed}.")
-        if self.quantization == "int8" and self.dtype in ("bfloat16", "float16"):
-            raise ConfigError(
-                f"quantization 'int8' computes in float32; it cannot be combined with dtype '{self.dtype}'. "
-                "Use dtype 'auto' or 'float32'."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from headway.errors import ConfigError
 from headway.layers.linear import QUANTIZATION_NAMES, Linear, TorchLinear
 from headway.layers.ops import Ops
-from headway.layers.quantized_weight import Weight, dequantised
+from headway.layers.quantized_weight import QuantizedWeight, Weight, dequantised, quantise
 
 __all__ = ["OPS_NAMES", "LinearFactory", "Ops", "create_ops"]
 
@@ -115,18 +115,35 @@ class LinearFactory:
         return self._make(weight, bias)
 
     def head(self, weight: Weight) -> Linear:
-        """The layer that makes logits."""
+        """The layer that makes logits. On CUDA it is quantised only if the checkpoint's is."""
+        if self._make == self._triton and isinstance(weight, Tensor):
+            return self._float(weight, None)
         return self._make(weight, None)
 
     def _native(self, weight: Weight, bias: Tensor | None) -> Linear:
-        from headway.layers.packed_linear import Float32Linear, Int8Linear
+        from headway.layers.packed_linear import Float32Linear, Int4Linear, Int8Linear
 
-        return (Int8Linear if self._quantization == "int8" else Float32Linear)(dequantised(weight), bias)
+        if self._quantization == "int4" and isinstance(weight, Tensor):
+            weight = quantise(weight, "int4", int4_groups=(32,))  # the kernels have a scale for each 32 anyway
+        if isinstance(weight, QuantizedWeight) and Int4Linear.takes(weight):
+            return Int4Linear(weight, bias)
+        if self._quantization == "none":
+            return Float32Linear(dequantised(weight), bias)
+        return Int8Linear(weight, bias)
 
     def _triton(self, weight: Weight, bias: Tensor | None) -> Linear:
+        if isinstance(weight, Tensor):
+            if self._quantization == "none":
+                return self._float(weight, bias)
+            weight = quantise(weight, self._quantization)
+        from headway.layers.quantized_linear import QuantizedLinear
+
+        return QuantizedLinear(weight.to(self._device), bias, dtype=self._dtype)
+
+    def _float(self, weight: Tensor, bias: Tensor | None) -> Linear:
         from headway.layers.triton_ops import TritonLinear
 
-        return TritonLinear(dequantised(weight).to(self._device, self._dtype), bias)
+        return TritonLinear(weight.to(self._device, self._dtype), bias)
 
     def _torch(self, weight: Weight, bias: Tensor | None) -> Linear:
         return TorchLinear(dequantised(weight).to(self._device, self._dtype), bias)

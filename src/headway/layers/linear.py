@@ -1,11 +1,13 @@
 """What a linear layer is: the product, the fused forms that a kind of it offers, and which kind a checkpoint's weight
 becomes.
 
-    kind             weight                           module
-    TorchLinear      as it is, any device and dtype   here
-    TritonLinear     as it is, on CUDA                triton_ops.py
-    Float32Linear    packed for the CPU kernels       packed_linear.py
-    Int8Linear       quantised for the CPU kernels    packed_linear.py
+    kind             weight                                       module
+    TorchLinear      as it is, any device and dtype               here
+    TritonLinear     as it is, on CUDA                            triton_ops.py
+    QuantizedLinear  codes of 8 or 4 bits and scales, on CUDA     quantized_linear.py
+    Float32Linear    packed for the CPU kernels                   packed_linear.py
+    Int8Linear       quantised for the CPU kernels                packed_linear.py
+    Int4Linear       codes of 4 bits and scales, on the CPU       packed_linear.py
 
 A layer is asked for a fused form and answers None where it has none for these rows; `Ops` then computes the steps one
 by one. So a kind that is quantised, sharded or adapted keeps the fast paths that it implements, and a caller never
@@ -66,6 +68,14 @@ class Linear(ABC):
         among ranks has partial products here, and sums them over the ranks (all-reduce) before anything is added.
         """
         return self(x)
+
+    def takes_gates(self, num_rows: int) -> bool:
+        """Whether `add_gated_to` is a faster way for so many rows."""
+        return False
+
+    def add_gated_to(self, residual: Tensor, gate_up: Tensor) -> Delta:
+        """`add_to` of silu(first half) * second half of `gate_up`, where a kernel of the layer computes that."""
+        raise NotImplementedError
 
     def norm_linear(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
         """self(norm of the residual), where one kernel does both; `delta` is taken as `Ops.norm` takes it."""

@@ -61,6 +61,9 @@ class Ops(ABC):
         fused = gate_up.norm_swiglu(residual, delta, weight, eps)
         if fused is not None:
             return fused
+        product = gate_up.norm_linear(residual, delta, weight, eps)
+        if product is not None:
+            return self.silu_mul(product)
         x = self.norm(residual, delta, weight, eps)
         activated = gate_up.swiglu(x)
         return self.silu_mul(gate_up(x)) if activated is None else activated
@@ -91,5 +94,7 @@ class DenseMlp:
         return self.gate_up, self.down
 
     def add_to(self, residual: Tensor, delta: Delta, *, ops: Ops, norm: Tensor, eps: float, next_norm: Tensor) -> Delta:
+        if self.down.takes_gates(len(residual)):
+            return self.down.add_gated_to(residual, ops.norm_linear(residual, delta, norm, eps, self.gate_up))
         activated = ops.norm_swiglu(residual, delta, norm, eps, self.gate_up)
         return self.down.add_to(residual, activated, next_norm=next_norm)

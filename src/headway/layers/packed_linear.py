@@ -1,18 +1,25 @@
 """Linear layers whose weight is packed for the CPU kernels. A row's result does not depend on the other rows.
 
 `Int8Linear`: symmetric int8 with one scale per output channel and group of 64 inputs; activations are quantised the
-same way inside each call. `Float32Linear`: the exact reference; each output is one chain of fused multiply-adds in
-input order. Activations go in and come out as float32.
+same way inside each call. `Int4Linear`: 4-bit codes, scales and offsets as they were stored, one of each per output
+channel and group of 32 inputs; activations as above. `Float32Linear`: the exact reference; each output is one chain of
+fused multiply-adds in input order. Activations go in and come out as float32.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from headway import native
-from headway.layers.linear import Linear
-from headway.native.lib import RELEASE_LOCK_MACS, PackedWeight, check
+from headway.layers.linear import Delta, Linear, ScaledRows
+from headway.layers.quantized_weight import QuantizedWeight, Weight
+from headway.native.lib import INT4_GROUP, RELEASE_LOCK_MACS, WEIGHT_KINDS, PackedWeight, check, pack_int8_rows
+
+_BLOCK_ROWS = 4096
 
 
 class PackedLinear(Linear):
@@ -28,6 +35,9 @@ class PackedLinear(Linear):
         self._bias_pointer = None if self._bias is None else self._bias.data_ptr()
         self._held = getattr(packed.library.held, packed.kernel)
         self._released = getattr(packed.library.released, packed.kernel)
+        self._kind = WEIGHT_KINDS.index(packed.kernel)
+        self._norm_held = packed.library.held.hw_norm_linear
+        self._norm_released = packed.library.released.hw_norm_linear
         self._long_rows = RELEASE_LOCK_MACS // (self.out_features * self.in_features) + 1
 
     @property
@@ -51,12 +61,78 @@ class PackedLinear(Linear):
         )
         return product if out is None else out.copy_(product)
 
+    def norm_linear(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
+        return self._after_norm(residual, delta, norm, eps, is_gated=False)
+
+    def norm_swiglu(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
+        return self._after_norm(residual, delta, norm, eps, is_gated=True)
+
+    def _after_norm(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float, *, is_gated: bool) -> Tensor | None:
+        rows, columns = check(residual, torch.float32, "residual").shape
+        if columns != self.in_features or check(norm, torch.float32, "norm weight").numel() != columns:
+            raise ValueError(f"residual has {columns} columns, the layer takes {self.in_features}")
+        if isinstance(delta, ScaledRows):
+            return None
+        if delta is not None and check(delta, torch.float32, "delta").shape != residual.shape:
+            raise ValueError(f"delta has shape {tuple(delta.shape)}, residual {tuple(residual.shape)}")
+        product = torch.empty(rows, self.out_features // 2 if is_gated else self.out_features)
+        run = self._norm_released if rows >= self._long_rows else self._norm_held
+        run(
+            self._kind,
+            residual.data_ptr(),
+            None if delta is None else delta.data_ptr(),
+            norm.data_ptr(),
+            eps,
+            rows,
+            columns,
+            self._weight_pointer,
+            self.out_features,
+            self._bias_pointer,
+            is_gated,
+            product.data_ptr(),
+        )
+        return product
+
 
 class Int8Linear(PackedLinear):
-    """Quantises the weight [out, in] on construction."""
+    """Quantises the weight [out, in] on construction; one of codes and scales as the floats that it stands for."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(native.pack_int8(_float32(weight)), None if bias is None else _float32(bias))
+    def __init__(self, weight: Weight, bias: Tensor | None = None) -> None:
+        packed = pack_int8_rows(_row_blocks(weight), weight.shape[0])
+        super().__init__(packed, None if bias is None else _float32(bias))
+
+
+class Int4Linear(PackedLinear):
+    """Packs a weight of 4 bits that `takes`."""
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
+        order = None
+        if weight.groups is not None:
+            order = torch.argsort(weight.groups, stable=True)
+            weight = replace(weight, codes=weight.codes[:, order], groups=None)
+        elif weight.tile[1] >= weight.shape[1]:
+            weight = replace(weight, tile=(weight.tile[0], -(-weight.shape[1] // INT4_GROUP) * INT4_GROUP))
+        rows = weight.by_rows(INT4_GROUP)
+        packed = native.pack_int4(rows.codes.contiguous(), rows.scales, rows.offsets, is_signed=rows.lowest < 0)
+        super().__init__(packed, None if bias is None else _float32(bias))
+        self._order = order
+
+    @staticmethod
+    def takes(weight: QuantizedWeight) -> bool:
+        """Whether it is of 4 bits, and its groups, put in order, are of 32 inputs or a multiple."""
+        num_inputs, size = weight.shape[1], weight.tile[1]
+        if weight.bits != 4 or (size % INT4_GROUP and size < num_inputs):
+            return False
+        if weight.groups is None:
+            return True
+        counts = torch.bincount(weight.groups.long(), minlength=weight.scales.shape[1])
+        return size % INT4_GROUP == 0 and bool((counts[:-1] == size).all())
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return super().__call__(x if self._order is None else x.index_select(1, self._order), out)
+
+    def _after_norm(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float, *, is_gated: bool) -> Tensor | None:
+        return super()._after_norm(residual, delta, norm, eps, is_gated=is_gated) if self._order is None else None
 
 
 class Float32Linear(PackedLinear):
@@ -64,6 +140,22 @@ class Float32Linear(PackedLinear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(native.pack_float32(_float32(weight)), None if bias is None else _float32(bias))
+
+
+def _row_blocks(weight: Weight) -> Iterator[Tensor]:
+    """Float32, a few rows at a time: a vocabulary's is several times as large as what it is packed to."""
+    if isinstance(weight, Tensor):
+        yield from map(_float32, weight.split(_BLOCK_ROWS))
+    elif weight.tile[0] > 1:
+        yield weight.dequantise()
+    else:
+        parts = {
+            name: getattr(weight, name).split(_BLOCK_ROWS)
+            for name in ("codes", "scales", "zeros", "offsets")
+            if getattr(weight, name) is not None
+        }
+        for block in zip(*parts.values(), strict=True):
+            yield replace(weight, **dict(zip(parts, block, strict=True))).dequantise()
 
 
 def _float32(tensor: Tensor) -> Tensor:

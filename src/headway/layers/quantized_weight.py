@@ -107,11 +107,11 @@ def dequantised(weight: Weight) -> Tensor:
     return weight.dequantise() if isinstance(weight, QuantizedWeight) else weight
 
 
-def quantise(weight: Tensor, format: str) -> QuantizedWeight:
+def quantise(weight: Tensor, format: str, *, int4_groups: Sequence[int] = INT4_GROUPS) -> QuantizedWeight:
     """The nearest codes of a float weight: `fp8` and `int8` with a scale for each output, `int4` for each group of
-    inputs (a group is as large as `INT4_GROUPS` lets it be, or a whole row)."""
+    inputs (of the first of these sizes that divides a row, or a whole row)."""
     if format == "int4":
-        return _quantise_int4(weight.float())
+        return _quantise_int4(weight.float(), int4_groups)
     wide = weight.float()
     largest = wide.abs().amax(1, keepdim=True).clamp_(min=1e-30)
     if format == "fp8":
@@ -121,10 +121,10 @@ def quantise(weight: Tensor, format: str) -> QuantizedWeight:
     return QuantizedWeight((wide / scales).round_().to(torch.int8), scales, tile=(1, weight.shape[1]))
 
 
-def _quantise_int4(weight: Tensor) -> QuantizedWeight:
+def _quantise_int4(weight: Tensor, groups: Sequence[int]) -> QuantizedWeight:
     """Codes -8 to 7. A group's value of largest magnitude gets code -8, or that stretched by what leaves least error."""
     num_outputs, num_inputs = weight.shape
-    size = next((size for size in INT4_GROUPS if num_inputs % size == 0), num_inputs)
+    size = next((size for size in groups if num_inputs % size == 0), num_inputs)
     grouped = weight.view(num_outputs, -1, size)
     outermost = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
     outermost = torch.where(outermost == 0, 1e-30, outermost)

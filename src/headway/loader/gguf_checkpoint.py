@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,9 @@ class GGUFCheckpoint(Checkpoint):
         self._tensors = tensors
         self.index = {name: TensorInfo(tensor.shape, tensor.num_bytes) for name, tensor in tensors.items()}
         self.quantized = {name for name, tensor in tensors.items() if tensor.type in PACKED_TYPES}
+        if self.quantized:
+            types = Counter(tensors[name].type.name for name in self.quantized)
+            self.config = replace(self.config, stored=types.most_common(1)[0][0])
 
     def read(self, name: str, *, device: torch.device | str = "cpu") -> Tensor:
         return dequantize(self._tensors[name], self._read(name))

@@ -61,12 +61,13 @@ class HFFolderCheckpoint(Checkpoint):
         source = str(self.path / CONFIG_NAME)
         if not isinstance(quantisation, Mapping):
             raise CorruptModelError(f"{source}: 'quantization_config' is no object")
-        weights = find_weights(quantisation, entries, expected_tensors(self.config), source)
+        scheme, weights = find_weights(quantisation, entries, expected_tensors(self.config), source)
         for stored in weights.values():
             for end in stored.parts:
                 del self._tensors[f"{stored.name}.{end}"]
         self._tensors.update(weights)
         self.quantized = weights.keys()
+        self.config = replace(self.config, stored=scheme)
 
     def read(self, name: str, *, device: torch.device | str = "cpu") -> Tensor:
         return self._tensors[name].read()

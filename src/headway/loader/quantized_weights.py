@@ -101,8 +101,9 @@ class StoredWeight:
 
 def find_weights(
     config: Mapping[str, Any], parts: Mapping[str, Part], shapes: Mapping[str, tuple[int, ...]], source: str
-) -> dict[str, StoredWeight]:
-    """By the name of the plain weight that they stand for, the quantised weights among the tensors of a checkpoint.
+) -> tuple[str, dict[str, StoredWeight]]:
+    """The scheme's name and, by the name of the plain weight that they stand for, the quantised weights among the
+    tensors of a checkpoint.
 
     `config`: its `quantization_config`. `shapes`: those that the architecture implies. Raises `UnsupportedModelError`
     for a scheme that is not known.
@@ -121,7 +122,7 @@ def find_weights(
             found[name] = StoredWeight(layer, source, own, scheme.decode, (shape[0], shape[1]))
     if not found:
         raise CorruptModelError(f"{source} says that it is quantised ({scheme.name}), but no tensor of it is")
-    return found
+    return scheme.name, found
 
 
 # ---- schemes --------------------------------------------------------------------------------------------------------
@@ -158,10 +159,10 @@ def _fp8(config: Mapping[str, Any], source: str) -> _Scheme:
     block = config.get("weight_block_size")
     ends = frozenset({"weight", "weight_scale", "weight_scale_inv", "input_scale"})
     if block is None:
-        return _Scheme("fp8", ends, lambda stored: _scaled(stored, torch.float8_e4m3fn, None))
+        return _Scheme("FP8", ends, lambda stored: _scaled(stored, torch.float8_e4m3fn, None))
     if not (isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)):
         raise _refused(source, f"has FP8 blocks of {block}")
-    return _Scheme("fp8", ends, lambda stored: _fp8_blocks(stored, block[0], block[1]))
+    return _Scheme("FP8", ends, lambda stored: _fp8_blocks(stored, block[0], block[1]))
 
 
 def _fp8_blocks(stored: StoredWeight, height: int, width: int) -> QuantizedWeight:
@@ -192,6 +193,7 @@ def _compressed(config: Mapping[str, Any], source: str) -> _Scheme:
     known = (kind == "float" and bits == 8) or (kind == "int" and bits in (4, 8))
     if not known or strategy not in ("tensor", "channel", "group", "block"):
         raise _refused(source, f"is quantised with compressed-tensors ({shown})")
+    name = f"{'FP' if kind == 'float' else 'INT'}{bits}"
     ends = frozenset({"weight_scale", "weight_zero_point", "weight_g_idx", "input_scale", "input_zero_point"})
     dtype = torch.float8_e4m3fn if kind == "float" else torch.int8
     if strategy == "block":
@@ -199,13 +201,13 @@ def _compressed(config: Mapping[str, Any], source: str) -> _Scheme:
         if kind != "float" or not isinstance(block, list) or len(block) != 2:
             raise _refused(source, f"is quantised with compressed-tensors ({shown})")
         tile = int(block[0]), int(block[1])
-        return _Scheme(shown, ends | {"weight"}, lambda stored: _scaled(stored, dtype, None, tile=tile))
+        return _Scheme(name, ends | {"weight"}, lambda stored: _scaled(stored, dtype, None, tile=tile))
     group_size = int(size) if strategy == "group" and size else None
     if form == "pack-quantized" and kind == "int":
         ends |= {"weight_packed", "weight_shape"}
-        return _Scheme(shown, ends, lambda stored: _packed(stored, int(bits), group_size))
+        return _Scheme(name, ends, lambda stored: _packed(stored, int(bits), group_size))
     if form in ("float-quantized", "int-quantized", "naive-quantized"):
-        return _Scheme(shown, ends | {"weight"}, lambda stored: _scaled(stored, dtype, group_size))
+        return _Scheme(name, ends | {"weight"}, lambda stored: _scaled(stored, dtype, group_size))
     raise _refused(source, f"is quantised with compressed-tensors ({shown})")
 
 
@@ -284,7 +286,7 @@ def _gptq(config: Mapping[str, Any], source: str) -> _Scheme:
             codes, scales.t().contiguous(), own_zeros, groups=groups, tile=(1, group_size), bits=bits
         )
 
-    return _Scheme(f"gptq, {bits} bits", frozenset({"qweight", "qzeros", "scales", "g_idx"}), decode)
+    return _Scheme(f"GPTQ INT{bits}", frozenset({"qweight", "qzeros", "scales", "g_idx"}), decode)
 
 
 def _checked_groups(stored: StoredWeight, end: str, num_groups: int) -> Tensor:
@@ -314,7 +316,7 @@ def _awq(config: Mapping[str, Any], source: str) -> _Scheme:
         own_zeros = _unpack(zeros, 4, _AWQ_ORDER).t() - 8
         return QuantizedWeight(codes, scales.t().contiguous(), own_zeros, tile=(1, group_size), bits=4)
 
-    return _Scheme("awq", frozenset({"qweight", "qzeros", "scales"}), decode)
+    return _Scheme("AWQ INT4", frozenset({"qweight", "qzeros", "scales"}), decode)
 
 
 def _unpack(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:

@@ -128,3 +128,8 @@ class Decoder:
         tensors = [self.embedding, self.norm, *self.lm_head.tensors]
         tensors += [tensor for layer in self.layers for tensor in layer.tensors]
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+    @property
+    def num_step_bytes(self) -> int:
+        """Of that, the weights of linear layers, which every step reads."""
+        return self.lm_head.num_bytes + sum(linear.num_bytes for layer in self.layers for linear in layer.linears)

@@ -83,6 +83,8 @@ class DecoderConfig:
     rope: RopeConfig = RopeConfig()
     torch_dtype: str = "float32"
     """The dtype the checkpoint declares: "float32", "float16" or "bfloat16"."""
+    stored: str = ""
+    """What the checkpoint's linear layers are quantised to, for people; empty: floats."""
 
     @property
     def q_size(self) -> int:

@@ -12,6 +12,7 @@ from headway.native.lib import (
     is_finite,
     load,
     pack_float32,
+    pack_int4,
     pack_int8,
     set_num_threads,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "is_finite",
     "load",
     "pack_float32",
+    "pack_int4",
     "pack_int8",
     "set_num_threads",
 ]

@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +34,23 @@ GGUF_BLOCKS = {"Q4_0": (0, 18), "Q4_1": (1, 20), "Q8_0": (2, 34)}
 RELEASE_LOCK_MACS = 1 << 25
 """A linear layer of at least this many multiply-adds (about 0.3 ms on one core) releases the interpreter lock."""
 
+WEIGHT_KINDS = ("hw_int8_linear", "hw_int4_linear", "hw_f32_linear")
+"""Kernels of packed weights, in the order of `hw_weights`."""
+
+TILE = 16
+"""Outputs that are packed together."""
+INT4_GROUP = 32
+"""Inputs that share a scale of 4-bit weights."""
+
 MAX_HEAD_DIM = 1024
 SAMPLING_RECORD_BYTES = 40
+
+
+class Int4Form(ctypes.Structure):
+    """How 4-bit weights are packed: `hw_int4_form`."""
+
+    _fields_ = (("is_signed", ctypes.c_int32), ("has_offsets", ctypes.c_int32), ("is_half", ctypes.c_int32))
+
 
 _P, _I, _F, _N = c_void_p, c_int64, c_float, c_int
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -47,12 +62,16 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hw_int8_packed_bytes": (_I, (_I, _I)),
     "hw_int8_pack": (None, (_P, _I, _I, _P)),
     "hw_int8_linear": (None, (_P, _I, _I, _P, _I, _P, _P)),
+    "hw_int4_packed_bytes": (_I, (Int4Form, _I, _I)),
+    "hw_int4_pack": (None, (Int4Form, _P, _P, _P, _I, _I, _P)),
+    "hw_int4_linear": (None, (_P, _I, _I, _P, _I, _P, _P)),
     "hw_f32_packed_bytes": (_I, (_I, _I)),
     "hw_f32_pack": (None, (_P, _I, _I, _P)),
     "hw_f32_linear": (None, (_P, _I, _I, _P, _I, _P, _P)),
     "hw_rms_norm": (None, (_P, _P, _F, _I, _I, _P)),
     "hw_add_rms_norm": (None, (_P, _P, _P, _F, _I, _I, _P)),
     "hw_silu_mul": (None, (_P, _I, _I, _P)),
+    "hw_norm_linear": (None, (_N, _P, _P, _P, _F, _I, _I, _P, _I, _P, _N, _P)),
     "hw_rope_write_kv": (None, (_P, _P, _P, _P, _P, _F, _P, _I, _P, _I, _I, _I, _I, _P)),
     "hw_attention_plan_new": (_P, (_I, _I, _I, _I)),
     "hw_attention_plan_free": (None, (_P,)),
@@ -135,13 +154,86 @@ class PackedWeight:
     """Name of the function that multiplies with it."""
 
 
+class _Arena:
+    """Memory for packed weights, in chunks that are worth huge pages: without these, reading a model's many small
+    weights one after the other waits for address translation at every page. A chunk is freed with the last weight."""
+
+    CHUNK_BYTES = 32 << 20
+
+    def __init__(self) -> None:
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def take(self, num_bytes: int, library: NativeLibrary) -> Tensor:
+        """uint8 [num_bytes], aligned to a cache line."""
+        if num_bytes >= self.CHUNK_BYTES // 8:
+            return torch.empty(num_bytes, dtype=torch.uint8)
+        begin = -(-(self._chunk.data_ptr() + self._used) // 64) * 64 - self._chunk.data_ptr()
+        if begin + num_bytes > len(self._chunk):
+            self._chunk, begin = torch.empty(self.CHUNK_BYTES, dtype=torch.uint8), 0
+            library.held.hw_advise_huge(self._chunk.data_ptr(), self.CHUNK_BYTES)
+        self._used = begin + num_bytes
+        return self._chunk[begin : self._used]
+
+
+_arena = _Arena()
+
+
 def pack_int8(weight: Tensor, library: NativeLibrary | None = None) -> PackedWeight:
     """Quantise and pack a float32 weight [out, in]; activations are quantised inside each call."""
+    return pack_int8_rows([weight], weight.shape[0], library)
+
+
+def pack_int8_rows(blocks: Iterable[Tensor], out_features: int, library: NativeLibrary | None = None) -> PackedWeight:
+    """As `pack_int8`, of a weight that comes in blocks of outputs: each but the last has a multiple of `TILE`."""
     library = library or load()
-    n, k = check(weight, torch.float32, "weight").shape
-    data = torch.empty(library.held.hw_int8_packed_bytes(n, k), dtype=torch.uint8)
-    library.released.hw_int8_pack(weight.data_ptr(), n, k, data.data_ptr())
-    return PackedWeight(data, n, k, library, "hw_int8_linear")
+    data, at, k = torch.empty(0, dtype=torch.uint8), 0, 0
+    for block in blocks:
+        n, k = check(block, torch.float32, "weight").shape
+        if not len(data):
+            data = _arena.take(library.held.hw_int8_packed_bytes(out_features, k), library)
+        num_bytes = library.held.hw_int8_packed_bytes(n, k)
+        if at + num_bytes > len(data):
+            raise ValueError(f"blocks of more than {out_features} outputs, or one that is no multiple of {TILE}")
+        library.released.hw_int8_pack(block.data_ptr(), n, k, data.data_ptr() + at)
+        at += num_bytes
+    if at != len(data):
+        raise ValueError(f"blocks of less than {out_features} outputs")
+    return PackedWeight(data, out_features, k, library, "hw_int8_linear")
+
+
+def pack_int4(
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None = None,
+    *,
+    is_signed: bool,
+    library: NativeLibrary | None = None,
+) -> PackedWeight:
+    """Pack codes int8 [out, in], -8 to 7 or else 0 to 15, with float32 scales, and perhaps offsets, [out, groups] of
+    each 32 inputs. Nothing is rounded: scales and offsets become float16 where that holds them all."""
+    library = library or load()
+    n, k = check(codes, torch.int8, "codes").shape
+    if offsets is None and not is_signed:
+        offsets = torch.zeros_like(scales)
+    parts = [check(scales, torch.float32, "scales")]
+    if offsets is not None:
+        parts.append(check(offsets, torch.float32, "offsets"))
+    if any(part.shape != (n, -(-k // INT4_GROUP)) for part in parts):
+        raise ValueError(f"scales of shape {tuple(scales.shape)} for codes of shape {(n, k)}")
+    is_half = all(torch.equal(part.half().float(), part) for part in parts)
+    form = Int4Form(is_signed, offsets is not None, is_half)
+    data = _arena.take(library.held.hw_int4_packed_bytes(form, n, k), library)
+    library.released.hw_int4_pack(
+        form,
+        codes.data_ptr(),
+        scales.data_ptr(),
+        None if offsets is None else offsets.data_ptr(),
+        n,
+        k,
+        data.data_ptr(),
+    )
+    return PackedWeight(data, n, k, library, "hw_int4_linear")
 
 
 def pack_float32(weight: Tensor, library: NativeLibrary | None = None) -> PackedWeight:

@@ -1,8 +1,10 @@
 """What a model runs with: the one place that settles every "auto" which depends on checkpoint, device or kernels.
 
     device     dtype auto         quantization auto    kernels    attention       KV cache auto
-    cuda       the checkpoint's   none                 triton     triton          the dtype
-    cpu        float32            int8, if dtype auto  native     cpu             float16 with int8 weights
+    cuda       the checkpoint's   the checkpoint's     triton     triton          the dtype
+    cpu        float32            4 bits stay so, all  native     cpu             float16 with quantised weights
+                                  else int8, if dtype
+                                  auto
     cpu, where the native kernels cannot run:
                float32            none                 torch      torch_padded    the dtype
 
@@ -42,7 +44,11 @@ class Formats:
     dtype: torch.dtype
     """Of activations and of weights that are not quantised."""
     quantization: str
-    """Of the linear layers: "none" or "int8"."""
+    """What float weights of linear layers become: "none" (they stay floats), "fp8", "int8" or "int4"."""
+    keeps_stored: bool
+    """Whether weights that the checkpoint has as codes and scales stay so."""
+    stored: str
+    """What the checkpoint has them in, for people; empty: floats."""
     kernels: str
     """Whose operations run: "native", "triton" or "torch"."""
     attention_backend: str
@@ -54,7 +60,12 @@ class Formats:
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
-        return name if self.quantization == "none" else f"{self.quantization} weights, {name} activations"
+        weights = self.stored if self.keeps_stored and self.stored else self.quantization
+        return name if weights == "none" else f"{weights} weights, {name} activations"
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.quantization != "none" or (self.keeps_stored and self.stored != "")
 
 
 def choose_device(name: str) -> torch.device:
@@ -71,9 +82,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_formats(
-    model: ModelConfig, device: DeviceSettings, *, kv_cache_dtype: str, checkpoint_dtype: str
+    model: ModelConfig, device: DeviceSettings, *, kv_cache_dtype: str, checkpoint_dtype: str, stored: str = ""
 ) -> Formats:
-    """Settle what is "auto", and refuse what the device or its kernels cannot run."""
+    """Settle what is "auto", and refuse what the device or its kernels cannot run. `stored`: what the checkpoint's
+    linear layers are quantised to."""
     on = torch.device(device.kind)
     if device.kind == "cuda":
         kernels = _cuda_kernels(model, device.attention_backend)
@@ -81,13 +93,16 @@ def choose_formats(
     else:
         dtype = "float32" if model.dtype == "auto" else model.dtype
         kernels = _cpu_kernels(model, dtype, device.attention_backend)
-    quantization = "int8" if _quantizes(model, kernels) else "none"
+    quantization = _quantization(model, kernels, on)
+    keeps_stored = model.quantization == "auto" and (kernels == "triton" or quantization != "none")
     torch_dtype = getattr(torch, dtype)
     torch_threads, native_threads = _threads(device, kernels)
     return Formats(
         device=on,
         dtype=torch_dtype,
         quantization=quantization,
+        keeps_stored=keeps_stored,
+        stored=stored,
         kernels=kernels,
         attention_backend=_attention_backend(device.attention_backend, kernels),
         kv_format=_kv_format(kv_cache_dtype, torch_dtype, quantization, kernels, on),
@@ -111,11 +126,11 @@ def keep_compiled_kernels() -> None:
 
 
 def _cuda_kernels(model: ModelConfig, backend: str) -> str:
-    if model.quantization == "int8":
-        raise ConfigError("quantization 'int8' runs on the CPU only; use quantization 'none' on CUDA.")
     if backend == "cpu":
         raise ConfigError("attention backend 'cpu' does not run on CUDA; use 'triton', or 'auto'.")
     if importlib.util.find_spec("triton") is None:
+        if model.quantization not in ("auto", "none"):
+            raise ConfigError(f"quantization '{model.quantization}' needs the package triton, which is not installed.")
         _warn_once("torch takes the place of the GPU kernels, several times as slow: there is no package triton")
         return "torch"
     if backend not in ("auto", "triton"):
@@ -133,16 +148,34 @@ def _cpu_kernels(model: ModelConfig, dtype: str, backend: str) -> str:
     if dtype != "float32":
         _warn_once(f"torch takes the place of the CPU kernels, several times as slow: they know no {dtype}; see dtype")
     has_native = dtype == "float32" and native.is_available()
-    if model.quantization == "int8" and not has_native:
-        native.load()  # raises with the compiler's own words
+    if model.quantization in ("int8", "int4"):
+        if dtype != "float32":
+            raise ConfigError(
+                f"quantization '{model.quantization}' computes in float32 on the CPU; it cannot be combined with dtype "
+                f"'{dtype}'. Use dtype 'auto' or 'float32'."
+            )
+        if not has_native:
+            native.load()  # raises with the compiler's own words
+    if model.quantization == "fp8":
+        raise ConfigError("quantization 'fp8' needs a GPU; use 'int8' or 'int4' on the CPU.")
     return "native" if has_native else "torch"
 
 
-def _quantizes(model: ModelConfig, kernels: str) -> bool:
-    """Only the native kernels compute with quantised weights; a dtype that was asked for is kept."""
-    if kernels != "native":
-        return False
-    return model.quantization == "int8" or (model.quantization == "auto" and model.dtype == "auto")
+def _quantization(model: ModelConfig, kernels: str, device: torch.device) -> str:
+    """What float weights become; without a word on it, int8 on the CPU, unless a dtype was asked for."""
+    if model.quantization == "auto":
+        return "int8" if kernels == "native" and model.dtype == "auto" else "none"
+    if model.quantization == "fp8" and device.type == "cuda":
+        _check_fp8("quantization", device)
+    return model.quantization
+
+
+def _check_fp8(option: str, device: torch.device) -> None:
+    if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise ConfigError(
+            f"{option} 'fp8' needs a GPU that knows float8, and {torch.cuda.get_device_name(device)} does not; "
+            "use 'int8', which takes as much."
+        )
 
 
 def _attention_backend(name: str, kernels: str) -> str:
@@ -154,7 +187,7 @@ def _kv_format(name: str, dtype: torch.dtype, quantization: str, kernels: str, d
     own = KVFormat.of(dtype)
     if name == "auto":
         # With quantised weights the exact reference is given up anyway; half the KV bytes then cost next to nothing.
-        return KVFormat.of(torch.float16) if quantization == "int8" else own
+        return KVFormat.of(torch.float16) if quantization != "none" and kernels == "native" else own
     format = FORMATS[name]
     if kernels == "native" and name == "bfloat16":
         raise ConfigError("kv_cache_dtype 'bfloat16' is not for the CPU kernels; use 'float16', which takes as much.")
@@ -165,11 +198,8 @@ def _kv_format(name: str, dtype: torch.dtype, quantization: str, kernels: str, d
             f"kv_cache_dtype '{name}' does not go with the Triton kernels and a model in {own.name}; "
             f"use 'auto' or '{own.name}', or a quantised format: fp8, int8, int4."
         )
-    if name == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
-        raise ConfigError(
-            f"kv_cache_dtype 'fp8' needs a GPU that knows float8, and {torch.cuda.get_device_name(device)} does not; "
-            "use 'int8', which takes as much."
-        )
+    if name == "fp8" and device.type == "cuda":
+        _check_fp8("kv_cache_dtype", device)
     return format
 
 

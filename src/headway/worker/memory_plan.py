@@ -37,6 +37,8 @@ class MemoryPlan:
     block_size: int
     bytes_per_block: int
     max_model_len: int
+    step_weight_bytes: int = 0
+    """Of the weights, those that every step multiplies with: not the table of embeddings."""
     num_host_slots: int = 0
     """Blocks for which there is room in host memory, beside the cache."""
     restore_block_s: float = 0.0
@@ -101,6 +103,7 @@ def plan_memory(
     *,
     draft: DecoderConfig | None = None,
     weight_bytes: int,
+    step_weight_bytes: int,
     max_num_seqs: int,
     max_model_len: int | None,
     free_bytes: int | None,
@@ -134,6 +137,7 @@ def plan_memory(
         device=str(formats.device),
         dtype=str(formats),
         weight_bytes=weight_bytes,
+        step_weight_bytes=step_weight_bytes,
         kv_dtype=formats.kv_format.name,
         num_blocks=num_blocks,
         block_size=cache.block_size,

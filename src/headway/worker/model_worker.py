@@ -10,6 +10,8 @@ runner.submit(output)                                                step after 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -30,6 +32,11 @@ from headway.worker.formats import choose_formats
 from headway.worker.memory_plan import MemoryPlan, free_cuda_bytes, longest_request, plan_memory
 
 
+# Each is of another way that a layer takes, or of another size of its programs.
+_COMPILED_ROWS = (1, 16, 64, 128, 256)
+_NUM_COMPILING = 8
+
+
 class ModelWorker:
     """Its methods are called once, in the order of their definition."""
 
@@ -39,6 +46,7 @@ class ModelWorker:
             config.device,
             kv_cache_dtype=config.cache.kv_cache_dtype,
             checkpoint_dtype=model.torch_dtype,
+            stored=model.stored,
         )
         self._config = config
         self._eos_token_ids = eos_token_ids
@@ -77,6 +85,7 @@ class ModelWorker:
             device=formats.device,
             dtype=formats.dtype,
             quantization=formats.quantization,
+            keeps_stored=formats.keeps_stored,
             ops=create_ops(formats.kernels, device=formats.device, dtype=formats.dtype),
             max_model_len=self._max_model_len,
             progress=progress,
@@ -88,6 +97,7 @@ class ModelWorker:
         assert self._decoder is not None, "load() comes first"
         if self.formats.device.type != "cuda":
             return None
+        _compile_ahead(self._decoder, self.formats.device)
         limits = self._config.scheduler
         working_bytes = _working_bytes(
             self._decoder,
@@ -111,6 +121,7 @@ class ModelWorker:
             self.formats,
             draft=None if draft is None else draft.config,
             weight_bytes=decoder.num_bytes + (0 if draft is None else draft.num_bytes),
+            step_weight_bytes=decoder.num_step_bytes,
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=config.model.max_model_len,
             free_bytes=free_bytes,
@@ -152,6 +163,28 @@ class ModelWorker:
             for _ in range(model.num_layers)
         ]
         return PagedModel(decoder, create_backend(self.formats.attention_backend, kv_caches, model.num_heads))
+
+
+def _compile_ahead(decoder: Decoder, device: torch.device) -> None:
+    """Have the kernels of a layer compiled side by side, which the first steps would wait for one after the other."""
+    layer, norm, eps, ops = decoder.layers[0], decoder.layers[0].input_norm, decoder.config.rms_norm_eps, decoder.ops
+
+    def rows(num_rows: int, width: int) -> torch.Tensor:
+        return torch.zeros(num_rows, width, dtype=decoder.embedding.dtype, device=device)
+
+    def run(num_rows: int, part: str) -> None:
+        with torch.cuda.device(device), torch.inference_mode():
+            residual = rows(num_rows, layer.qkv.in_features)
+            if part == "qkv":
+                ops.norm_linear(residual, None, norm, eps, layer.qkv)
+            elif part == "o":
+                delta = layer.o.add_to(residual, rows(num_rows, layer.o.in_features), next_norm=norm)
+                ops.norm_linear(residual, delta, norm, eps, layer.qkv)
+            else:
+                layer.mlp.add_to(residual, None, ops=ops, norm=norm, eps=eps, next_norm=norm)
+
+    with ThreadPoolExecutor(_NUM_COMPILING) as pool:
+        list(pool.map(run, *zip(*itertools.product(_COMPILED_ROWS, ("qkv", "o", "mlp")), strict=True)))
 
 
 def _working_bytes(decoder: Decoder, device: torch.device, *, num_tokens: int, num_rows: int) -> int:

@@ -13,15 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.triton_device import DEVICE, ON_GPU  # isort: split
+
 from headway import LLM, SamplingParams
 from headway.errors import CorruptModelError, UnsupportedModelError
+from headway.layers.quantized_weight import dequantised
 from headway.loader import open_checkpoint
-from tests.unit.models.tiny import hf_model, save_folder
+from tests.unit.models.tiny import hf_model, save_folder, save_gguf
 
 Written = tuple[dict[str, Tensor], Tensor]
 """The tensors of a layer by the ends of their names, and the weight that they stand for."""
@@ -192,6 +197,79 @@ def write(name: str, folder: Path, family: str = "llama_biased") -> tuple[Path, 
     return folder, model
 
 
+GGUF_TYPES = ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "Q4_K and Q6_K"]
+
+
+def write_gguf(types: str, path: Path) -> tuple[Path, Any]:
+    """A file of random blocks, and a model with what they stand for. Of two types: the second for values and down."""
+    first, _, second = types.partition(" and ")
+    model = hf_model("qwen3", hidden_size=256, intermediate_size=256, head_dim=64)
+    rng, weights, blocks = np.random.default_rng(3), model.state_dict(), {}
+    for name, weight in weights.items():
+        if weight.dim() == 2:
+            is_second = second and any(part in name for part in ("v_proj", "down_proj", "embed"))
+            kind = gguf.GGMLQuantizationType[second if is_second else first]
+            data = random_blocks(kind, weight.shape[0], weight.shape[1], rng)
+            blocks[name] = (data, kind)
+            weights[name] = torch.from_numpy(gguf.quants.dequantize(data, kind))
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model.load_state_dict(weights)
+    return save_gguf(model, path / "model.gguf", architecture="qwen3", blocks=blocks), model
+
+
+def random_blocks(
+    kind: gguf.GGMLQuantizationType, rows: int, columns: int, rng: np.random.Generator
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Bytes as they come, but for the scales of blocks."""
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    data = rng.integers(0, 256, (rows, columns // block_size, block_bytes), dtype=np.uint8)
+    largest = {"Q8_0": 127, "Q4_K": 63 * 15, "Q6_K": 127 * 32}.get(kind.name, 15)
+    scales = ((rng.random((rows, columns // block_size, 2)) + 0.5) * 0.3 / largest).astype(np.float16)
+    if kind.name in ("Q4_1", "Q4_K"):
+        scales[:, :, 1] *= np.float16(-8 if kind.name == "Q4_1" else 7)
+        data[:, :, :4] = scales.view(np.uint8)
+    else:
+        at = 208 if kind.name == "Q6_K" else 0
+        data[:, :, at : at + 2] = scales[:, :, :1].copy().view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+PROMPTS = [[5, 9, 17, 3], [8], [4, 4, 70, 2, 33, 61, 7, 12, 90]]
+# Too few blocks for all, and prompts in chunks.
+SMALL: dict[str, Any] = {"num_kv_blocks": 12, "block_size": 4, "max_num_batched_tokens": 6}
+
+
+def assert_greedy_tokens(path: Path, model: Any, num_tokens: int = 12, **options: Any) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+    llm = LLM(str(path), dtype="float32", max_model_len=32, max_num_seqs=4, **options)
+    for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, params, use_tqdm=False), strict=True):
+        with torch.inference_mode():
+            made = model.generate(
+                torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+        assert list(output.outputs[0].token_ids) == made[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", [*FORMATS, *GGUF_TYPES])
+def test_tokens_with_weights_that_stay_codes(name: str, tmp_path: Path) -> None:
+    """On a GPU, or its kernels in the interpreter; there fewer tokens, since they are slow."""
+    path, model = write_gguf(name, tmp_path) if name in GGUF_TYPES else write(name, tmp_path)
+    options = {"attention_backend": "triton", "device": DEVICE.type}
+    if ON_GPU:
+        assert_greedy_tokens(path, model, num_kv_blocks=64, block_size=16, **options)
+    assert_greedy_tokens(path, model, num_tokens=12 if ON_GPU else 4, **SMALL, **options)
+
+
+@pytest.mark.parametrize("types", GGUF_TYPES)
+def test_numbers_and_tokens_of_gguf(types: str, tmp_path: Path) -> None:
+    path, model = write_gguf(types, tmp_path)
+    checkpoint = open_checkpoint(path)
+    expected = model.state_dict()
+    for key in checkpoint.quantized:
+        assert torch.equal(dequantised(checkpoint.read_weight(key)), expected[key]), key
+    assert_greedy_tokens(path, model, **SMALL)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_numbers_and_the_tokens(name: str, tmp_path: Path) -> None:
     folder, model = write(name, tmp_path)
@@ -201,16 +279,7 @@ def test_the_numbers_and_the_tokens(name: str, tmp_path: Path) -> None:
     for key, tensor in checkpoint.tensors():
         assert torch.equal(tensor, expected[key]), key
     assert checkpoint.num_bytes < sum(tensor.nbytes for tensor in expected.values())
-    prompts = [[5, 9, 17, 3], [8], [4, 4, 70, 2, 33, 61, 7, 12, 90]]
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, detokenize=False)
-    llm = LLM(str(folder), dtype="float32", num_kv_blocks=12, block_size=4, max_model_len=32, max_num_batched_tokens=6,
-              max_num_seqs=4)  # fmt: skip
-    for prompt, output in zip(prompts, llm.generate(prompts, params, use_tqdm=False), strict=True):
-        with torch.inference_mode():
-            made = model.generate(
-                torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
-            )
-        assert list(output.outputs[0].token_ids) == made[0, len(prompt) :].tolist()
+    assert_greedy_tokens(folder, model, **SMALL)
 
 
 @pytest.mark.parametrize(

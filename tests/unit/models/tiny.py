@@ -127,8 +127,10 @@ def save_gguf(
     metadata: Mapping[str, tuple[str, Any]] | None = None,
     extra_tensors: Mapping[str, np.ndarray] | None = None,
     skip_tensors: tuple[str, ...] = (),
+    blocks: Mapping[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] | None = None,
 ) -> Path:
-    """Write a model as llama.cpp's converter does; `metadata` maps a key to (type as GGUFWriter names it, value)."""
+    """Write a model as llama.cpp's converter does; `metadata` maps a key to (type as GGUFWriter names it, value).
+    `blocks`: what takes the place of tensors, by their names in the model."""
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer = gguf.GGUFWriter(path, architecture)
@@ -147,6 +149,9 @@ def save_gguf(
     for name, tensor in model.state_dict().items():
         stored = gguf_name(name)
         if stored in skip_tensors or (name == "lm_head.weight" and config.tie_word_embeddings):
+            continue
+        if blocks is not None and name in blocks:
+            writer.add_tensor(stored, blocks[name][0], raw_dtype=blocks[name][1])
             continue
         data = tensor.numpy()
         if architecture == "llama" and ".q_proj." in name:

@@ -33,7 +33,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headway.lab.bench.timelines import RequestTimeline, RoundTimes
@@ -44,10 +44,6 @@ if TYPE_CHECKING:
     import torch
 
     from headway.worker.memory_plan import MemoryPlan
-
-
-_WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0 + 4.0 / 64}
-"""By the first word of a plan's `dtype`. int8 has a float32 scale for each group of 64."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +77,20 @@ _CPU_SIZES = _Sizes(copy_bytes=2**26, matmul_width=1024, num_runs=6, calls_per_r
 
 
 def measure_ceilings(device_name: str, dtype_name: str) -> Ceilings:
-    """Measure. The matmul is in the number format of the model's activations: the plan's `dtype` names it."""
+    """Measure. The matmul is in the number format that the model multiplies prompts in: the plan's `dtype` names it."""
     import torch
 
     device = torch.device(device_name)
     sizes = _CUDA_SIZES if device.type == "cuda" else _CPU_SIZES
-    dtype_name = "float32" if device.type == "cpu" else dtype_name.split()[0]
+    weights, _, activations = dtype_name.rpartition(" weights, ")
+    dtype_name = "float32" if device.type == "cpu" else activations.removesuffix(" activations")
+    is_fp8 = weights.lower().startswith("fp8") and device.type == "cuda" and dtype_name != "float32"
     with torch.inference_mode():
         bandwidth = _copy_bandwidth(device, sizes)
-        flops = _matmul_flops(device, getattr(torch, dtype_name), sizes)
+        if is_fp8:
+            dtype_name, flops = "fp8", _fp8_flops(device, sizes)
+        else:
+            flops = _matmul_flops(device, getattr(torch, dtype_name), sizes)
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return Ceilings(bandwidth, flops, dtype_name)
@@ -115,6 +116,19 @@ def _matmul_flops(device: torch.device, dtype: torch.dtype, sizes: _Sizes) -> fl
     left, right = (torch.randn(width, width, dtype=dtype, device=device) for _ in range(2))
     out = torch.empty_like(left)
     return 2.0 * width**3 / _best_seconds(lambda: torch.matmul(left, right, out=out), device, sizes)
+
+
+def _fp8_flops(device: torch.device, sizes: _Sizes) -> float:
+    import torch
+
+    width = sizes.matmul_width
+    left, right = (torch.randn(width, width, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+    rows, columns = torch.ones(width, 1, device=device), torch.ones(1, width, device=device)
+
+    def multiply() -> object:
+        return torch._scaled_mm(left, right.t(), rows, columns, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    return 2.0 * width**3 / _best_seconds(multiply, device, sizes)
 
 
 def _best_seconds(call: Callable[[], object], device: torch.device, sizes: _Sizes) -> float:
@@ -173,11 +187,8 @@ def model_costs(model: DecoderConfig, *, bytes_per_weight: float, kv_bytes_per_t
 
 def planned_costs(model: DecoderConfig, plan: MemoryPlan) -> ModelCosts:
     """The costs of a model in the number formats that an engine runs it with."""
-    return model_costs(
-        model,
-        bytes_per_weight=_WEIGHT_BYTES[plan.dtype.split()[0]],
-        kv_bytes_per_token=plan.bytes_per_block / plan.block_size,
-    )
+    costs = model_costs(model, bytes_per_weight=1.0, kv_bytes_per_token=plan.bytes_per_block / plan.block_size)
+    return replace(costs, weight_bytes=plan.step_weight_bytes)
 
 
 @dataclass(frozen=True)

@@ -344,8 +344,8 @@ def _notes(engine: LLMEngine) -> list[str]:
     highest = highest_token_id(engine.model_config.vocab_size)
     if highest < HIGHEST_TOKEN_ID:
         notes.append(f"prompt ids are drawn from 0 to {highest:,}: the vocabulary has no more")
-    if engine.plan.dtype.startswith("int8"):
-        notes.append("int8 can be faster than the float32 matmul of the ceilings: the floor of prompts is no bound")
+    if engine.plan.device == "cpu" and "weights" in engine.plan.dtype:
+        notes.append("codes can be faster than the float32 matmul of the ceilings: the floor of prompts is no bound")
     return notes
 
 

@@ -38,7 +38,16 @@ void hw_parallel(hw_task task, void *context, int64_t items);
 int hw_threads(void);
 
 /* Per-thread scratch memory, 64-byte aligned, valid until the thread asks for the same slot again. */
-enum hw_scratch_slot { HW_SCRATCH_LINEAR, HW_SCRATCH_PACK, HW_SCRATCH_ATTENTION, HW_SCRATCH_SAMPLING, HW_SCRATCH_SLOTS };
+enum hw_scratch_slot {
+    HW_SCRATCH_LINEAR,
+    HW_SCRATCH_TILE,
+    HW_SCRATCH_NORM,
+    HW_SCRATCH_GATES,
+    HW_SCRATCH_PACK,
+    HW_SCRATCH_ATTENTION,
+    HW_SCRATCH_SAMPLING,
+    HW_SCRATCH_SLOTS
+};
 void *hw_scratch(enum hw_scratch_slot slot, size_t bytes);
 
 /* Asks for huge pages behind a large buffer that is about to be filled. */
@@ -54,6 +63,18 @@ HW_EXPORT int64_t hw_int8_packed_bytes(int64_t n, int64_t k);
 HW_EXPORT void hw_int8_pack(const float *weight, int64_t n, int64_t k, uint8_t *packed);
 HW_EXPORT void hw_int8_linear(const float *x, int64_t m, int64_t k, const uint8_t *packed, int64_t n, const float *bias,
                               float *y);
+
+/* How 4-bit weights are packed: the first bytes of `packed`. Codes are -8 to 7, or 0 to 15 and then have offsets. */
+typedef struct {
+    int32_t is_signed, has_offsets, is_half; /* is_half: scales and offsets are float16, else float32 */
+} hw_int4_form;
+HW_EXPORT int64_t hw_int4_packed_bytes(hw_int4_form form, int64_t n, int64_t k);
+/* scales, and offsets where the form has them: float32 [n][ceil(k / 32)], which float16 holds exactly if is_half. */
+HW_EXPORT void hw_int4_pack(hw_int4_form form, const int8_t *codes, const float *scales, const float *offsets,
+                            int64_t n, int64_t k, uint8_t *packed);
+HW_EXPORT void hw_int4_linear(const float *x, int64_t m, int64_t k, const uint8_t *packed, int64_t n, const float *bias,
+                              float *y);
+
 HW_EXPORT int64_t hw_f32_packed_bytes(int64_t n, int64_t k);
 HW_EXPORT void hw_f32_pack(const float *weight, int64_t n, int64_t k, float *packed);
 HW_EXPORT void hw_f32_linear(const float *x, int64_t m, int64_t k, const float *packed, int64_t n, const float *bias,
@@ -63,6 +84,11 @@ HW_EXPORT void hw_rms_norm(const float *x, const float *weight, float eps, int64
 HW_EXPORT void hw_add_rms_norm(const float *x, float *residual, const float *weight, float eps, int64_t rows,
                                int64_t width, float *out);
 HW_EXPORT void hw_silu_mul(const float *gate_up, int64_t rows, int64_t width, float *out);
+/* residual += delta (may be NULL); y = linear(norm of residual), or the gated half of that. */
+enum hw_weights { HW_WEIGHTS_INT8, HW_WEIGHTS_INT4, HW_WEIGHTS_F32 };
+HW_EXPORT void hw_norm_linear(enum hw_weights kind, float *residual, const float *delta, const float *norm, float eps,
+                              int64_t m, int64_t k, const void *packed, int64_t n, const float *bias, int is_gated,
+                              float *y);
 HW_EXPORT void hw_rope_write_kv(const float *qkv, const int64_t *positions, const float *cos_sin, const float *q_norm,
                                 const float *k_norm, float eps, const hw_kv_cache *cache, int64_t block_size,
                                 const int64_t *slots, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,

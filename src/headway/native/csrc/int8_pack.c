@@ -28,7 +28,7 @@ static void pack_tile(void *context, int64_t tile) {
     for (int c = 0; c < HW_TILE; c++) {
         int64_t channel = tile * HW_TILE + c;
         if (channel < job->n)
-            hw_quantise_row(job->weight + channel * job->k, job->k, values, scale, NULL);
+            hw_quantise_row(job->weight + channel * job->k, job->k, values, scale);
         else
             memset(values, 0, (size_t)groups * (HW_GROUP + sizeof(float)));
         for (int64_t g = 0; g < groups; g++) {

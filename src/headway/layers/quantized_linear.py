@@ -1,0 +1,134 @@
+"""`QuantizedLinear`: a linear layer on CUDA whose weight stays codes and scales. Which product it takes, by measurement:
+
+    rows            FP8, INT8 with a scale an output        codes with scales of groups (INT4, GGUF)
+    1               floats × codes, with norm, gate, sum    the same
+    few             rows become codes; codes × codes        floats × codes
+    many            FP8: torch's own; INT8: as few, or      the weight becomes floats first; cuBLAS
+                    the weight becomes floats first
+
+FP8 in blocks is multiplied as codes × codes, and as floats for many rows. Rows become codes in the kernel that computes
+the norm or the gate before. With float32 activations the weight always becomes floats first: the sums are then those of
+the float weight.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headway.layers import quantized_gemm as gemm
+from headway.layers.linear import Delta, Linear, ScaledRows
+from headway.layers.quantized_weight import FP8, QuantizedWeight
+
+# More rows than these go another way; measured on an H200 (benchmarks/quantized_gemm.py).
+MAX_CODES_ROWS = 256
+MAX_WIDE_CODES_ROWS = 64  # of wide outputs, for which torch has enough tiles to fill the device
+MAX_INT8_ROWS = 512
+MAX_FLOATS_ROWS = 256
+_WIDE_OUTPUTS = 8192
+
+
+class QuantizedLinear(Linear):
+    """Packs the weight on construction, where it is."""
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, *, dtype: torch.dtype) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.weight = gemm.pack(weight, dtype)
+        self.bias = bias
+        self._is_direct = dtype.itemsize == 2 and self.weight.has_product
+        self._multiplies_codes = self._is_direct and self.weight.takes_codes
+        is_even = self.out_features % 16 == 0 and self.in_features % 16 == 0
+        self._in_library = self.weight.codes.dtype == FP8 and self.weight.group_size == 0 and is_even
+        self._max_few = MAX_FLOATS_ROWS
+        if self._multiplies_codes:
+            in_library = MAX_CODES_ROWS if self.out_features <= _WIDE_OUTPUTS else MAX_WIDE_CODES_ROWS
+            self._max_few = in_library if self._in_library else MAX_INT8_ROWS
+        gemm.prepare(self.weight.codes.device)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.weight.tensors if self.bias is None else (*self.weight.tensors, self.bias)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        if self._is_one_row(x):
+            return gemm.one_row(self._ordered(x), self.weight, self.bias, out=out)
+        if self._takes_codes(len(x)):
+            return self._product(*gemm.quantise_rows(x, self.weight.codes.dtype), dtype=x.dtype, out=out)
+        if self._is_direct and len(x) <= self._max_few:
+            return gemm.multiply_floats(self._ordered(x), self.weight, self.bias, out=out)[0]
+        product = F.linear(self._ordered(x), gemm.dequantise(self.weight, x.dtype), self.bias)
+        return product if out is None else out.copy_(product)
+
+    def add_to(self, residual: Tensor, x: Tensor, *, next_norm: Tensor) -> Delta:
+        if self._is_one_row(x):
+            gemm.one_row(self._ordered(x), self.weight, self.bias, residual=residual)
+            return None
+        if self._takes_codes(len(x)):
+            return self._add_codes(residual, *gemm.quantise_rows(x, self.weight.codes.dtype))
+        if self._is_direct and len(x) <= self._max_few:
+            norm = next_norm if len(x) <= gemm.MAX_SCALED_ROWS else None
+            return gemm.multiply_floats(self._ordered(x), self.weight, self.bias, residual=residual, next_norm=norm)[1]
+        if self.bias is not None:
+            residual.add_(self.bias)
+        residual.addmm_(self._ordered(x), gemm.dequantise(self.weight, x.dtype).t())
+        return None
+
+    def takes_gates(self, num_rows: int) -> bool:
+        return num_rows > 1 and self._takes_codes(num_rows)
+
+    def add_gated_to(self, residual: Tensor, gate_up: Tensor) -> Delta:
+        return self._add_codes(residual, *gemm.quantise_rows(gate_up, self.weight.codes.dtype, silu=True))
+
+    def norm_linear(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
+        if delta is None and self._is_one_row(residual) and self.weight.order is None:
+            return gemm.one_row(residual, self.weight, self.bias, norm=norm, eps=eps)
+        if isinstance(delta, ScaledRows) and self._takes_scaled:
+            return gemm.multiply_floats(delta.values, self.weight, self.bias, squares=delta.squares, eps=eps)[0]
+        if not self._takes_codes(len(residual)):
+            return None
+        added = delta if isinstance(delta, Tensor) else None
+        coded = gemm.quantise_rows(added, self.weight.codes.dtype, residual=residual, norm=norm, eps=eps)
+        return self._product(*coded, dtype=residual.dtype)
+
+    def norm_swiglu(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
+        if delta is None and self._is_one_row(residual) and self.weight.order is None:
+            return gemm.one_row(residual, self.weight, self.bias, norm=norm, eps=eps, swiglu=True)
+        return None
+
+    def _product(self, codes: Tensor, scales: Tensor, *, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """Rows of codes, multiplied."""
+        if self._in_library and len(codes) > self._max_few:
+            product = torch._scaled_mm(
+                codes,
+                self.weight.codes.t(),
+                scale_a=scales[:, None],
+                scale_b=self.weight.scales[None, :],
+                bias=self.bias,
+                out_dtype=dtype,
+                use_fast_accum=True,
+            )
+            return product if out is None else out.copy_(product)
+        if out is None:
+            out = torch.empty(len(codes), self.out_features, dtype=dtype, device=codes.device)
+        return gemm.multiply_codes(codes, scales, self.weight, self.bias, out)
+
+    def _add_codes(self, residual: Tensor, codes: Tensor, scales: Tensor) -> Delta:
+        if self._in_library and len(codes) > self._max_few:
+            return self._product(codes, scales, dtype=residual.dtype)
+        gemm.multiply_codes(codes, scales, self.weight, self.bias, residual, residual=residual)
+        return None
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        return x if self.weight.order is None else x.index_select(1, self.weight.order)
+
+    @property
+    def _takes_scaled(self) -> bool:
+        """Whether rows with half a norm, which are few, are multiplied as they are."""
+        return self._is_direct and not self._multiplies_codes and self.weight.order is None
+
+    def _is_one_row(self, x: Tensor) -> bool:
+        return self._is_direct and len(x) == 1 and not self.weight.is_int4
+
+    def _takes_codes(self, num_rows: int) -> bool:
+        return self._multiplies_codes and (self._in_library or num_rows <= self._max_few)

@@ -1,0 +1,50 @@
+"""A norm and the layer behind it in one call: the bits of the steps one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headway.layers.native_ops import NativeOps
+from headway.layers.packed_linear import Float32Linear, Int4Linear, Int8Linear, PackedLinear
+from headway.layers.quantized_weight import QuantizedWeight, quantise
+from headway.native.lib import NativeLibrary
+
+
+def layers() -> list[PackedLinear]:
+    weight, bias = torch.randn(48, 96), torch.randn(48)
+    return [Int8Linear(weight, bias), Int4Linear(quantise(weight, "int4")), Float32Linear(weight)]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 70])
+@pytest.mark.parametrize("with_delta", [False, True])
+def test_fused_forms_are_the_steps(fast: NativeLibrary, rows: int, with_delta: bool) -> None:
+    ops, norm = NativeOps(), torch.rand(96)
+    for layer in layers():
+        residual, delta = torch.randn(rows, 96), torch.randn(rows, 96) if with_delta else None
+        residuals = [residual.clone() for _ in range(3)]
+        product = layer(ops.norm(residuals[0], delta, norm, 1e-5))
+        fused = layer.norm_linear(residuals[1], delta, norm, 1e-5)
+        gated = layer.norm_swiglu(residuals[2], delta, norm, 1e-5)
+        assert fused is not None and torch.equal(fused, product)
+        assert gated is not None and torch.equal(gated, ops.silu_mul(product))
+        assert torch.equal(residuals[0], residuals[1]) and torch.equal(residuals[0], residuals[2])
+
+
+def test_inputs_that_are_put_in_order_take_the_steps(fast: NativeLibrary) -> None:
+    codes = torch.randint(-8, 8, (16, 64), dtype=torch.int8)
+    groups = torch.arange(64).flip(0) // 32
+    layer = Int4Linear(QuantizedWeight(codes, torch.rand(16, 2), groups=groups, tile=(1, 32), bits=4))
+    assert layer.norm_linear(torch.randn(2, 64), None, torch.rand(64), 1e-5) is None
+
+
+def test_wrong_inputs_are_refused(fast: NativeLibrary) -> None:
+    layer, norm = Int8Linear(torch.randn(8, 64)), torch.rand(64)
+    for residual, delta, weight in (
+        (torch.randn(2, 63), None, norm),
+        (torch.randn(2, 64), torch.randn(3, 64), norm),
+        (torch.randn(2, 64), None, torch.rand(32)),
+        (torch.randn(2, 64), torch.randn(2, 64).half(), norm),
+    ):
+        with pytest.raises(ValueError):
+            layer.norm_linear(residual, delta, weight, 1e-5)
