@@ -179,12 +179,19 @@ def _of_groups(codes, group_scales, group_offsets, n, k, mask, N, GROUP: tl.cons
 
 @triton.jit
 def _store(
-    acc, out, factor, scales, bias, residual, next_norm, scaled, next_squares, tile, m, n, num_rows, N,
-    BLOCK_M: tl.constexpr,
+    acc, out, x_scales, squares, eps, scales, bias, residual, next_norm, scaled, next_squares, tile, m, n, num_rows, N,
+    K: tl.constexpr, NUM_PARTS: tl.constexpr, PARTS_ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """acc [BLOCK_N, BLOCK_M], scaled, with bias and residual, to out [num_rows, N]; see `floats_kernel`."""
     m_mask = m < num_rows
     n_mask = n < N
+    factor = tl.full([BLOCK_M], 1.0, tl.float32)
+    if x_scales is not None:
+        factor = tl.load(x_scales + m, mask=m_mask, other=0.0)
+    if squares is not None:
+        part = tl.arange(0, PARTS_ROWS)
+        sums = tl.load(squares + part[:, None] * BLOCK_M + m[None, :], mask=(part < NUM_PARTS)[:, None], other=0.0)
+        factor *= tl.rsqrt(tl.sum(sums, 0) / K + eps)
     acc *= tl.load(scales + n, mask=n_mask, other=0.0)[:, None] * factor[None, :]
     if bias is not None:
         acc += tl.load(bias + n, mask=n_mask, other=0.0).to(tl.float32)[:, None]
@@ -203,13 +210,15 @@ def _store(
 
 @triton.jit
 def _finish(
-    acc, out, factor, scales, bias, residual, next_norm, scaled, next_squares, parts, num_arrived, tile, m, n, num_rows,
-    N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    acc, out, x_scales, squares, eps, scales, bias, residual, next_norm, scaled, next_squares, parts, num_arrived, tile,
+    m, n, num_rows, N, K: tl.constexpr, NUM_PARTS: tl.constexpr, PARTS_ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Add up the parts of a tile, if this program is the last of it to arrive, and store the sum."""
     if SPLITS == 1:
         _store(
-            acc, out, factor, scales, bias, residual, next_norm, scaled, next_squares, tile, m, n, num_rows, N, BLOCK_M
+            acc, out, x_scales, squares, eps, scales, bias, residual, next_norm, scaled, next_squares, tile, m, n,
+            num_rows, N, K, NUM_PARTS, PARTS_ROWS, BLOCK_M,
         )  # fmt: skip
     else:
         inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
@@ -222,8 +231,8 @@ def _finish(
             for split in tl.static_range(SPLITS):
                 total += tl.load(first_part + split * BLOCK_M * BLOCK_N + inner, cache_modifier=".cg")
             _store(
-                total, out, factor, scales, bias, residual, next_norm, scaled, next_squares, tile, m, n, num_rows, N,
-                BLOCK_M,
+                total, out, x_scales, squares, eps, scales, bias, residual, next_norm, scaled, next_squares, tile, m,
+                n, num_rows, N, K, NUM_PARTS, PARTS_ROWS, BLOCK_M,
             )  # fmt: skip
 
 
@@ -269,10 +278,9 @@ def codes_kernel(
             acc = tl.dot(w, rows.T, acc, out_dtype=acc.dtype)
     if GROUP == 0:
         total = acc.to(tl.float32)
-    factor = tl.load(x_scales + m, mask=m_mask, other=0.0)
     _finish(
-        total, out, factor, scales, bias, residual, None, None, None, parts, num_arrived, tile, m, n, num_rows, N,
-        BLOCK_M, BLOCK_N, SPLITS,
+        total, out, x_scales, None, 0.0, scales, bias, residual, None, None, None, parts, num_arrived, tile, m, n,
+        num_rows, N, K, 1, 1, BLOCK_M, BLOCK_N, SPLITS,
     )  # fmt: skip
 
 
@@ -359,11 +367,6 @@ def floats_kernel(
     n_mask = n < N
     DTYPE: tl.constexpr = x.dtype.element_ty
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    factor = tl.full([BLOCK_M], 1.0, tl.float32)
-    if squares is not None:
-        part = tl.arange(0, PARTS_ROWS)
-        sums = tl.load(squares + part[:, None] * BLOCK_M + m[None, :], mask=(part < NUM_PARTS)[:, None], other=0.0)
-        factor = tl.rsqrt(tl.sum(sums, 0) / K + eps)
     if WORDS > 0:
         j = tl.arange(0, PLANE)
         BLOCKS: tl.constexpr = WORDS // PLANE
@@ -412,8 +415,8 @@ def floats_kernel(
             else:
                 acc += tl.dot(_operand(codes), _operand(rows).T)
     _finish(
-        acc, out, factor, scales, bias, residual, next_norm, scaled, next_squares, parts, num_arrived, tile, m, n,
-        num_rows, N, BLOCK_M, BLOCK_N, SPLITS,
+        acc, out, None, squares, eps, scales, bias, residual, next_norm, scaled, next_squares, parts, num_arrived, tile,
+        m, n, num_rows, N, K, NUM_PARTS, PARTS_ROWS, BLOCK_M, BLOCK_N, SPLITS,
     )  # fmt: skip
 
 
