@@ -1,5 +1,5 @@
-"""Which launch is fastest for matmuls with quantised weights, by shape and number of rows: what `layers/quantized_gemm.py`
-and `layers/quantized_linear.py` choose by. On an NVIDIA GPU.
+"""Which launch is fastest for matmuls with quantised weights, by shape and number of rows: what
+`layers/quantized_gemm.py` and `layers/quantized_linear.py` choose by. On an NVIDIA GPU.
 
     python benchmarks/quantized_gemm.py                            every kind, the layers of an 8B and of a 0.6B model
     python benchmarks/quantized_gemm.py --kinds int4 --rows 1 64   a part of it
@@ -29,7 +29,8 @@ SHAPES = {
 }
 PAST_CACHE_BYTES = 250e6
 ONE_ROW_BYTES = [
-    (4, 1024, 2, 3), (4, 1024, 4, 2), (4, 2048, 4, 2), (8, 512, 2, 3), (8, 1024, 4, 2), (2, 2048, 2, 3), (2, 1024, 1, 3),
+    (4, 1024, 2, 3), (4, 1024, 4, 2), (4, 2048, 4, 2), (8, 512, 2, 3), (8, 1024, 4, 2), (2, 2048, 2, 3),
+    (2, 1024, 1, 3),
     (4, 1024, 1, 3), (4, 512, 1, 4), (4, 512, 2, 3), (1, 2048, 2, 2), (1, 1024, 1, 2), (8, 512, 2, 4), (8, 256, 1, 4),
     (8, 512, 4, 3), (4, 512, 2, 4), (16, 256, 2, 3),
 ]  # fmt: skip
@@ -118,7 +119,9 @@ def runs(kind: str, num_outputs: int, num_inputs: int, form: str, rows: int, cop
         if rows <= 64 and form == "add":
             more = {"residual": residual, "next_norm": residual[0]}
         for blocks in with_splits(WORDS if rows <= 64 else MORE_WORDS, num_outputs, rows):
-            found["floats", blocks] = lambda i, b=blocks: gemm.multiply_floats(x, own[i % copies], None, blocks=b, **more)
+            found["floats", blocks] = lambda i, b=blocks: gemm.multiply_floats(
+                x, own[i % copies], None, blocks=b, **more
+            )
     elif rows > 1:
         codes, scales = gemm.quantise_rows(x, own[0].codes.dtype)
         for blocks in with_splits(CODES if rows <= 64 else MORE_CODES, num_outputs, rows):
@@ -152,7 +155,7 @@ def around() -> None:
         narrow = torch.randn(rows, 4096, device="cuda").to(torch.bfloat16)
         norm = torch.ones(4096, device="cuda", dtype=torch.bfloat16)
         calls = {
-            "norm to codes": lambda i, n=narrow: gemm.quantise_rows(None, FP8, residual=n, norm=norm, eps=1e-5),
+            "norm to codes": lambda i, n=narrow, w=norm: gemm.quantise_rows(None, FP8, residual=n, norm=w, eps=1e-5),
             "to codes": lambda i, n=narrow: gemm.quantise_rows(n, FP8),
             "gate to codes": lambda i, w=wide: gemm.quantise_rows(w, FP8, silu=True),
         }
@@ -198,7 +201,7 @@ def main() -> None:
                 torch.randn(num_outputs, num_inputs, device="cuda").to(torch.bfloat16) for _ in range(copies // 2 + 1)
             ]
             x = torch.randn(rows, num_inputs, device="cuda").to(torch.bfloat16)
-            results.append((timed(lambda i: F.linear(x, floats[i % len(floats)]), min(2 * copies, 60)), "bf16"))
+            results.append((timed(lambda i, x=x, w=floats: F.linear(x, w[i % len(w)]), min(2 * copies, 60)), "bf16"))
         results.sort(key=lambda result: result[0])
         bf16 = [elapsed for elapsed, name in results if name == "bf16"]
         shown = " | ".join(f"{elapsed:.1f} {name}" for elapsed, name in results[: options.shown])

@@ -27,7 +27,7 @@ from headway.settings import MAX_DRAFT_TOKENS, CacheSettings, DeviceSettings, Sc
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS = ("auto", "none", "fp8", "int8", "int4")
+QUANTIZATIONS = ("auto", "none", "stored", "fp8", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 EVICTION_POLICIES = ("lru", "cost")
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "bf16", "fp8", "int8", "int4")
@@ -115,8 +115,9 @@ class ModelConfig:
     )
     quantization: str = option(
         "auto",
-        "Number format of the linear layers' weights. auto: as the checkpoint has them; on CPU, when --dtype is auto, "
-        "4 bits stay 4 bits and all others become int8. fp8 (CUDA only), int8 and int4 quantise at load; none: floats.",
+        "Number format of the linear layers' weights. auto: stored on CUDA; int8 on CPU when --dtype is auto and the "
+        "native kernels are there, otherwise none. stored: as the checkpoint has them (on CPU 4 bits; 8 bits become "
+        "int8). fp8 (CUDA only), int8 and int4 quantise at load. none: floats.",
         choices=QUANTIZATIONS,
     )
     max_model_len: int | None = option(

@@ -25,8 +25,8 @@ from headway.attention.base import NO_REQUEST
 from headway.core.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers.linear import TorchLinear
+from headway.layers.ops import TorchOps
 from headway.layers.skinny_gemm import one_row, scaled_linear, swiglu
-from headway.layers.torch_ops import TorchOps
 from headway.layers.triton_ops import TritonOps
 from headway.sampling_params import SamplingParams
 from tests.unit.attention.paged_case import Length, PagedCase, Shape, with_room

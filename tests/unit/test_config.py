@@ -165,7 +165,6 @@ def test_nothing_near_means_no_guess() -> None:
         ({"device": "tpu"}, "device must be one of"),
         ({"attention_backend": "magic"}, "attention_backend must be one of"),
         ({"load_format": "pickle"}, "load_format must be one of"),
-        ({"quantization": "int8", "dtype": "bfloat16"}, "cannot be combined"),
     ],
     ids=str,
 )

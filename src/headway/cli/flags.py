@@ -82,7 +82,7 @@ def engine_flags(defaults: Mapping[str, Any] | None = None) -> list[FlagSpec]:
                 section=_section_title(section),
                 metavar=metavar or _metavar(hint),
                 choices=field.metadata["choices"],
-                convert=_bytes if metavar == "BYTES" else _converter(hint),
+                convert=memory_size if metavar == "BYTES" else _converter(hint),
                 is_switch=is_switch(hint),
                 is_engines=True,
             )
@@ -309,7 +309,8 @@ def _on_or_off(text: str) -> bool:
     return _SWITCH_VALUES[text.lower()]
 
 
-def _bytes(text: str) -> int:
+def memory_size(text: str) -> int:
+    """Bytes, as in "24GiB"."""
     try:
         return parse_bytes(text)
     except ConfigError as error:

@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, Command | CommandGroup] = {
     "serve": Command(
         "headway.cli.serve", "Serve the model over HTTP, with OpenAI's API and a page to watch the batch."
     ),
+    "plan": Command("headway.cli.plan", "What a model takes in memory, and what it can serve, without loading it."),
     "kv": Command("headway.cli.kv", "Show what a running server's KV memory holds, as numbers and as a map."),
     "demo": Command("headway.cli.demo", "Watch a dozen requests of very different lengths share one batch."),
     "bench": CommandGroup(

@@ -22,13 +22,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
 from headway.core.admission import Admission
 from headway.core.batching import DynamicBatches, StaticBatches
+from headway.core.eviction import create_eviction_policy
+from headway.core.host_tier import HostTier
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.live_requests import LiveRequests
 from headway.core.overtaking import LongPrompts
 from headway.core.policy import PolicyView, SchedulingPolicy, create_policy
+from headway.core.prefix_cache import PrefixCache
 from headway.core.queue import GuardedQueue, WaitingQueue
 from headway.core.request import Request, RequestStatus
 from headway.core.scheduler_output import (
@@ -43,7 +47,7 @@ from headway.core.speculation import create_speculation
 from headway.core.step_time import DecodePace
 from headway.core.steps import Landing, LaunchedStep, ShareAllocator, StepPlan, TokenBudget
 from headway.errors import InvalidRequestError, RequestTooLargeError
-from headway.settings import SchedulerSettings
+from headway.settings import CacheSettings, SchedulerSettings
 
 _RUNNING = RequestStatus.RUNNING  # an enum's own attributes are slow to look up
 
@@ -349,3 +353,39 @@ class Scheduler:
         self._num_steps += 1
         self.landing.launch(LaunchedStep(output, tuple(plan.scheduled), plan.keeps, set()))
         return output
+
+
+class CacheSize(Protocol):
+    """How much room there is for keys and values, as a `MemoryPlan` or a simulated machine says."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def num_host_slots(self) -> int:
+        """Blocks that find room in host memory, beside the cache."""
+        ...
+
+    @property
+    def restore_block_s(self) -> float:
+        """Time to copy one of these back."""
+        ...
+
+
+def create_scheduler(settings: SchedulerSettings, cache: CacheSettings, size: CacheSize) -> Scheduler:
+    """A scheduler with an empty cache of this size."""
+    kv_cache = KVCacheManager(
+        num_blocks=size.num_blocks,
+        block_size=size.block_size,
+        prefix_cache=PrefixCache(create_eviction_policy(cache.eviction_policy)) if cache.shares_prefixes else None,
+        host_tier=HostTier(size.num_host_slots) if size.num_host_slots else None,
+        restore_block_s=size.restore_block_s,
+        reserve_tokens=0 if cache.kv_allocation == "paged" else size.max_model_len,
+    )
+    return Scheduler(settings, kv_cache)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from headway.config import EngineConfig, ModelConfig, ResolvedConfig
 from headway.core import RequestStatus, RequestUpdate
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
+from headway.core.scheduler import create_scheduler
 from headway.engine.beam_search import BeamRequests, SearchedStep
 from headway.engine.engine_core import EngineCore
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt
-from headway.engine.kv_wiring import create_scheduler
 from headway.engine.output_processor import EndedCompletion, OutputProcessor
 from headway.engine.step_report import EngineStep
 from headway.errors import ConfigError, InvalidRequestError

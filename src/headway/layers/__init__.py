@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headway.errors import ConfigError
 from headway.layers.linear import QUANTIZATION_NAMES, Linear, TorchLinear
-from headway.layers.ops import Ops
+from headway.layers.ops import Ops, TorchOps
 from headway.layers.quantized_weight import QuantizedWeight, Weight, dequantised, quantise
 
 __all__ = ["OPS_NAMES", "LinearFactory", "Ops", "create_ops"]
@@ -35,8 +35,6 @@ def create_ops(name: str, *, device: torch.device | str, dtype: torch.dtype) -> 
         return _native_ops(device, dtype)
     if name == "triton":
         return _triton_ops(device, dtype)
-    from headway.layers.torch_ops import TorchOps
-
     return TorchOps()
 
 

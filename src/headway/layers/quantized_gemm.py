@@ -4,13 +4,13 @@
     codes        rows of codes × codes of 8 bits          on the matrix units: FP8 × FP8 or INT8 × INT8
     floats       rows of floats × codes of 4 or 8 bits    codes become floats in registers
 
-With few rows a linear layer is bound by reading its weight. So that the matrix units are filled all the same, the weight
-is their first operand (out.T = weight @ x.T): 64 outputs fill an instruction, and rows are its narrow side. The inputs
-may be split over programs; the last program of a tile to arrive adds the parts up in a fixed order.
+With few rows a linear layer is bound by reading its weight. So that the matrix units are filled all the same, the
+weight is their first operand (out.T = weight @ x.T): 64 outputs fill an instruction, and rows are its narrow side. The
+inputs may be split over programs; the last program of a tile to arrive adds the parts up in a fixed order.
 
 Codes of 4 bits lie in words of 16: word p of a block of 4 × PLANE inputs has input i × PLANE + p in its bits 4 i to
-4 i + 3. So four planes of a block come from one load, each with its inputs in order: shift, mask, and a float's exponent
-above the bits make floats of two codes at a time.
+4 i + 3. So four planes of a block come from one load, each with its inputs in order: shift, mask, and a float's
+exponent above the bits make floats of two codes at a time.
 
 The product of a group of inputs is scaled as it is added to the sum (`acc += dot * scale`). That is also what makes the
 first operand safe in registers: Triton 3.6 may otherwise overwrite it while the matrix units still read it.
@@ -75,7 +75,7 @@ _PLANES_F16 = tl.constexpr(
 def _planes(words, DTYPE: tl.constexpr):
     """[.., PLANE] words → the four planes of code - 8 in DTYPE (in float32 where the interpreter runs)."""
     if _COMPILED:
-        if DTYPE == tl.bfloat16:
+        if tl.bfloat16 == DTYPE:
             p0, p1, p2, p3 = tl.inline_asm_elementwise(
                 _PLANES_BF16, "=&r,=&r,=&r,=&r,r", [words],
                 dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
@@ -440,9 +440,9 @@ def quantise_kernel(
     x, residual, norm, codes, scales, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr,
     SILU: tl.constexpr,
 ):  # fmt: skip
-    """A program is a row. Codes of: x; with SILU, silu(first half) × second half of x [rows, 2 WIDTH]; with a `norm`, the
-    norm of the residual, to which x (where it is given) is added first, in place. Rounded to the type of x or of the
-    residual in between, as the steps one by one would."""
+    """A program is a row. Codes of: x; with SILU, silu(first half) × second half of x [rows, 2 WIDTH]; with a `norm`,
+    the norm of the residual, to which x (where it is given) is added first, in place. Rounded to the type of x or of
+    the residual in between, as the steps one by one would."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH

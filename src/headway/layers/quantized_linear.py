@@ -1,4 +1,4 @@
-"""`QuantizedLinear`: a linear layer on CUDA whose weight stays codes and scales. Which product it takes, by measurement:
+"""`QuantizedLinear`: a linear layer on CUDA whose weight stays codes and scales. Its products, by measurement:
 
     rows            FP8, INT8 with a scale an output        codes with scales of groups (INT4, GGUF)
     1               floats × codes, with norm, gate, sum    the same

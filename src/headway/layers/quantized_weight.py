@@ -58,8 +58,18 @@ class QuantizedWeight:
 
     def to(self, device: torch.device) -> QuantizedWeight:
         """The same there."""
-        moved = {name: getattr(self, name) for name in ("codes", "scales", "zeros", "offsets", "groups")}
-        return replace(self, **{name: None if part is None else part.to(device) for name, part in moved.items()})
+
+        def moved(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part.to(device)
+
+        return replace(
+            self,
+            codes=self.codes.to(device),
+            scales=self.scales.to(device),
+            zeros=moved(self.zeros),
+            offsets=moved(self.offsets),
+            groups=moved(self.groups),
+        )
 
     def dequantise(self) -> Tensor:
         """Float32, by the formula."""
@@ -122,7 +132,7 @@ def quantise(weight: Tensor, format: str, *, int4_groups: Sequence[int] = INT4_G
 
 
 def _quantise_int4(weight: Tensor, groups: Sequence[int]) -> QuantizedWeight:
-    """Codes -8 to 7. A group's value of largest magnitude gets code -8, or that stretched by what leaves least error."""
+    """Codes -8 to 7. A group's value of largest magnitude gets code -8, or a little more, as leaves least error."""
     num_outputs, num_inputs = weight.shape
     size = next((size for size in groups if num_inputs % size == 0), num_inputs)
     grouped = weight.view(num_outputs, -1, size)

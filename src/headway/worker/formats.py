@@ -2,9 +2,7 @@
 
     device     dtype auto         quantization auto    kernels    attention       KV cache auto
     cuda       the checkpoint's   the checkpoint's     triton     triton          the dtype
-    cpu        float32            4 bits stay so, all  native     cpu             float16 with quantised weights
-                                  else int8, if dtype
-                                  auto
+    cpu        float32            int8, if dtype auto  native     cpu             float16 with quantised weights
     cpu, where the native kernels cannot run:
                float32            none                 torch      torch_padded    the dtype
 
@@ -25,8 +23,9 @@ import torch
 from headway import native
 from headway.attention import FORMATS, KVFormat
 from headway.cache_dir import temporary_folder, why_not_writable
-from headway.config import ModelConfig
+from headway.config import EngineConfig, ModelConfig
 from headway.errors import ConfigError
+from headway.models.decoder_config import DecoderConfig
 from headway.settings import DeviceSettings
 
 logger = logging.getLogger(__name__)
@@ -94,7 +93,9 @@ def choose_formats(
         dtype = "float32" if model.dtype == "auto" else model.dtype
         kernels = _cpu_kernels(model, dtype, device.attention_backend)
     quantization = _quantization(model, kernels, on)
-    keeps_stored = model.quantization == "auto" and (kernels == "triton" or quantization != "none")
+    keeps_stored = kernels != "torch" and (
+        model.quantization == "stored" or (model.quantization == "auto" and kernels == "triton")
+    )
     torch_dtype = getattr(torch, dtype)
     torch_threads, native_threads = _threads(device, kernels)
     return Formats(
@@ -108,6 +109,18 @@ def choose_formats(
         kv_format=_kv_format(kv_cache_dtype, torch_dtype, quantization, kernels, on),
         torch_threads=torch_threads,
         native_threads=native_threads,
+    )
+
+
+def planned_formats(config: EngineConfig, model: DecoderConfig) -> Formats:
+    """The same for a plan: the CUDA device that the options may ask for need not be in this machine."""
+    kind = choose_device("auto").type if config.device.device == "auto" else config.device.device
+    return choose_formats(
+        config.model,
+        config.device.resolve(kind),
+        kv_cache_dtype=config.cache.kv_cache_dtype,
+        checkpoint_dtype=model.torch_dtype,
+        stored=model.stored,
     )
 
 
@@ -128,14 +141,15 @@ def keep_compiled_kernels() -> None:
 def _cuda_kernels(model: ModelConfig, backend: str) -> str:
     if backend == "cpu":
         raise ConfigError("attention backend 'cpu' does not run on CUDA; use 'triton', or 'auto'.")
-    if importlib.util.find_spec("triton") is None:
+    if torch.cuda.is_available() and importlib.util.find_spec("triton") is None:
         if model.quantization not in ("auto", "none"):
+            # There are no other kernels for codes on CUDA.
             raise ConfigError(f"quantization '{model.quantization}' needs the package triton, which is not installed.")
         _warn_once("torch takes the place of the GPU kernels, several times as slow: there is no package triton")
         return "torch"
     if backend not in ("auto", "triton"):
         _warn_once(f"attention_backend '{backend}' is a slow reference on CUDA, and runs without CUDA graphs")
-    else:
+    elif torch.cuda.is_available():
         keep_compiled_kernels()
     return "triton"
 
@@ -148,7 +162,7 @@ def _cpu_kernels(model: ModelConfig, dtype: str, backend: str) -> str:
     if dtype != "float32":
         _warn_once(f"torch takes the place of the CPU kernels, several times as slow: they know no {dtype}; see dtype")
     has_native = dtype == "float32" and native.is_available()
-    if model.quantization in ("int8", "int4"):
+    if model.quantization in ("stored", "int8", "int4"):
         if dtype != "float32":
             raise ConfigError(
                 f"quantization '{model.quantization}' computes in float32 on the CPU; it cannot be combined with dtype "
@@ -163,15 +177,15 @@ def _cpu_kernels(model: ModelConfig, dtype: str, backend: str) -> str:
 
 def _quantization(model: ModelConfig, kernels: str, device: torch.device) -> str:
     """What float weights become; without a word on it, int8 on the CPU, unless a dtype was asked for."""
-    if model.quantization == "auto":
-        return "int8" if kernels == "native" and model.dtype == "auto" else "none"
+    if model.quantization in ("auto", "stored"):
+        return "int8" if kernels == "native" and (model.dtype == "auto" or model.quantization == "stored") else "none"
     if model.quantization == "fp8" and device.type == "cuda":
         _check_fp8("quantization", device)
     return model.quantization
 
 
 def _check_fp8(option: str, device: torch.device) -> None:
-    if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
         raise ConfigError(
             f"{option} 'fp8' needs a GPU that knows float8, and {torch.cuda.get_device_name(device)} does not; "
             "use 'int8', which takes as much."

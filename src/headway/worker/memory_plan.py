@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headway.errors import ConfigError, OutOfMemoryError
 from headway.models.decoder_config import DecoderConfig
-from headway.settings import CacheSettings
+from headway.settings import CacheSettings, SchedulerSettings
 
 if TYPE_CHECKING:  # an engine without a model has a plan too, and starts three seconds sooner without torch
     import torch
 
+    from headway.models.checkpoint import Checkpoint
     from headway.worker.formats import Formats
 
 logger = logging.getLogger(__name__)
@@ -114,12 +116,8 @@ def plan_memory(
     Without a `max_model_len` of the user's, the context shrinks to what the cache can hold: then every prompt that is
     accepted can also be answered up to the end of the context.
     """
-    bytes_per_token = sum(
-        one.num_layers * one.num_kv_heads * formats.kv_format.num_bytes(one.head_dim)
-        for one in (model, draft)
-        if one is not None
-    )
-    bytes_per_block = cache.block_size * bytes_per_token
+    per_token = sum(bytes_per_token(one, formats) for one in (model, draft) if one is not None)
+    bytes_per_block = cache.block_size * per_token
     longest = longest_request(max_model_len, model)
     most_blocks = max_num_seqs * -(-longest // cache.block_size)  # more could not be in use at the same time
     num_blocks = _num_blocks(cache, bytes_per_block, most_blocks=most_blocks, free_bytes=free_bytes)
@@ -145,6 +143,57 @@ def plan_memory(
         max_model_len=longest,
         num_host_slots=_num_host_slots(cache.host_cache_memory, bytes_per_block),
     )
+
+
+def bytes_per_token(model: DecoderConfig, formats: Formats) -> int:
+    """Of keys and values, over all layers."""
+    return model.num_layers * model.num_kv_heads * formats.kv_format.num_bytes(model.head_dim)
+
+
+# ---- what a model would take, without loading it --------------------------------------------------------------------
+
+_CPU_PROCESS_BYTES = 400 * 2**20  # the interpreter and torch
+
+
+def estimated_weights(checkpoint: Checkpoint, formats: Formats, max_model_len: int) -> int:
+    """Bytes of weights and rotary tables, within a few percent."""
+    from headway.models.assembly import EMBEDDING, LM_HEAD, expected_tensors
+
+    model, float_bytes, on_cuda = checkpoint.config, formats.dtype.itemsize, formats.device.type == "cuda"
+    total = max_model_len * model.head_dim * 4
+    for name, shape in expected_tensors(model).items():
+        num = math.prod(shape)
+        is_head = name == (EMBEDDING if model.tie_embeddings else LM_HEAD)
+        if len(shape) == 1 or name == EMBEDDING:
+            total += num * float_bytes
+        if len(shape) == 1 or (name == EMBEDDING and not is_head):
+            continue
+        if formats.keeps_stored and name in checkpoint.quantized:
+            total += checkpoint.index[name].num_bytes
+        elif formats.quantization != "none" and not (is_head and on_cuda):
+            total += int(num * _code_bytes(formats, shape[1]))
+        elif not (name == EMBEDDING and on_cuda):  # a tied head is the table itself
+            total += num * float_bytes
+    return total
+
+
+def _code_bytes(formats: Formats, num_inputs: int) -> float:
+    """Of one weight, with its share of scales."""
+    if formats.device.type != "cuda":
+        return 1 + 4 / 64 if formats.quantization == "int8" else 0.5 + 4 / 32
+    if formats.quantization == "int4":
+        return 0.5 + 2 / next((size for size in (128, 64, 32) if num_inputs % size == 0), num_inputs) + 4 / num_inputs
+    return 1 + 4 / num_inputs
+
+
+def estimated_working_space(model: DecoderConfig, formats: Formats, limits: SchedulerSettings) -> int:
+    """Bytes beside weights and KV cache: the largest step's activations, logits, and what libraries keep."""
+    if formats.device.type != "cuda":
+        return _CPU_PROCESS_BYTES
+    width = model.hidden_size * 4 + model.intermediate_size * 4 + model.qkv_size
+    step = limits.max_num_batched_tokens * width * formats.dtype.itemsize
+    logits = limits.max_num_lines * model.vocab_size * (formats.dtype.itemsize + 4 + 32)
+    return step + logits + _ATTENTION_SCRATCH_BYTES + _CUDA_RESERVE_BYTES
 
 
 def _num_host_slots(host_cache_memory: int | None, bytes_per_block: int) -> int:

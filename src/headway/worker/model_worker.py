@@ -31,7 +31,6 @@ from headway.runner import PagedModel, Runner, RunnerSettings, create_runner
 from headway.worker.formats import choose_formats
 from headway.worker.memory_plan import MemoryPlan, free_cuda_bytes, longest_request, plan_memory
 
-
 # Each is of another way that a layer takes, or of another size of its programs.
 _COMPILED_ROWS = (1, 16, 64, 128, 256)
 _NUM_COMPILING = 8

@@ -9,7 +9,7 @@ from torch import Tensor
 from headway.attention import HeadNorms, Heads
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers.linear import TorchLinear
-from headway.layers.torch_ops import TorchOps
+from headway.layers.ops import TorchOps
 
 OPS = TorchOps()
 

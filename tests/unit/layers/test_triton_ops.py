@@ -16,8 +16,7 @@ from headway.attention import FORMATS, HeadNorms, Heads, KVFormat
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers import skinny_gemm
 from headway.layers.linear import Delta, TorchLinear
-from headway.layers.ops import Ops
-from headway.layers.torch_ops import TorchOps
+from headway.layers.ops import Ops, TorchOps
 from headway.layers.triton_ops import TritonLinear, TritonOps
 from headway.loader import open_checkpoint
 from headway.models import Decoder, load_decoder

@@ -22,12 +22,12 @@ from headway.errors import (
     TensorShapeError,
     UnsupportedModelError,
 )
-from headway.layers.torch_ops import TorchOps
+from headway.layers.ops import TorchOps
 from headway.loader import open_checkpoint
 from headway.loader.gguf_file import GGUFFile
 from headway.models import Decoder, load_decoder
+from headway.models.assembly import scaled_frequencies
 from headway.models.decoder_config import FrequencyFactors, LinearScaling, YarnScaling
-from headway.models.rotary import scaled_frequencies
 from tests.unit.models.harness import Harness
 from tests.unit.models.tiny import LLAMA3_ROPE, YARN_ROPE, hf_logits, hf_model, random_prompt, save_gguf
 

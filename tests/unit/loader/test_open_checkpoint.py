@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headway.errors import ConfigError, CorruptModelError, ModelNotFoundError, UnsupportedModelError
-from headway.layers.torch_ops import TorchOps
+from headway.layers.ops import TorchOps
 from headway.loader import looks_like_hub_id, open_checkpoint
 from headway.loader.dummy import BUILTIN_SHAPES, DummyCheckpoint
 from headway.models import load_decoder

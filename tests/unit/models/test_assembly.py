@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headway.errors import ConfigError, CorruptModelError, MissingTensorError, TensorShapeError
-from headway.layers.torch_ops import TorchOps
+from headway.layers.ops import TorchOps
 from headway.loader import open_checkpoint
 from headway.models import Decoder, load_decoder
 from tests.unit.models.harness import Harness
@@ -115,7 +115,7 @@ def test_max_model_len_out_of_range(folder: Path, max_model_len: int) -> None:
 
 
 def test_unknown_quantization_and_ops_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown quantization 'int5'; valid names are none, int8"):
+    with pytest.raises(ConfigError, match="unknown quantization 'int5'; valid names are none, fp8, int8, int4"):
         load(folder, quantization="int5")
     with pytest.raises(ConfigError, match="unknown ops 'cuda'; valid names are auto, native, torch, triton"):
         load_decoder(open_checkpoint(folder), ops="cuda")

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from headway.errors import UnsupportedModelError
 from headway.layers.linear import Delta, Linear, TorchLinear
-from headway.layers.ops import Ops
-from headway.layers.torch_ops import TorchOps
+from headway.layers.ops import Ops, TorchOps
 from headway.loader import open_checkpoint
 from headway.models import Decoder, load_decoder
 from headway.models.decoder import DecoderLayer

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from headway import native
-from headway.layers.torch_ops import TorchOps
+from headway.layers.ops import TorchOps
 from headway.loader import open_checkpoint
 from headway.models import Decoder, load_decoder
 from tests.unit.models.harness import HandRequest, Harness

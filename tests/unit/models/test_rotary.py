@@ -12,9 +12,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from headway.errors import CorruptModelError
+from headway.models.assembly import build_cos_sin, scaled_frequencies
 from headway.models.decoder_config import FrequencyFactors, RopeConfig, YarnScaling
 from headway.models.hf_config import config_from_hf
-from headway.models.rotary import build_cos_sin, scaled_frequencies
 
 LLAMA31 = {
     "rope_type": "llama3",

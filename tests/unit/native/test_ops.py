@@ -10,7 +10,7 @@ from headway.attention import HeadNorms, Heads
 from headway.kv.kv_format import FORMATS
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers.native_ops import NativeOps
-from headway.layers.torch_ops import TorchOps
+from headway.layers.ops import TorchOps
 from headway.native.lib import NativeLibrary
 
 

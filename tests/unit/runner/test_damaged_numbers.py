@@ -13,7 +13,7 @@ from tests.triton_device import ON_GPU  # isort: split
 
 from headway import LLM, SamplingParams
 from headway.layers.native_ops import NativeOps
-from headway.layers.torch_ops import TorchOps
+from headway.layers.ops import TorchOps
 from tests.unit.runner.tiny_llm import TinyLLM, random_prompts
 
 POISON = 7

@@ -238,7 +238,7 @@ def test_the_backlog_of_ended_answers_has_a_bound(
         predictor.may_go.release()
         await asked
 
-    with caplog.at_level(logging.WARNING, "headway.server.admission.length_prediction"):
+    with caplog.at_level(logging.WARNING, "headway.server.api.generation"):
         run(hold())
     assert len(setup.rows()) == 3 and len(caplog.records) == 1
 

@@ -16,9 +16,14 @@ from headway.worker.formats import Formats, choose_device, choose_formats
 
 
 def chosen(device: str, checkpoint_dtype: str = "bfloat16", **options: Any) -> Formats:
+    stored = options.pop("stored", "")
     config = EngineConfig.from_options(**options).resolve(device)
     return choose_formats(
-        config.model, config.device, kv_cache_dtype=config.cache.kv_cache_dtype, checkpoint_dtype=checkpoint_dtype
+        config.model,
+        config.device,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
+        checkpoint_dtype=checkpoint_dtype,
+        stored=stored,
     )
 
 
@@ -78,6 +83,24 @@ def test_cuda_takes_the_checkpoints_dtype() -> None:
     assert (formats.torch_threads, formats.native_threads) == (None, None)
 
 
+@pytest.mark.usefixtures("triton")
+def test_cuda_keeps_weights_as_they_are_stored() -> None:
+    auto = chosen("cuda", stored="FP8")
+    assert (auto.quantization, auto.keeps_stored, str(auto)) == ("none", True, "FP8 weights, bfloat16 activations")
+    floats = chosen("cuda", stored="FP8", quantization="none")
+    assert (floats.keeps_stored, str(floats)) == (False, "bfloat16")
+    again = chosen("cuda", stored="Q4_K", quantization="int8")
+    assert (again.quantization, again.keeps_stored, str(again)) == ("int8", False, "int8 weights, bfloat16 activations")
+
+
+@pytest.mark.usefixtures("native_kernels")
+def test_a_cpu_keeps_four_bits_when_it_is_told_to() -> None:
+    assert not chosen("cpu", stored="Q4_1").keeps_stored
+    kept = chosen("cpu", stored="Q4_1", quantization="stored")
+    assert (kept.quantization, kept.keeps_stored, str(kept)) == ("int8", True, "Q4_1 weights, float32 activations")
+    assert kept.kv_format == KVFormat.of(torch.float16)
+
+
 @pytest.mark.usefixtures("native_kernels")
 def test_threads_go_to_those_who_compute() -> None:
     own = chosen("cpu", num_threads=3)
@@ -90,7 +113,9 @@ def test_threads_go_to_those_who_compute() -> None:
 @pytest.mark.parametrize(
     ("device", "options", "message"),
     [
-        ("cuda", {"quantization": "int8"}, "'int8' runs on the CPU only"),
+        ("cpu", {"quantization": "fp8"}, "'fp8' needs a GPU; use 'int8' or 'int4'"),
+        ("cpu", {"quantization": "int8", "dtype": "bfloat16"}, "computes in float32 on the CPU"),
+        ("cpu", {"quantization": "stored", "dtype": "float16"}, "computes in float32 on the CPU"),
         ("cuda", {"attention_backend": "cpu"}, "'cpu' does not run on CUDA"),
         ("cuda", {"kv_cache_dtype": "float16"}, "does not go with the Triton kernels and a model in bfloat16"),
         ("cpu", {"attention_backend": "triton"}, "needs a CUDA device"),
@@ -108,6 +133,9 @@ def test_what_cannot_run_is_refused_with_what_can(device: str, options: dict[str
 def test_a_gpu_without_float8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an A100")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match="quantization 'fp8' needs a GPU that knows float8"):
+        chosen("cuda", quantization="fp8")
     with pytest.raises(ConfigError, match="an A100 does not; use 'int8'"):
         chosen("cuda", kv_cache_dtype="fp8")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))

@@ -13,8 +13,8 @@ import torch
 
 from headway.config import EngineConfig
 from headway.core.request import Request
+from headway.core.scheduler import create_scheduler
 from headway.core.scheduler_output import SchedulerOutput
-from headway.engine.kv_wiring import create_scheduler
 from headway.executor.local import LocalExecutor
 from headway.loader import open_checkpoint
 from headway.models.checkpoint import Checkpoint

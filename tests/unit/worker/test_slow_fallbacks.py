@@ -47,6 +47,7 @@ def test_what_is_fast_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_cuda_without_triton(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     chosen("cuda", "bfloat16")
     assert "there is no package triton" in said(caplog)
 

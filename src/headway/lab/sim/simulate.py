@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from headway.config import CacheConfig
 from headway.core import Request, RequestStatus, Scheduler, SchedulerOutput
+from headway.core.scheduler import create_scheduler
 from headway.engine.engine_core import CoreStep, EngineCore
-from headway.engine.kv_wiring import create_scheduler
 from headway.errors import ConfigError
 from headway.executor.simulated import SimulatedExecutor, StepTime, VirtualClock
 from headway.lab.bench.replay import Agenda

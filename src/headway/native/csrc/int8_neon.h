@@ -100,6 +100,14 @@ HW_INLINE void hw_block(const hw_int8_args *a, const int kind, const int rows, c
     }
 }
 
+/* These wrap around, which signed additions may not. */
+HW_INLINE int32x4_t hw_add(int32x4_t a, int32x4_t b) {
+    return vreinterpretq_s32_u32(vaddq_u32(vreinterpretq_u32_s32(a), vreinterpretq_u32_s32(b)));
+}
+HW_INLINE int32x4_t hw_subtract(int32x4_t a, int32x4_t b) {
+    return vreinterpretq_s32_u32(vsubq_u32(vreinterpretq_u32_s32(a), vreinterpretq_u32_s32(b)));
+}
+
 /* `rows` x 8 * pairs channels, half of them from `first` on, half from 8 + `first` on: those of the same bytes. Low codes
  * are unsigned and high ones signed, so a byte is 16 * high + low: the products with bytes, less those with low codes,
  * are those with 16 times the high ones. What codes are more or less than that is in what their sums start at. */
@@ -107,7 +115,7 @@ HW_INLINE void hw_nibble_block(const hw_int8_args *a, const int is_signed, const
                                const int first) {
     float32x4_t y[4][4], t[4][4];
     int32x4_t low_start = vdupq_n_s32(HW_START_BITS);
-    int32x4_t whole_start = vaddq_s32(low_start, vdupq_n_s32(HW_START_BITS_16));
+    int32x4_t whole_start = hw_add(low_start, vdupq_n_s32(HW_START_BITS_16));
     int64_t x_stride = a->groups * HW_GROUP, bytes = hw_record_bytes(a, HW_NIBBLES);
     HW_UNROLL
     for (int r = 0; r < rows; r++) {
@@ -127,7 +135,7 @@ HW_INLINE void hw_nibble_block(const hw_int8_args *a, const int is_signed, const
                 for (int p = 0; p < pairs; p++) {
                     int32x4_t more = vld1q_dup_s32(a->x_start + (r * a->groups + g) * 2 + half);
                     low[r][p] = is_signed ? vaddq_s32(low_start, more) : vld1q_s32(hw_sum_start);
-                    whole[r][p] = vaddq_s32(whole_start, more);
+                    whole[r][p] = hw_add(whole_start, more);
                 }
             }
             HW_UNROLL
@@ -156,7 +164,7 @@ HW_INLINE void hw_nibble_block(const hw_int8_args *a, const int is_signed, const
                 HW_UNROLL
                 for (int r = 0; r < rows; r++) {
                     int32x4_t sum = low[r][v % pairs];
-                    if (high) sum = vsubq_s32(whole[r][v % pairs], sum);
+                    if (high) sum = hw_subtract(whole[r][v % pairs], sum);
                     float32x4_t total = hw_sum(sum, high);
                     if (half == 0)
                         t[r][v] = vmulq_f32(total, sw);

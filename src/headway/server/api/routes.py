@@ -22,7 +22,6 @@ from starlette.types import Receive, Scope, Send
 from headway import __version__
 from headway.predict import PromptView
 from headway.rpc.messages import Delta, EngineReady
-from headway.server.admission.length_prediction import Forecast, forecast
 from headway.server.admission.scheduling import Scheduling, scheduling_of
 from headway.server.api.answer_writers import (
     ChatEvents,
@@ -45,7 +44,7 @@ from headway.server.api.answers import (
     json_response,
 )
 from headway.server.api.api_errors import ApiError, from_exception
-from headway.server.api.generation import Generation
+from headway.server.api.generation import Forecast, Generation, forecast
 from headway.server.api.jobs import Job, chat_job, completion_job, embedding_job
 from headway.server.api.prompts import Prompt
 from headway.server.api.requests import (

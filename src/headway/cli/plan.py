@@ -1,0 +1,127 @@
+"""`headway plan`: what a model takes in memory, and how much it can serve in how much of it, without loading it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+
+from headway.cli.flags import add_flags, chosen, engine_flags, memory_size, shape_defaults
+from headway.config import EngineConfig
+from headway.errors import ConfigError
+
+GPU_MEMORIES = (8, 12, 16, 24, 32, 40, 48, 80, 141)
+CPU_MEMORIES = (2, 4, 8, 16, 32, 64)
+"""GiB of devices that people have."""
+SHORT_REQUEST = 4096
+"""Tokens of a request that most services see, besides the longest."""
+_GIB = 2**30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="MODEL", help="As --model.")
+    parser.add_argument(
+        "--memory",
+        nargs="+",
+        type=memory_size,
+        metavar="SIZE",
+        help="Memory of the devices to plan for, e.g. 24GiB 80GiB. Default: the usual ones.",
+    )
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+    add_flags(parser, engine_flags())
+
+
+def run(arguments: argparse.Namespace) -> int:
+    options = chosen(arguments, engine_flags())
+    if arguments.name is not None and options.setdefault("model", arguments.name) != arguments.name:
+        raise ConfigError(f"Two models were named: {arguments.name} and {options['model']}.")
+    config = EngineConfig.from_options(**{**shape_defaults(options.get("model")), **options})
+    needs, title = _needs(config)
+    sizes = arguments.memory or [gib * _GIB for gib in (GPU_MEMORIES if needs.on_cuda else CPU_MEMORIES)]
+    rows = [_fit(size, needs, config) for size in sizes]
+    if arguments.json:
+        print(json.dumps({"model": title, **asdict(needs), "memory": [asdict(row) for row in rows]}, indent=2))
+    else:
+        _print(title, needs, rows)
+    return 0
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a model takes, in bytes."""
+
+    on_cuda: bool
+    formats: str
+    num_parameters: int
+    weight_bytes: int
+    working_bytes: int
+    """Of the largest step, and what the device's libraries take."""
+    kv_dtype: str
+    kv_bytes_per_token: int
+    max_model_len: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a device of some memory can serve."""
+
+    memory_bytes: int
+    kv_bytes: int
+    """What is left for keys and values; 0: the weights do not fit."""
+    num_tokens: int
+    num_full_requests: float
+    num_short_requests: float
+
+
+def _needs(config: EngineConfig) -> tuple[Needs, str]:
+    from headway.loader import open_checkpoint
+    from headway.loader.embedded import embedded_model_path
+    from headway.worker.formats import planned_formats
+    from headway.worker.memory_plan import bytes_per_token, estimated_weights, estimated_working_space, longest_request
+
+    model = config.model
+    checkpoint = open_checkpoint(model.model or str(embedded_model_path()), model.load_format, seed=model.seed)
+    shape = checkpoint.config
+    formats = planned_formats(config, shape)
+    longest = longest_request(model.max_model_len, shape)
+    needs = Needs(
+        on_cuda=formats.device.type == "cuda",
+        formats=str(formats),
+        num_parameters=shape.num_parameters,
+        weight_bytes=estimated_weights(checkpoint, formats, longest),
+        working_bytes=estimated_working_space(shape, formats, config.scheduler.resolve(formats.device.type)),
+        kv_dtype=formats.kv_format.name,
+        kv_bytes_per_token=bytes_per_token(shape, formats),
+        max_model_len=longest,
+    )
+    return needs, checkpoint.name
+
+
+def _fit(size: int, needs: Needs, config: EngineConfig) -> Fit:
+    usable = size * config.cache.gpu_memory_utilization if needs.on_cuda else size
+    left = max(0, int(usable) - needs.weight_bytes - needs.working_bytes)
+    tokens = left // needs.kv_bytes_per_token
+    return Fit(size, left, tokens, tokens / needs.max_model_len, tokens / min(SHORT_REQUEST, needs.max_model_len))
+
+
+def _print(title: str, needs: Needs, rows: list[Fit]) -> None:
+    short = min(SHORT_REQUEST, needs.max_model_len)
+    print(f"{title}: {needs.num_parameters / 1e9:.2f} billion parameters, {needs.formats}")
+    print(f"weights        {_gib(needs.weight_bytes)}")
+    print(f"working space  {_gib(needs.working_bytes)}")
+    print(f"KV cache       {needs.kv_bytes_per_token / 1024:9,.1f} KiB a token ({needs.kv_dtype})")
+    print(
+        f"\n{'memory':>11}{'for the cache':>16}{'tokens':>14}   requests of {needs.max_model_len:,} / {short:,} tokens"
+    )
+    for row in rows:
+        if not row.num_tokens:
+            print(f"{_gib(row.memory_bytes)}   the weights do not fit")
+            continue
+        print(
+            f"{_gib(row.memory_bytes)}{_gib(row.kv_bytes):>16}{row.num_tokens:>14,}   "
+            f"{row.num_full_requests:,.1f} / {row.num_short_requests:,.1f}"
+        )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:7,.2f} GiB"
