@@ -24,6 +24,8 @@ if SHARES_THE_CORES:  # threads of several workers would spin while they wait fo
 LONGEST = (
     "test_same_tokens_as_transformers.py",
     "integration/test_speculation.py",
+    "test_kernels_compile.py",
+    "test_quantized_weights.py",
     "test_scheduler_property.py",
     "test_engine_client.py",
     "test_server_attacks.py",
