@@ -58,6 +58,8 @@ BLOCK_SIZE = 16
 STEP_TOKENS = 1024
 LOGIT_ROWS = 128
 """Logits of so many tokens are held at once."""
+TALLY_ROWS = 16
+"""So few are compared at once that what is computed of them stays in caches."""
 
 Document = list[int]
 
@@ -337,7 +339,8 @@ def measure(name: str, checkpoint: Checkpoint, reference: Reference) -> str:
             rows = slice(begin, begin + LOGIT_ROWS)
             expected_logits = F.linear(expected[rows], reference.head)
             logits = expected_logits if decoder is None else decoder.logits(states[rows])
-            tally.add(logits, expected_logits, targets[rows])
+            for few in zip(*(part.split(TALLY_ROWS) for part in (logits, expected_logits, targets[rows])), strict=True):
+                tally.add(*few)
         done += len(targets)
         progress.after(states)
     return tally.row(name, 32 if decoder is None else bits_per_weight(decoder))

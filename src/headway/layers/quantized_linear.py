@@ -104,10 +104,11 @@ class QuantizedLinear(Linear):
                 self.weight.codes.t(),
                 scale_a=scales[:, None],
                 scale_b=self.weight.scales[None, :],
-                bias=self.bias,
-                out_dtype=dtype,
+                out_dtype=torch.bfloat16,  # it knows no float16 with a scale a row
                 use_fast_accum=True,
-            )
+            ).to(dtype)
+            if self.bias is not None:
+                product += self.bias
             return product if out is None else out.copy_(product)
         if out is None:
             out = torch.empty(len(codes), self.out_features, dtype=dtype, device=codes.device)

@@ -1,0 +1,91 @@
+"""`QuantizedLinear` in a layer: whichever way rows take, the sums are those of the float weights."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tests.triton_device import DEVICE, ON_GPU  # isort: split
+
+from headway.layers import LinearFactory
+from headway.layers.linear import Linear, TorchLinear
+from headway.layers.ops import DenseMlp, Ops, TorchOps
+from headway.layers.quantized_linear import QuantizedLinear
+from headway.layers.quantized_weight import QuantizedWeight, quantise, stacked
+from headway.layers.triton_ops import TritonOps
+from tests.unit.layers.test_quantized_gemm import random_rows, random_weight
+
+F32, BF16 = torch.float32, torch.bfloat16
+HIDDEN, INNER, EPS = 128, 256, 1e-5
+# Of activations in 8 bits, over four products; the interpreter cuts numbers off where a device rounds them.
+FP8_ERROR = 0.1 if ON_GPU else 0.25
+LARGEST_ERROR = {"fp8": FP8_ERROR, "fp8 blocks": FP8_ERROR, "int8": 0.05}
+KINDS = ["fp8", "fp8 blocks", "int8", "int4", "q4_1", "q6_k", "desc_act"]
+ROWS = [1, 5, 40, 70, 300] if ON_GPU else [1, 18]
+
+
+def step(ops: Ops, linears: list[Linear], norms: list[torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+    """Projection, its sum, the MLP and the next layer's projection: all ways that a residual takes."""
+    qkv, o, gate_up, down = linears
+    residual = x.clone()
+    first = ops.norm_linear(residual, None, norms[0], EPS, qkv)
+    delta = o.add_to(residual, first[:, :HIDDEN].contiguous(), next_norm=norms[1])
+    mlp = DenseMlp(gate_up, down)
+    delta = mlp.add_to(residual, delta, ops=ops, norm=norms[1], eps=EPS, next_norm=norms[0])
+    second = ops.norm_linear(residual, delta, norms[0], EPS, qkv)
+    return [first, second, residual]
+
+
+@pytest.mark.parametrize(("kind", "rows"), list(itertools.product(KINDS, ROWS)))
+def test_a_layers_sums(kind: str, rows: int) -> None:
+    shapes = [(HIDDEN + 64, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
+    weights = [random_weight(kind, *shape, seed=place) for place, shape in enumerate(shapes)]
+    has_bias = rows % 2 == 0
+    biases = [random_rows(1, shape[0], seed=place)[0] if has_bias else None for place, shape in enumerate(shapes)]
+    norms = [random_rows(1, HIDDEN, seed=place)[0].abs() + 0.5 for place in (7, 8)]
+    x = random_rows(rows, HIDDEN)
+    own: list[Linear] = [
+        QuantizedLinear(weight.to(DEVICE), bias, dtype=BF16) for weight, bias in zip(weights, biases, strict=True)
+    ]
+    exact: list[Linear] = [
+        TorchLinear(weight.dequantise().to(DEVICE), None if bias is None else bias.float())
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
+    expected = step(TorchOps(), exact, [norm.float() for norm in norms], x.float())
+    for got, wanted in zip(step(TritonOps(), own, norms, x), expected, strict=True):
+        assert float((got.float() - wanted).norm() / wanted.norm()) < LARGEST_ERROR.get(kind, 0.03)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int4", "q6_k", "desc_act"])
+def test_float32_is_exact(kind: str) -> None:
+    weight = random_weight(kind, 96, 256)
+    x = random_rows(5, 256, F32)
+    product = QuantizedLinear(weight.to(DEVICE), None, dtype=F32)(x)
+    assert torch.allclose(product, x @ weight.dequantise().to(DEVICE).T, rtol=1e-4, atol=1e-4)
+
+
+def test_the_factory_quantises_layers_and_leaves_the_output() -> None:
+    weight = torch.randn(64, 128, device=DEVICE)
+    for name in ("fp8", "int8", "int4"):
+        factory = LinearFactory(name, kernels="triton", device=DEVICE, dtype=BF16)
+        made = factory.linear(weight, None)
+        assert isinstance(made, QuantizedLinear) and made.num_bytes < 0.6 * weight.numel() * 2
+        assert not isinstance(factory.head(weight), QuantizedLinear)
+        assert isinstance(factory.head(quantise(weight, name)), QuantizedLinear)
+
+
+def test_formats_side_by_side() -> None:
+    """q and k of 4 bits beside v of 8 bits (Q4_K_M), and beside floats."""
+    four, eight = random_weight("q4_1", 32, 256), random_weight("q6_k", 16, 256)
+    both = stacked([four, eight, four])
+    assert isinstance(both, QuantizedWeight) and both.bits == 8 and both.tile == (1, 16)
+    wide = torch.cat([four.dequantise(), eight.dequantise(), four.dequantise()])
+    assert torch.allclose(both.dequantise(), wide, atol=1e-6)
+    same = stacked([four, four])
+    assert isinstance(same, QuantizedWeight) and same.bits == 4
+    assert isinstance(stacked([four, torch.zeros(8, 256)]), torch.Tensor)
+    assert isinstance(stacked([random_weight("fp8", 32, 256), eight]), torch.Tensor)
+    shuffled = [random_weight("desc_act", 32, 256, seed=seed) for seed in (1, 2)]
+    assert isinstance(stacked(shuffled), torch.Tensor)
