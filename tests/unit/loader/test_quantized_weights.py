@@ -250,9 +250,13 @@ def assert_greedy_tokens(path: Path, model: Any, num_tokens: int = 12, **options
         assert list(output.outputs[0].token_ids) == made[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("name", [*FORMATS, *GGUF_TYPES])
+# One of each layout that the kernels know.
+LAYOUTS = ["gptq desc_act", "awq", "int4", "int8", "fp8 rows", "fp8 blocks", "Q4_1", "Q4_K and Q6_K"]
+
+
+@pytest.mark.parametrize("name", [*FORMATS, *GGUF_TYPES] if ON_GPU else LAYOUTS)
 def test_tokens_with_weights_that_stay_codes(name: str, tmp_path: Path) -> None:
-    """On a GPU, or its kernels in the interpreter; there fewer tokens, since they are slow."""
+    """On a GPU, or its kernels in the interpreter; there less of it, since it is slow."""
     path, model = write_gguf(name, tmp_path) if name in GGUF_TYPES else write(name, tmp_path)
     options = {"attention_backend": "triton", "device": DEVICE.type}
     if ON_GPU:
