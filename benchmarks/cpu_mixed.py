@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("workload")
     parser.add_argument("--model", default=None, help="default: the embedded model")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", default="auto")
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3, help="runs of the mixed load; the best and all are printed")
@@ -40,6 +41,7 @@ def main() -> None:
     llm = LLM(
         options.model,
         dtype=options.dtype,
+        quantization=options.quantization,
         device="cpu",
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,

@@ -118,8 +118,8 @@ class AttentionBackend(ABC):
         """Whether the planned step is run by `run_qkv`; otherwise norm, rotation and cache write are left to `Ops`."""
         return False
 
-    def run_qkv(self, layer: int, qkv: Tensor, heads: Heads, norms: HeadNorms | None) -> Tensor:
-        """What `Ops.rope_write_kv` and `run` do, in one. qkv as there -> [num_tokens, num_heads * head_dim]."""
+    def run_qkv(self, layer: int, qkv: Tensor, positions: Tensor, heads: Heads, norms: HeadNorms | None) -> Tensor:
+        """What `Ops.rope_write_kv` and `run` do, in one. As there -> [num_tokens, num_heads * head_dim]."""
         raise NotImplementedError(f"{type(self).__name__} takes rotated queries")
 
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headway.attention.base import AttentionBackend, AttentionBatch
+from headway.attention.base import AttentionBackend, AttentionBatch, HeadNorms, Heads
 from headway.errors import ConfigError
 from headway.kv.layer_cache import LayerKVCache
-from headway.native.lib import NativeLibrary, check, load
+from headway.native.lib import MAX_HEAD_DIM, NativeLibrary, check, load
 
 # The values of `enum hw_kv_numbers` in csrc/headway.h.
 _KEY_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
@@ -56,6 +56,65 @@ class NativeKVCache(ctypes.Structure):
         )
 
 
+class NativeHeads(ctypes.Structure):
+    """`hw_heads` of csrc/headway.h: what stays the same in all calls of a layer, checked once."""
+
+    _fields_ = (
+        ("cos_sin", ctypes.c_void_p),
+        ("q_norm", ctypes.c_void_p),
+        ("k_norm", ctypes.c_void_p),
+        ("cache", ctypes.c_void_p),
+        ("block_size", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("eps", ctypes.c_float),
+    )
+
+    @staticmethod
+    def of(kv: LayerKVCache, heads: Heads, norms: HeadNorms | None) -> NativeHeads:
+        """Of one layer; ValueError for what the kernels cannot read."""
+        if heads.head_dim % 2 or heads.head_dim > MAX_HEAD_DIM:
+            raise ValueError(
+                f"heads of {heads.head_dim} elements: an even number of at most {MAX_HEAD_DIM} is possible"
+            )
+        check(heads.cos_sin, torch.float32, "cos_sin")
+        for norm in () if norms is None else (norms.q, norms.k):
+            if check(norm, torch.float32, "norm weight").numel() != heads.head_dim:
+                raise ValueError(f"norm weight has {norm.numel()} values for rows of {heads.head_dim}")
+        cache = NativeKVCache.of(kv)
+        made = NativeHeads(
+            heads.cos_sin.data_ptr(),
+            None if norms is None else norms.q.data_ptr(),
+            None if norms is None else norms.k.data_ptr(),
+            ctypes.addressof(cache),
+            kv.block_size,
+            heads.num_heads,
+            heads.num_kv_heads,
+            heads.head_dim,
+            heads.eps,
+        )
+        made.kept = cache
+        made.width = heads.qkv_size
+        made.made_of = (weakref.ref(kv), weakref.ref(heads), None if norms is None else weakref.ref(norms))
+        return made
+
+    def is_of(self, kv: LayerKVCache, heads: Heads, norms: HeadNorms | None) -> bool:
+        own_kv, own_heads, own_norms = self.made_of
+        return own_kv() is kv and own_heads() is heads and (None if own_norms is None else own_norms()) is norms
+
+    def check_step(self, qkv: Tensor, positions: Tensor, slot_mapping: Tensor) -> int:
+        """How many tokens the tensors of a step are of; ValueError if they do not fit."""
+        tokens, width = check(qkv, torch.float32, "qkv").shape
+        if width != self.width:
+            raise ValueError(f"qkv has {width} columns, the layer's heads take {self.width}")
+        if check(positions, torch.int64, "positions").numel() != tokens:
+            raise ValueError(f"{positions.numel()} positions for {tokens} tokens")
+        if check(slot_mapping, torch.int64, "slot_mapping").numel() != tokens:
+            raise ValueError(f"{slot_mapping.numel()} slots for {tokens} tokens")
+        return tokens
+
+
 class CpuAttention(AttentionBackend):
     """Plans work items once per step in C, and runs them for each layer."""
 
@@ -76,6 +135,8 @@ class CpuAttention(AttentionBackend):
             for tensor in layer.tensors:
                 functions.hw_advise_huge(tensor.data_ptr(), tensor.nbytes)
         self._run = functions.hw_attention_run
+        self._attend = functions.hw_attend
+        self._heads: list[NativeHeads | None] = [None] * len(kv_caches)
         self._set_plan = functions.hw_attention_plan_set
         self._plan = functions.hw_attention_plan_new(num_heads, cache.num_kv_heads, cache.head_dim, cache.block_size)
         if not self._plan:
@@ -111,6 +172,31 @@ class CpuAttention(AttentionBackend):
         )
         if failed:
             raise MemoryError("no memory for an attention plan")
+
+    @property
+    def takes_qkv(self) -> bool:
+        return True
+
+    def run_qkv(self, layer: int, qkv: Tensor, positions: Tensor, heads: Heads, norms: HeadNorms | None) -> Tensor:
+        """qkv [num_tokens, heads.qkv_size] -> [num_tokens, num_heads * head_dim]"""
+        native = self._heads[layer]
+        if native is None or not native.is_of(self.kv_caches[layer], heads, norms):
+            native = self._heads[layer] = NativeHeads.of(self.kv_caches[layer], heads, norms)
+        slots = self.batch.slot_mapping
+        tokens = native.check_step(qkv, positions, slots)
+        if tokens != self.batch.num_tokens:
+            raise ValueError(f"qkv has {tokens} rows for {self.batch.num_tokens} tokens")
+        out = torch.empty(tokens, self.num_heads * self._head_dim)
+        self._attend(
+            self._plan,
+            ctypes.addressof(native),
+            qkv.data_ptr(),
+            positions.data_ptr(),
+            slots.data_ptr(),
+            tokens,
+            out.data_ptr(),
+        )
+        return out
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         """q [num_tokens, num_heads, head_dim] -> [num_tokens, num_heads * head_dim]"""

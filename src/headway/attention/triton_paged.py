@@ -137,7 +137,7 @@ class TritonPagedAttention(AttentionBackend):
         is_decode = batch.num_single == batch.num_requests <= MAX_FUSED_REQUESTS
         return is_decode and self._columns == self._head_dim and not batch.rows_are_shared
 
-    def run_qkv(self, layer: int, qkv: Tensor, heads: Heads, norms: HeadNorms | None) -> Tensor:
+    def run_qkv(self, layer: int, qkv: Tensor, positions: Tensor, heads: Heads, norms: HeadNorms | None) -> Tensor:
         """qkv [num_tokens, (num_heads + 2 num_kv_heads) * head_dim] -> [num_tokens, num_heads * head_dim]"""
         out = torch.empty(len(qkv), self._num_heads * self._head_dim, dtype=qkv.dtype, device=qkv.device)
         self._decode(layer, qkv, out, heads, norms)

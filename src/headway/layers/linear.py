@@ -69,8 +69,8 @@ class Linear(ABC):
         """
         return self(x)
 
-    def takes_gates(self, num_rows: int) -> bool:
-        """Whether `add_gated_to` is a faster way for so many rows."""
+    def takes_gates(self, rows: Tensor) -> bool:
+        """Whether `add_gated_to` is a faster way for as many rows."""
         return False
 
     def add_gated_to(self, residual: Tensor, gate_up: Tensor) -> Delta:

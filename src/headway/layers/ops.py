@@ -148,7 +148,7 @@ class DenseMlp:
         return self.gate_up, self.down
 
     def add_to(self, residual: Tensor, delta: Delta, *, ops: Ops, norm: Tensor, eps: float, next_norm: Tensor) -> Delta:
-        if self.down.takes_gates(len(residual)):
+        if self.down.takes_gates(residual):
             return self.down.add_gated_to(residual, ops.norm_linear(residual, delta, norm, eps, self.gate_up))
         activated = ops.norm_swiglu(residual, delta, norm, eps, self.gate_up)
         return self.down.add_to(residual, activated, next_norm=next_norm)

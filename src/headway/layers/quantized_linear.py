@@ -74,8 +74,8 @@ class QuantizedLinear(Linear):
         residual.addmm_(self._ordered(x), gemm.dequantise(self.weight, x.dtype).t())
         return None
 
-    def takes_gates(self, num_rows: int) -> bool:
-        return num_rows > 1 and self._takes_codes(num_rows)
+    def takes_gates(self, rows: Tensor) -> bool:
+        return len(rows) > 1 and self._takes_codes(len(rows))
 
     def add_gated_to(self, residual: Tensor, gate_up: Tensor) -> Delta:
         return self._add_codes(residual, *gemm.quantise_rows(gate_up, self.weight.codes.dtype, silu=True))

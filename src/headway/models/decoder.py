@@ -116,7 +116,7 @@ class Decoder:
     ) -> Tensor:
         """Rotate, write keys and values, attend: in one where the backend can, for the step it has planned."""
         if attention.takes_qkv:
-            return attention.run_qkv(index, qkv, layer.heads, layer.head_norms)
+            return attention.run_qkv(index, qkv, positions, layer.heads, layer.head_norms)
         kv, slot_mapping = attention.kv_caches[index], attention.batch.slot_mapping
         return attention.run(
             index, self.ops.rope_write_kv(qkv, positions, slot_mapping, layer.heads, layer.head_norms, kv)

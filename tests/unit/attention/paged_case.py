@@ -157,7 +157,7 @@ class PagedCase:
         batch = self.batch(chosen)
         self.backend.plan(with_room(batch, extra) if extra else batch)
         assert self.backend.takes_qkv
-        out = self.backend.run_qkv(0, qkv, heads, norms)
+        out = self.backend.run_qkv(0, qkv, _int32(lasts), heads, norms)
         assert not self.backend._num_arrived.any()
         for request in chosen:
             got = out[request].view(1, shape.num_heads, -1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.attention.base import AttentionBatch, Heads
+from headway.attention.base import AttentionBatch, HeadNorms, Heads
 from headway.attention.cpu import CpuAttention
 from headway.errors import ConfigError
 from headway.kv.kv_format import FORMATS, KVFormat
@@ -272,3 +272,34 @@ def test_what_is_written_that_is_no_number_is_noticed(fast: NativeLibrary, where
     if math.isnan(value):  # a key that is infinite may have a weight of 0
         assert not out[:2].isfinite().all()
     assert out[2:].isfinite().all()
+
+
+@pytest.mark.parametrize("format", ALL, ids=lambda format: format.name)
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_in_one_call_or_in_two_it_is_the_same(library: NativeLibrary, format: KVFormat, has_norms: bool) -> None:
+    """A prompt of five tokens beside one token of another request: outputs and cache, to the last bit."""
+    heads = Heads(num_heads=4, num_kv_heads=2, head_dim=16, cos_sin=torch.randn(32, 16), eps=1e-6)
+    norms = HeadNorms(q=torch.rand(16) + 0.5, k=torch.rand(16) + 0.5) if has_norms else None
+    caches = [LayerKVCache.zeros(4, 2, 16, 8, dtype=format) for _ in range(2)]
+    qkv, positions = torch.randn(6, heads.qkv_size), torch.tensor([0, 1, 2, 3, 4, 2])
+    batch = AttentionBatch(
+        num_tokens=6,
+        num_requests=2,
+        max_query_len=5,
+        max_seq_len=5,
+        query_start=torch.tensor([0, 5, 6], dtype=torch.int32),
+        seq_lens=torch.tensor([5, 3], dtype=torch.int32),
+        block_table=torch.tensor([[1], [3]], dtype=torch.int32),
+        slot_mapping=torch.tensor([8, 9, 10, 11, 12, 26]),
+    )
+    one, two = (CpuAttention([cache], 4, library) for cache in caches)
+    one.plan(batch)
+    two.plan(batch)
+    q = NativeOps(library).rope_write_kv(qkv.clone(), positions, batch.slot_mapping, heads, norms, caches[1])
+    assert torch.equal(one.run_qkv(0, qkv.clone(), positions, heads, norms), two.run(0, q))
+    for own, other in zip(caches[0].tensors, caches[1].tensors, strict=True):
+        assert torch.equal(own.view(torch.uint8), other.view(torch.uint8))
+    with pytest.raises(ValueError, match="columns"):
+        one.run_qkv(0, qkv[:, :-1].contiguous(), positions, heads, norms)
+    with pytest.raises(ValueError, match="positions for 6 tokens"):
+        one.run_qkv(0, qkv, positions[:5], heads, norms)

@@ -228,3 +228,10 @@ void hw_attention_run(hw_attention_plan *plan, const float *q, const hw_kv_cache
     for (int64_t i = 0; i < plan->num_splits; i++) atomic_store(&plan->splits[i].remaining, plan->splits[i].parts);
     hw_parallel(attention_task, &job, plan->num_items);
 }
+
+void hw_attend(hw_attention_plan *plan, const hw_heads *layer, const float *qkv, const int64_t *positions,
+               const int64_t *slots, int64_t tokens, float *out) {
+    float *q = hw_scratch(HW_SCRATCH_QUERIES, (size_t)(tokens * layer->heads * layer->dim) * sizeof(float));
+    hw_rope_write_kv(layer, qkv, positions, slots, tokens, q);
+    hw_attention_run(plan, q, layer->cache, out);
+}

@@ -220,22 +220,20 @@ static void rope_task(void *context, int64_t item) {
     }
 }
 
-void hw_rope_write_kv(const float *qkv, const int64_t *positions, const float *cos_sin, const float *q_norm,
-                      const float *k_norm, float eps, const hw_kv_cache *cache, int64_t block_size,
-                      const int64_t *slots, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
-                      float *q_out) {
+void hw_rope_write_kv(const hw_heads *layer, const float *qkv, const int64_t *positions, const int64_t *slots,
+                      int64_t tokens, float *q_out) {
     rope_job job = {
-        .rows = {.x = qkv, .out = q_out, .eps = eps, .rows = tokens},
+        .rows = {.x = qkv, .out = q_out, .eps = layer->eps, .rows = tokens},
         .positions = positions,
         .slots = slots,
-        .cos_sin = cos_sin,
-        .q_norm = q_norm,
-        .k_norm = k_norm,
-        .cache = *cache,
-        .block_size = block_size,
-        .heads = heads,
-        .kv_heads = kv_heads,
-        .dim = dim,
+        .cos_sin = layer->cos_sin,
+        .q_norm = layer->q_norm,
+        .k_norm = layer->k_norm,
+        .cache = *layer->cache,
+        .block_size = layer->block_size,
+        .heads = layer->heads,
+        .kv_heads = layer->kv_heads,
+        .dim = layer->dim,
     };
-    run_rows(rope_task, &job.rows, (heads + 2 * kv_heads) * dim * 2);
+    run_rows(rope_task, &job.rows, (layer->heads + 2 * layer->kv_heads) * layer->dim * 2);
 }

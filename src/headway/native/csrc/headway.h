@@ -44,6 +44,7 @@ enum hw_scratch_slot {
     HW_SCRATCH_NORM,
     HW_SCRATCH_GATES,
     HW_SCRATCH_PACK,
+    HW_SCRATCH_QUERIES,
     HW_SCRATCH_ATTENTION,
     HW_SCRATCH_SAMPLING,
     HW_SCRATCH_SLOTS
@@ -89,10 +90,15 @@ enum hw_weights { HW_WEIGHTS_INT8, HW_WEIGHTS_INT4, HW_WEIGHTS_F32 };
 HW_EXPORT void hw_norm_linear(enum hw_weights kind, float *residual, const float *delta, const float *norm, float eps,
                               int64_t m, int64_t k, const void *packed, int64_t n, const float *bias, int is_gated,
                               float *y);
-HW_EXPORT void hw_rope_write_kv(const float *qkv, const int64_t *positions, const float *cos_sin, const float *q_norm,
-                                const float *k_norm, float eps, const hw_kv_cache *cache, int64_t block_size,
-                                const int64_t *slots, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
-                                float *q_out);
+/* A layer's heads, rotary table and cache: `NativeHeads` in headway/attention/cpu.py. */
+typedef struct {
+    const float *cos_sin, *q_norm, *k_norm; /* the norms may be NULL */
+    const hw_kv_cache *cache;
+    int64_t block_size, heads, kv_heads, dim;
+    float eps;
+} hw_heads;
+HW_EXPORT void hw_rope_write_kv(const hw_heads *layer, const float *qkv, const int64_t *positions, const int64_t *slots,
+                                int64_t tokens, float *q_out);
 
 typedef struct hw_attention_plan hw_attention_plan;
 HW_EXPORT hw_attention_plan *hw_attention_plan_new(int64_t heads, int64_t kv_heads, int64_t dim, int64_t block_size);
@@ -100,6 +106,9 @@ HW_EXPORT void hw_attention_plan_free(hw_attention_plan *plan);
 HW_EXPORT int hw_attention_plan_set(hw_attention_plan *plan, int64_t requests, const int32_t *query_start,
                                     const int32_t *seq_lens, const int32_t *block_table, int64_t table_stride);
 HW_EXPORT void hw_attention_run(hw_attention_plan *plan, const float *q, const hw_kv_cache *cache, float *out);
+/* hw_rope_write_kv, then hw_attention_run: with a few tokens, calls from Python take as long as the work. */
+HW_EXPORT void hw_attend(hw_attention_plan *plan, const hw_heads *layer, const float *qkv, const int64_t *positions,
+                         const int64_t *slots, int64_t tokens, float *out);
 
 /* kind: 0 = Q4_0, 1 = Q4_1, 2 = Q8_0 */
 HW_EXPORT void hw_dequantize(const uint8_t *raw, int kind, int64_t blocks, float *out);
