@@ -43,7 +43,6 @@ _MIN_GROUP, _MAX_GROUP = 16, 128
 _COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 _FP8_LARGEST = 448.0
 _INT8_LARGEST = 127.0
-_QUANTISE_BLOCK = 4096
 
 # Two words in a register: four registers with two floats of 128 + code (bfloat16) or 1024 + code (float16) each, less
 # what brings code 8 to zero.

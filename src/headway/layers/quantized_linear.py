@@ -83,7 +83,7 @@ class QuantizedLinear(Linear):
     def norm_linear(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
         if delta is None and self._is_one_row(residual) and self.weight.order is None:
             return gemm.one_row(residual, self.weight, self.bias, norm=norm, eps=eps)
-        if isinstance(delta, ScaledRows) and self._takes_scaled:
+        if isinstance(delta, ScaledRows) and self._takes_scaled(delta):
             return gemm.multiply_floats(delta.values, self.weight, self.bias, squares=delta.squares, eps=eps)[0]
         if not self._takes_codes(len(residual)):
             return None
@@ -123,10 +123,10 @@ class QuantizedLinear(Linear):
     def _ordered(self, x: Tensor) -> Tensor:
         return x if self.weight.order is None else x.index_select(1, self.weight.order)
 
-    @property
-    def _takes_scaled(self) -> bool:
-        """Whether rows with half a norm, which are few, are multiplied as they are."""
-        return self._is_direct and not self._multiplies_codes and self.weight.order is None
+    def _takes_scaled(self, rows: ScaledRows) -> bool:
+        """Whether rows with half a norm are multiplied as they are. Other kinds leave more of them, in other sizes."""
+        is_direct = self._is_direct and not self._multiplies_codes and self.weight.order is None
+        return is_direct and len(rows.values) <= gemm.MAX_SCALED_ROWS
 
     def _is_one_row(self, x: Tensor) -> bool:
         return self._is_direct and len(x) == 1 and not self.weight.is_int4

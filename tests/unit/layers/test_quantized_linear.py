@@ -14,7 +14,7 @@ from headway.layers.linear import Linear, TorchLinear
 from headway.layers.ops import DenseMlp, Ops, TorchOps
 from headway.layers.quantized_linear import QuantizedLinear
 from headway.layers.quantized_weight import QuantizedWeight, quantise, stacked
-from headway.layers.triton_ops import TritonOps
+from headway.layers.triton_ops import TritonLinear, TritonOps
 from tests.unit.layers.test_quantized_gemm import random_rows, random_weight
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -56,6 +56,28 @@ def test_a_layers_sums(kind: str, rows: int) -> None:
     expected = step(TorchOps(), exact, [norm.float() for norm in norms], x.float())
     for got, wanted in zip(step(TritonOps(), own, norms, x), expected, strict=True):
         assert float((got.float() - wanted).norm() / wanted.norm()) < LARGEST_ERROR.get(kind, 0.03)
+
+
+@pytest.mark.parametrize("rows", [9, 20])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_beside_layers_that_are_not_quantised(kind: str, rows: int) -> None:
+    """Which leave half a norm to the next layer too, and take it."""
+    shapes = [(HIDDEN + 64, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
+    weights = [random_weight(kind, *shape, seed=place) for place, shape in enumerate(shapes)]
+    floats = [weight.dequantise().to(DEVICE, BF16) for weight in weights]
+    codes = [QuantizedLinear(weight.to(DEVICE), None, dtype=BF16) for weight in weights]
+    norms = [torch.ones(HIDDEN, dtype=BF16, device=DEVICE)] * 2
+    x = random_rows(rows, HIDDEN)
+    expected = step(
+        TorchOps(), [TorchLinear(one.float()) for one in floats], [norm.float() for norm in norms], x.float()
+    )
+    for are_floats in ((False, True, False, False), (True, False, True, False), (False, True, False, True)):
+        mixed: list[Linear] = [
+            TritonLinear(own) if is_float else coded
+            for is_float, own, coded in zip(are_floats, floats, codes, strict=True)
+        ]
+        for got, wanted in zip(step(TritonOps(), mixed, norms, x), expected, strict=True):
+            assert float((got.float() - wanted).norm() / wanted.norm()) < 0.05
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int4", "q6_k", "desc_act"])
