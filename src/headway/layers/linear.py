@@ -81,6 +81,10 @@ class Linear(ABC):
         """self(norm of the residual), where one kernel does both; `delta` is taken as `Ops.norm` takes it."""
         return None
 
+    def norm_mlp(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float, down: Linear) -> Tensor | None:
+        """down(`norm_swiglu`), where one call does both."""
+        return None
+
     def norm_swiglu(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
         """`swiglu` of the norm of the residual, where one kernel does both."""
         return None

@@ -148,6 +148,9 @@ class DenseMlp:
         return self.gate_up, self.down
 
     def add_to(self, residual: Tensor, delta: Delta, *, ops: Ops, norm: Tensor, eps: float, next_norm: Tensor) -> Delta:
+        product = self.gate_up.norm_mlp(residual, delta, norm, eps, self.down)
+        if product is not None:
+            return product
         if self.down.takes_gates(residual):
             return self.down.add_gated_to(residual, ops.norm_linear(residual, delta, norm, eps, self.gate_up))
         activated = ops.norm_swiglu(residual, delta, norm, eps, self.gate_up)

@@ -8,6 +8,7 @@ fused multiply-adds in input order. Activations go in and come out as float32.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -20,6 +21,18 @@ from headway.layers.quantized_weight import QuantizedWeight, Weight
 from headway.native.lib import INT4_GROUP, RELEASE_LOCK_MACS, WEIGHT_KINDS, PackedWeight, check, pack_int8_rows
 
 _BLOCK_ROWS = 4096
+
+
+class NativeLinear(ctypes.Structure):
+    """`hw_linear` of csrc/headway.h. It keeps no tensor alive."""
+
+    _fields_ = (
+        ("packed", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+        ("kind", ctypes.c_int32),
+    )
 
 
 class PackedLinear(Linear):
@@ -35,9 +48,14 @@ class PackedLinear(Linear):
         self._bias_pointer = None if self._bias is None else self._bias.data_ptr()
         self._held = getattr(packed.library.held, packed.kernel)
         self._released = getattr(packed.library.released, packed.kernel)
-        self._kind = WEIGHT_KINDS.index(packed.kernel)
+        kind = WEIGHT_KINDS.index(packed.kernel)
+        self._native = NativeLinear(self._weight_pointer, self._bias_pointer, self.out_features, self.in_features, kind)
+        self._address = ctypes.addressof(self._native)
         self._norm_held = packed.library.held.hw_norm_linear
         self._norm_released = packed.library.released.hw_norm_linear
+        self._mlp_held = packed.library.held.hw_norm_mlp
+        self._mlp_released = packed.library.released.hw_norm_mlp
+        self._takes_rows_as_they_are = True
         self._long_rows = RELEASE_LOCK_MACS // (self.out_features * self.in_features) + 1
 
     @property
@@ -67,31 +85,54 @@ class PackedLinear(Linear):
     def norm_swiglu(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
         return self._after_norm(residual, delta, norm, eps, is_gated=True)
 
-    def _after_norm(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float, *, is_gated: bool) -> Tensor | None:
-        rows, columns = check(residual, torch.float32, "residual").shape
-        if columns != self.in_features or check(norm, torch.float32, "norm weight").numel() != columns:
-            raise ValueError(f"residual has {columns} columns, the layer takes {self.in_features}")
-        if isinstance(delta, ScaledRows):
+    def norm_mlp(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float, down: Linear) -> Tensor | None:
+        if not isinstance(down, PackedLinear) or isinstance(delta, ScaledRows):
             return None
-        if delta is not None and check(delta, torch.float32, "delta").shape != residual.shape:
-            raise ValueError(f"delta has shape {tuple(delta.shape)}, residual {tuple(residual.shape)}")
-        product = torch.empty(rows, self.out_features // 2 if is_gated else self.out_features)
-        run = self._norm_released if rows >= self._long_rows else self._norm_held
+        if not (self._takes_rows_as_they_are and down._takes_rows_as_they_are):
+            return None
+        rows = self._check(residual, delta, norm)
+        if 2 * down.in_features != self.out_features:
+            raise ValueError(f"{self.out_features} gates and values for a layer of {down.in_features} inputs")
+        product = torch.empty(rows, down.out_features)
+        run = self._mlp_released if rows >= self._long_rows else self._mlp_held
         run(
-            self._kind,
+            self._address,
+            down._address,
             residual.data_ptr(),
             None if delta is None else delta.data_ptr(),
             norm.data_ptr(),
             eps,
             rows,
-            columns,
-            self._weight_pointer,
-            self.out_features,
-            self._bias_pointer,
+            product.data_ptr(),
+        )
+        return product
+
+    def _after_norm(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float, *, is_gated: bool) -> Tensor | None:
+        if isinstance(delta, ScaledRows) or not self._takes_rows_as_they_are:
+            return None
+        rows = self._check(residual, delta, norm)
+        product = torch.empty(rows, self.out_features // 2 if is_gated else self.out_features)
+        run = self._norm_released if rows >= self._long_rows else self._norm_held
+        run(
+            self._address,
+            residual.data_ptr(),
+            None if delta is None else delta.data_ptr(),
+            norm.data_ptr(),
+            eps,
+            rows,
             is_gated,
             product.data_ptr(),
         )
         return product
+
+    def _check(self, residual: Tensor, delta: Tensor | None, norm: Tensor) -> int:
+        """How many rows there are; ValueError for what the kernels would read wrongly."""
+        rows, columns = check(residual, torch.float32, "residual").shape
+        if columns != self.in_features or check(norm, torch.float32, "norm weight").numel() != columns:
+            raise ValueError(f"residual has {columns} columns, the layer takes {self.in_features}")
+        if delta is not None and check(delta, torch.float32, "delta").shape != residual.shape:
+            raise ValueError(f"delta has shape {tuple(delta.shape)}, residual {tuple(residual.shape)}")
+        return int(rows)
 
 
 class Int8Linear(PackedLinear):
@@ -116,6 +157,7 @@ class Int4Linear(PackedLinear):
         packed = native.pack_int4(rows.codes.contiguous(), rows.scales, rows.offsets, is_signed=rows.lowest < 0)
         super().__init__(packed, None if bias is None else _float32(bias))
         self._order = order
+        self._takes_rows_as_they_are = order is None
 
     @staticmethod
     def takes(weight: QuantizedWeight) -> bool:
@@ -130,9 +172,6 @@ class Int4Linear(PackedLinear):
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         return super().__call__(x if self._order is None else x.index_select(1, self._order), out)
-
-    def _after_norm(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float, *, is_gated: bool) -> Tensor | None:
-        return super()._after_norm(residual, delta, norm, eps, is_gated=is_gated) if self._order is None else None
 
 
 class Float32Linear(PackedLinear):

@@ -48,3 +48,22 @@ def test_wrong_inputs_are_refused(fast: NativeLibrary) -> None:
     ):
         with pytest.raises(ValueError):
             layer.norm_linear(residual, delta, weight, 1e-5)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 70])
+def test_an_mlp_is_its_steps(fast: NativeLibrary, rows: int) -> None:
+    norm = torch.rand(96)
+    up, back = torch.randn(128, 96), torch.randn(96, 64)
+    for gate_up, down in (
+        (Int8Linear(up, torch.randn(128)), Int8Linear(back)),
+        (Int4Linear(quantise(up, "int4")), Int8Linear(back, torch.randn(96))),
+        (Float32Linear(up), Float32Linear(back)),
+    ):
+        residual, delta = torch.randn(rows, 96), torch.randn(rows, 96)
+        residuals = [residual.clone(), residual.clone()]
+        activated = gate_up.norm_swiglu(residuals[0], delta, norm, 1e-5)
+        product = gate_up.norm_mlp(residuals[1], delta, norm, 1e-5, down)
+        assert activated is not None and product is not None
+        assert torch.equal(product, down(activated)) and torch.equal(residuals[0], residuals[1])
+    with pytest.raises(ValueError, match="128 gates and values for a layer of 96 inputs"):
+        Int8Linear(up).norm_mlp(torch.randn(2, 96), None, norm, 1e-5, Int8Linear(torch.randn(8, 96)))

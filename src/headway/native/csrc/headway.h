@@ -43,6 +43,7 @@ enum hw_scratch_slot {
     HW_SCRATCH_TILE,
     HW_SCRATCH_NORM,
     HW_SCRATCH_GATES,
+    HW_SCRATCH_ACTIVATED,
     HW_SCRATCH_PACK,
     HW_SCRATCH_QUERIES,
     HW_SCRATCH_ATTENTION,
@@ -85,11 +86,20 @@ HW_EXPORT void hw_rms_norm(const float *x, const float *weight, float eps, int64
 HW_EXPORT void hw_add_rms_norm(const float *x, float *residual, const float *weight, float eps, int64_t rows,
                                int64_t width, float *out);
 HW_EXPORT void hw_silu_mul(const float *gate_up, int64_t rows, int64_t width, float *out);
-/* residual += delta (may be NULL); y = linear(norm of residual), or the gated half of that. */
 enum hw_weights { HW_WEIGHTS_INT8, HW_WEIGHTS_INT4, HW_WEIGHTS_F32 };
-HW_EXPORT void hw_norm_linear(enum hw_weights kind, float *residual, const float *delta, const float *norm, float eps,
-                              int64_t m, int64_t k, const void *packed, int64_t n, const float *bias, int is_gated,
-                              float *y);
+/* `NativeLinear` in headway/layers/packed_linear.py. */
+typedef struct {
+    const void *packed;
+    const float *bias; /* may be NULL */
+    int64_t n, k;
+    int32_t kind; /* enum hw_weights */
+} hw_linear;
+/* residual += delta (may be NULL); y = linear(norm of residual), or the gated half of that. */
+HW_EXPORT void hw_norm_linear(const hw_linear *linear, float *residual, const float *delta, const float *norm, float eps,
+                              int64_t m, int is_gated, float *y);
+/* The same with gates, and a second linear layer behind them. */
+HW_EXPORT void hw_norm_mlp(const hw_linear *gate_up, const hw_linear *down, float *residual, const float *delta,
+                           const float *norm, float eps, int64_t m, float *y);
 /* A layer's heads, rotary table and cache: `NativeHeads` in headway/attention/cpu.py. */
 typedef struct {
     const float *cos_sin, *q_norm, *k_norm; /* the norms may be NULL */
