@@ -113,9 +113,14 @@ class LinearFactory:
         return self._make(weight, bias)
 
     def head(self, weight: Weight) -> Linear:
-        """The layer that makes logits. On CUDA it is quantised only if the checkpoint's is."""
+        """The layer that makes logits, which suffers most from few bits. On CUDA it is quantised only if the
+        checkpoint's is; on a CPU, to 8 bits at least."""
         if self._make == self._triton and isinstance(weight, Tensor):
             return self._float(weight, None)
+        if self._make == self._native and self._quantization == "int4" and isinstance(weight, Tensor):
+            from headway.layers.packed_linear import Int8Linear
+
+            return Int8Linear(weight)
         return self._make(weight, None)
 
     def _native(self, weight: Weight, bias: Tensor | None) -> Linear:

@@ -171,17 +171,18 @@ def estimated_weights(checkpoint: Checkpoint, formats: Formats, max_model_len: i
         if formats.keeps_stored and name in checkpoint.quantized:
             total += checkpoint.index[name].num_bytes
         elif formats.quantization != "none" and not (is_head and on_cuda):
-            total += int(num * _code_bytes(formats, shape[1]))
+            quantization = "int8" if is_head else formats.quantization
+            total += int(num * _code_bytes(quantization, shape[1], on_cuda=on_cuda))
         elif not (name == EMBEDDING and on_cuda):  # a tied head is the table itself
             total += num * float_bytes
     return total
 
 
-def _code_bytes(formats: Formats, num_inputs: int) -> float:
+def _code_bytes(quantization: str, num_inputs: int, *, on_cuda: bool) -> float:
     """Of one weight, with its share of scales."""
-    if formats.device.type != "cuda":
-        return 1 + 4 / 64 if formats.quantization == "int8" else 0.5 + 4 / 32
-    if formats.quantization == "int4":
+    if not on_cuda:
+        return 1 + 4 / 64 if quantization == "int8" else 0.5 + 4 / 32
+    if quantization == "int4":
         return 0.5 + 2 / next((size for size in (128, 64, 32) if num_inputs % size == 0), num_inputs) + 4 / num_inputs
     return 1 + 4 / num_inputs
 
