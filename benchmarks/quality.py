@@ -90,18 +90,38 @@ def rounded_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     return (codes.to(FP8).float() if dtype == FP8 else codes.add_(0.5).floor_()).mul_(scales)
 
 
+class Bfloat16Linear(TorchLinear):
+    """Weight, activations and product rounded to bfloat16. On a CPU without such units torch itself takes minutes."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight.bfloat16().float(), bias)
+
+    @property
+    def num_bytes(self) -> int:
+        """As bfloat16."""
+        return self.weight.numel() * 2
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        product = super().__call__(x.bfloat16().float()).bfloat16().float()
+        return product if out is None else out.copy_(product)
+
+
 class EmulatedFactory(LinearFactory):
-    """Layers as CUDA's, on the CPU."""
+    """Layers as CUDA's, on the CPU; not quantised ones in bfloat16."""
 
     def __init__(self, quantization: str, **options: Any) -> None:
         super().__init__(quantization, **options)
         self._format = quantization
 
     def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
-        return EmulatedLinear(quantise(dequantised(weight), self._format), bias)
+        numbers = dequantised(weight)
+        if self._format == "none":
+            return Bfloat16Linear(numbers, bias)
+        return EmulatedLinear(quantise(numbers, self._format), bias)
 
     def head(self, weight: Weight) -> Linear:
-        return TorchLinear(dequantised(weight))
+        numbers = dequantised(weight)
+        return Bfloat16Linear(numbers, None) if self._format == "none" else TorchLinear(numbers)
 
 
 def load_emulated(checkpoint: Checkpoint, *, quantization: str) -> Decoder:
@@ -123,7 +143,10 @@ def _loaded(**options: Any) -> Callable[[Checkpoint], Decoder]:
 
 FORMATS = {
     "float32": Format("the reference", _loaded(ops="torch")),
-    "bfloat16": Format("weights, activations, keys, values and logits", _loaded(dtype=torch.bfloat16, ops="torch")),
+    "bfloat16": Format(
+        "weights, activations and products; emulated as the gpu formats",
+        functools.partial(load_emulated, quantization="none"),
+    ),
     "gpu-fp8": Format(
         "e4m3 with a scale for each output; activations e4m3 with a scale for each row",
         functools.partial(load_emulated, quantization="fp8"),
@@ -141,7 +164,7 @@ FORMATS = {
         _loaded(quantization="int8", ops="native"),
     ),
     "cpu-int4": Format(
-        "the CPU kernels: a scale for each output and 32 inputs; activations int8; the head too",
+        "the CPU kernels: a scale for each output and 32 inputs; activations int8; the head as cpu-int8",
         _loaded(quantization="int4", ops="native"),
     ),
     "cpu-stored": Format(
