@@ -88,7 +88,9 @@ def test_other_codes_become_int8_or_floats(weight: QuantizedWeight) -> None:
 
 def test_float_weights_become_what_was_asked_for() -> None:
     weight = torch.randn(48, 192)
-    layers = {name: factory(name).head(weight) for name in ("none", "int8", "int4")}
+    layers = {name: factory(name).linear(weight, None) for name in ("none", "int8", "int4")}
+    heads = [type(factory(name).head(weight)) for name in ("none", "int8", "int4")]
+    assert heads == [Float32Linear, Int8Linear, Int8Linear]
     assert [type(layer) for layer in layers.values()] == [Float32Linear, Int8Linear, Int4Linear]
     errors = [error(layer, weight) for layer in layers.values()]
     assert errors[0] < 1e-6 and errors[1] < 0.012 and 0.02 < errors[2] < 0.12
