@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from dataclasses import asdict, dataclass
 
-from headway.cli.flags import add_flags, chosen, engine_flags, memory_size, shape_defaults
+from headway.cli.flags import FlagSpec, add_flags, chosen, engine_flags, memory_size, shape_defaults
 from headway.config import EngineConfig
 from headway.errors import ConfigError
 
@@ -16,6 +17,11 @@ CPU_MEMORIES = (2, 4, 8, 16, 32, 64)
 SHORT_REQUEST = 4096
 """Tokens of a request that most services see, besides the longest."""
 _GIB = 2**30
+_OPTIONS = (
+    "model", "draft_model", "load_format", "dtype", "quantization", "max_model_len", "gpu_memory_utilization",
+    "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "speculation", "max_draft_tokens", "device",
+)  # fmt: skip
+"""Of the engine's, those that a plan depends on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,11 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Memory of the devices to plan for, e.g. 24GiB 80GiB. Default: the usual ones.",
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-    add_flags(parser, engine_flags())
+    add_flags(parser, _flags())
+
+
+def _flags() -> list[FlagSpec]:
+    return [dataclasses.replace(spec, is_engines=False) for spec in engine_flags() if spec.name in _OPTIONS]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options = chosen(arguments, engine_flags())
+    options = chosen(arguments, _flags())
     if arguments.name is not None and options.setdefault("model", arguments.name) != arguments.name:
         raise ConfigError(f"Two models were named: {arguments.name} and {options['model']}.")
     config = EngineConfig.from_options(**{**shape_defaults(options.get("model")), **options})
@@ -80,21 +90,24 @@ def _needs(config: EngineConfig) -> tuple[Needs, str]:
     from headway.worker.memory_plan import bytes_per_token, estimated_weights, estimated_working_space, longest_request
 
     model = config.model
-    checkpoint = open_checkpoint(model.model or str(embedded_model_path()), model.load_format, seed=model.seed)
+    checkpoint = open_checkpoint(model.model or str(embedded_model_path()), model.load_format)
     shape = checkpoint.config
     formats = planned_formats(config, shape)
     longest = longest_request(model.max_model_len, shape)
+    both = [checkpoint]
+    if model.draft_model is not None:
+        both.append(open_checkpoint(model.draft_model, model.load_format))
     needs = Needs(
         on_cuda=formats.device.type == "cuda",
         formats=str(formats),
-        num_parameters=shape.num_parameters,
-        weight_bytes=estimated_weights(checkpoint, formats, longest),
+        num_parameters=sum(one.config.num_parameters for one in both),
+        weight_bytes=sum(estimated_weights(one, formats, longest) for one in both),
         working_bytes=estimated_working_space(shape, formats, config.scheduler.resolve(formats.device.type)),
         kv_dtype=formats.kv_format.name,
-        kv_bytes_per_token=bytes_per_token(shape, formats),
+        kv_bytes_per_token=sum(bytes_per_token(one.config, formats) for one in both),
         max_model_len=longest,
     )
-    return needs, checkpoint.name
+    return needs, " and ".join(one.name for one in both)
 
 
 def _fit(size: int, needs: Needs, config: EngineConfig) -> Fit:

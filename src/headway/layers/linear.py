@@ -26,7 +26,9 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-QUANTIZATION_NAMES = ("none", "fp8", "int8", "int4")
+from headway.layers.quantized_weight import ONLINE_FORMATS
+
+QUANTIZATION_NAMES = ("none", *ONLINE_FORMATS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """`QuantizedLinear`: a linear layer on CUDA whose weight stays codes and scales. Its products, by measurement:
 
     rows            FP8, INT8 with a scale an output        codes with scales of groups (INT4, GGUF)
-    1               floats × codes, with norm, gate, sum    the same
-    few             rows become codes; codes × codes        floats × codes
+    1               floats × codes, with norm, gate, sum    the same of bytes; words as few
+    few             rows become codes; codes × codes        floats × codes; up to 16 rows with half a norm
     many            FP8: torch's own; INT8: as few, or      the weight becomes floats first; cuBLAS
                     the weight becomes floats first
 

@@ -170,6 +170,7 @@ class _Reader:
         self._dtype = dtype
         self._progress = progress
         self._num_bytes_read = 0
+        self._names_read: set[str] = set()
         self._num_bytes = sum(checkpoint.index[name].num_bytes for name in expected_tensors(checkpoint.config))
 
     def tensor(self, name: str) -> Tensor:
@@ -182,7 +183,7 @@ class _Reader:
 
     def weight(self, name: str) -> Weight:
         """As `tensor`, or as codes and scales where it is stored and wanted so."""
-        if not self.factory.keeps_stored or name not in self._checkpoint.quantized:
+        if not self.stays_stored(name):
             return self.tensor(name)
         weight = self._checkpoint.read_weight(name, device=self.device)
         assert isinstance(weight, QuantizedWeight), name
@@ -192,7 +193,14 @@ class _Reader:
                 self._refuse(name, part)
         return weight.to(self.device)
 
+    def stays_stored(self, name: str) -> bool:
+        """Whether a weight is stored, and wanted, as codes and scales."""
+        return self.factory.keeps_stored and name in self._checkpoint.quantized
+
     def _count(self, name: str) -> None:
+        if name in self._names_read:
+            return  # a tied table, as floats and as the output layer's codes
+        self._names_read.add(name)
         self._num_bytes_read += self._checkpoint.index[name].num_bytes
         if self._progress is not None:
             self._progress(self._num_bytes_read, self._num_bytes)
@@ -210,7 +218,7 @@ class _Reader:
     def linear(self, *names: str, bias: bool) -> Linear:
         """One Linear from the projections `names`, their outputs side by side."""
         weights = [f"{name}.weight" for name in names]
-        is_stored = self.factory.keeps_stored and any(name in self._checkpoint.quantized for name in weights)
+        is_stored = any(self.stays_stored(name) for name in weights)
         weight = stacked([self.weight(name) for name in weights]) if is_stored else self._stacked(weights)
         return self.factory.linear(weight, self._stacked([f"{name}.bias" for name in names]) if bias else None)
 
@@ -236,10 +244,9 @@ def _assemble(config: DecoderConfig, reader: _Reader, ops: Ops, num_positions: i
     )
     layers = [_assemble_layer(config, reader, f"model.layers.{index}.", heads) for index in range(config.num_layers)]
     norm = reader.tensor(FINAL_NORM)
-    head = reader.weight(EMBEDDING if config.tie_embeddings else LM_HEAD)
-    if config.tie_embeddings and not isinstance(head, QuantizedWeight):
-        head = embedding
-    lm_head = reader.factory.head(head)
+    head = EMBEDDING if config.tie_embeddings else LM_HEAD
+    is_table = config.tie_embeddings and not reader.stays_stored(head)
+    lm_head = reader.factory.head(embedding if is_table else reader.weight(head))
     return Decoder(
         config,
         ops=ops,

@@ -183,7 +183,9 @@ def _code_bytes(quantization: str, num_inputs: int, *, on_cuda: bool) -> float:
     if not on_cuda:
         return 1 + 4 / 64 if quantization == "int8" else 0.5 + 4 / 32
     if quantization == "int4":
-        return 0.5 + 2 / next((size for size in (128, 64, 32) if num_inputs % size == 0), num_inputs) + 4 / num_inputs
+        from headway.layers.quantized_weight import INT4_GROUPS
+
+        return 0.5 + 2 / next((size for size in INT4_GROUPS if num_inputs % size == 0), num_inputs) + 4 / num_inputs
     return 1 + 4 / num_inputs
 
 

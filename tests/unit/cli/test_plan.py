@@ -81,3 +81,18 @@ def test_two_models_and_none_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "a", "--model", "b"]) != 0
     assert "Two models were named" in capsys.readouterr().err
     assert main(["plan", "./nowhere", "--device", "cpu"]) != 0
+
+
+def test_a_draft_model_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ("llama31-8b", "--load-format", "dummy", "--device", "cuda")
+    alone = planned(capsys, *shape)
+    both = planned(capsys, *shape, "--speculation", "draft", "--draft-model", "qwen3-0.6b")
+    small = planned(capsys, "qwen3-0.6b", *shape[1:])
+    assert both["kv_bytes_per_token"] == alone["kv_bytes_per_token"] + small["kv_bytes_per_token"]
+    assert both["weight_bytes"] > alone["weight_bytes"] + 1e9
+
+
+def test_what_a_plan_does_not_depend_on_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--num-kv-blocks", "7"])
+    assert "--num-kv-blocks" in capsys.readouterr().err

@@ -190,3 +190,13 @@ def test_weights_too_large_for_the_dtype_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match=rf"tensor {name} has values that float16 cannot hold; use dtype 'bfloat16'"):
         load(folder, dtype=torch.float16)
     load(folder, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("keeps_stored", [False, True])
+def test_a_tied_table_counts_once(tmp_path: Path, keeps_stored: bool) -> None:
+    """Also where the output layer reads its codes beside the floats of the embedding."""
+    model = hf_model("llama_tied")
+    path = save_gguf(model, tmp_path / "m.gguf", quantization=gguf.GGMLQuantizationType.Q8_0)
+    checkpoint, seen = open_checkpoint(path), []
+    load_decoder(checkpoint, quantization="int8", keeps_stored=keeps_stored, progress=lambda *at: seen.append(at))
+    assert seen[-1] == (checkpoint.num_bytes, checkpoint.num_bytes)
