@@ -22,6 +22,7 @@ import torch.nn.functional as F
 
 from headway.layers import quantized_gemm as gemm
 from headway.layers.quantized_weight import FP8, quantise
+from headway.layers.skinny_gemm import one_row
 
 SHAPES = {
     "8b": [(6144, 4096, "norm"), (4096, 4096, "add"), (28672, 4096, "swiglu"), (4096, 14336, "add")],
@@ -113,7 +114,7 @@ def runs(kind: str, num_outputs: int, num_inputs: int, form: str, rows: int, cop
         }[form]
         if kind != "int4":
             for blocks in ONE_ROW_BYTES:
-                found["one", blocks] = lambda i, b=blocks: gemm.one_row(x, own[i % copies], None, blocks=b, **extra)
+                found["one", blocks] = lambda i, b=blocks: one_row(x, own[i % copies], None, blocks=b, **extra)
     if kind == "int4":
         more: dict[str, Any] = {"out": out}
         if rows <= 64 and form == "add":

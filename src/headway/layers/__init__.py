@@ -127,7 +127,7 @@ class LinearFactory:
         from headway.layers.packed_linear import Float32Linear, Int4Linear, Int8Linear
 
         if self._quantization == "int4" and isinstance(weight, Tensor):
-            weight = quantise(weight, "int4", int4_groups=(32,))  # the kernels have a scale for each 32 anyway
+            weight = quantise(weight, "int4", groups=(32,))  # the kernels have a scale for each 32 anyway
         if isinstance(weight, QuantizedWeight) and Int4Linear.takes(weight):
             return Int4Linear(weight, bias)
         if self._quantization == "none":

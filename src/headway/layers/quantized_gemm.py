@@ -1,6 +1,5 @@
 """Matmuls with quantised weights, in Triton; and what turns rows into codes, and codes back into a float weight.
 
-    one_row      a row of floats × codes of 8 bits        on the plain arithmetic units, as in `skinny_gemm`
     codes        rows of codes × codes of 8 bits          on the matrix units: FP8 × FP8 or INT8 × INT8
     floats       rows of floats × codes of 4 or 8 bits    codes become floats in registers
 
@@ -40,7 +39,7 @@ MAX_SCALED_ROWS = 16
 _MAX_SPLITS = 8
 _MAX_SPLIT_OUTPUTS = 8192
 _MIN_GROUP, _MAX_GROUP = 16, 128
-_COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
+COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 _FP8_LARGEST = 448.0
 _INT8_LARGEST = 127.0
 
@@ -73,7 +72,7 @@ _PLANES_F16 = tl.constexpr(
 @triton.jit
 def _planes(words, DTYPE: tl.constexpr):
     """[.., PLANE] words → the four planes of code - 8 in DTYPE (in float32 where the interpreter runs)."""
-    if _COMPILED:
+    if COMPILED:
         if tl.bfloat16 == DTYPE:
             p0, p1, p2, p3 = tl.inline_asm_elementwise(
                 _PLANES_BF16, "=&r,=&r,=&r,=&r,r", [words],
@@ -96,81 +95,13 @@ def _planes(words, DTYPE: tl.constexpr):
 @triton.jit
 def _operand(tile):
     """Without a matrix unit, in the interpreter: float32, which knows no product of bfloat16 or of float8."""
-    return tile if _COMPILED else tile.to(tl.float32)
+    return tile if COMPILED else tile.to(tl.float32)
 
 
 @triton.jit
 def _group(base, group, N, n, n_mask):
     """Scales or offsets of a group, for outputs n."""
     return tl.load(base + group * N + n, mask=n_mask, other=0.0).to(tl.float32)
-
-
-# ---- one row --------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def quantized_row_kernel(
-    out, x, weight, scales, group_scales, group_offsets, bias, norm, residual, eps, N,
-    K: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWIGLU: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    """out [N], of codes of 8 bits. With SWIGLU the weight has 2 N rows: gates, then values.
-
-    GROUP: inputs in a group, 0 without group scales; `group_scales` [groups, rows of the weight] and the offsets are
-    times that row's scale.
-    """
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    n_mask = n < N
-    products = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    products_up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    squares = tl.zeros([BLOCK_K], tl.float32)
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        k = start + tl.arange(0, BLOCK_K)
-        k_mask = k < K
-        value = tl.load(x + k, mask=k_mask, other=0.0).to(tl.float32)
-        if norm is not None:
-            squares += value * value
-            value *= tl.load(norm + k, mask=k_mask, other=0.0).to(tl.float32)
-        mask = n_mask[:, None] & k_mask[None, :]
-        at = weight + n.to(tl.int64)[:, None] * K + k[None, :]
-        codes = tl.load(at, mask=mask, other=0.0)
-        if SWIGLU:
-            codes_up = tl.load(at + tl.cast(N, tl.int64) * K, mask=mask, other=0.0)
-            up = _of_groups(codes_up, group_scales, group_offsets, n + N, k, mask, 2 * N, GROUP)
-            products_up += up * value[None, :]
-            gates = _of_groups(codes, group_scales, group_offsets, n, k, mask, 2 * N, GROUP)
-            products += gates * value[None, :]
-        else:
-            products += _of_groups(codes, group_scales, group_offsets, n, k, mask, N, GROUP) * value[None, :]
-    result = tl.sum(products, 1) * tl.load(scales + n, mask=n_mask, other=0.0)
-    up_result = tl.sum(products_up, 1)
-    if SWIGLU:
-        up_result *= tl.load(scales + N + n, mask=n_mask, other=0.0)
-    if norm is not None:
-        inverse_rms = tl.rsqrt(tl.sum(squares, 0) / K + eps)
-        result *= inverse_rms
-        up_result *= inverse_rms
-    if bias is not None:
-        result += tl.load(bias + n, mask=n_mask, other=0.0).to(tl.float32)
-        if SWIGLU:
-            up_result += tl.load(bias + N + n, mask=n_mask, other=0.0).to(tl.float32)
-    if SWIGLU:
-        result = result * tl.sigmoid(result) * up_result
-    if residual is not None:
-        result += tl.load(residual + n, mask=n_mask, other=0.0).to(tl.float32)
-    tl.store(out + n, result.to(out.dtype.element_ty), mask=n_mask)
-
-
-@triton.jit
-def _of_groups(codes, group_scales, group_offsets, n, k, mask, N, GROUP: tl.constexpr):
-    """Codes [BLOCK_N, BLOCK_K] as floats, but for the scales of outputs."""
-    weight = codes.to(tl.float32)
-    if GROUP > 0:
-        places = (k // GROUP)[None, :] * N + n[:, None]
-        weight *= tl.load(group_scales + places, mask=mask, other=0.0).to(tl.float32)
-        if group_offsets is not None:
-            weight += tl.load(group_offsets + places, mask=mask, other=0.0).to(tl.float32)
-    return weight
 
 
 # ---- several rows ---------------------------------------------------------------------------------------------------
@@ -404,7 +335,7 @@ def floats_kernel(
         for step in tl.range(0, K_PART, BLOCK_K, num_stages=STAGES):
             k = start + step + tl.arange(0, BLOCK_K)
             rows = _rows_at(x, m, m_mask, k, K, IS_EVEN)
-            codes = _words_at(weight, n, n_mask, k, K, IS_EVEN).to(DTYPE if _COMPILED else tl.float32)
+            codes = _words_at(weight, n, n_mask, k, K, IS_EVEN).to(DTYPE if COMPILED else tl.float32)
             sums = 0.0
             if group_offsets is not None:
                 sums = tl.sum(rows.to(tl.float32), 1)
@@ -613,45 +544,6 @@ def _pack_words(codes: Tensor, plane: int) -> Tensor:
     nibbles = (codes.to(torch.int16) + 8).view(num_outputs, num_inputs // (4 * plane), 4, plane)
     words = nibbles[:, :, 0] | nibbles[:, :, 1] << 4 | nibbles[:, :, 2] << 8 | nibbles[:, :, 3] << 12
     return words.reshape(num_outputs, num_inputs // 4)
-
-
-def one_row(
-    x: Tensor,
-    weight: PackedCodes,
-    bias: Tensor | None,
-    *,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
-    residual: Tensor | None = None,
-    swiglu: bool = False,
-    out: Tensor | None = None,
-    blocks: tuple[int, int, int, int] | None = None,
-) -> Tensor:
-    """x [1, in] times a weight of bytes, normed before, gated or added to `residual` (in place) after, as asked."""
-    num_outputs = weight.num_outputs // (2 if swiglu else 1)
-    if residual is not None:
-        out = residual
-    elif out is None:
-        out = torch.empty(1, num_outputs, dtype=x.dtype, device=x.device)
-    block_n, block_k, warps, stages = blocks or _one_row_blocks(weight, swiglu=swiglu)
-    quantized_row_kernel[(triton.cdiv(num_outputs, block_n),)](
-        out, x, weight.codes, weight.scales, weight.group_scales, weight.group_offsets, bias, norm, residual, eps,
-        num_outputs,
-        K=weight.num_inputs, GROUP=weight.group_size, BLOCK_N=block_n, BLOCK_K=block_k, SWIGLU=swiglu, STAGES=stages,
-        num_warps=warps,
-    )  # fmt: skip
-    return out
-
-
-def _one_row_blocks(weight: PackedCodes, *, swiglu: bool) -> tuple[int, int, int, int]:
-    """(BLOCK_N, BLOCK_K, warps, stages), by measurement on an H200 over the layers of 0.6B and 8B models."""
-    if weight.num_inputs <= 1024:
-        return 2, 1024, 1, 3
-    if weight.num_outputs <= 2048:
-        return 4, 1024, 2, 3
-    if not swiglu:
-        return 8, 512, 2, 4
-    return (8, 256, 1, 4) if weight.codes.dtype == FP8 else (4, 512, 1, 4)
 
 
 def multiply_codes(

@@ -1,7 +1,7 @@
 """`QuantizedLinear`: a linear layer on CUDA whose weight stays codes and scales. Its products, by measurement:
 
     rows            FP8, INT8 with a scale an output        codes with scales of groups (INT4, GGUF)
-    1               floats × codes, with norm, gate, sum    the same of bytes; words as few
+    1               floats × codes, with norm, gate, sum    the same, but large weights of 4 bits as few
     few             rows become codes; codes × codes        floats × codes; up to 16 rows with half a norm
     many            FP8: torch's own; INT8: as few, or      the weight becomes floats first; cuBLAS
                     the weight becomes floats first
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headway.layers import quantized_gemm as gemm
+from headway.layers import skinny_gemm
 from headway.layers.linear import Delta, Linear, ScaledRows
 from headway.layers.quantized_weight import FP8, QuantizedWeight
 
@@ -52,7 +53,7 @@ class QuantizedLinear(Linear):
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if self._is_one_row(x):
-            return gemm.one_row(self._ordered(x), self.weight, self.bias, out=out)
+            return skinny_gemm.one_row(self._ordered(x), self.weight, self.bias, out=out)
         if self._takes_codes(len(x)):
             return self._product(*gemm.quantise_rows(x, self.weight.codes.dtype), dtype=x.dtype, out=out)
         if self._is_direct and len(x) <= self._max_few:
@@ -62,7 +63,7 @@ class QuantizedLinear(Linear):
 
     def add_to(self, residual: Tensor, x: Tensor, *, next_norm: Tensor) -> Delta:
         if self._is_one_row(x):
-            gemm.one_row(self._ordered(x), self.weight, self.bias, residual=residual)
+            skinny_gemm.one_row(self._ordered(x), self.weight, self.bias, residual=residual)
             return None
         if self._takes_codes(len(x)):
             return self._add_codes(residual, *gemm.quantise_rows(x, self.weight.codes.dtype))
@@ -82,7 +83,7 @@ class QuantizedLinear(Linear):
 
     def norm_linear(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
         if delta is None and self._is_one_row(residual) and self.weight.order is None:
-            return gemm.one_row(residual, self.weight, self.bias, norm=norm, eps=eps)
+            return skinny_gemm.one_row(residual, self.weight, self.bias, norm=norm, eps=eps)
         if isinstance(delta, ScaledRows) and self._takes_scaled(delta):
             return gemm.multiply_floats(delta.values, self.weight, self.bias, squares=delta.squares, eps=eps)[0]
         if not self._takes_codes(len(residual)):
@@ -93,7 +94,7 @@ class QuantizedLinear(Linear):
 
     def norm_swiglu(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
         if delta is None and self._is_one_row(residual) and self.weight.order is None:
-            return gemm.one_row(residual, self.weight, self.bias, norm=norm, eps=eps, swiglu=True)
+            return skinny_gemm.one_row(residual, self.weight, self.bias, norm=norm, eps=eps, swiglu=True)
         return None
 
     def _product(self, codes: Tensor, scales: Tensor, *, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
@@ -129,7 +130,8 @@ class QuantizedLinear(Linear):
         return is_direct and len(rows.values) <= gemm.MAX_SCALED_ROWS
 
     def _is_one_row(self, x: Tensor) -> bool:
-        return self._is_direct and len(x) == 1 and not self.weight.is_int4
+        is_small = not self.weight.is_int4 or self.weight.codes.numel() <= skinny_gemm.MAX_ROW_WORDS
+        return self._is_direct and len(x) == 1 and is_small
 
     def _takes_codes(self, num_rows: int) -> bool:
         return self._multiplies_codes and (self._in_library or num_rows <= self._max_few)

@@ -20,6 +20,7 @@ ONLINE_FORMATS = ("fp8", "int8", "int4")
 INT4_GROUPS = (128, 64, 32)
 """Inputs that share a scale, in the order of preference; the first that divides a weight's inputs."""
 
+_MAX_AT_ONCE = 2**27  # numbers that are float32 for a while
 _FP8_LARGEST = 448.0
 _INT8_LARGEST = 127.0
 _INT4_LOWEST = -8.0
@@ -117,24 +118,33 @@ def dequantised(weight: Weight) -> Tensor:
     return weight.dequantise() if isinstance(weight, QuantizedWeight) else weight
 
 
-def quantise(weight: Tensor, format: str, *, int4_groups: Sequence[int] = INT4_GROUPS) -> QuantizedWeight:
-    """The nearest codes of a float weight: `fp8` and `int8` with a scale for each output, `int4` for each group of
-    inputs (of the first of these sizes that divides a row, or a whole row)."""
-    if format == "int4":
-        return _quantise_int4(weight.float(), int4_groups)
+def quantise(weight: Tensor, format: str, *, groups: Sequence[int] | None = None) -> QuantizedWeight:
+    """The nearest codes of a float weight. Scales: one for each output and each group of inputs, of the first of these
+    sizes that divides a row, or a whole row. By default `fp8` and `int8` have no groups, `int4` those of INT4_GROUPS.
+    """
+    if weight.numel() > _MAX_AT_ONCE and len(weight) > 1:
+        parts = weight.split(max(_MAX_AT_ONCE // weight.shape[1], 1))
+        made = stacked([quantise(part, format, groups=groups) for part in parts])
+        assert isinstance(made, QuantizedWeight)
+        return made
     wide = weight.float()
-    largest = wide.abs().amax(1, keepdim=True).clamp_(min=1e-30)
-    if format == "fp8":
-        scales = largest / _FP8_LARGEST
-        return QuantizedWeight((wide / scales).to(FP8), scales, tile=(1, weight.shape[1]))
-    scales = largest / _INT8_LARGEST
-    return QuantizedWeight((wide / scales).round_().to(torch.int8), scales, tile=(1, weight.shape[1]))
+    size = _group_size(weight.shape[1], INT4_GROUPS if groups is None and format == "int4" else groups or ())
+    if format == "int4":
+        return _quantise_int4(wide, size)
+    wide = wide.view(len(weight), -1, size)
+    largest = wide.abs().amax(2, keepdim=True).clamp_(min=1e-30)
+    scales = largest / (_FP8_LARGEST if format == "fp8" else _INT8_LARGEST)
+    codes = (wide / scales).to(FP8) if format == "fp8" else (wide / scales).round_().to(torch.int8)
+    return QuantizedWeight(codes.view(weight.shape), scales[:, :, 0].contiguous(), tile=(1, size))
 
 
-def _quantise_int4(weight: Tensor, groups: Sequence[int]) -> QuantizedWeight:
+def _group_size(num_inputs: int, sizes: Sequence[int]) -> int:
+    return next((size for size in sizes if num_inputs % size == 0), num_inputs)
+
+
+def _quantise_int4(weight: Tensor, size: int) -> QuantizedWeight:
     """Codes -8 to 7. A group's value of largest magnitude gets code -8, or a little more, as leaves least error."""
     num_outputs, num_inputs = weight.shape
-    size = next((size for size in groups if num_inputs % size == 0), num_inputs)
     grouped = weight.view(num_outputs, -1, size)
     outermost = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
     outermost = torch.where(outermost == 0, 1e-30, outermost)

@@ -1,4 +1,5 @@
 """Linear layers for few rows, in Triton: the norm before, the residual after and the gate in between are part of it.
+One row also takes codes of 8 or 4 bits, which become floats in registers.
 
 With few rows a linear layer is bound by reading its weight, and a general matmul leaves much of the bandwidth unused:
 too few programs, and further launches around it for the norm, the gate and the sum.
@@ -26,7 +27,11 @@ from torch import Tensor
 
 from headway.attention.triton_device import stages_that_fit
 from headway.layers.linear import ScaledRows
+from headway.layers.quantized_gemm import PackedCodes
+from headway.layers.quantized_weight import FP8
 
+MAX_ROW_WORDS = 2**21
+"""Larger weights of 4 bits are better on the matrix units, even for one row."""
 MAX_SPLIT_ROWS = 64
 # Wider outputs give a general matmul enough tiles to fill the device.
 MAX_SPLIT_OUTPUTS = 2048
@@ -34,12 +39,45 @@ _SPLITS = 4
 _SPLIT_BLOCK_N = 32
 _SPLIT_BLOCK_K = 128
 
+# A code of 4 bits at the top of a float's fraction is 128 + code; codes are 8 more than the numbers they mean.
+_FLOAT_128 = tl.constexpr(0x43000000)
+_CODE_BITS = tl.constexpr(0x000F0000)
+_CODE_OF_ZERO = tl.constexpr(136.0)
+
+# ---- one row --------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _store_row(
+    result, up_result, squares, out, scales, bias, norm, residual, eps, n, n_mask, N, K: tl.constexpr,
+    SWIGLU: tl.constexpr,
+):  # fmt: skip
+    """What is done with the sums of outputs n: `scales` of codes, norm, bias, gate, residual; any may be None."""
+    if scales is not None:
+        result *= tl.load(scales + n, mask=n_mask, other=0.0)
+        if SWIGLU:
+            up_result *= tl.load(scales + N + n, mask=n_mask, other=0.0)
+    if norm is not None:
+        inverse_rms = tl.rsqrt(squares / K + eps)
+        result *= inverse_rms
+        up_result *= inverse_rms
+    if bias is not None:
+        result += tl.load(bias + n, mask=n_mask, other=0.0).to(tl.float32)
+        if SWIGLU:
+            up_result += tl.load(bias + N + n, mask=n_mask, other=0.0).to(tl.float32)
+    if SWIGLU:
+        result = result * tl.sigmoid(result) * up_result
+    if residual is not None:
+        result += tl.load(residual + n, mask=n_mask, other=0.0).to(tl.float32)
+    tl.store(out + n, result.to(out.dtype.element_ty), mask=n_mask)
+
 
 @triton.jit
 def one_row_kernel(
     out,
     x,
     weight,
+    scales,
     bias,
     norm,
     residual,
@@ -51,7 +89,10 @@ def one_row_kernel(
     SWIGLU: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """out [N]. With SWIGLU the weight has 2 N rows: gates, then values. `bias`, `norm`, `residual` may be None."""
+    """out [N]. With SWIGLU the weight has 2 N rows: gates, then values. `scales`: of a weight of codes, one an output.
+
+    `scales`, `bias`, `norm` and `residual` may be None.
+    """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     n_mask = n < N
     first_weight = n.to(tl.int64)[:, None] * K
@@ -70,21 +111,132 @@ def one_row_kernel(
         if SWIGLU:
             up = tl.load(weight + first_weight + tl.cast(N, tl.int64) * K + k[None, :], mask=mask, other=0.0)
             products_up += up.to(tl.float32) * value[None, :]
-    result = tl.sum(products, 1)
-    up_result = tl.sum(products_up, 1)
+    _store_row(
+        tl.sum(products, 1), tl.sum(products_up, 1), tl.sum(squares, 0), out, scales, bias, norm, residual, eps, n,
+        n_mask, N, K, SWIGLU,
+    )  # fmt: skip
+
+
+@triton.jit
+def _row_part(x, norm, squares, k, K: tl.constexpr):
+    """Inputs k [SPANS, SPAN] of the row, times the norm's weight, and the sum of squares with theirs."""
+    inside = k < K
+    value = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
     if norm is not None:
-        inverse_rms = tl.rsqrt(tl.sum(squares, 0) / K + eps)
-        result *= inverse_rms
-        up_result *= inverse_rms
-    if bias is not None:
-        result += tl.load(bias + n, mask=n_mask, other=0.0).to(tl.float32)
+        squares += value * value
+        value *= tl.load(norm + k, mask=inside, other=0.0).to(tl.float32)
+    return value, squares
+
+
+@triton.jit
+def _add_group_of_row(acc, products, values, group_scales, group_offsets, group, n, mask, N):
+    """acc [BLOCK_N, SPANS, SPAN] plus products, of which each output and span has a scale, and plus its offset times
+    the values [SPANS, SPAN]."""
+    places = group[None, :] * N + n[:, None]
+    acc += products * tl.load(group_scales + places, mask=mask, other=0.0).to(tl.float32)[:, :, None]
+    if group_offsets is not None:
+        acc += tl.load(group_offsets + places, mask=mask, other=0.0).to(tl.float32)[:, :, None] * values[None, :, :]
+    return acc
+
+
+@triton.jit
+def _words_plane(words, PLANE: tl.constexpr):
+    """128 + code, of the PLANE-th of the four in a word."""
+    return ((words << (16 - 4 * PLANE)) & _CODE_BITS | _FLOAT_128).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _add_words_of_row(
+    acc, words, x0, x1, x2, x3, group_scales, group_offsets, span, n, mask, N, PER_GROUP: tl.constexpr
+):
+    """acc [BLOCK_N, SPANS, SPAN] plus words of four codes times four parts of the row. PER_GROUP: planes of a group."""
+    wide = words.to(tl.int32)
+    p0 = _words_plane(wide, 0) * x0[None, :, :]
+    p1 = _words_plane(wide, 1) * x1[None, :, :]
+    p2 = _words_plane(wide, 2) * x2[None, :, :]
+    p3 = _words_plane(wide, 3) * x3[None, :, :]
+    group = span * (4 // PER_GROUP)
+    if PER_GROUP == 1:
+        p0 -= (x0 * _CODE_OF_ZERO)[None, :, :]
+        p1 -= (x1 * _CODE_OF_ZERO)[None, :, :]
+        p2 -= (x2 * _CODE_OF_ZERO)[None, :, :]
+        p3 -= (x3 * _CODE_OF_ZERO)[None, :, :]
+        acc = _add_group_of_row(acc, p0, x0, group_scales, group_offsets, group, n, mask, N)
+        acc = _add_group_of_row(acc, p1, x1, group_scales, group_offsets, group + 1, n, mask, N)
+        acc = _add_group_of_row(acc, p2, x2, group_scales, group_offsets, group + 2, n, mask, N)
+        acc = _add_group_of_row(acc, p3, x3, group_scales, group_offsets, group + 3, n, mask, N)
+    else:
+        x01 = x0 + x1
+        x23 = x2 + x3
+        p01 = p0 + (p1 - (x01 * _CODE_OF_ZERO)[None, :, :])
+        p23 = p2 + (p3 - (x23 * _CODE_OF_ZERO)[None, :, :])
+        acc = _add_group_of_row(acc, p01, x01, group_scales, group_offsets, group, n, mask, N)
+        acc = _add_group_of_row(acc, p23, x23, group_scales, group_offsets, group + 1, n, mask, N)
+    return acc
+
+
+@triton.jit
+def grouped_row_kernel(
+    out, x, weight, scales, group_scales, group_offsets, bias, norm, residual, eps, N,
+    K: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr, PER_GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr, SWIGLU: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """`one_row_kernel` of codes with scales for groups of inputs: `group_scales` [groups, rows of the weight] and the
+    offsets, times that row's scale in `scales`.
+
+    A row of the weight has WIDTH bytes, SPAN of them a group; or, where PER_GROUP > 0, WIDTH words of four codes, SPAN
+    of them a block, whose four planes are 4 / PER_GROUP groups (see `quantized_gemm`).
+    """
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n_mask = n < N
+    rows = N * 2 if SWIGLU else N
+    j = tl.arange(0, SPAN)
+    NUM_SPANS: tl.constexpr = (WIDTH + SPAN - 1) // SPAN
+    first_weight = n.to(tl.int64)[:, None, None] * WIDTH
+    first_up = tl.cast(N, tl.int64) * WIDTH
+    products = tl.zeros([BLOCK_N, SPANS, SPAN], tl.float32)
+    products_up = tl.zeros([BLOCK_N, SPANS, SPAN], tl.float32)
+    squares = tl.zeros([SPANS, SPAN], tl.float32)
+    for first in tl.range(0, NUM_SPANS, SPANS, num_stages=STAGES):
+        span = first + tl.arange(0, SPANS)
+        place = span[:, None] * SPAN + j[None, :]
+        at = weight + first_weight + place[None, :, :]
+        inside = n_mask[:, None, None] & (place < WIDTH)[None, :, :]
+        mask = n_mask[:, None] & (span < NUM_SPANS)[None, :]
+        codes = tl.load(at, mask=inside, other=0.0)
+        codes_up = codes
         if SWIGLU:
-            up_result += tl.load(bias + N + n, mask=n_mask, other=0.0).to(tl.float32)
-    if SWIGLU:
-        result = result * tl.sigmoid(result) * up_result
-    if residual is not None:
-        result += tl.load(residual + n, mask=n_mask, other=0.0).to(tl.float32)
-    tl.store(out + n, result.to(out.dtype.element_ty), mask=n_mask)
+            codes_up = tl.load(at + first_up, mask=inside, other=0.0)
+        if PER_GROUP > 0:
+            k = span[:, None] * (4 * SPAN) + j[None, :]
+            x0, squares = _row_part(x, norm, squares, k, K)
+            x1, squares = _row_part(x, norm, squares, k + SPAN, K)
+            x2, squares = _row_part(x, norm, squares, k + 2 * SPAN, K)
+            x3, squares = _row_part(x, norm, squares, k + 3 * SPAN, K)
+            products = _add_words_of_row(
+                products, codes, x0, x1, x2, x3, group_scales, group_offsets, span, n, mask, rows, PER_GROUP
+            )
+            if SWIGLU:
+                products_up = _add_words_of_row(
+                    products_up, codes_up, x0, x1, x2, x3, group_scales, group_offsets, span, n + N, mask, rows,
+                    PER_GROUP,
+                )  # fmt: skip
+        else:
+            value, squares = _row_part(x, norm, squares, place, K)
+            part = codes.to(tl.float32) * value[None, :, :]
+            products = _add_group_of_row(products, part, value, group_scales, group_offsets, span, n, mask, rows)
+            if SWIGLU:
+                part = codes_up.to(tl.float32) * value[None, :, :]
+                products_up = _add_group_of_row(
+                    products_up, part, value, group_scales, group_offsets, span, n + N, mask, rows
+                )
+    _store_row(
+        tl.sum(tl.sum(products, 2), 1), tl.sum(tl.sum(products_up, 2), 1), tl.sum(tl.sum(squares, 1), 0), out, scales,
+        bias, norm, residual, eps, n, n_mask, N, K, SWIGLU,
+    )  # fmt: skip
+
+
+# ---- up to 64 rows --------------------------------------------------------------------------------------------------
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -251,7 +403,7 @@ def swiglu_kernel(
 
 def one_row(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedCodes,
     bias: Tensor | None,
     *,
     norm: Tensor | None = None,
@@ -259,20 +411,33 @@ def one_row(
     residual: Tensor | None = None,
     swiglu: bool = False,
     out: Tensor | None = None,
+    blocks: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
     """x [1, in] times weight.T, normed before, gated or added to `residual` (in place) after, as asked."""
-    num_outputs, num_inputs = weight.shape
+    numbers, scales = (weight, None) if isinstance(weight, Tensor) else (weight.codes, weight.scales)
+    num_outputs, num_inputs = len(numbers), x.shape[1]
     if swiglu:
         num_outputs //= 2
     if residual is not None:
         out = residual
     elif out is None:
         out = torch.empty(1, num_outputs, dtype=x.dtype, device=x.device)
-    block_n, block_k, num_warps, stages = _one_row_blocks(num_outputs, num_inputs)
+    if isinstance(weight, PackedCodes) and weight.group_size > 0:
+        block_n, block_k, num_warps, stages = blocks or _grouped_row_blocks(weight, swiglu=swiglu)
+        span = weight.plane or weight.group_size
+        grouped_row_kernel[(triton.cdiv(num_outputs, block_n),)](
+            out, x, numbers, scales, weight.group_scales, weight.group_offsets, bias, norm, residual, eps, num_outputs,
+            K=num_inputs, WIDTH=numbers.shape[1], SPAN=span, SPANS=max(block_k // span, 1),
+            PER_GROUP=weight.group_size // span if weight.is_int4 else 0, BLOCK_N=block_n, SWIGLU=swiglu, STAGES=stages,
+            num_warps=num_warps,
+        )  # fmt: skip
+        return out
+    block_n, block_k, num_warps, stages = blocks or _one_row_blocks(numbers, swiglu=swiglu)
     one_row_kernel[(triton.cdiv(num_outputs, block_n),)](
         out,
         x,
-        weight,
+        numbers,
+        scales,
         bias,
         norm,
         residual,
@@ -389,13 +554,31 @@ def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
-def _one_row_blocks(num_outputs: int, num_inputs: int) -> tuple[int, int, int, int]:
+def _one_row_blocks(weight: Tensor, *, swiglu: bool) -> tuple[int, int, int, int]:
     """(BLOCK_N, BLOCK_K, warps, stages), by measurement on an H200 over the layers of 0.6B and 8B models."""
+    num_outputs, num_inputs = weight.shape
+    if weight.element_size() == 1:
+        if num_inputs <= 1024:
+            return 2, 1024, 1, 3
+        if num_outputs <= 2048:
+            return 4, 1024, 2, 3
+        if not swiglu:
+            return 8, 512, 2, 4
+        return (8, 256, 1, 4) if weight.dtype == FP8 else (4, 512, 1, 4)
     if num_inputs <= 1024:
         return 4, 1024, 4, 2
     if num_inputs <= 2048 and num_outputs <= 1024:
         return 1, 2048, 4, 2
     return 4, 512, 2, 3
+
+
+def _grouped_row_blocks(weight: PackedCodes, *, swiglu: bool) -> tuple[int, int, int, int]:
+    """(BLOCK_N, bytes or words of a step, warps, stages), by measurement as above."""
+    if not weight.is_int4:
+        return 4, 512, 1, 3
+    if weight.num_inputs > 1024:
+        return 4, 512, 4, 3
+    return (2, 256, 1, 3) if swiglu else (4, 256, 1, 3)
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import torch
 
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
-from headway.layers import LinearFactory
+from headway.layers import LinearFactory, quantized_weight
 from headway.layers.linear import Linear, TorchLinear
 from headway.layers.ops import DenseMlp, Ops, TorchOps
 from headway.layers.quantized_linear import QuantizedLinear
@@ -86,6 +86,16 @@ def test_float32_is_exact(kind: str) -> None:
     x = random_rows(5, 256, F32)
     product = QuantizedLinear(weight.to(DEVICE), None, dtype=F32)(x)
     assert torch.allclose(product, x @ weight.dequantise().to(DEVICE).T, rtol=1e-4, atol=1e-4)
+
+
+def test_a_large_weight_is_quantised_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(30, 128)
+    for name in ("fp8", "int8", "int4"):
+        whole = quantise(weight, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(quantized_weight, "_MAX_AT_ONCE", 1000)
+            parts = quantise(weight, name)
+        assert torch.equal(parts.dequantise(), whole.dequantise()) and parts.bits == whole.bits
 
 
 def test_the_factory_quantises_layers_and_leaves_the_output() -> None:
