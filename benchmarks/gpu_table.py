@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from headway.config import KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
+from headway.config import KV_CACHE_DTYPES, OFFLINE_OPTIONS, QUANTIZATIONS, EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.lab.bench.environment import measure_start_up
 from headway.lab.bench.floors import measure_ceilings, planned_costs, work_floor
@@ -40,6 +40,7 @@ def main() -> None:
         kv_cache_dtype=options.kv_cache_dtype,
         max_model_len=SCENARIOS["b1"].max_model_len,
         enable_prefix_caching=False,  # every round has the same prompts
+        **OFFLINE_OPTIONS,
     )
     engine = LLMEngine.from_config(config)
     print(f"{options.model}: {measure_start_up(engine)}", flush=True)

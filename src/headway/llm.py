@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from headway.config import EngineConfig
+from headway.config import OFFLINE_OPTIONS, EngineConfig
 from headway.core.request_options import OPTION_NAMES, RequestOptions
 from headway.engine.engine_thread import EngineThread
 from headway.engine.input_processor import PreparedRequest, Prompt, as_prompts, one_each, options_each
@@ -51,7 +51,7 @@ class LLM:
         **options: Any,
     ) -> None:
         """`progress(done_bytes, total_bytes)` is called while weights are read; by default a bar on a terminal."""
-        config = EngineConfig.from_options(model=model, **options)
+        config = EngineConfig.from_options(model=model, **{**OFFLINE_OPTIONS, **options})
         with _Bar("Loading", is_shown=sys.stderr.isatty(), stays=False) as bar:
 
             def show(done: int, total: int) -> None:

@@ -45,7 +45,7 @@ class SchedulerSettings:
     max_num_seqs: int
     max_num_batched_tokens: int
     target_itl_ms: float
-    """0: time does not limit a step."""
+    """0: none."""
     max_chunk_tokens: int
     short_prompt_share: float
     long_prompt_step_ms: float

@@ -10,7 +10,7 @@ context, the last to finish combines the partial results, which saves a second k
 
 Several tokens (a prompt, or a chunk of one) are a matter of arithmetic: a program owns a tile of query rows, a row
 being one token and one head, and walks over the keys up to the tile's last token. Only the tiles at the diagonal need
-a mask.
+a mask, and only the last of a context has places that nothing was written to.
 
 Rotation and write are bound by memory: each value is read once and written once. Arithmetic is float32; where
 `TorchOps` rounds to the tensors' dtype in between, so do these. A row's result is the same to the bit in any step.
@@ -415,7 +415,8 @@ def prefill_kernel(
     v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERY_ROWS: tl.constexpr, TILE: tl.constexpr, DESCRIBED: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr, V_LARGEST: tl.constexpr, FORMAT: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, DIAGONAL_STAGES: tl.constexpr, V_LARGEST: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Program (key head, tile), *num_tiles tiles. tiles[2 i] is a request, tiles[2 i + 1] its first new token in there.
 
@@ -466,7 +467,21 @@ def prefill_kernel(
             sums, largest, total, query, keys, values, scales, slots, None, scale_log2,
             False, PRECISION, V_LARGEST, FORMAT,
         )  # fmt: skip
-    for first in tl.range(num_seen_by_all, end, TILE, num_stages=1):
+    whole_tiles = seq_len // TILE * TILE  # of them every key and value is written
+    for first in tl.range(num_seen_by_all, tl.minimum(end, whole_tiles), TILE, num_stages=DIAGONAL_STAGES):
+        keys, values, slots = _load_tile(
+            table, first, end, head, k_cache, v_cache,
+            k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
+            v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, DESCRIBED, FORMAT,
+        )  # fmt: skip
+        tokens = first + tl.arange(0, TILE)
+        visible = tokens[None, :] <= positions[:, None]
+        sums, largest, total = _take_tile(
+            sums, largest, total, query, keys, values, scales, slots, visible, scale_log2,
+            True, PRECISION, V_LARGEST, FORMAT,
+        )  # fmt: skip
+    for first in tl.range(whole_tiles, end, TILE, num_stages=1):
         keys, values, slots = _load_tile(
             table, first, end, head, k_cache, v_cache,
             k_stride_block, k_stride_head, k_stride_token, k_stride_dim,

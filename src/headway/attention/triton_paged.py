@@ -187,8 +187,8 @@ class TritonPagedAttention(AttentionBackend):
             k.stride(0), k.stride(1), k.stride(3), k.stride(2), *v.stride(),
             NUM_KV_HEADS=self._num_kv_heads, GROUP=self._group, HEAD_DIM=self._head_dim, HEAD_COLUMNS=self._columns,
             BLOCK_SIZE=cache.block_size, QUERY_ROWS=self._query_rows, TILE=self._prefill_tile, DESCRIBED=described,
-            PRECISION=self._precision, STAGES=self._prefill_stages, V_LARGEST=self._v_largest, FORMAT=self._format_name,
-            num_warps=4,
+            PRECISION=self._precision, STAGES=self._prefill_stages, DIAGONAL_STAGES=min(2, self._prefill_stages),
+            V_LARGEST=self._v_largest, FORMAT=self._format_name, num_warps=4,
         )  # fmt: skip
 
 

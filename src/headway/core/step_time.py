@@ -24,8 +24,11 @@ BACKLOG_SHARE = 0.1
 """Part of the time the backlog needs that one step may take."""
 BACKLOG_STEPS = 8
 """A backlog of more steps than this at the target's pace justifies a late step."""
-STRETCH = 4.0
-"""How many times the target a late step may take."""
+GAINING_STEPS = 8.0
+"""A step with prompts gains throughput up to so many times the time of its decodes alone: prompts then have 7/8 of it.
+Longer ones gain little, and all who generate wait for them."""
+STRETCH = 2.5
+"""How many times the target a step may take for the sake of a backlog."""
 TOKENS_PER_LATE_ONE = 250
 """Tokens that have to be in time before another one may be late: the 99th percentile keeps the target."""
 SHORT_TOKENS = 512
@@ -196,8 +199,11 @@ class DecodePace:
       the target and changes nothing. In a flood, where keeping the pace of a few requests would delay many, steps grow;
       as the backlog melts they shrink back.
 
+    Neither makes a step longer than `STRETCH` times the target, nor longer than it gains throughput by: beyond
+    `GAINING_STEPS` times the decodes alone, prompts are computed hardly faster. Without a target, that is the limit.
+
         backlog   ▁▁▂▁▁▁▁▁▇▆▄▃▂▁▁▁▁          prompt tokens that are not computed yet
-        step      ▂▂▂▂▂▂▂▂▅▄▃▂▂▂▂▂▂          max(target, share × backlog), now and then more
+        step      ▂▂▂▂▂▂▂▂▄▄▃▂▂▂▂▂▂          max(target, share × backlog), now and then more, up to a limit
 
     Matrix units compute rows in tiles, and the first row of a tile costs as much as all of them, so a step is filled up
     to a whole number of tiles.
@@ -218,15 +224,23 @@ class DecodePace:
     ) -> int:
         """How many prompt tokens the next step may have beside its decodes. No more than keep it within `limit_s`,
         whatever the backlog. To be called once for each step that could have any."""
-        if not target_s or not num_decodes:
+        if not num_decodes:
             return self._max_tokens
+        if not target_s:
+            gaining_s = GAINING_STEPS * self.decode_time.seconds(num_decodes) or math.inf
+            limit_s = min(gaining_s, limit_s)
+            if limit_s == math.inf:
+                return self._max_tokens
+            return self._whole_tiles(self.step_time.chunk_tokens(limit_s), num_decodes)
+        gaining_s = GAINING_STEPS * self.decode_s(num_decodes) or math.inf
+        longest_s = max(target_s, min(STRETCH * target_s, gaining_s))
         backlog_s = num_backlog_tokens * (self.step_time.per_token_s or 0.0)
-        num_tokens = self.step_time.chunk_tokens(max(target_s, BACKLOG_SHARE * backlog_s))
+        num_tokens = self.step_time.chunk_tokens(max(target_s, min(BACKLOG_SHARE * backlog_s, longest_s)))
         is_backlog = num_backlog_tokens > BACKLOG_STEPS * self.step_time.chunk_tokens(target_s)
         may_be_late = is_backlog and limit_s >= STRETCH * target_s
         if may_be_late and self._num_late_allowed >= num_decodes:
             self._num_late_allowed -= num_decodes
-            num_tokens = max(num_tokens, self.step_time.chunk_tokens(STRETCH * target_s))
+            num_tokens = max(num_tokens, self.step_time.chunk_tokens(longest_s))
         else:
             self.note_decodes(num_decodes, target_s=target_s)
         if limit_s < math.inf:
@@ -270,7 +284,8 @@ class DecodePace:
         if not num_backlog_tokens:
             return decode_s
         backlog_s = slowdown * num_backlog_tokens * (self.step_time.per_token_s or 0.0)
-        return max(decode_s, min(decode_s + backlog_s, max(self.target_s, BACKLOG_SHARE * backlog_s)))
+        grown_s = min(BACKLOG_SHARE * backlog_s, GAINING_STEPS * decode_s, STRETCH * self.target_s)
+        return max(decode_s, min(decode_s + backlog_s, max(self.target_s, grown_s)))
 
     def _whole_tiles(self, num_chunk_tokens: int, num_decodes: int) -> int:
         """Fewer tokens, so that the step ends with a tile. Small steps have smaller tiles, so none loses a quarter."""

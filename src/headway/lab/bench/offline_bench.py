@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from headway.cli.flags import add_flags, chosen, engine_flags, shape_defaults
 from headway.cli.output_files import check_writable, write_json
 from headway.cli.progress import progress_bar
-from headway.config import EngineConfig
+from headway.config import OFFLINE_OPTIONS, EngineConfig
 from headway.errors import ConfigError
 from headway.lab.bench.step_profiler import add_profile_flags, profile_steps
 from headway.lab.bench.timelines import Measure, RoundTimes
@@ -331,7 +331,7 @@ def _engine_config(arguments: argparse.Namespace, scenario: Scenario | None) -> 
     """The engine's options: those given, over the scenario's, over what a shape without weights needs."""
     given = chosen(arguments, engine_flags())
     # Every round has the same prompts: with a prefix cache only the first would measure their computation.
-    defaults: dict[str, Any] = {"enable_prefix_caching": False}
+    defaults: dict[str, Any] = {"enable_prefix_caching": False, **OFFLINE_OPTIONS}
     if scenario is not None:
         defaults["max_model_len"] = scenario.max_model_len
     defaults |= shape_defaults(given.get("model"))
