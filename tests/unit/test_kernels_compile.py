@@ -117,6 +117,7 @@ def sampling(vocab_size: int) -> None:
         sample_rows=numbers[1],
         sample_positions=numbers[2],
     )
+    kernels.download = lambda tensor: tensor  # type: ignore[method-assign]  # there is nothing to copy
     params = SamplingParams(presence_penalty=0.5, top_p=0.9)
     kernels.seat([Seat(0, NewRequest("0", (1, 2), (3,), params), params, 0)])
     lines = np.arange(6)

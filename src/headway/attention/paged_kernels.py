@@ -467,21 +467,23 @@ def prefill_kernel(
             sums, largest, total, query, keys, values, scales, slots, None, scale_log2,
             False, PRECISION, V_LARGEST, FORMAT,
         )  # fmt: skip
-    whole_tiles = seq_len // TILE * TILE  # of them every key and value is written
-    for first in tl.range(num_seen_by_all, tl.minimum(end, whole_tiles), TILE, num_stages=DIAGONAL_STAGES):
-        keys, values, slots = _load_tile(
-            table, first, end, head, k_cache, v_cache,
-            k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
-            v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
-            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, DESCRIBED, FORMAT,
-        )  # fmt: skip
-        tokens = first + tl.arange(0, TILE)
-        visible = tokens[None, :] <= positions[:, None]
-        sums, largest, total = _take_tile(
-            sums, largest, total, query, keys, values, scales, slots, visible, scale_log2,
-            True, PRECISION, V_LARGEST, FORMAT,
-        )  # fmt: skip
-    for first in tl.range(whole_tiles, end, TILE, num_stages=1):
+    num_whole = num_seen_by_all
+    if DESCRIBED:  # values are multiplied where they were copied to, unless some have to be replaced
+        num_whole = tl.minimum(end, seq_len // TILE * TILE)
+        for first in tl.range(num_seen_by_all, num_whole, TILE, num_stages=DIAGONAL_STAGES):
+            keys, values, slots = _load_tile(
+                table, first, end, head, k_cache, v_cache,
+                k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
+                v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
+                NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, False, DESCRIBED, FORMAT,
+            )  # fmt: skip
+            tokens = first + tl.arange(0, TILE)
+            visible = tokens[None, :] <= positions[:, None]
+            sums, largest, total = _take_tile(
+                sums, largest, total, query, keys, values, scales, slots, visible, scale_log2,
+                True, PRECISION, V_LARGEST, FORMAT,
+            )  # fmt: skip
+    for first in tl.range(tl.cdiv(num_whole, TILE) * TILE, end, TILE, num_stages=1):
         keys, values, slots = _load_tile(
             table, first, end, head, k_cache, v_cache,
             k_stride_block, k_stride_head, k_stride_token, k_stride_dim,

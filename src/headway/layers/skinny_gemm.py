@@ -28,7 +28,6 @@ from torch import Tensor
 from headway.attention.triton_device import stages_that_fit
 from headway.layers.linear import ScaledRows
 from headway.layers.quantized_gemm import PackedCodes
-from headway.layers.quantized_weight import FP8
 
 MAX_ROW_WORDS = 2**21
 """Larger weights of 4 bits are better on the matrix units, even for one row."""
@@ -564,7 +563,7 @@ def _one_row_blocks(weight: Tensor, *, swiglu: bool) -> tuple[int, int, int, int
             return 4, 1024, 2, 3
         if not swiglu:
             return 8, 512, 2, 4
-        return (8, 256, 1, 4) if weight.dtype == FP8 else (4, 512, 1, 4)
+        return 8, 256, 1, 4
     if num_inputs <= 1024:
         return 4, 1024, 4, 2
     if num_inputs <= 2048 and num_outputs <= 1024:

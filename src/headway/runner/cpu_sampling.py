@@ -76,7 +76,7 @@ class CpuSampling:
 
     def pick(
         self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int, drafts: StepDrafts | None = None
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """Filters and the choice, and its traces in the row."""
         tokens = self._choose(logits, rows, positions, used)
         if drafts is not None:
@@ -87,7 +87,8 @@ class CpuSampling:
             for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
                 if token >= 0 and self._rows.flags[row] & PENALTIES:
                     self._seen[row].append(token)
-        return torch.from_numpy(tokens)
+        token_ids = torch.from_numpy(tokens)
+        return token_ids, token_ids
 
     def guess(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> None:
         """Filters and the choice."""

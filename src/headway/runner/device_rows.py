@@ -54,6 +54,7 @@ _ALIGNMENT = 64  # columns start at multiples of 256 bytes
 _TILE = 1024
 _LOOKUP_TILE = 1024
 _ENTRIES_TILE = 256
+_MAX_READ_NUMBERS = 16384
 _NO_PARTS: Int32Array = np.zeros((0, NUM_PART_COLUMNS), dtype=np.int32)
 _NO_TILES: Int32Array = np.zeros((0, 2), dtype=np.int32)
 # Host copies of a step's array. Two steps may be in flight, and a third is being written.
@@ -155,7 +156,7 @@ class DeviceRows:
         if step.drafts is not None:
             drafts = np.stack([step.drafts.rows, step.drafts.places, step.drafts.token_ids], axis=1)
             end = _put(buffer.array, self._drafts_start, drafts.ravel())
-        self._staged[:end].copy_(buffer.tensor[:end], non_blocking=True)
+        self._copy(buffer.tensor, end)
         if len(blocks):
             self._append_blocks(self._staged[self._blocks_start :], len(blocks))
         if step.drafts is not None:
@@ -163,6 +164,13 @@ class DeviceRows:
         if step.line_offsets is not None:
             self._settle(step, len(parts))
         return DeviceStep(step, num_padded_tokens, num_parts=len(parts), num_tiles=len(tiles))
+
+    def _copy(self, staged: Tensor, size: int) -> None:
+        """From the host. A few numbers are read by a kernel: a copy engine takes as long to begin as to end."""
+        if size > _MAX_READ_NUMBERS:
+            self._staged[:size].copy_(staged[:size], non_blocking=True)
+        else:
+            copy_kernel[(-(-size // _TILE),)](self._staged, staged, size, BLOCK=_TILE)
 
     def _put_drafts(self, num_drafts: int) -> None:
         """Write drafted tokens behind those of their rows, or guess them there."""
@@ -280,6 +288,13 @@ def seat_kernel(token_rows, row_stride, lengths, tokens, starts, rows, BLOCK: tl
     row = token_rows + row_id.to(tl.int64) * row_stride
     tl.store(row + offset, tl.load(tokens + start + offset, mask=mask), mask=mask)
     tl.store(lengths + row_id, length, mask=tl.program_id(1) == 0)
+
+
+@triton.jit(do_not_specialize=["size"])
+def copy_kernel(target, source, size, BLOCK: tl.constexpr):
+    """target[:size] = source[:size]; the source may be page-locked memory of the host."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + place, tl.load(source + place, mask=place < size), mask=place < size)
 
 
 @triton.jit(do_not_specialize=["num_entries", "table_stride"])

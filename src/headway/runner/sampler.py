@@ -249,8 +249,9 @@ class SamplingKernels(Protocol):
 
     def pick(
         self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int, drafts: StepDrafts | None = None
-    ) -> Tensor:
-        """Filters and the choice: int32 [R], a token or a negative code for each row, from the first R lines.
+    ) -> tuple[Tensor, Tensor]:
+        """Filters and the choice: int32 [R], a token or a negative code for each row, from the first R lines; the same
+        on the host, once the device has come this far, and until some steps later.
 
         The token is written to its position in the row's tokens, unless that is past their end, and counted as seen. A
         row without a token gets token 0: it may already be part of the next step, and must be able to run it. With
@@ -314,8 +315,7 @@ class Sampler:
         if masks is not None or used & (EDITS | PENALTIES):
             edits = self._rows.edits(rows, used, masks, None if drafts is None else drafts.line_offsets)
             edited = self._kernels.edit(logits[:num_lines], rows, positions, edits, keep_logits=bool(used & LOGPROBS))
-        token_ids = self._kernels.pick(edited, rows, positions, used=used, drafts=drafts)
-        host_token_ids = self._kernels.download(token_ids)
+        token_ids, host_token_ids = self._kernels.pick(edited, rows, positions, used=used, drafts=drafts)
         logprobs = self._logprobs(logits, rows, token_ids) if used & LOGPROBS else None
         if drafts is None:
             self._rows.count_tokens(rows, used)

@@ -6,8 +6,11 @@ and has seen; they are written when a request enters and by the kernels as token
 pass over the logits: the largest of many numbers does not depend on the order in which they are looked at, so a row's
 token is the same however the vocabulary is split over programs.
 
-The choice takes two kernels: the best of each part of the vocabulary, then the best of those. Steps whose rows ask for
-it edit the logits (`triton_edits.py`) and find the lowest one to keep (`triton_filters.py`) before.
+The choice takes two kernels: the best of each part of the vocabulary, then the best of those, which also writes the
+token to the host's memory: a copy of its own would take longer. Steps whose rows ask for it edit the logits
+(`triton_edits.py`) and find the lowest one to keep (`triton_filters.py`) before.
+
+Noise is made of two logarithms. For most of the vocabulary a bound on it that takes none shows that it cannot win.
 """
 
 # mypy: allow-incomplete-defs
@@ -15,6 +18,8 @@ it edit the logits (`triton_edits.py`) and find the lowest one to keep (`triton_
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 import os
 from collections.abc import Sequence
 
@@ -61,6 +66,11 @@ _NO_ID = tl.constexpr(2**31 - 1)
 PICK_TILE = 1024
 # Programs that a step's choice is spread over: enough to fill a large device several times.
 PICK_PROGRAMS = 2048
+# Steps whose tokens the host may not have read yet: two in flight, and some to spare.
+_NUM_UNREAD_STEPS = 8
+
+_LN_2 = tl.constexpr(math.log(2))
+_MOST_NOISE = tl.constexpr(23.0)  # -log of the smallest u is 22.9
 
 
 class TritonSampling:
@@ -97,6 +107,9 @@ class TritonSampling:
         shape = (len(sample_rows), triton.cdiv(rows.vocab_size, PICK_TILE))
         self._part_scores = torch.zeros(shape, device=device)
         self._part_ids = torch.zeros(shape, dtype=torch.int32, device=device)
+        # Tokens of a step where the host reads them and kernels write them.
+        unread = torch.zeros((_NUM_UNREAD_STEPS, len(sample_rows)), dtype=torch.int32, pin_memory=self._is_pinned)
+        self._host_tokens = itertools.cycle(unread)
 
     def reading(self, *, sample_rows: Tensor, sample_positions: Tensor) -> TritonSampling:
         """The same rows, for steps that are staged elsewhere."""
@@ -129,19 +142,30 @@ class TritonSampling:
 
     def pick(
         self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int, drafts: StepDrafts | None = None
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """Filters and the choice, and its traces in the row."""
-        return self._choose(logits, len(rows), used=used, drafts=drafts, leaves_traces=drafts is None)
+        if drafts is not None:
+            token_ids = self._choose(logits, len(rows), used=used, drafts=drafts)
+            return token_ids, self.download(token_ids)
+        host_tokens = next(self._host_tokens)[: len(rows)]
+        return self._choose(logits, len(rows), used=used, host_tokens=host_tokens), host_tokens
 
     def guess(self, logits: Tensor, rows: Int64Array, positions: Int64Array, *, used: int) -> None:
         """Filters and the choice."""
-        tokens = self._choose(logits, len(rows), used=used, drafts=None, leaves_traces=False)
+        tokens = self._choose(logits, len(rows), used=used)
         at = self._sample_rows[: len(rows)].long(), self._sample_positions[: len(rows)].long()
         self._token_rows.index_put_(at, tokens.clamp(min=0))
 
     def _choose(
-        self, logits: Tensor, num_lines: int, *, used: int, drafts: StepDrafts | None, leaves_traces: bool
+        self,
+        logits: Tensor,
+        num_lines: int,
+        *,
+        used: int,
+        drafts: StepDrafts | None = None,
+        host_tokens: Tensor | None = None,
     ) -> Tensor:
+        """With `host_tokens`, tokens are written there, too, and leave their traces in the rows."""
         vocab_size = logits.shape[1]
         row_ids, row_positions = self._sample_rows[:num_lines], self._sample_positions[:num_lines]
         thresholds = find_thresholds(logits, row_ids=row_ids, table=self._table) if used & FILTERS else None
@@ -157,10 +181,9 @@ class TritonSampling:
         )  # fmt: skip
         token_ids = torch.empty(num_lines, dtype=torch.int32, device=logits.device)
         _pick_from_parts_kernel[(num_lines,)](
-            scores, ids, max_parts, num_parts, row_ids, row_positions, token_ids, self._lengths,
+            scores, ids, max_parts, num_parts, row_ids, row_positions, token_ids, host_tokens, self._lengths,
             token_rows, token_rows.stride(0), token_rows.shape[1], ids if seen is None else seen, vocab_size,
-            HAS_SEEN=seen is not None, LEAVES_TRACES=leaves_traces, MAX_PARTS=triton.next_power_of_2(max_parts),
-            num_warps=1,
+            HAS_SEEN=seen is not None, MAX_PARTS=triton.next_power_of_2(max_parts), num_warps=1,
         )  # fmt: skip
         if drafts is not None:
             self._verify(token_ids, row_ids, row_positions, drafts, seen, vocab_size)
@@ -231,14 +254,31 @@ def noise_key(seed, position):
 
 
 @triton.jit
-def gumbel_noise(key_low, key_high, ids):
-    """-log(-log(1 - u)) with u in (0, 1) from a hash of key and id.
+def noise_bits(key_low, key_high, ids):
+    """A hash of key and id."""
+    return _mix32(_mix32(ids.to(tl.uint32) + key_low) ^ key_high)
+
+
+@triton.jit
+def _uniform(bits):
+    return (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2^-32
+
+
+@triton.jit
+def _noise_bound(bits):
+    """No less than the noise: -log(u), with a line below the logarithm between powers of two."""
+    log2 = _uniform(bits).to(tl.int32, bitcast=True).to(tl.float32) * 1.1920928955078125e-07 - 127.0  # 2^-23
+    return log2 * -_LN_2
+
+
+@triton.jit
+def gumbel_noise(bits):
+    """-log(-log(1 - u)) with u in (0, 1) from the bits of a hash.
 
     Small u make large noise, which is what wins: there the inner logarithm is taken from its series, as 1 - u has lost
     the digits of u. Elsewhere 1 - u comes from the complement of the hash, which has all of its own.
     """
-    bits = _mix32(_mix32(ids.to(tl.uint32) + key_low) ^ key_high)
-    u = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2^-32
+    u = _uniform(bits)
     rest = ((bits ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
     exponential = tl.where(u < 0.00390625, u * (1.0 + 0.5 * u), -_log(rest))
     return -_log(exponential)
@@ -288,8 +328,8 @@ def _pick_from_part_kernel(
         threshold = tl.load(thresholds + line)
 
     lanes = tl.arange(0, TILE)
-    best = tl.full([TILE], float("-inf"), tl.float32)
-    best_ids = tl.full([TILE], _NO_ID, tl.int32)
+    best = float("-inf")
+    token = _NO_ID
     is_nan = tl.zeros([TILE], tl.int32)
     start = part * tiles_per_part * TILE
     end = tl.minimum(start + tiles_per_part * TILE, vocab_size)
@@ -301,25 +341,37 @@ def _pick_from_part_kernel(
         if HAS_THRESHOLDS:
             scores = tl.where(scores >= threshold, scores, float("-inf"))
         if inverse_temperature > 0:
-            scores = scores * inverse_temperature + gumbel_noise(key_low, key_high, ids)
-        better = scores > best
-        best = tl.where(better, scores, best)
-        best_ids = tl.where(better, ids, best_ids)
+            scores *= inverse_temperature
+            reached = best - 0.01 - 1e-5 * tl.abs(best)  # by bounds, which are rounded in other places
+            if tl.max(scores, 0) + _MOST_NOISE > reached:
+                bits = noise_bits(key_low, key_high, ids)
+                if tl.max(scores + _noise_bound(bits), 0) > reached:
+                    scores += gumbel_noise(bits)
+                    highest = tl.max(scores, 0)
+                    if highest > best:
+                        best = highest
+                        token = tl.min(tl.where(scores == highest, ids, _NO_ID), 0)
+        else:
+            highest = tl.max(scores, 0)
+            if highest > best:
+                best = highest
+                token = tl.min(tl.where(scores == highest, ids, _NO_ID), 0)
 
-    score = tl.max(best, 0)
-    token = tl.min(tl.where(best == score, best_ids, _NO_ID), 0)
-    score = tl.where(tl.max(is_nan, 0) > 0, float("nan"), score)
+    score = tl.where(tl.max(is_nan, 0) > 0, float("nan"), best)
     tl.store(part_scores + line * part_stride + part, score)
     tl.store(part_ids + line * part_stride + part, token)
 
 
-@triton.jit(do_not_specialize=["num_parts"], do_not_specialize_on_alignment=["row_ids", "positions", "token_ids"])
+@triton.jit(
+    do_not_specialize=["num_parts"],
+    do_not_specialize_on_alignment=["row_ids", "positions", "token_ids", "host_tokens"],
+)
 def _pick_from_parts_kernel(
-    part_scores, part_ids, part_stride, num_parts, row_ids, positions, token_ids, lengths,
-    token_rows, token_row_stride, max_model_len, seen, vocab_size,
-    HAS_SEEN: tl.constexpr, LEAVES_TRACES: tl.constexpr, MAX_PARTS: tl.constexpr,
+    part_scores, part_ids, part_stride, num_parts, row_ids, positions, token_ids, host_tokens, lengths,
+    token_rows, token_row_stride, max_model_len, seen, vocab_size, HAS_SEEN: tl.constexpr, MAX_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Program (line): the best of the parts, or why there is none, and its traces in the row, where all lines count."""
+    """Program (line): the best of the parts, or why there is none. With `host_tokens` all lines count: it is written
+    there, too, and leaves its traces in the row."""
     line = tl.program_id(0)
     parts = tl.arange(0, MAX_PARTS)
     exists = parts < num_parts
@@ -333,7 +385,8 @@ def _pick_from_parts_kernel(
     token = tl.where(is_nan, _LOGIT_IS_NAN, token)
     tl.store(token_ids + line, token)
 
-    if LEAVES_TRACES:
+    if host_tokens is not None:
+        tl.store(host_tokens + line, token)
         row = tl.load(row_ids + line).to(tl.int64)
         position = tl.load(positions + line)
         chosen = tl.maximum(token, 0)  # a row without a token may run one more step, and must be able to

@@ -27,7 +27,7 @@ from headway.runner import sampler as sampler_module
 from headway.runner.prompt_readings import prompt_logprobs
 from headway.runner.sampler import NO_TOKEN, RowRecord, SamplerOutput
 from headway.runner.triton_filters import find_thresholds
-from headway.runner.triton_sampling import RECORD_WORDS, gumbel_noise, noise_key
+from headway.runner.triton_sampling import RECORD_WORDS, gumbel_noise, noise_bits, noise_key
 from headway.sampling_params import SamplingParams
 from tests.unit.runner import sampling_reference as reference
 from tests.unit.runner.sampling_bench import (
@@ -79,7 +79,7 @@ def _noise_kernel(out, table, num_ids, TILE: tl.constexpr):
     position = tl.load(table + 1).to(tl.uint64, bitcast=True)
     key_low, key_high = noise_key(seed, position)
     ids = tl.arange(0, TILE)
-    tl.store(out + ids, gumbel_noise(key_low, key_high, ids), mask=ids < num_ids)
+    tl.store(out + ids, gumbel_noise(noise_bits(key_low, key_high, ids)), mask=ids < num_ids)
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def _noise_of_key_kernel(out, table, TILE: tl.constexpr):
     key = tl.load(table + 3 * lanes).to(tl.uint32)
     key_high = tl.load(table + 3 * lanes + 1).to(tl.uint32)
     ids = tl.load(table + 3 * lanes + 2).to(tl.uint32)
-    tl.store(out + lanes, gumbel_noise(key, key_high, ids))
+    tl.store(out + lanes, gumbel_noise(noise_bits(key, key_high, ids)))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1, 0x123456789ABCDEF0])
