@@ -268,6 +268,7 @@ def main(report: Path) -> None:
     with (
         mock.patch("headway.attention.triton_device._PRETENDED_PROCESSORS", sass.NUM_PROCESSORS),
         mock.patch("headway.attention.triton_device._UNLIMITED", sass.SHARED_MEMORY_BYTES),
+        mock.patch("headway.attention.triton_device._PRETENDS_DEPENDENT_LAUNCHES", True),
     ):
         for name, launching in {**LAUNCHING, KNOWN: known_mistake}.items():
             try:

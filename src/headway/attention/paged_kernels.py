@@ -30,6 +30,7 @@ import triton
 import triton.language as tl
 
 from headway.attention.base import NUM_PART_COLUMNS
+from headway.attention.triton_device import await_previous, begin
 from headway.kv.kv_triton import add_row, add_values, key_numbers, load_scales, no_parts, row_codes, whole
 
 PART_COLUMNS = tl.constexpr(NUM_PART_COLUMNS)
@@ -85,6 +86,7 @@ def rope_write_kv_kernel(
     v_block_stride, v_head_stride, v_token_stride, v_dim_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr, PAIRS: tl.constexpr, K_LARGEST: tl.constexpr, V_LARGEST: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A program is one token and GROUP of its q heads, or GROUP of its k heads and the v heads beside them.
 
@@ -97,6 +99,8 @@ def rope_write_kv_kernel(
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     row = qkv + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
+    begin(DEPENDENT)
+    await_previous(DEPENDENT)
     cos_sin_row = cos_sin + tl.load(positions + token).to(tl.int64) * HEAD_DIM
     pair = tl.arange(0, PAIRS)
     if group < Q_GROUPS:
@@ -165,6 +169,7 @@ def decode_kernel(
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     PRECISION: tl.constexpr, K_LARGEST: tl.constexpr, V_LARGEST: tl.constexpr, FORMAT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program (part, key head), the heads of a part side by side. `parts` is what `ContextParts` makes: part i has
     tokens `start` to `end` of the context of a request, whose new token is line `request` of q and out and whose blocks
@@ -179,7 +184,8 @@ def decode_kernel(
     """
     head = tl.program_id(0) % NUM_KV_HEADS
     own_part = tl.program_id(0) // NUM_KV_HEADS
-    own = parts + own_part * PART_COLUMNS  # its columns, in their order
+    begin(DEPENDENT)
+    own = parts + own_part * PART_COLUMNS  # its columns, in their order; they were staged before the step's kernels
     request = tl.load(own)
     row = tl.load(own + 1)
     start = tl.load(own + 2)
@@ -187,6 +193,7 @@ def decode_kernel(
     seq_len = tl.load(own + 4)
     first_part = tl.load(own + 5)
     num_parts = tl.load(own + 6)
+    await_previous(DEPENDENT)
     if request < 0:  # room that is not used
         return
 

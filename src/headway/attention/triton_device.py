@@ -1,19 +1,56 @@
-"""What a device offers to Triton's kernels: multiprocessors, and shared memory to load ahead into.
+"""What a device offers to Triton's kernels: multiprocessors, shared memory to load ahead into, and launches that begin
+early.
 
 Kernels are tuned on a device with 227 KiB of shared memory; on others (163 KiB, 99 KiB) they take fewer stages instead
 of failing at their first launch.
+
+A dependent launch (compute capability 9.0) begins when all programs of the kernel before have begun, instead of when
+they have ended. `begin` lets the next kernel do so; after `await_previous` all that was launched before has ended. What
+a program does in between must touch nothing that any kernel of the step writes: it loads weights. And every program has
+to call `await_previous` before it ends, or the kernel after the next could begin too early.
 """
+
+# mypy: allow-untyped-defs
 
 from __future__ import annotations
 
 import functools
+import os
+from typing import Any
 
 import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _RESERVE_BYTES = 4096  # for reductions and layout changes within a kernel
 # What the interpreter, which has no device, is to believe in.
 _UNLIMITED = 1 << 30
 _PRETENDED_PROCESSORS = 4
+_PRETENDS_DEPENDENT_LAUNCHES = False
+
+
+@triton.jit
+def begin(DEPENDENT: tl.constexpr):
+    """The kernel behind this one may begin."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def await_previous(DEPENDENT: tl.constexpr):
+    """Until the kernel before this one has ended."""
+    if DEPENDENT:
+        gdc_wait()
+
+
+@functools.cache
+def dependent_launch(device: torch.device) -> dict[str, Any]:
+    """How a kernel that takes part in it is launched."""
+    is_possible = _PRETENDS_DEPENDENT_LAUNCHES
+    if device.type == "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        is_possible = torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"DEPENDENT": True, "launch_pdl": True} if is_possible else {"DEPENDENT": False}
 
 
 def stages_that_fit(wanted: int, stage_bytes: int, device: torch.device, *, fixed_bytes: int = 0) -> int:

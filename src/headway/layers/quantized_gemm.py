@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headway.attention.triton_device import stages_that_fit
+from headway.attention.triton_device import await_previous, begin, dependent_launch, stages_that_fit
 from headway.layers.linear import ScaledRows
 from headway.layers.quantized_weight import FP8, QuantizedWeight
 
@@ -170,7 +170,7 @@ def _finish(
 def codes_kernel(
     out, x, x_scales, weight, scales, group_scales, bias, residual, parts, num_arrived, num_rows, N,
     K: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    SPLITS: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out [num_rows, N] = x [num_rows, K] @ weight [N, K].T, both codes of 8 bits; x_scales [num_rows], scales [N].
 
@@ -182,6 +182,8 @@ def codes_kernel(
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     m_mask = m < num_rows
     n_mask = n < N
+    begin(DEPENDENT)
+    await_previous(DEPENDENT)
     IS_INT: tl.constexpr = weight.dtype.element_ty == tl.int8
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.int32 if IS_INT else tl.float32)
@@ -278,7 +280,7 @@ def floats_kernel(
     parts, num_arrived, num_rows, N,
     K: tl.constexpr, WORDS: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, NUM_PARTS: tl.constexpr,
-    PARTS_ROWS: tl.constexpr, STAGES: tl.constexpr,
+    PARTS_ROWS: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out [num_rows, N] = x [num_rows, K] @ weight.T + bias: rows of floats. Program (tile of rows, tile of
     outputs, split of the inputs).
@@ -296,6 +298,8 @@ def floats_kernel(
     m_mask = m < num_rows
     n_mask = n < N
     DTYPE: tl.constexpr = x.dtype.element_ty
+    begin(DEPENDENT)
+    await_previous(DEPENDENT)
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     if WORDS > 0:
         j = tl.arange(0, PLANE)
@@ -368,7 +372,7 @@ def _store_codes(values, codes, scales, row, column, inside, WIDTH: tl.constexpr
 @triton.jit
 def quantise_kernel(
     x, residual, norm, codes, scales, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr,
-    SILU: tl.constexpr,
+    SILU: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A program is a row. Codes of: x; with SILU, silu(first half) × second half of x [rows, 2 WIDTH]; with a `norm`,
     the norm of the residual, to which x (where it is given) is added first, in place. Rounded to the type of x or of
@@ -376,6 +380,8 @@ def quantise_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
+    begin(DEPENDENT)
+    await_previous(DEPENDENT)
     if norm is not None:
         dtype = residual.dtype.element_ty
         value = tl.load(residual + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
@@ -402,33 +408,30 @@ def dequantise_kernel(
     K: tl.constexpr, WORDS: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out [N, K] in floats. Program (tile of outputs, of inputs)."""
+    """out [N, K] in floats. Program (tile of outputs, of inputs, of words: plane). A program with all four planes of
+    its words, one after the other, is compiled wrongly by Triton 3.6 where rows of tables are not aligned."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     n_mask = n < N
     row_scale = tl.load(scales + n, mask=n_mask, other=0.0)[:, None]
-    PLANES: tl.constexpr = 4 if WORDS > 0 else 1
-    WIDTH: tl.constexpr = PLANE if WORDS > 0 else BLOCK_K
-    j = tl.arange(0, WIDTH)
-    words = tl.zeros([BLOCK_N, WIDTH], tl.int32)
     if WORDS > 0:
-        at = weight + n.to(tl.int64)[:, None] * WORDS + (tl.program_id(1) * WIDTH + j)[None, :]
-        words = tl.load(at, mask=n_mask[:, None], other=0.0).to(tl.int32)
-    for i in tl.static_range(PLANES):
-        k = (tl.program_id(1) * PLANES + i) * WIDTH + j
+        plane = tl.program_id(2)
+        j = tl.program_id(1) * PLANE + tl.arange(0, PLANE)
+        words = tl.load(weight + n.to(tl.int64)[:, None] * WORDS + j[None, :], mask=n_mask[:, None], other=0.0)
+        value = ((words.to(tl.int32) >> (4 * plane) & 15) - 8).to(tl.float32)
+        k = (tl.program_id(1) * 4 + plane) * PLANE + tl.arange(0, PLANE)
         mask = n_mask[:, None] & (k < K)[None, :]
-        if WORDS > 0:
-            value = ((words >> (4 * i) & 15) - 8).to(tl.float32)
-        else:
-            at = weight + n.to(tl.int64)[:, None] * K + k[None, :]
-            value = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-        scale = row_scale
-        if GROUP > 0:
-            places = (k // GROUP)[None, :] * N + n[:, None]
-            scale *= tl.load(group_scales + places, mask=mask, other=0.0).to(tl.float32)
-        value *= scale
-        if group_offsets is not None:
-            value += tl.load(group_offsets + places, mask=mask, other=0.0).to(tl.float32) * row_scale
-        tl.store(out + n.to(tl.int64)[:, None] * K + k[None, :], value.to(out.dtype.element_ty), mask=mask)
+    else:
+        k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+        mask = n_mask[:, None] & (k < K)[None, :]
+        value = tl.load(weight + n.to(tl.int64)[:, None] * K + k[None, :], mask=mask, other=0.0).to(tl.float32)
+    scale = row_scale
+    if GROUP > 0:
+        places = (k // GROUP)[None, :] * N + n[:, None]
+        scale *= tl.load(group_scales + places, mask=mask, other=0.0).to(tl.float32)
+    value *= scale
+    if group_offsets is not None:
+        value += tl.load(group_offsets + places, mask=mask, other=0.0).to(tl.float32) * row_scale
+    tl.store(out + n.to(tl.int64)[:, None] * K + k[None, :], value.to(out.dtype.element_ty), mask=mask)
 
 
 # ---- weights and launches -------------------------------------------------------------------------------------------
@@ -565,6 +568,7 @@ def multiply_codes(
         weight.num_outputs,
         K=weight.num_inputs, GROUP=weight.group_size, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, SPLITS=splits,
         STAGES=stages_that_fit(stages, (block_m + block_n) * block_k, x.device), num_warps=warps,
+        **dependent_launch(x.device),
     )  # fmt: skip
     return out
 
@@ -624,7 +628,7 @@ def multiply_floats(
         K=weight.num_inputs, WORDS=weight.codes.shape[1] if weight.is_int4 else 0, PLANE=weight.plane,
         GROUP=weight.group_size, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, SPLITS=splits,
         NUM_PARTS=num_parts, PARTS_ROWS=triton.next_power_of_2(num_parts),
-        STAGES=stages_that_fit(stages, stage_bytes, x.device), num_warps=warps,
+        STAGES=stages_that_fit(stages, stage_bytes, x.device), num_warps=warps, **dependent_launch(x.device),
     )  # fmt: skip
     return out, then
 
@@ -646,7 +650,8 @@ def dequantise(weight: PackedCodes, dtype: torch.dtype) -> Tensor:
     """[outputs, inputs] in floats, the inputs in the weight's order."""
     out = torch.empty(weight.num_outputs, weight.num_inputs, dtype=dtype, device=weight.codes.device)
     block_n, block_k = (32, 4 * weight.plane) if weight.is_int4 else (16, 256)
-    dequantise_kernel[(triton.cdiv(weight.num_outputs, block_n), triton.cdiv(weight.num_inputs, block_k))](
+    grid = triton.cdiv(weight.num_outputs, block_n), triton.cdiv(weight.num_inputs, block_k), 4 if weight.is_int4 else 1
+    dequantise_kernel[grid](
         out, weight.codes, weight.scales, weight.group_scales, weight.group_offsets, weight.num_outputs,
         K=weight.num_inputs, WORDS=weight.codes.shape[1] if weight.is_int4 else 0, PLANE=weight.plane,
         GROUP=weight.group_size, BLOCK_N=block_n, BLOCK_K=block_k,
@@ -673,6 +678,7 @@ def quantise_rows(
     quantise_kernel[(rows,)](
         x, residual, norm, codes, scales, eps, WIDTH=width, BLOCK=block,
         LARGEST=_FP8_LARGEST if dtype == FP8 else _INT8_LARGEST, SILU=silu, num_warps=min(max(block // 512, 1), 16),
+        **dependent_launch(source.device),
     )  # fmt: skip
     return codes, scales
 

@@ -25,10 +25,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headway.attention.triton_device import stages_that_fit
+from headway.attention.triton_device import await_previous, begin, dependent_launch, stages_that_fit
 from headway.layers.linear import ScaledRows
 from headway.layers.quantized_gemm import PackedCodes
 
+_MAX_WIDE_ROWS = 65536  # more outputs than any layer has but the last
 MAX_ROW_WORDS = 2**21
 """Larger weights of 4 bits are better on the matrix units, even for one row."""
 MAX_SPLIT_ROWS = 64
@@ -87,6 +88,7 @@ def one_row_kernel(
     BLOCK_K: tl.constexpr,
     SWIGLU: tl.constexpr,
     STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """out [N]. With SWIGLU the weight has 2 N rows: gates, then values. `scales`: of a weight of codes, one an output.
 
@@ -95,20 +97,29 @@ def one_row_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     n_mask = n < N
     first_weight = n.to(tl.int64)[:, None] * K
-    products = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    products_up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    first_up = first_weight + tl.cast(N, tl.int64) * K
     squares = tl.zeros([BLOCK_K], tl.float32)
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+    begin(DEPENDENT)
+    # The first weights come while the row is still being computed.
+    k = tl.arange(0, BLOCK_K)
+    mask = n_mask[:, None] & (k < K)[None, :]
+    first = tl.load(weight + first_weight + k[None, :], mask=mask, other=0.0)
+    up = first
+    if SWIGLU:
+        up = tl.load(weight + first_up + k[None, :], mask=mask, other=0.0)
+    await_previous(DEPENDENT)
+    value, squares = _row_part(x, norm, squares, k, K)
+    products = first.to(tl.float32) * value[None, :]
+    products_up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    if SWIGLU:
+        products_up = up.to(tl.float32) * value[None, :]
+    for start in tl.range(BLOCK_K, K, BLOCK_K, num_stages=STAGES):
         k = start + tl.arange(0, BLOCK_K)
-        k_mask = k < K
-        value = tl.load(x + k, mask=k_mask, other=0.0).to(tl.float32)
-        if norm is not None:
-            squares += value * value
-            value *= tl.load(norm + k, mask=k_mask, other=0.0).to(tl.float32)
-        mask = n_mask[:, None] & k_mask[None, :]
+        value, squares = _row_part(x, norm, squares, k, K)
+        mask = n_mask[:, None] & (k < K)[None, :]
         products += tl.load(weight + first_weight + k[None, :], mask=mask, other=0.0).to(tl.float32) * value[None, :]
         if SWIGLU:
-            up = tl.load(weight + first_weight + tl.cast(N, tl.int64) * K + k[None, :], mask=mask, other=0.0)
+            up = tl.load(weight + first_up + k[None, :], mask=mask, other=0.0)
             products_up += up.to(tl.float32) * value[None, :]
     _store_row(
         tl.sum(products, 1), tl.sum(products_up, 1), tl.sum(squares, 0), out, scales, bias, norm, residual, eps, n,
@@ -118,7 +129,7 @@ def one_row_kernel(
 
 @triton.jit
 def _row_part(x, norm, squares, k, K: tl.constexpr):
-    """Inputs k [SPANS, SPAN] of the row, times the norm's weight, and the sum of squares with theirs."""
+    """Inputs k of the row, times the norm's weight, and the sum of squares with theirs."""
     inside = k < K
     value = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
     if norm is not None:
@@ -178,7 +189,7 @@ def _add_words_of_row(
 def grouped_row_kernel(
     out, x, weight, scales, group_scales, group_offsets, bias, norm, residual, eps, N,
     K: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr, PER_GROUP: tl.constexpr,
-    BLOCK_N: tl.constexpr, SWIGLU: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_N: tl.constexpr, SWIGLU: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """`one_row_kernel` of codes with scales for groups of inputs: `group_scales` [groups, rows of the weight] and the
     offsets, times that row's scale in `scales`.
@@ -196,6 +207,8 @@ def grouped_row_kernel(
     products = tl.zeros([BLOCK_N, SPANS, SPAN], tl.float32)
     products_up = tl.zeros([BLOCK_N, SPANS, SPAN], tl.float32)
     squares = tl.zeros([SPANS, SPAN], tl.float32)
+    begin(DEPENDENT)
+    await_previous(DEPENDENT)
     for first in tl.range(0, NUM_SPANS, SPANS, num_stages=STAGES):
         span = first + tl.arange(0, SPANS)
         place = span[:, None] * SPAN + j[None, :]
@@ -258,6 +271,7 @@ def split_kernel(
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """residual [num_rows, N] += x [num_rows, K] @ weight [N, K].T + bias. Program (tile of outputs, split of K).
 
@@ -268,6 +282,8 @@ def split_kernel(
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     m_mask = m < num_rows
     n_mask = n < N
+    begin(DEPENDENT)
+    await_previous(DEPENDENT)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     K_PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     first = tl.program_id(1) * K_PART
@@ -329,12 +345,15 @@ def scaled_kernel(
     PARTS_ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """out [num_rows, N] = x [num_rows, K] @ weight [N, K].T, each row divided by its root mean square, + bias."""
     m = tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_mask = m < num_rows
     n_mask = n < N
+    begin(DEPENDENT)
+    await_previous(DEPENDENT)
     scale = _inverse_rms(squares, eps, K, NUM_PARTS, PARTS_ROWS, BLOCK_M)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for first in tl.range(0, K, BLOCK_K, num_stages=STAGES):
@@ -369,6 +388,7 @@ def swiglu_kernel(
     PARTS_ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """out [num_rows, N] = silu(gate) * value, where the weight [2 N, K] has the gates first, then the values.
 
@@ -378,6 +398,8 @@ def swiglu_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_mask = m < num_rows
     n_mask = n < N
+    begin(DEPENDENT)
+    await_previous(DEPENDENT)
     gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     value = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for first in tl.range(0, K, BLOCK_K, num_stages=STAGES):
@@ -428,7 +450,7 @@ def one_row(
             out, x, numbers, scales, weight.group_scales, weight.group_offsets, bias, norm, residual, eps, num_outputs,
             K=num_inputs, WIDTH=numbers.shape[1], SPAN=span, SPANS=max(block_k // span, 1),
             PER_GROUP=weight.group_size // span if weight.is_int4 else 0, BLOCK_N=block_n, SWIGLU=swiglu, STAGES=stages,
-            num_warps=num_warps,
+            num_warps=num_warps, **dependent_launch(x.device),
         )  # fmt: skip
         return out
     block_n, block_k, num_warps, stages = blocks or _one_row_blocks(numbers, swiglu=swiglu)
@@ -448,6 +470,7 @@ def one_row(
         SWIGLU=swiglu,
         STAGES=stages,
         num_warps=num_warps,
+        **dependent_launch(x.device),
     )
     return out
 
@@ -480,6 +503,7 @@ def split_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, 
         PRECISION=_precision(x),
         STAGES=_stages(4, x, block_m + _SPLIT_BLOCK_N, _SPLIT_BLOCK_K),
         num_warps=4,
+        **dependent_launch(x.device),
     )
     return ScaledRows(scaled, squares)
 
@@ -507,6 +531,7 @@ def scaled_linear(x: ScaledRows, weight: Tensor, bias: Tensor | None, eps: float
         PRECISION=_precision(rows),
         STAGES=_stages(5, rows, _block_m(rows) + 32, 128),
         num_warps=4,
+        **dependent_launch(rows.device),
     )
     return out
 
@@ -537,6 +562,7 @@ def swiglu(
         PRECISION=_precision(x),
         STAGES=_stages(4, x, _block_m(x) + 2 * block_n, 128),
         num_warps=4,
+        **dependent_launch(x.device),
     )
     return out
 
@@ -558,17 +584,19 @@ def _one_row_blocks(weight: Tensor, *, swiglu: bool) -> tuple[int, int, int, int
     num_outputs, num_inputs = weight.shape
     if weight.element_size() == 1:
         if num_inputs <= 1024:
-            return 2, 1024, 1, 3
-        if num_outputs <= 2048:
-            return 4, 1024, 2, 3
-        if not swiglu:
-            return 8, 512, 2, 4
-        return 8, 256, 1, 4
+            return (2, 1024, 2, 2) if swiglu else (8, 1024, 4, 3)
+        if swiglu:
+            return (8 if weight.is_floating_point() else 4), 256, 1, 4
+        return (4, 2048, 4, 2) if 4096 < num_outputs <= _MAX_WIDE_ROWS else (4, 1024, 2, 3)
     if num_inputs <= 1024:
-        return 4, 1024, 4, 2
-    if num_inputs <= 2048 and num_outputs <= 1024:
-        return 1, 2048, 4, 2
-    return 4, 512, 2, 3
+        return (2, 1024, 4, 2) if swiglu else (8, 1024, 8, 2)
+    if num_inputs <= 4096 and swiglu:
+        return 1, 4096, 4, 2
+    if num_inputs <= 4096 and num_outputs <= 1024:
+        return (1, 2048, 4, 2) if num_inputs <= 2048 else (1, 4096, 4, 2)
+    if num_inputs <= 4096 and 4096 < num_outputs <= _MAX_WIDE_ROWS:
+        return 2, 4096, 8, 2
+    return (4, 1024, 4, 2) if num_inputs > 4096 else (4, 512, 2, 3)
 
 
 def _grouped_row_blocks(weight: PackedCodes, *, swiglu: bool) -> tuple[int, int, int, int]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from headway.attention.base import HeadNorms, Heads
 from headway.attention.paged_kernels import rope_write_kv_kernel, rounded
+from headway.attention.triton_device import await_previous, begin, dependent_launch
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers import skinny_gemm
 from headway.layers.linear import Delta, ScaledRows, TorchLinear
@@ -38,11 +39,14 @@ def rms_norm_kernel(
     eps: tl.tensor,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:
     """A program is a row. With a delta: residual += delta first, in place."""
     row = tl.program_id(0).to(tl.int64) * WIDTH
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
+    begin(DEPENDENT)
+    await_previous(DEPENDENT)
     x = tl.load(residual + row + column, mask=inside, other=0.0).to(tl.float32)
     if delta is not None:
         x = rounded(x + tl.load(delta + row + column, mask=inside, other=0.0).to(tl.float32), residual)
@@ -53,11 +57,15 @@ def rms_norm_kernel(
 
 
 @triton.jit
-def silu_mul_kernel(gate_up: tl.tensor, out: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def silu_mul_kernel(
+    gate_up: tl.tensor, out: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+) -> None:
     """A program is BLOCK columns of one row of `out` [rows, WIDTH]; gate_up is [rows, 2 * WIDTH]."""
     row = tl.program_id(0).to(tl.int64) * WIDTH
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
+    begin(DEPENDENT)
+    await_previous(DEPENDENT)
     gate = tl.load(gate_up + 2 * row + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + 2 * row + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     activated = rounded(gate * tl.sigmoid(gate), out) * up
@@ -81,14 +89,17 @@ class TritonOps(Ops):
         out = torch.empty_like(residual)
         block = triton.next_power_of_2(width)
         rms_norm_kernel[(rows,)](
-            residual, delta, weight, out, eps, WIDTH=width, BLOCK=block, num_warps=min(max(block // 512, 1), 16)
-        )
+            residual, delta, weight, out, eps,
+            WIDTH=width, BLOCK=block, num_warps=min(max(block // 512, 1), 16), **dependent_launch(residual.device),
+        )  # fmt: skip
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         rows, width = _contiguous(gate_up, "gate_up").shape
         out = torch.empty(rows, width // 2, dtype=gate_up.dtype, device=gate_up.device)
-        silu_mul_kernel[(rows, triton.cdiv(width // 2, _SILU_BLOCK))](gate_up, out, WIDTH=width // 2, BLOCK=_SILU_BLOCK)
+        silu_mul_kernel[(rows, triton.cdiv(width // 2, _SILU_BLOCK))](
+            gate_up, out, WIDTH=width // 2, BLOCK=_SILU_BLOCK, **dependent_launch(gate_up.device)
+        )
         return out
 
     def rope_write_kv(
@@ -118,6 +129,7 @@ class TritonOps(Ops):
             NUM_HEADS=heads.num_heads, NUM_KV_HEADS=heads.num_kv_heads, HEAD_DIM=heads.head_dim,
             BLOCK_SIZE=kv.block_size, GROUP=group, PAIRS=pairs,
             K_LARGEST=kv.format.keys.largest, V_LARGEST=kv.format.values.largest, num_warps=1,
+            **dependent_launch(qkv.device),
         )  # fmt: skip
         return q
 

@@ -16,7 +16,8 @@ from headway.layers.skinny_gemm import one_row
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 EPS = 1e-5
-SHAPES = [(96, 256), (80, 576)] + ([(256, 1024), (6144, 4096), (576, 1536)] if ON_GPU else [])
+# Outputs that fill their last tile and such that do not; inputs that fill their last block of words and not.
+SHAPES = [(96, 256), (100, 576)] + ([(256, 1024), (6144, 4096), (1002, 1536)] if ON_GPU else [])
 INT4_KINDS = ["int4", "int4 g64", "int4 g32", "int4 zeros", "q4_1", "desc_act"]
 KINDS = ["fp8", "fp8 tensor", "fp8 blocks", "int8", "q8_0", "q6_k", *INT4_KINDS]
 HALF = BF16
