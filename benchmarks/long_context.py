@@ -78,8 +78,8 @@ def main() -> None:
     floor_s = costs.prompt_flops(options.prompt_len) / ceilings.flops_s
     print(
         f"prompt: {options.prompt_len:,} tokens: {seconds:.2f} s ({options.prompt_len / seconds:,.0f} tokens/s), floor "
-        f"{floor_s:.2f} s ({floor_s / seconds:.0%}), {options.prompt_len * costs.kv_bytes_per_token / 2**30:.1f} GiB of "
-        "keys and values"
+        f"{floor_s:.2f} s ({floor_s / seconds:.0%}), {options.prompt_len * costs.kv_bytes_per_token / 2**30:.1f} GiB "
+        "of keys and values"
         + ("" if cuda is None else f", {cuda.max_memory_allocated() / 2**30:.1f} GiB taken at most in all")
     )
 

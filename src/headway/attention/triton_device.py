@@ -7,10 +7,9 @@ of failing at their first launch.
 A dependent launch (compute capability 9.0) begins when all programs of the kernel before have begun, instead of when
 they have ended. `begin` lets the next kernel do so; after `await_previous` all that was launched before has ended. What
 a program does in between must touch nothing that any kernel of the step writes: it loads weights. And every program has
-to call `await_previous` before it ends, or the kernel after the next could begin too early.
+to call `await_previous` before it ends, or the kernel after the next could begin too early. With many rows kernels are
+long, and programs that wait only take room from those that work.
 """
-
-# mypy: allow-untyped-defs
 
 from __future__ import annotations
 
@@ -28,29 +27,35 @@ _RESERVE_BYTES = 4096  # for reductions and layout changes within a kernel
 _UNLIMITED = 1 << 30
 _PRETENDED_PROCESSORS = 4
 _PRETENDS_DEPENDENT_LAUNCHES = False
+MAX_DEPENDENT_ROWS = 64
+"""A step of more is no faster (H200: 256 requests of a 0.6B model 1.5% slower, prompts 2.5%)."""
 
 
 @triton.jit
-def begin(DEPENDENT: tl.constexpr):
+def begin(DEPENDENT: tl.constexpr) -> None:
     """The kernel behind this one may begin."""
     if DEPENDENT:
         gdc_launch_dependents()
 
 
 @triton.jit
-def await_previous(DEPENDENT: tl.constexpr):
+def await_previous(DEPENDENT: tl.constexpr) -> None:
     """Until the kernel before this one has ended."""
     if DEPENDENT:
         gdc_wait()
 
 
+def dependent_launch(rows: torch.Tensor) -> dict[str, Any]:
+    """How a kernel that takes part in it is launched for so many rows."""
+    is_dependent = len(rows) <= MAX_DEPENDENT_ROWS and _has_dependent_launches(rows.device)
+    return {"DEPENDENT": True, "launch_pdl": True} if is_dependent else {"DEPENDENT": False}
+
+
 @functools.cache
-def dependent_launch(device: torch.device) -> dict[str, Any]:
-    """How a kernel that takes part in it is launched."""
-    is_possible = _PRETENDS_DEPENDENT_LAUNCHES
+def _has_dependent_launches(device: torch.device) -> bool:
     if device.type == "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        is_possible = torch.cuda.get_device_capability(device) >= (9, 0)
-    return {"DEPENDENT": True, "launch_pdl": True} if is_possible else {"DEPENDENT": False}
+        return torch.cuda.get_device_capability(device) >= (9, 0)
+    return _PRETENDS_DEPENDENT_LAUNCHES
 
 
 def stages_that_fit(wanted: int, stage_bytes: int, device: torch.device, *, fixed_bytes: int = 0) -> int:

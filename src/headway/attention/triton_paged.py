@@ -171,7 +171,7 @@ class TritonPagedAttention(AttentionBackend):
             NUM_KV_HEADS=self._num_kv_heads, GROUP=self._group, GROUP_ROWS=self._group_rows,
             HEAD_DIM=self._head_dim, HEAD_COLUMNS=self._columns, BLOCK_SIZE=cache.block_size, TILE=self._decode_tile,
             PRECISION=self._precision, K_LARGEST=self._k_largest, V_LARGEST=self._v_largest, FORMAT=self._format_name,
-            num_warps=self._decode_warps, num_stages=self._decode_stages, **dependent_launch(q.device),
+            num_warps=self._decode_warps, num_stages=self._decode_stages, **dependent_launch(q),
         )  # fmt: skip
 
     def _prefill(self, layer: int, q: Tensor, out: Tensor) -> None:

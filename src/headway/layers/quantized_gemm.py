@@ -568,7 +568,7 @@ def multiply_codes(
         weight.num_outputs,
         K=weight.num_inputs, GROUP=weight.group_size, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, SPLITS=splits,
         STAGES=stages_that_fit(stages, (block_m + block_n) * block_k, x.device), num_warps=warps,
-        **dependent_launch(x.device),
+        **dependent_launch(x),
     )  # fmt: skip
     return out
 
@@ -628,7 +628,7 @@ def multiply_floats(
         K=weight.num_inputs, WORDS=weight.codes.shape[1] if weight.is_int4 else 0, PLANE=weight.plane,
         GROUP=weight.group_size, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, SPLITS=splits,
         NUM_PARTS=num_parts, PARTS_ROWS=triton.next_power_of_2(num_parts),
-        STAGES=stages_that_fit(stages, stage_bytes, x.device), num_warps=warps, **dependent_launch(x.device),
+        STAGES=stages_that_fit(stages, stage_bytes, x.device), num_warps=warps, **dependent_launch(x),
     )  # fmt: skip
     return out, then
 
@@ -678,7 +678,7 @@ def quantise_rows(
     quantise_kernel[(rows,)](
         x, residual, norm, codes, scales, eps, WIDTH=width, BLOCK=block,
         LARGEST=_FP8_LARGEST if dtype == FP8 else _INT8_LARGEST, SILU=silu, num_warps=min(max(block // 512, 1), 16),
-        **dependent_launch(source.device),
+        **dependent_launch(source),
     )  # fmt: skip
     return codes, scales
 

@@ -450,7 +450,7 @@ def one_row(
             out, x, numbers, scales, weight.group_scales, weight.group_offsets, bias, norm, residual, eps, num_outputs,
             K=num_inputs, WIDTH=numbers.shape[1], SPAN=span, SPANS=max(block_k // span, 1),
             PER_GROUP=weight.group_size // span if weight.is_int4 else 0, BLOCK_N=block_n, SWIGLU=swiglu, STAGES=stages,
-            num_warps=num_warps, **dependent_launch(x.device),
+            num_warps=num_warps, **dependent_launch(x),
         )  # fmt: skip
         return out
     block_n, block_k, num_warps, stages = blocks or _one_row_blocks(numbers, swiglu=swiglu)
@@ -470,7 +470,7 @@ def one_row(
         SWIGLU=swiglu,
         STAGES=stages,
         num_warps=num_warps,
-        **dependent_launch(x.device),
+        **dependent_launch(x),
     )
     return out
 
@@ -503,7 +503,7 @@ def split_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, 
         PRECISION=_precision(x),
         STAGES=_stages(4, x, block_m + _SPLIT_BLOCK_N, _SPLIT_BLOCK_K),
         num_warps=4,
-        **dependent_launch(x.device),
+        **dependent_launch(x),
     )
     return ScaledRows(scaled, squares)
 
@@ -531,7 +531,7 @@ def scaled_linear(x: ScaledRows, weight: Tensor, bias: Tensor | None, eps: float
         PRECISION=_precision(rows),
         STAGES=_stages(5, rows, _block_m(rows) + 32, 128),
         num_warps=4,
-        **dependent_launch(rows.device),
+        **dependent_launch(rows),
     )
     return out
 
@@ -562,7 +562,7 @@ def swiglu(
         PRECISION=_precision(x),
         STAGES=_stages(4, x, _block_m(x) + 2 * block_n, 128),
         num_warps=4,
-        **dependent_launch(x.device),
+        **dependent_launch(x),
     )
     return out
 

@@ -90,7 +90,7 @@ class TritonOps(Ops):
         block = triton.next_power_of_2(width)
         rms_norm_kernel[(rows,)](
             residual, delta, weight, out, eps,
-            WIDTH=width, BLOCK=block, num_warps=min(max(block // 512, 1), 16), **dependent_launch(residual.device),
+            WIDTH=width, BLOCK=block, num_warps=min(max(block // 512, 1), 16), **dependent_launch(residual),
         )  # fmt: skip
         return out
 
@@ -98,7 +98,7 @@ class TritonOps(Ops):
         rows, width = _contiguous(gate_up, "gate_up").shape
         out = torch.empty(rows, width // 2, dtype=gate_up.dtype, device=gate_up.device)
         silu_mul_kernel[(rows, triton.cdiv(width // 2, _SILU_BLOCK))](
-            gate_up, out, WIDTH=width // 2, BLOCK=_SILU_BLOCK, **dependent_launch(gate_up.device)
+            gate_up, out, WIDTH=width // 2, BLOCK=_SILU_BLOCK, **dependent_launch(gate_up)
         )
         return out
 
@@ -129,7 +129,7 @@ class TritonOps(Ops):
             NUM_HEADS=heads.num_heads, NUM_KV_HEADS=heads.num_kv_heads, HEAD_DIM=heads.head_dim,
             BLOCK_SIZE=kv.block_size, GROUP=group, PAIRS=pairs,
             K_LARGEST=kv.format.keys.largest, V_LARGEST=kv.format.values.largest, num_warps=1,
-            **dependent_launch(qkv.device),
+            **dependent_launch(qkv),
         )  # fmt: skip
         return q
 
