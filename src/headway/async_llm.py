@@ -49,8 +49,8 @@ class AsyncLLM:
     ...         print(output.outputs[0].text)
 
     Any number of requests may be under way: they share the batch. Everything belongs to the event loop in which it was
-    started. If the engine process dies or hangs, it is started again: requests that it had end with
-    `RequestFailedError`, and until it is ready new ones raise `EngineUnavailableError`.
+    started. If the engine process dies or hangs, it is started again, and requests go on behind the tokens that they
+    have as if nothing had happened.
     """
 
     def __init__(
@@ -59,15 +59,28 @@ class AsyncLLM:
         *,
         tokenizer_threads: int = 2,
         engine_factory: str | None = None,
+        resume: bool = True,
+        replicas: int = 1,
+        router: str = "prefix-aware",
         **options: Any,
     ) -> None:
         """Check the options; nothing is started yet. Without a model: the embedded one.
+
+        `replicas`: so many engine processes, a GPU or a share of the cores each, among which `router` divides requests.
+        Without `resume`, requests fail with the process that has them.
 
         `engine_factory`, "module:function", builds the engine in place of the usual one, for tests.
         """
         given = {name: _plain(value) for name, value in {"model": model, **options}.items()}
         self._config = EngineConfig.from_options(**given)
-        self._client = EngineClient(given, factory=engine_factory, log_level=_log_level())
+        self._client = EngineClient(
+            given,
+            factory=engine_factory,
+            log_level=_log_level(),
+            resumes=resume,
+            num_replicas=replicas,
+            router=router,
+        )
         self._threads = TokenizerThreads(tokenizer_threads)
         self._inputs: InputProcessor | None = None
         self._lengths: PredictionThread | None = None

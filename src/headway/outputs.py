@@ -164,6 +164,13 @@ class SilentProgress(NamedTuple):
     """Tokens that were added to its sequences, whether or not these are going to be returned."""
 
 
+class Told(NamedTuple):
+    """What is known of a completion, where its request goes on in another engine."""
+
+    token_ids: list[int]
+    is_finished: bool = False
+
+
 class GrowingOutput:
     """A request's deltas, put together again: linear in their number, where a record of each state is not."""
 

@@ -433,28 +433,42 @@ def test_lengths_are_logged_and_learnt(with_text: tuple[Running, Path]) -> None:
 # ---- the engine process ---------------------------------------------------------------------------------------------
 
 
-def test_a_killed_engine_ends_its_requests_and_is_started_again(slow: Running) -> None:
+def test_requests_of_a_killed_engine_go_on(slow: Running) -> None:
     async def test(llm: AsyncLLM) -> None:
-        outputs = llm.generate(PROMPT, LONG, "victim")
+        outputs = llm.generate(PROMPT, SamplingParams(max_tokens=300), "victim")
         await anext(outputs)
         assert llm._client.engine_pid is not None
         os.kill(llm._client.engine_pid, signal.SIGKILL)
-        with pytest.raises(RequestFailedError, match="the engine stopped") as caught:
-            await collect(outputs)
-        assert caught.value.outputs[0].outputs[0].finish_reason == "error"
-        assert caught.value.outputs[0].outputs[0].token_ids
-        assert not llm.is_ready
-        with pytest.raises(EngineUnavailableError):
-            await llm.check_health()
-        with pytest.raises(EngineUnavailableError):
-            await collect(llm.generate(PROMPT))
-        while not llm.is_ready:
-            await asyncio.sleep(0.01)
-        await llm.check_health()
-        *_, last = await collect(llm.generate(PROMPT, SamplingParams(max_tokens=5), "victim"))
-        assert last.outputs[0].text == letters(3, 5)
+        *_, last = await collect(outputs)
+        assert last.outputs[0].text == letters(3, 300) and last.outputs[0].finish_reason == "length"
+        assert llm._client.num_restarts >= 1
 
     slow.run(test)
+
+
+def test_without_resumption_a_killed_engine_ends_its_requests_and_is_started_again() -> None:
+    async def test() -> None:
+        async with asyncio.timeout(120), AsyncLLM(engine_factory=SLOW, resume=False) as llm:
+            outputs = llm.generate(PROMPT, LONG, "victim")
+            await anext(outputs)
+            assert llm._client.engine_pid is not None
+            os.kill(llm._client.engine_pid, signal.SIGKILL)
+            with pytest.raises(RequestFailedError, match="the engine stopped") as caught:
+                await collect(outputs)
+            assert caught.value.outputs[0].outputs[0].finish_reason == "error"
+            assert caught.value.outputs[0].outputs[0].token_ids
+            assert not llm.is_ready
+            with pytest.raises(EngineUnavailableError):
+                await llm.check_health()
+            with pytest.raises(EngineUnavailableError):
+                await collect(llm.generate(PROMPT))
+            while not llm.is_ready:
+                await asyncio.sleep(0.01)
+            await llm.check_health()
+            *_, last = await collect(llm.generate(PROMPT, SamplingParams(max_tokens=5), "victim"))
+            assert last.outputs[0].text == letters(3, 5)
+
+    asyncio.run(test())
 
 
 def test_shutdown_ends_what_runs_or_lets_it_end() -> None:

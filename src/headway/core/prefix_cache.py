@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from headway.core.blocks import CachedBlock, tail_digest
 from headway.core.eviction import EvictionPolicy, EvictionQueue, LeastRecentlyUsed
+from headway.core.routing import CacheChanges
 
 MAX_TAILS = 32
 """This many tails are kept below one block: to find one, tokens are compared with all of them."""
@@ -59,6 +60,8 @@ class PrefixCache:
         self._announced: dict[bytes, str] = {}
         self._num_idle = 0
         self._num_uses = 0
+        self.changes: CacheChanges | None = None
+        """What is to be reported, where somebody wants to know."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -70,6 +73,11 @@ class PrefixCache:
     def num_idle_blocks(self) -> int:
         """Cached blocks that no request uses; every one of them can be evicted."""
         return self._num_idle
+
+    def follow_changes(self) -> CacheChanges:
+        """Note from now on which full blocks come and go; those that are there come first."""
+        self.changes = CacheChanges(lambda: [block.digest for block in self if block.tail is None])
+        return self.changes
 
     def advance(self, now_s: float) -> None:
         """Set the time, which pins go by."""
@@ -160,6 +168,8 @@ class PrefixCache:
         block.enter(digest, parent)
         self._blocks[digest] = block
         self.stats.num_inserted_blocks += 1
+        if self.changes is not None:
+            self.changes.store(digest)
         return True
 
     def insert_tail(
@@ -236,6 +246,8 @@ class PrefixCache:
         block.version += 1
         if block.tail is not None:
             self._forget_tail(block)
+        elif self.changes is not None:
+            self.changes.evict(block.digest)
         if block.parent is not None:
             block.parent.num_children -= 1
 

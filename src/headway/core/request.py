@@ -157,6 +157,18 @@ class Request:
         self.num_preemptions = 0
         self._digests: list[bytes] = [] if fork_of is None else fork_of._digests.copy()
 
+    def resume(self, output_token_ids: Sequence[int]) -> None:
+        """Go on behind these tokens, which were generated elsewhere: as if it had been preempted there. To be called
+        before it is queued."""
+        self.output_token_ids = list(output_token_ids)
+        self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
+
+    def ends_with(self, num_tokens: int, last_token_id: int) -> RequestStatus | None:
+        """The final status of a request whose output has so many tokens, the last of them this one."""
+        if last_token_id in self.stop_token_ids and num_tokens >= self.min_tokens:
+            return RequestStatus.FINISHED_STOPPED
+        return RequestStatus.FINISHED_LENGTH if self.num_prompt_tokens + num_tokens >= self.max_total_tokens else None
+
     @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
@@ -240,11 +252,7 @@ class Request:
             self.num_pending_tokens -= 1
         else:
             self.num_tokens += 1
-        if token_id in self.stop_token_ids and len(self.output_token_ids) >= self.min_tokens:
-            return RequestStatus.FINISHED_STOPPED
-        if self.num_tokens - self.num_pending_tokens >= self.max_total_tokens:
-            return RequestStatus.FINISHED_LENGTH
-        return None
+        return self.ends_with(len(self.output_token_ids), token_id)
 
     def __repr__(self) -> str:
         return (

@@ -96,7 +96,7 @@ class EngineCore:
         params = request.sampling_params
         if params is not None and params.is_guided:
             assert self._guides is not None, "nothing here guides requests"
-            self._guides.add(request.request_id, params)
+            self._guides.add(request.request_id, params, request.output_token_ids)
 
     def finish_request(self, request_id: str, status: RequestStatus) -> None:
         """End a live request from outside."""

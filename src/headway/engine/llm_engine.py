@@ -22,7 +22,7 @@ from headway.engine.step_report import EngineStep
 from headway.errors import ConfigError, InvalidRequestError
 from headway.executor import Executor
 from headway.models.decoder_config import DecoderConfig
-from headway.outputs import RequestOutput, Streaming
+from headway.outputs import RequestOutput, Streaming, Told
 from headway.predict import AnswerLengths, PromptView
 from headway.sampling_params import SamplingParams
 from headway.structured.compiling import GrammarCompiler
@@ -163,6 +163,26 @@ class LLMEngine:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
         if stream:
             request.params.check_can_stream()
+
+    def resume(self, request: PreparedRequest, told: Sequence[Told]) -> RequestOutput | None:
+        """Queue a prepared request, as deltas, that goes on from elsewhere: `told` says what its completions have, and
+        their next tokens are those that they would have had there. Returns ends that are still to be told, if any."""
+        if len(told) != len(request.children):
+            raise InvalidRequestError(
+                f"{len(told)} completions go on, and the request has {len(request.children)}.", param="told"
+            )
+        self._check_new(request, "delta")
+        for own in told:
+            if own.token_ids and not 0 <= min(own.token_ids) <= max(own.token_ids) < self.model_config.vocab_size:
+                raise InvalidRequestError("A token to go on from is outside the vocabulary.", param="told")
+        self._outputs.add(request, stream="delta", now_s=self._now())
+        output = self._outputs.resume(request.request_id, told, now_s=self._now())
+        ended = () if output is None else {each.index for each in output.outputs}
+        for index, (child, own) in enumerate(zip(request.children, told, strict=True)):
+            if index not in ended and not own.is_finished:
+                child.resume(own.token_ids)
+                self.core.add_request(child)
+        return output
 
     def _queue(self, request: PreparedRequest, stream: Streaming) -> None:
         if request.params.use_beam_search:

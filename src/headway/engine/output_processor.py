@@ -17,6 +17,7 @@ from headway.core import (
     NewRequest,
     PooledPrompt,
     PromptLogprobs,
+    Request,
     RequestStatus,
     RequestUpdate,
     SchedulerOutput,
@@ -33,6 +34,7 @@ from headway.outputs import (
     RequestOutput,
     SilentProgress,
     Streaming,
+    Told,
 )
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
@@ -68,6 +70,27 @@ class _Completion:
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
             self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
+
+    def resume(self, told: Told, child: Request) -> None:
+        """Stand where it stood elsewhere after these tokens, of which everything was told but perhaps the end."""
+        for token_id in told.token_ids:
+            self.token_ids.append(token_id)
+            if self._detokenizer is not None:
+                text = self._detokenizer.append((token_id,))
+                self._stops.append(text, search=len(self.token_ids) >= self.params.min_tokens)
+        self._num_told = len(self.token_ids)
+        if self.logprobs is not None:
+            self.logprobs = [{}] * self._num_told
+        status = child.ends_with(self._num_told, self.token_ids[-1]) if self.token_ids else None
+        if self._stops.matched is not None:
+            self._ending = ("stop", self._stops.matched)
+        elif status is not None:
+            last = self.token_ids[-1] if status is RequestStatus.FINISHED_STOPPED else None
+            self._ending = (cast(FinishReason, status.value), None if last in self._eos_token_ids else last)
+        if told.is_finished:
+            self.finish_reason = "stop"  # whatever it was: it is not told again
+        elif self._ending is not None:
+            self.tell_end()
 
     def take(self, update: RequestUpdate) -> bool:
         """Take in new tokens. Returns whether a stop string has just ended what the scheduler thinks goes on: then the
@@ -240,6 +263,10 @@ class _LiveRequest:
         self._num_cached_tokens = new.num_computed_tokens
         return True
 
+    def note_prompt_told(self) -> None:
+        """What there is to say of its prompt is known."""
+        self._has_told_prompt = True
+
     def note_changed(self, completion: _Completion) -> None:
         """The next delta has news of this completion."""
         self._changed[completion] = None
@@ -368,6 +395,26 @@ class OutputProcessor:
         self._live[request.request_id] = live
         for child, completion in zip(request.children, live.completions, strict=True):
             self._owner[child.request_id] = (live, completion)
+
+    def resume(self, request_id: str, told: Sequence[Told], *, now_s: float) -> RequestOutput | None:
+        """A request that was just added goes on from elsewhere, where this was told of its completions. Returns the
+        ends that are still to be told, if there are any."""
+        live = self._live[request_id]
+        ended = []
+        for completion, own, child in zip(live.completions, told, live.request.children, strict=True):
+            completion.resume(own, child)
+            if completion.finish_reason is not None and not own.is_finished:
+                ended.append(completion)
+                live.note_changed(completion)
+        if any(own.token_ids for own in told):
+            live.note_first_token(now_s)
+            live.note_prompt_told()
+        if not ended:
+            return None
+        output = live.news(now_s)
+        if output.finished:
+            self._forget(live)
+        return output
 
     def abort(self, request_id: str, *, now_s: float) -> tuple[RequestOutput, list[str]]:
         """End a request. Returns its last output and its sequences that the scheduler still has."""

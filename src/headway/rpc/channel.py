@@ -12,19 +12,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import select
 import socket
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import msgspec
 
 from headway.errors import EngineStartError, HeadwayError
 from headway.rpc.messages import (
+    CacheNews,
     EngineReady,
     FromEngine,
     Heartbeat,
@@ -50,7 +52,7 @@ EXIT_GRACE_S = 3.0
 """How long a process may take to exit, beyond what it was given to drain or once its socket is closed."""
 KILLED_S = 2.0
 """How long the kernel may take to end a process that was killed; one that it cannot end is left to it."""
-News = StepBatch | Snapshot | Heartbeat
+News = StepBatch | Snapshot | CacheNews | Heartbeat
 _LENGTH = struct.Struct("<I")
 
 
@@ -200,12 +202,15 @@ class EngineConnection(asyncio.Protocol):
         self._process: asyncio.subprocess.Process | None = None
         self._transport: asyncio.Transport | None = None
 
-    async def open(self, start: Start, *, factory: str | None) -> EngineReady:
-        """Spawn the process and wait until it is ready. If anything goes wrong, nothing of it stays behind."""
+    async def open(
+        self, start: Start, *, factory: str | None, environment: Mapping[str, str] | None = None
+    ) -> EngineReady:
+        """Spawn the process, with this added to the environment, and wait until it is ready. If anything goes wrong,
+        nothing of it stays behind."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = await _spawn(theirs, factory)
+                self._process = await _spawn(theirs, factory, environment or {})
             self.pid = self._process.pid
             await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
             self.send(start)
@@ -277,11 +282,17 @@ class EngineConnection(asyncio.Protocol):
             self._on_news(message)
 
 
-async def _spawn(inherited: socket.socket, factory: str | None) -> asyncio.subprocess.Process:
+async def _spawn(
+    inherited: socket.socket, factory: str | None, environment: Mapping[str, str]
+) -> asyncio.subprocess.Process:
     """The child gets one end of the socket pair, no input, and the front end's standard error for its log. It looks for
     modules in the working directory only if it has to find a factory."""
     command = ["-m", "headway.rpc.engine_process", "--fd", str(inherited.fileno())]
     command = ["-P", *command] if factory is None else [*command, "--factory", factory]
     return await asyncio.create_subprocess_exec(
-        sys.executable, *command, stdin=asyncio.subprocess.DEVNULL, pass_fds=(inherited.fileno(),)
+        sys.executable,
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        pass_fds=(inherited.fileno(),),
+        env={**os.environ, **environment},
     )

@@ -1,52 +1,56 @@
-"""The engine as the front end knows it: requests in, streams of deltas out, whatever happens to the process behind.
+"""The engine as the front end knows it: requests in, streams of deltas out, whatever happens to the processes behind.
 
-    start() ──► ready ──► requests, streams ──► shutdown()
-                  ▲            │ the process dies: every open stream ends with an error, health is bad at once
-                  └─ back-off ─┘
+    submit ──► router ──► replica 0 ┐
+                          replica 1 ├──► deltas ──► stream of the request
+                          …         ┘
 
-A process that hangs, or whose loop is stuck in a step, makes health bad first and is killed and replaced later: see
-`supervision`.
+A request whose replica dies, hangs or shuts down goes on in another one, or in the same when that is back: with the
+tokens that were told, behind which come the tokens that it would have had there. Its reader sees a pause. After
+`Patience.resume_s` without a replica it ends with an error.
+
+A request may be what kills engines. Those that have seen `SUSPECT_DEATHS` of them and got no token in between are tried
+one by one beside the others; one in whose trials `MAX_TRIALS` engines die ends with an error.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from headway.errors import EngineStartError, EngineUnavailableError, InvalidRequestError
-from headway.rpc.channel import EXIT_GRACE_S, EngineConnection, News
+from headway.core.blocks import block_digests, root_digest
+from headway.core.routing import CacheReport, Router, expected_tokens
+from headway.errors import ConfigError, EngineUnavailableError, InvalidRequestError
+from headway.outputs import Told
+from headway.rpc.channel import News
 from headway.rpc.messages import (
     AbortRequests,
     AddRequest,
     BlockSnapshot,
+    CacheNews,
     Delta,
     EngineReady,
     EngineStats,
-    Heartbeat,
-    Shutdown,
-    Start,
     StepBatch,
     StepSnapshot,
+    TellCache,
     Watch,
 )
 from headway.rpc.streams import RequestStream, SnapshotStream
-from headway.rpc.supervision import Backoff, Patience, Watchdog
-from headway.sampling_params import SamplingParams
+from headway.rpc.supervision import TICK_S, Backoff, EngineSpec, Patience, Replica, divided
 
 logger = logging.getLogger(__name__)
 
 ENGINE_STOPPED = "the engine stopped; please retry"
 """What the requests of an engine that has ended are told."""
-
-TICK_S = 0.5
-"""How often the watchdog looks. If this process itself was held up, no more than two of these count as time that passed
-for the engine: what it sent meanwhile has not been read."""
+SUSPECT_DEATHS = 2
+MAX_TRIALS = 3
+TOO_MANY_DEATHS = "the engine stopped again and again when it came to this request"
+SHUTTING_DOWN = "the server is shutting down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,40 @@ class Health:
 _HEALTHY = Health(True, "")
 
 
+class _Open:
+    """A request that was submitted and has neither ended nor been aborted."""
+
+    __slots__ = ("num_deaths", "num_trials", "parked_s", "replica", "request", "stream", "told")
+
+    def __init__(self, request: AddRequest, stream: RequestStream) -> None:
+        self.request = request
+        self.stream = stream
+        self.replica: Replica | None = None  # None: it waits for one
+        self.parked_s = 0.0  # since when
+        self.num_deaths = 0  # of engines that had it, since its last token
+        self.num_trials = 0  # of these, while it was tried
+        self.told: list[Told] | None = None
+        params = request.params
+        if params is not None and params.can_stream:
+            self.told = [Told([]) for _ in range(params.n)]
+
+    def note(self, delta: Delta) -> None:
+        """Remember what its reader gets."""
+        if delta.token_ids or delta.progress is not None:
+            self.num_deaths = self.num_trials = 0
+        if self.told is not None and delta.index < len(self.told):
+            own = self.told[delta.index]
+            own.token_ids.extend(delta.token_ids)
+            if delta.finish_reason is not None:
+                self.told[delta.index] = Told(own.token_ids, True)
+
+    def message(self) -> AddRequest:
+        """What a replica is to do now."""
+        if self.told is None or not any(own.token_ids or own.is_finished for own in self.told):
+            return self.request
+        return msgspec.structs.replace(self.request, told=self.told)
+
+
 class EngineClient:
     """Everything here belongs to the event loop in which `start` was awaited."""
 
@@ -69,126 +107,201 @@ class EngineClient:
         *,
         factory: str | None = None,
         patience: Patience | None = None,
-        backoff: Backoff | None = None,
+        backoff: Callable[[], Backoff] = Backoff,
         log_level: str = "INFO",
+        resumes: bool = True,
+        num_replicas: int = 1,
+        router: str = "prefix-aware",
     ) -> None:
-        """`options` are those of `EngineConfig`, flat. `factory` names another engine, see `engine_process`."""
-        self.info: EngineReady | None = None
-        """What the engine said of itself when it got ready; stays while it is being restarted."""
-        self.stats: EngineStats | None = None
-        """As of the last step. Counters go on over restarts."""
-        self.num_restarts = 0
-        self._options = dict(options or {})
-        self._factory = factory
-        self._log_level = log_level
-        self._watchdog = Watchdog(patience or Patience())
-        self._backoff = backoff or Backoff()
-        self._connection: EngineConnection | None = None  # set while the engine takes requests
-        self._process: EngineConnection | None = None  # the last one that was started, perhaps gone
-        self._problem: str | None = "the engine is starting"
-        self._was_well = True
-        self._streams: dict[str, RequestStream] = {}
-        self._sent_params: SamplingParams | None = None  # of the last request that this process got
-        self._aborted: list[str] = []
+        """`options` are those of `EngineConfig`, flat. `factory` names another engine, see `engine_process`. Without
+        `resumes`, requests end with the process that has them."""
+        if num_replicas < 1:
+            raise ConfigError(f"There must be at least one replica, not {num_replicas}.")
+        self._patience = patience or Patience()
+        self._resumes = resumes
+        self._router = Router(router, block_size=1)  # learnt when the first replica is ready
+        is_reported = num_replicas > 1 and self._router.needs_digests
+        spec = EngineSpec(dict(options or {}), factory, log_level, reports_cache=is_reported)
+        self.replicas = [
+            Replica(place, own, self, patience=self._patience, backoff=backoff())
+            for place, own in enumerate(divided(spec, num_replicas))
+        ]
+        self._open: dict[str, _Open] = {}
+        self._tried: _Open | None = None  # the one request, of those that may kill engines, that an engine has
+        self._aborted: dict[Replica, list[str]] = {}
         self._viewers: list[SnapshotStream] = []
         self._step_listeners: list[Callable[[EngineStats], None]] = []
         self._closing = False
-        self._tasks: list[asyncio.Task[None]] = []
-        self._ready_s = 0.0
+        self._watching: asyncio.Task[None] | None = None
 
     # ---- its life -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the engine and wait until it takes requests; `EngineStartError` if it cannot. From then on it is
         started again whenever it ends."""
-        watching = asyncio.create_task(self._watch())
-        self._tasks.append(watching)
+        starting = [asyncio.create_task(replica.start()) for replica in self.replicas]
         try:
-            await self._open()
+            await asyncio.gather(*starting)
         except BaseException:
-            watching.cancel()
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            await asyncio.gather(*(replica.shutdown() for replica in self.replicas))
             raise
-        self._tasks.append(asyncio.create_task(self._keep_running()))
+        self._watching = asyncio.create_task(self._watch_parked())
 
     async def shutdown(self, drain_s: float = 0.0) -> None:
-        """Take no new requests, let the others go on for at most `drain_s` seconds, and end the process: it has
-        `EXIT_GRACE_S` for that, and none if it gives no sign of life. Called again, it does not wait."""
-        deadline_s = asyncio.get_running_loop().time() + drain_s + EXIT_GRACE_S
-        is_first, self._closing = not self._closing, True
-        self._problem = "the server is shutting down"
-        process = self._connection
-        if process is not None and is_first:
-            process.send(Shutdown(drain_s))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(deadline_s):
-                    await process.lost.wait()
-                    await process.wait_for_exit()
-        if self._process is not None:
-            self._process.kill()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._process is not None:
-            await self._process.end()
-        self._end_streams()
+        """Take no new requests, let the others go on for at most `drain_s` seconds, and end the processes. Called
+        again, it does not wait."""
+        self._closing = True
+        await asyncio.gather(*(replica.shutdown(drain_s) for replica in self.replicas))
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        for own in list(self._open.values()):
+            self._fail(own, ENGINE_STOPPED)
         for viewer in self._viewers.copy():
             viewer.close()
 
     @property
+    def info(self) -> EngineReady | None:
+        """What an engine said of itself when it got ready. All are alike."""
+        return next((replica.info for replica in self.replicas if replica.info is not None), None)
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """Of all replicas together, as of the last step. Counters go on over restarts."""
+        if len(self.replicas) == 1:
+            return self.replicas[0].stats
+        known = [replica.stats for replica in self.replicas if replica.stats is not None]
+        return summed(known) if known else None
+
+    @property
+    def num_restarts(self) -> int:
+        """How often an engine was started again."""
+        return sum(replica.num_restarts for replica in self.replicas)
+
+    @property
     def health(self) -> Health:
-        """Good only while requests are taken and make progress."""
-        problem = self._problem or self._watchdog.problem
-        return _HEALTHY if problem is None else Health(False, problem)
+        """Good only while requests are taken and make progress, by one replica at least."""
+        if self._closing:
+            return Health(False, SHUTTING_DOWN)
+        problems = [replica.problem for replica in self.replicas]
+        if None in problems:
+            return _HEALTHY
+        return Health(False, problems[0] or ENGINE_STOPPED)
 
     @property
     def engine_pid(self) -> int | None:
-        """The process behind, if there is one that takes requests."""
-        return None if self._connection is None else self._connection.pid
+        """The first process behind, if there is one that takes requests."""
+        return next((replica.pid for replica in self.replicas if replica.pid is not None), None)
 
     @property
     def num_open_streams(self) -> int:
         """Requests that were submitted and have neither ended nor been aborted."""
-        return len(self._streams)
+        return len(self._open)
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def submit(self, request: AddRequest) -> RequestStream:
-        """Send a request to the engine. Its id must never have been used before.
+        """Send a request to an engine. Its id must never have been used before.
 
         Raises `EngineUnavailableError` if it cannot be taken now, `InvalidRequestError` if it does not fit into a
         message. What the engine itself refuses ends the stream with an error.
         """
-        if self._connection is None or self._closing:
-            raise EngineUnavailableError(self._problem or ENGINE_STOPPED)
-        if request.request_id in self._streams:
+        if request.request_id in self._open:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
-        is_known = request.params is self._sent_params
-        try:
-            self._connection.send(msgspec.structs.replace(request, params=None) if is_known else request)
-        except (UnicodeEncodeError, OverflowError, TypeError) as error:
-            raise InvalidRequestError("The request has a text or a number that cannot be stored.") from error
-        self._sent_params = request.params
         stream = RequestStream(request.request_id, self._abort)
-        self._streams[request.request_id] = stream
+        own = _Open(request, stream)
+        if not self._place(own):
+            if self._closing or not self._resumes:
+                raise EngineUnavailableError(self.health.reason or ENGINE_STOPPED)
+            self._park(own)
+        self._open[request.request_id] = own
         return stream
+
+    def _place(self, own: _Open) -> bool:
+        """Send it to a replica, if there is one."""
+        if self._closing or not any(replica.is_ready for replica in self.replicas):
+            return False
+        if own.num_deaths >= SUSPECT_DEATHS:
+            if self._tried not in (None, own):
+                return False
+            self._tried = own
+        request = own.message()
+        replica = self.replicas[0] if len(self.replicas) == 1 else self.replicas[self._route(own)]
+        is_known = request.params is replica.sent_params
+        try:
+            replica.send(msgspec.structs.replace(request, params=None) if is_known else request)
+        except (UnicodeEncodeError, OverflowError, TypeError) as error:
+            self._router.end(request.request_id)
+            raise InvalidRequestError("The request has a text or a number that cannot be stored.") from error
+        replica.sent_params = request.params
+        own.replica = replica
+        return True
+
+    def _route(self, own: _Open) -> int:
+        request, info = own.request, self.info
+        assert info is not None and request.params is not None
+        prompt, told = request.prompt_token_ids, own.told or ()
+        max_tokens = request.params.max_tokens or info.max_model_len - len(prompt)
+        num_told = sum(len(each.token_ids) for each in told)
+        num_answer = request.params.n * expected_tokens(max_tokens, request.options.predicted_tokens) - num_told
+
+        def digests() -> Sequence[bytes]:
+            num_blocks = len(prompt) // info.block_size
+            tokens = tuple(prompt[: num_blocks * info.block_size])
+            return block_digests(root_digest(request.options.cache_salt), tokens, info.block_size)
+
+        return self._router.route(
+            request.request_id,
+            num_prompt_tokens=len(prompt) + num_told,
+            num_answer_tokens=max(num_answer, 1),
+            digests=digests,
+        )
+
+    def _park(self, own: _Open) -> None:
+        """It waits until there is a replica."""
+        own.replica, own.parked_s = None, asyncio.get_running_loop().time()
+
+    def _fail(self, own: _Open, why: str) -> None:
+        request_id = own.request.request_id
+        self._forget(request_id)
+        own.stream.push(Delta(request_id, finish_reason="error", error=why, error_status=503, is_last=True))
+
+    def _forget(self, request_id: str) -> _Open | None:
+        self._router.end(request_id)
+        own = self._open.pop(request_id, None)
+        if own is not None and own is self._tried:
+            self._end_trial()
+        return own
+
+    def _end_trial(self) -> None:
+        self._tried = None
+        self._place_parked()
+
+    def _place_parked(self) -> int:
+        parked = [own for own in self._open.values() if own.replica is None]
+        return sum(map(self._place, parked))
 
     def _abort(self, request_id: str) -> None:
         """All aborts of one turn of the event loop travel together."""
-        if self._streams.pop(request_id, None) is not None:
+        own = self._forget(request_id)
+        if own is not None and own.replica is not None:
             if not self._aborted:
                 asyncio.get_running_loop().call_soon(self._send_aborts)
-            self._aborted.append(request_id)
+            self._aborted.setdefault(own.replica, []).append(request_id)
 
     def _send_aborts(self) -> None:
-        request_ids, self._aborted = self._aborted, []
-        if self._connection is not None:
-            self._connection.send(AbortRequests(request_ids))
+        aborted, self._aborted = self._aborted, {}
+        for replica, request_ids in aborted.items():
+            replica.send(AbortRequests(request_ids))
 
     # ---- watching -------------------------------------------------------------------------------------------------
 
     def watch(self) -> SnapshotStream:
-        """The blocks as they are, and every step from now on, until the stream is closed. The engine makes snapshots
-        only while a stream is open."""
+        """The blocks as they are, and every step from now on, until the stream is closed; of the first replica. The
+        engine makes snapshots only while a stream is open."""
         viewer = SnapshotStream(self._leave)
         self._viewers.append(viewer)
         self._tell_watching()
@@ -204,131 +317,122 @@ class EngineClient:
             self._tell_watching()
 
     def _tell_watching(self) -> None:
-        if self._connection is not None:
-            self._connection.send(Watch(on=bool(self._viewers)))
+        self.replicas[0].send(Watch(on=bool(self._viewers)))
 
-    # ---- what comes from the engine -------------------------------------------------------------------------------
+    # ---- what replicas say ----------------------------------------------------------------------------------------
 
-    def _take(self, news: News) -> None:
+    def take(self, replica: Replica, news: News) -> None:
+        """Something came from a replica."""
         if type(news) is StepBatch:
-            self._watchdog.note_step()
-            self._take_step(news)
-        elif type(news) is Heartbeat:
-            self._watchdog.note_life(news.turn_s)
+            self._take_step(replica, news)
+        elif type(news) is CacheNews:
+            report = CacheReport(news.number, news.stored, news.evicted, news.is_whole)
+            if not self._router.index.take(replica.place, report):
+                replica.send(TellCache())
         elif type(news) is StepSnapshot or type(news) is BlockSnapshot:
             for viewer in self._viewers:
                 viewer.push(news)
 
-    def _take_step(self, step: StepBatch) -> None:
-        self.stats = step.stats
-        streams = self._streams
+    def _take_step(self, replica: Replica, step: StepBatch) -> None:
+        requests, routes = self._open, len(self.replicas) > 1
         for request_id in step.begun:
-            if request_id in streams:
-                streams[request_id].note_begun()
+            own = requests.get(request_id)
+            if own is not None and own.replica is replica:
+                own.stream.note_begun()
         for delta in step.deltas:
-            stream = streams.get(delta.request_id)
-            if stream is not None:  # else it was aborted when this was on its way
-                if delta.is_last:
-                    del streams[delta.request_id]
-                stream.push(delta)
-        for listener in self._step_listeners:
-            listener(step.stats)
+            own = requests.get(delta.request_id)
+            if own is None or own.replica is not replica:  # it was aborted, or moved, when this was on its way
+                continue
+            if delta.error is not None and delta.error_status == 503 and self._resumes and not self._closing:
+                self._note_leaving(replica)
+                self._move(own)
+                continue
+            own.note(delta)
+            if own is self._tried and not own.num_deaths:
+                self._end_trial()
+            if delta.is_last:
+                self._forget(delta.request_id)
+            elif routes:
+                self._router.note_tokens(delta.request_id, len(delta.token_ids))
+            own.stream.push(delta)
+        if self._step_listeners:
+            stats = self._stats_after(step.stats)
+            for listener in self._step_listeners:
+                listener(stats)
 
-    # ---- supervision ----------------------------------------------------------------------------------------------
+    def _stats_after(self, step: EngineStats) -> EngineStats:
+        """The state of all replicas, with what is told of the step itself."""
+        if len(self.replicas) == 1:
+            return step
+        stats = self.stats
+        assert stats is not None
+        return msgspec.structs.replace(
+            stats, step_s=step.step_s, schedule_s=step.schedule_s, kind=step.kind, num_step_tokens=step.num_step_tokens
+        )
 
-    async def _open(self) -> None:
-        self._process = connection = EngineConnection(self._take, self._note_loss)
-        self._watchdog.note_start()
-        heartbeat_s = self._watchdog.patience.heartbeat_s
-        start = Start(self._options, log_level=self._log_level, counted=self.stats, heartbeat_s=heartbeat_s)
-        self.info = await connection.open(start, factory=self._factory)
-        if connection.lost.is_set():  # it said that it was ready, and died
-            return
-        self._connection = connection
-        self._sent_params = None
-        self._watchdog.note_ready()
-        self._ready_s = asyncio.get_running_loop().time()
-        if not self._closing:
-            self._problem = None
-        if self._viewers:
+    def note_ready(self, replica: Replica) -> None:
+        """A replica takes requests: those that wait go on there."""
+        assert replica.info is not None
+        self._router.block_size = replica.info.block_size
+        self._router.add(replica.place, max_num_seqs=replica.info.max_num_seqs)
+        if self._viewers and replica.place == 0:
             self._tell_watching()
+        if num_placed := self._place_parked():
+            logger.warning("%d requests go on", num_placed)
 
-    def _note_loss(self, connection: EngineConnection) -> None:
-        """No more news from this process."""
-        if connection is self._connection:
-            self._connection = None
-            self._watchdog.note_start()
-            if not self._closing:
-                self._problem = "the engine stopped and is being restarted"
-            self._forget_state()
-            self._end_streams()
-
-    def _forget_state(self) -> None:
-        """What ran and held blocks went with its process; what was counted stays."""
-        if self.stats is not None and self.info is not None:
-            self.stats = msgspec.structs.replace(
-                self.stats,
-                num_running=0,
-                num_waiting=0,
-                num_used_blocks=0,
-                num_used_slots=0,
-                num_cached_blocks=0,
-                num_table_entries=0,
-                num_host_blocks=0,
-                num_free_blocks=self.info.num_blocks,
-            )
-
-    def _end_streams(self) -> None:
-        streams, self._streams = self._streams, {}
-        for request_id, stream in streams.items():
-            stream.push(Delta(request_id, finish_reason="error", error=ENGINE_STOPPED, error_status=503, is_last=True))
-
-    async def _keep_running(self) -> None:
-        """Start the engine again whenever it ends, unless it was asked to."""
-        while not self._closing:
-            assert self._process is not None
-            await self._process.lost.wait()
-            status = await self._process.end(EXIT_GRACE_S)
-            if self._closing:
-                return
-            served_s = asyncio.get_running_loop().time() - self._ready_s
-            await self._restart(f"the engine process ended with status {status}", served_s)
-
-    async def _restart(self, why: str, served_s: float) -> None:
-        """Try until it is ready again."""
-        while True:
-            delay_s = self._backoff.next_delay_s(served_s=served_s)
-            logger.error("%s; it is started again in %g s", why, delay_s)
-            await asyncio.sleep(delay_s)
-            try:
-                await self._open()
-            except (EngineStartError, OSError) as error:
-                why, served_s = f"the engine could not be started: {error}", 0.0
+    def note_loss(self, replica: Replica) -> None:
+        """A replica is gone: what it had goes on elsewhere, or ends."""
+        self._router.remove(replica.place)
+        lost = [own for own in self._open.values() if own.replica is replica]
+        for own in lost:
+            own.replica = None
+            own.num_deaths += 1
+            if own is self._tried:
+                own.num_trials += 1
+                self._tried = None
+        for own in lost:
+            if self._closing or not self._resumes:
+                self._fail(own, ENGINE_STOPPED)
+            elif own.num_trials >= MAX_TRIALS:
+                self._fail(own, TOO_MANY_DEATHS)
             else:
-                self.num_restarts += 1
-                logger.warning("the engine is ready again")
-                return
+                self._move(own)
 
-    async def _watch(self) -> None:
-        """Let time pass for the watchdog, and do as it says."""
-        tick_s = min(TICK_S, self._watchdog.patience.heartbeat_s)
+    def note_problem(self, replica: Replica) -> None:
+        """A replica that gives no sign of life gets no new requests while others can take them."""
+        self._router.suspend(replica.place, replica.problem is not None)
+
+    def _note_leaving(self, replica: Replica) -> None:
+        """A process shuts down by itself, and refuses requests."""
+        replica.is_leaving = True
+        self._router.suspend(replica.place, True)
+
+    def _move(self, own: _Open) -> None:
+        self._router.end(own.request.request_id)
+        if not self._place(own):
+            self._park(own)
+
+    async def _watch_parked(self) -> None:
+        """Requests do not wait for ever."""
         loop = asyncio.get_running_loop()
-        before_s = loop.time()
         while True:
-            await asyncio.sleep(tick_s)
-            now_s = loop.time()
-            self._watchdog.pass_time(min(now_s - before_s, 2 * tick_s))
-            before_s = now_s
-            self._log_problem(self._watchdog.problem)
-            process = self._process
-            if process is not None and not process.lost.is_set() and self._watchdog.is_lost(ending=self._closing):
-                logger.error("the engine process %d is ended: it hangs", process.pid)
-                process.kill()
+            await asyncio.sleep(TICK_S)
+            oldest_s = loop.time() - self._patience.resume_s
+            for own in list(self._open.values()):
+                if own.replica is None and own.parked_s < oldest_s:
+                    self._fail(own, ENGINE_STOPPED)
 
-    def _log_problem(self, problem: str | None) -> None:
-        """Once when it begins, once when it is over."""
-        if problem is not None and self._was_well:
-            logger.error("%s; %d requests are open", problem, len(self._streams))
-        elif problem is None and not self._was_well and self._connection is not None:
-            logger.warning("the engine is well again")
-        self._was_well = problem is None
+
+_COUNTS = tuple(
+    field.name
+    for field in msgspec.structs.fields(EngineStats)
+    if field.name not in ("step_s", "schedule_s", "kind", "num_step_tokens", "num_accepted_at")
+)
+
+
+def summed(each: Sequence[EngineStats]) -> EngineStats:
+    """The numbers of several engines together; what is told of a single step is left out."""
+    sums: dict[str, Any] = {name: sum(getattr(stats, name) for stats in each) for name in _COUNTS}
+    longest = max(len(stats.num_accepted_at) for stats in each)
+    padded = [stats.num_accepted_at + [0] * (longest - len(stats.num_accepted_at)) for stats in each]
+    return EngineStats(**sums, num_accepted_at=[sum(column) for column in zip(*padded, strict=True)])

@@ -11,20 +11,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
 from headway.engine.llm_engine import LLMEngine
-from headway.engine.step_report import EngineStep, StepReport
+from headway.engine.step_report import StepReport
 from headway.errors import HeadwayError, InvalidRequestError
 from headway.outputs import LogprobsOfOnePosition, RequestMetrics, RequestOutput, Streaming
 from headway.rpc.engine_counters import EngineCounters
 from headway.rpc.messages import (
     AbortRequests,
     AddRequest,
+    CacheNews,
     Delta,
     EngineStats,
     FromEngine,
@@ -32,6 +33,7 @@ from headway.rpc.messages import (
     RequestTimings,
     Shutdown,
     StepBatch,
+    TellCache,
     ToEngine,
     TokenLogprob,
     UnreadableRequest,
@@ -40,9 +42,6 @@ from headway.rpc.messages import (
 from headway.rpc.step_snapshots import SnapshotMaker
 from headway.sampling_params import SamplingParams
 from headway.structured.compiling import REFUSAL, Compiled
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +59,7 @@ PROBE = "#probe"
 REQUEST_FAILED = "the engine failed to process this request"
 SHUTTING_DOWN = "the server is shutting down"
 NO_PARAMS = "the request has the parameters of one before it that could not be read"
+NO_ERRORS: Mapping[str, str] = {}
 NOTHING_FOUND = "stop_token_ids and min_tokens leave no token that a search could go on with"
 
 
@@ -84,17 +84,20 @@ class EngineLoop:
         channel: Channel,
         *,
         counted: EngineStats | None = None,
+        reports_cache: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._channel = channel
         self._now = now
         self._counters = EngineCounters(engine.core.scheduler, engine.beams, counted=counted)
+        prefix_cache = engine.core.scheduler.kv_cache.prefix_cache
+        self._cache = prefix_cache.follow_changes() if reports_cache and prefix_cache is not None else None
         self._snapshots = SnapshotMaker(engine.core.scheduler, engine.beams, now=now)
         self._line: deque[AddRequest] = deque()  # requests that have come and are not prepared
         self._last_params: SamplingParams | None = None  # of the request that came last, if they could be read
         self._compiling: list[tuple[AddRequest, Future[Compiled]]] = []  # requests that wait for their grammar
-        self._refused: list[Delta] = []
+        self._refused: list[Delta] = []  # and what else is said without a step
         self._live: set[str] = set()
         self._silent: set[str] = set()  # those of them that tell nothing but progress before their end
         self._is_watched = False
@@ -137,7 +140,8 @@ class EngineLoop:
             self._send_step([])
         if is_idle and self._is_watched and self._snapshots.is_map_stale:
             self._channel.send(self._snapshots.blocks())
-        may_sleep = is_idle and not self._is_in_doubt and self._drain_until_s is None
+        has_told = is_idle and self._tell_cache()
+        may_sleep = is_idle and not has_told and not self._is_in_doubt and self._drain_until_s is None
         self._turn_started_s = None
         idle_s = COMPILE_POLL_S if self._compiling else IDLE_S
         messages = self._channel.receive(timeout_s=idle_s if may_sleep else 0.0)
@@ -166,6 +170,9 @@ class EngineLoop:
             self._is_watched = message.on
             if message.on:
                 self._channel.send(self._snapshots.blocks())
+        elif isinstance(message, TellCache):
+            if self._cache is not None:
+                self._cache.tell_all()
         elif isinstance(message, Shutdown):
             self.drain(message.drain_s)
 
@@ -229,16 +236,21 @@ class EngineLoop:
         params = request.params
         assert params is not None
         stream: Streaming = "delta" if params.can_stream else False
+        ended: RequestOutput | None = None
         try:
-            self._engine.add_request(
-                request.request_id, request.prompt_token_ids, params, request.options, stream=stream
-            )
+            prepared = self._engine.prepare(request.request_id, request.prompt_token_ids, params, request.options)
+            if request.told is None:
+                self._engine.submit(prepared, stream=stream)
+            else:
+                ended = self._engine.resume(prepared, request.told)
         except Exception as error:
             self._refuse(request.request_id, error)
-        else:
-            self._live.add(request.request_id)
-            if not params.can_stream:
-                self._silent.add(request.request_id)
+            return
+        self._live.add(request.request_id)
+        if not params.can_stream:
+            self._silent.add(request.request_id)
+        if ended is not None:
+            self._add_deltas(self._refused, ended)
 
     def _abort(self, request_ids: list[str]) -> None:
         """Who is still in line leaves it without having been prepared."""
@@ -275,21 +287,31 @@ class EngineLoop:
         for output in step.outputs:
             if output.request_id not in self._silent:
                 num_new_tokens += sum([len(new.token_ids) for new in output.outputs])
-            self._add_deltas(deltas, output, step)
+            self._add_deltas(deltas, output, step.errors if step.report.error is None else {})
         self._counters.take(step.report, num_new_tokens=num_new_tokens)
         self._has_checked = False
+        self._tell_cache()
         self._send_step(deltas, begun=step.begun)
         if self._is_watched:
             self._channel.send(self._snapshots.snapshot(step.report))
         self._note_outcome(step.report)
 
+    def _tell_cache(self) -> bool:
+        """Report what has changed in the prefix cache, some of it at a time. Returns whether there was anything."""
+        report = None if self._cache is None else self._cache.report()
+        if report is not None:
+            self._channel.send(
+                CacheNews(report.number, list(report.stored), list(report.evicted), is_whole=report.is_whole)
+            )
+        return report is not None
+
     def _send_step(self, deltas: list[Delta], *, begun: Sequence[str] = ()) -> None:
         self._stats_are_stale = False
         self._channel.send(StepBatch(deltas, self._counters.stats(), list(begun)))
 
-    def _add_deltas(self, deltas: list[Delta], output: RequestOutput, step: EngineStep) -> None:
+    def _add_deltas(self, deltas: list[Delta], output: RequestOutput, errors: Mapping[str, str] = NO_ERRORS) -> None:
         """A delta for each completion that has news; the last of a request that has ended says so. Why a request failed
-        may be told if that is its own affair; what is wrong with a whole step is for the log."""
+        may be told if that is its own affair, among `errors`; what is wrong with a whole step is for the log."""
         request_id = output.request_id
         if not output.outputs:
             deltas.append(_failure(request_id, NOTHING_FOUND, status=400, param="stop_token_ids"))
@@ -304,7 +326,7 @@ class EngineLoop:
             if new.finish_reason is not None:
                 delta.finish_reason, delta.stop_reason = new.finish_reason, new.stop_reason
                 if new.finish_reason == "error":
-                    why = step.errors.get(request_id) if step.report.error is None else None
+                    why = errors.get(request_id)
                     if why is not None and why.startswith(REFUSAL):  # its grammar was too much for the matcher
                         delta.error, delta.error_status = why, 400
                     else:

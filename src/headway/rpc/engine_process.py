@@ -137,6 +137,8 @@ def spare_the_collector() -> None:
 
 def _serve(channel: EngineChannel, factory: str) -> int:
     start = _receive_start(channel)
+    if start.cores:
+        os.sched_setaffinity(0, start.cores)
     logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     pulse = Pulse(channel, interval_s=start.heartbeat_s)
     pulse.start()
@@ -184,7 +186,7 @@ def _receive_start(channel: EngineChannel) -> Start:
 def _run(engine: LLMEngine, channel: EngineChannel, start: Start, pulse: Pulse) -> int:
     from headway.rpc.engine_loop import EngineLoop  # brings torch, which a wrong option need not wait for
 
-    loop = EngineLoop(engine, channel, counted=start.counted)
+    loop = EngineLoop(engine, channel, counted=start.counted, reports_cache=start.reports_cache)
     pulse.follow(loop)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain(SIGTERM_DRAIN_S))
     channel.send(_ready(engine))

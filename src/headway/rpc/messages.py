@@ -14,7 +14,7 @@ import msgspec
 
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.errors import InvalidRequestError
-from headway.outputs import SilentProgress
+from headway.outputs import SilentProgress, Told
 from headway.sampling_params import SamplingParams
 
 StepKind = Literal["decode", "prefill", "mixed"]
@@ -42,6 +42,10 @@ class Start(_Message):
     """The last numbers of the engine before this one: the counters among them go on from there."""
     heartbeat_s: float = 1.0
     """How often the process is to say that it lives."""
+    reports_cache: bool = False
+    """Whether it is to tell which blocks its prefix cache holds."""
+    cores: list[int] = []
+    """The cores that it may run on, where it is not to take all of them."""
 
 
 class AddRequest(_Message):
@@ -54,6 +58,8 @@ class AddRequest(_Message):
     larger than their prompts, and travel once. With `bad_words` they say how these are spelt: the front end tokenises,
     the engine's loop has steps to make."""
     options: RequestOptions = DEFAULT_OPTIONS
+    told: list[Told] | None = None
+    """Of a request that goes on from another engine: what the deltas of each of its completions have said."""
 
 
 class AbortRequests(_Message):
@@ -68,13 +74,17 @@ class Watch(_Message):
     on: bool
 
 
+class TellCache(_Message):
+    """Report the whole prefix cache again: a report was missing."""
+
+
 class Shutdown(_Message):
     """Refuse new requests, go on with the others for at most `drain_s` seconds, then exit."""
 
     drain_s: float
 
 
-ToEngine = Start | AddRequest | AbortRequests | Watch | Shutdown
+ToEngine = Start | AddRequest | AbortRequests | Watch | TellCache | Shutdown
 
 
 # ---- from the engine ------------------------------------------------------------------------------------------------
@@ -301,6 +311,16 @@ class BlockSnapshot(_Message):
     blocks: BlockMap
 
 
+class CacheNews(_Message):
+    """How the prefix cache has changed: `headway.core.routing.CacheReport`. It comes before the tokens of the step that
+    changed it."""
+
+    number: int
+    stored: list[bytes]
+    evicted: list[bytes]
+    is_whole: bool
+
+
 class Heartbeat(_Message):
     """The process lives. It comes from a thread of its own, so that a long step does not hold it up."""
 
@@ -309,7 +329,7 @@ class Heartbeat(_Message):
 
 
 Snapshot = StepSnapshot | BlockSnapshot
-FromEngine = EngineReady | StartUpFailed | StepBatch | Snapshot | Heartbeat
+FromEngine = EngineReady | StartUpFailed | StepBatch | Snapshot | CacheNews | Heartbeat
 
 # ---- their packed form ----------------------------------------------------------------------------------------------
 

@@ -1,13 +1,36 @@
-"""When an engine process counts as unhealthy, when it is replaced, and how soon. Time comes in as numbers.
+"""An engine process that is kept running: when it counts as unhealthy, when it is replaced, and how soon.
+
+    start() ──► ready ──► messages ──► shutdown()
+                  ▲           │ the process dies, or hangs and is killed
+                  └─ back-off ┘
 
 sign of life     a heartbeat every second from a thread of its own, a step, any other message
 silent           none of them: the process as a whole hangs. Stopped, swapped out, or in the kernel
 stuck            heartbeats come, and say that the loop has been in one turn for long: a step does not end
+
+One that is silent or stuck has a problem first and is killed and replaced later. The rules come first, with time as
+numbers; then the process, of which everything belongs to one event loop.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import msgspec
+
+from headway.errors import ConfigError, EngineStartError
+from headway.rpc.channel import EXIT_GRACE_S, EngineConnection, News
+from headway.rpc.messages import EngineReady, EngineStats, Heartbeat, Shutdown, Start, StepBatch
+from headway.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 SILENT_S = 3.0
 """Three heartbeats missed: not healthy any more."""
@@ -25,6 +48,8 @@ class Patience:
     """A step that takes longer: the engine is replaced."""
     hang_timeout_s: float = 30.0
     """No sign of life for longer: the engine is replaced."""
+    resume_s: float = 120.0
+    """So long a request waits for an engine to go on in."""
 
     @property
     def silent_s(self) -> float:
@@ -105,7 +130,7 @@ class Backoff:
 
     first_s: float = 0.5
     longest_s: float = 30.0
-    good_service_s: float = 60.0
+    good_service_s: float = 5.0
     """An engine that has served this long before it failed did not fail because it was started too early."""
     _num_failures: int = 0
 
@@ -116,3 +141,263 @@ class Backoff:
         delay_s = min(self.first_s * 2.0**self._num_failures, self.longest_s)
         self._num_failures = min(self._num_failures + 1, 64)
         return delay_s
+
+
+# ---- the process ----------------------------------------------------------------------------------------------------
+
+TICK_S = 0.5
+"""How often the watchdog looks. If this process itself was held up, no more than two of these count as time that passed
+for the engine: what it sent meanwhile has not been read."""
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """Which engine to run, and where."""
+
+    options: Mapping[str, Any]
+    """Those of `EngineConfig`, flat."""
+    factory: str | None = None
+    """Another engine, see `engine_process`."""
+    log_level: str = "INFO"
+    reports_cache: bool = False
+    cores: tuple[int, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def divided(spec: EngineSpec, num_replicas: int) -> list[EngineSpec]:
+    """One for each replica on this machine: a GPU each, or a share of the cores."""
+    if num_replicas == 1:
+        return [spec]
+    gpus = [] if spec.options.get("device") == "cpu" else visible_gpus()
+    if gpus:
+        if len(gpus) < num_replicas:
+            raise ConfigError(f"{num_replicas} replicas need a GPU each, and {len(gpus)} are visible.")
+        chosen = gpus[:num_replicas]
+        return [replace(spec, environment={**spec.environment, "CUDA_VISIBLE_DEVICES": gpu}) for gpu in chosen]
+    if sys.platform != "linux":
+        return [spec] * num_replicas
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [tuple(cores[place::num_replicas]) or (cores[place % len(cores)],) for place in range(num_replicas)]
+    return [replace(spec, cores=share) for share in shares]
+
+
+def visible_gpus() -> list[str]:
+    """The NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; found without loading CUDA."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
+    try:
+        return [str(number) for number in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
+    except OSError:
+        return []
+
+
+class Owner(Protocol):
+    """Who wants to know."""
+
+    def take(self, replica: Replica, news: News) -> None:
+        """Something came from it."""
+
+    def note_ready(self, replica: Replica) -> None:
+        """It takes requests, and has none."""
+
+    def note_loss(self, replica: Replica) -> None:
+        """It took requests, and is gone with them: nothing more comes."""
+
+    def note_problem(self, replica: Replica) -> None:
+        """It has a problem now, or has none any more."""
+
+
+class Replica:
+    """A process that is replaced when it ends, known by its place among others."""
+
+    def __init__(
+        self, place: int, spec: EngineSpec, owner: Owner, *, patience: Patience | None = None, backoff: Backoff | None
+    ) -> None:
+        self.place = place
+        self.info: EngineReady | None = None
+        """What the engine said of itself when it got ready; stays while it is being restarted."""
+        self.stats: EngineStats | None = None
+        """As of the last step. Counters go on over restarts."""
+        self.num_restarts = 0
+        self.sent_params: SamplingParams | None = None
+        """Of the last request that this process got."""
+        self.is_leaving = False
+        """Whether this process has said that it takes no requests any more. Those that it has may end there."""
+        self._spec = spec
+        self._owner = owner
+        self._watchdog = Watchdog(patience or Patience())
+        self._backoff = backoff or Backoff()
+        self._connection: EngineConnection | None = None  # set while the engine takes requests
+        self._process: EngineConnection | None = None  # the last one that was started, perhaps gone
+        self._state: str | None = "the engine is starting"
+        self._was_well = True
+        self._closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ready_s = 0.0
+
+    # ---- its life -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the engine and wait until it takes requests; `EngineStartError` if it cannot. From then on it is
+        started again whenever it ends."""
+        watching = asyncio.create_task(self._watch())
+        self._tasks.append(watching)
+        try:
+            await self._open()
+        except BaseException:
+            watching.cancel()
+            raise
+        self._tasks.append(asyncio.create_task(self._keep_running()))
+
+    async def shutdown(self, drain_s: float = 0.0) -> None:
+        """Let its requests go on for at most `drain_s` seconds, and end the process: it has `EXIT_GRACE_S` for that,
+        and none if it gives no sign of life. Called again, it does not wait."""
+        deadline_s = asyncio.get_running_loop().time() + drain_s + EXIT_GRACE_S
+        is_first, self._closing = not self._closing, True
+        self._state = "the server is shutting down"
+        process = self._connection
+        if process is not None and is_first:
+            process.send(Shutdown(drain_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline_s):
+                    await process.lost.wait()
+                    await process.wait_for_exit()
+        if self._process is not None:
+            self._process.kill()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._process is not None:
+            await self._process.end()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes requests."""
+        return self._connection is not None and not self.is_leaving and not self._closing
+
+    @property
+    def problem(self) -> str | None:
+        """Why it is not healthy, if it is not; may be shown to any client."""
+        return self._state or self._watchdog.problem
+
+    @property
+    def pid(self) -> int | None:
+        """The process behind, if there is one that takes requests."""
+        return None if self._connection is None else self._connection.pid
+
+    def send(self, message: Any) -> None:
+        """Hand it a message, unless it is gone. What cannot be packed raises."""
+        if self._connection is not None:
+            self._connection.send(message)
+
+    # ---- supervision ----------------------------------------------------------------------------------------------
+
+    def _take(self, news: News) -> None:
+        if type(news) is StepBatch:
+            self._watchdog.note_step()
+            self.stats = news.stats
+        elif type(news) is Heartbeat:
+            self._watchdog.note_life(news.turn_s)
+            return
+        self._owner.take(self, news)
+
+    async def _open(self) -> None:
+        self._process = connection = EngineConnection(self._take, self._note_loss)
+        self._watchdog.note_start()
+        spec = self._spec
+        start = Start(
+            dict(spec.options),
+            log_level=spec.log_level,
+            counted=self.stats,
+            heartbeat_s=self._watchdog.patience.heartbeat_s,
+            reports_cache=spec.reports_cache,
+            cores=list(spec.cores),
+        )
+        self.info = await connection.open(start, factory=spec.factory, environment=spec.environment)
+        if connection.lost.is_set():  # it said that it was ready, and died
+            return
+        self._connection = connection
+        self.sent_params, self.is_leaving = None, False
+        self._watchdog.note_ready()
+        self._ready_s = asyncio.get_running_loop().time()
+        if not self._closing:
+            self._state = None
+        self._owner.note_ready(self)
+
+    def _note_loss(self, connection: EngineConnection) -> None:
+        """No more news from this process."""
+        if connection is self._connection:
+            self._connection = None
+            self._watchdog.note_start()
+            if not self._closing:
+                self._state = "the engine stopped and is being restarted"
+            self._forget_state()
+            self._owner.note_loss(self)
+
+    def _forget_state(self) -> None:
+        """What ran and held blocks went with its process; what was counted stays."""
+        if self.stats is not None and self.info is not None:
+            self.stats = msgspec.structs.replace(
+                self.stats,
+                num_running=0,
+                num_waiting=0,
+                num_used_blocks=0,
+                num_used_slots=0,
+                num_cached_blocks=0,
+                num_table_entries=0,
+                num_host_blocks=0,
+                num_free_blocks=self.info.num_blocks,
+            )
+
+    async def _keep_running(self) -> None:
+        """Start the engine again whenever it ends, unless it was asked to."""
+        while not self._closing:
+            assert self._process is not None
+            await self._process.lost.wait()
+            status = await self._process.end(EXIT_GRACE_S)
+            if self._closing:
+                return
+            served_s = asyncio.get_running_loop().time() - self._ready_s
+            await self._restart(f"the engine process ended with status {status}", served_s)
+
+    async def _restart(self, why: str, served_s: float) -> None:
+        """Try until it is ready again."""
+        while True:
+            delay_s = self._backoff.next_delay_s(served_s=served_s)
+            logger.error("%s; it is started again in %g s", why, delay_s)
+            await asyncio.sleep(delay_s)
+            try:
+                await self._open()
+            except (EngineStartError, OSError) as error:
+                why, served_s = f"the engine could not be started: {error}", 0.0
+            else:
+                self.num_restarts += 1
+                logger.warning("the engine is ready again")
+                return
+
+    async def _watch(self) -> None:
+        """Let time pass for the watchdog, and do as it says."""
+        tick_s = min(TICK_S, self._watchdog.patience.heartbeat_s)
+        loop = asyncio.get_running_loop()
+        before_s = loop.time()
+        while True:
+            await asyncio.sleep(tick_s)
+            now_s = loop.time()
+            self._watchdog.pass_time(min(now_s - before_s, 2 * tick_s))
+            before_s = now_s
+            self._note_problem(self._watchdog.problem)
+            process = self._process
+            if process is not None and not process.lost.is_set() and self._watchdog.is_lost(ending=self._closing):
+                logger.error("the engine process %d is ended: it hangs", process.pid)
+                process.kill()
+
+    def _note_problem(self, problem: str | None) -> None:
+        """Once when it begins, once when it is over."""
+        if problem is not None and self._was_well:
+            logger.error("%s", problem)
+        elif problem is None and not self._was_well and self._connection is not None:
+            logger.warning("the engine is well again")
+        if (problem is None) != self._was_well:
+            self._was_well = problem is None
+            self._owner.note_problem(self)

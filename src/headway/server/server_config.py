@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.config import check_values, option
+from headway.core.routing import ROUTERS
 from headway.errors import ConfigError
 from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 
@@ -94,6 +95,20 @@ class ServerConfig:
         "An engine process that has given no sign of life for so long is killed and started again. /health is 503 "
         "after 3 seconds of silence. 0: never.",
     )
+    replicas: int = option(
+        1, "Engine processes on this machine: on a GPU each, or with a share of the cores. Each loads the model."
+    )
+    router: str = option(
+        "prefix-aware",
+        "Which replica gets a request. " + "; ".join(f"{name}: {text}" for name, text in ROUTERS.items()) + ".",
+        choices=tuple(ROUTERS),
+    )
+    resume: str = option(
+        "on",
+        "Whether requests go on, token for token, in another replica or after a restart when their engine process "
+        "ends. off: they end with 503.",
+        choices=("on", "off"),
+    )
     max_body_bytes: int = option(8 * 2**20, "Largest request body, e.g. 8MiB; more is 413.", metavar="BYTES")
     max_header_bytes: int = option(32 * 2**10, "Largest request head, e.g. 32KiB; more is 431.", metavar="BYTES")
     receive_timeout_s: float = option(
@@ -131,7 +146,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         check_values(self)
         _check_whole(self, "port", 0, 65535)
-        for name in ("max_queue_requests", "max_queue_tokens", "tokenizer_threads"):
+        for name in ("max_queue_requests", "max_queue_tokens", "tokenizer_threads", "replicas"):
             _check_whole(self, name, 1, 2**40)
         for name in ("max_body_bytes", "max_header_bytes"):
             _check_whole(self, name, 1024, 2**40)

@@ -28,10 +28,12 @@ from headway.tokenizer import Tokenizer
 class Engine(Protocol):
     """What the server uses of `EngineClient`; tests bring another."""
 
-    info: EngineReady | None
-    stats: EngineStats | None
-    num_restarts: int
-
+    @property
+    def info(self) -> EngineReady | None: ...
+    @property
+    def stats(self) -> EngineStats | None: ...
+    @property
+    def num_restarts(self) -> int: ...
     @property
     def health(self) -> Health: ...
     def submit(self, request: AddRequest) -> RequestStream: ...

@@ -110,7 +110,14 @@ async def _serve(
         step_timeout_s=config.step_timeout_s,
         hang_timeout_s=config.engine_hang_timeout_s,
     )
-    engine = EngineClient(options, factory=config.engine_factory, patience=patience)
+    engine = EngineClient(
+        options,
+        factory=config.engine_factory,
+        patience=patience,
+        resumes=config.resume == "on",
+        num_replicas=config.replicas,
+        router=config.router,
+    )
     tokenizer = await asyncio.to_thread(load_model_tokenizer, engine_config.model)
     parts.end("tokenizer")
     services = Services.create(config, engine, tokenizer, model_name=name, classes=classes, lengths=lengths)

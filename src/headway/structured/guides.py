@@ -130,13 +130,14 @@ class Guides:
             self._compiler.prepare_trials()
             self._compiler.prepare()
 
-    def add(self, request_id: str, params: SamplingParams) -> None:
-        """Guide a request from its first token on. Its grammar should have been compiled."""
+    def add(self, request_id: str, params: SamplingParams, token_ids: Sequence[int] = ()) -> None:
+        """Guide a request from its first token on, or from behind these. Its grammar should have been compiled."""
         compiled = None if params.grammar is None else self.compile(params.grammar).result()
         allowed = None
         if params.allowed_token_ids is not None:
             allowed = _bits(params.allowed_token_ids, self._num_words)
-        self.live[request_id] = _Guide(compiled, allowed, params)
+        self.live[request_id] = guide = _Guide(compiled, allowed, params)
+        guide.tokens += token_ids
 
     def drop(self, request_id: str) -> None:
         """Forget a request, guided or not."""

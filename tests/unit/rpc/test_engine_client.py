@@ -42,11 +42,19 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(patience: Patience = PATIENCE, **options: Any) -> Iterator[Served]:
+def serving(
+    patience: Patience = PATIENCE, *, resumes: bool = False, replicas: int = 1, **options: Any
+) -> Iterator[Served]:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with asyncio.Runner() as runner:
         client = EngineClient(
-            options, factory=FACTORY, patience=patience, backoff=Backoff(first_s=0.05), log_level="CRITICAL"
+            options,
+            factory=FACTORY,
+            patience=patience,
+            backoff=lambda: Backoff(first_s=0.05),
+            log_level=os.environ.get("LL", "CRITICAL"),
+            resumes=resumes,
+            num_replicas=replicas,
         )
         runner.run(client.start())
         try:
@@ -95,14 +103,15 @@ def test_requests_are_streamed(served: Served) -> None:
 
 def test_parameters_that_several_requests_share_travel_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(client: EngineClient) -> None:
-        assert client._connection is not None
-        send, sent = client._connection.send, []
+        connection = client.replicas[0]._connection
+        assert connection is not None
+        send, sent = connection.send, []
 
         def note(message: Any) -> None:
             send(message)
             sent.append(message.params)
 
-        monkeypatch.setattr(client._connection, "send", note)
+        monkeypatch.setattr(connection, "send", note)
         shared, other = SamplingParams(max_tokens=3), SamplingParams(max_tokens=3)
         with pytest.raises(InvalidRequestError):
             client.submit(AddRequest("unsendable-\ud800", [5], shared))  # the engine has not got them
@@ -398,7 +407,7 @@ def test_nonsense_in_either_direction_restarts_the_engine(served: Served) -> Non
         for direction in ("to", "from"):
             stream = client.submit(add(f"garbled-{direction}", max_tokens=4000))
             await anext(stream)
-            connection = client._connection
+            connection = client.replicas[0]._connection
             assert connection is not None and connection._transport is not None
             if direction == "to":
                 connection._transport.write(b"\x02\x00\x00\x00\xc1\xc1")
@@ -430,7 +439,7 @@ def test_shutdown_lets_running_requests_finish_and_ends_the_process(monkeypatch:
         running = client.submit(add("running", max_tokens=30))
         endless = client.submit(add("endless", max_tokens=4000))
         await anext(running)
-        process, pid = client._process, client.engine_pid
+        process, pid = client.replicas[0]._process, client.engine_pid
         assert process is not None and pid is not None
         await client.shutdown(drain_s=1.5)
         assert (await read(running))[-1].finish_reason == "length"

@@ -11,9 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.core.request_options import RequestOptions
-from headway.rpc.engine_client import EngineClient
-from headway.rpc.messages import Delta, EngineStats, StepBatch
+from headway.rpc.engine_client import EngineClient, _Open
+from headway.rpc.messages import AddRequest, Delta, EngineStats, StepBatch
 from headway.rpc.streams import RequestStream
+from headway.sampling_params import SamplingParams
 from headway.server.admission.queue_limits import QueueLimits, Reservation
 from headway.server.admission.service_classes import ServiceClass, ServiceClasses
 from headway.server.api.api_errors import ApiError
@@ -325,6 +326,9 @@ def test_metrics_by_class() -> None:
 def test_the_client_of_the_engine_marks_who_has_begun() -> None:
     engine = EngineClient()
     streams = [RequestStream(name, lambda _: None) for name in ("a", "b", "c")]
-    engine._streams = {stream.request_id: stream for stream in streams}
-    engine._take_step(StepBatch([Delta("c", text="x", token_ids=[1])], EngineStats(), ["a", "gone"]))
+    (replica,) = engine.replicas
+    for stream in streams:
+        own = engine._open[stream.request_id] = _Open(AddRequest(stream.request_id, [1], SamplingParams()), stream)
+        own.replica = replica
+    engine.take(replica, StepBatch([Delta("c", text="x", token_ids=[1])], EngineStats(), ["a", "gone"]))
     assert [stream.has_begun for stream in streams] == [True, False, True]

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replicas", type=count(1), default=1, metavar="N", help="So many such machines. (default: %(default)s)"
     )
-    from headway.lab.sim.router import ROUTERS
+    from headway.core.routing import ROUTERS
 
     parser.add_argument(
         "--router",

@@ -7,14 +7,16 @@ what is to come.
 
 from __future__ import annotations
 
+import functools
+import heapq
 import random
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headway.config import CacheConfig
 from headway.core import Request, RequestStatus, Scheduler, SchedulerOutput
+from headway.core.routing import CacheReport, Router, expected_tokens
 from headway.core.scheduler import create_scheduler
 from headway.engine.engine_core import CoreStep, EngineCore
 from headway.errors import ConfigError
@@ -23,7 +25,6 @@ from headway.lab.bench.replay import Agenda
 from headway.lab.bench.timelines import BatchSample, RequestTimeline, SampleLog, sample_of
 from headway.lab.sim.calibration import Machine
 from headway.lab.sim.cost_model import CostModel
-from headway.lab.sim.router import create_router
 from headway.lab.workload.bench_requests import BenchRequest
 from headway.settings import CacheSettings, SchedulerSettings
 
@@ -80,8 +81,8 @@ class Replica:
         self.core = EngineCore(
             create_scheduler(scheduler, cache, machine), self.executor, now=self.clock.now, sleep=self.clock.sleep
         )
-        self._num_outstanding = 0
-        self._done: deque[tuple[float, int]] = deque()  # (when, how many tokens)
+        prefix_cache = self.core.scheduler.kv_cache.prefix_cache
+        self._changes = None if prefix_cache is None else prefix_cache.follow_changes()
 
     @property
     def now_s(self) -> float:
@@ -97,7 +98,6 @@ class Replica:
         """Take a request that arrives then. A replica that is ahead takes it when its step is over, as engines do."""
         if not self.core.has_unfinished_requests:
             self.clock.sleep_until(at_s)
-        self._num_outstanding += request.max_total_tokens
         self.core.add_request(request)
 
     def step(self) -> CoreStep:
@@ -108,17 +108,10 @@ class Replica:
             self.clock.sleep(self._after_s(num_rows))
         return step
 
-    def note_done(self, num_tokens: int) -> None:
-        """So many tokens of prompts and answers are done by now."""
-        self._done.append((self.clock.now_s, num_tokens))
-
-    def num_outstanding_tokens(self, now_s: float) -> int:
-        """Of requests that were sent here, what had not come back by then: prompts until the first token, and the
-        tokens of answers."""
-        done = self._done
-        while done and done[0][0] <= now_s:
-            self._num_outstanding -= done.popleft()[1]
-        return self._num_outstanding
+    def reports(self) -> Iterator[CacheReport]:
+        """What its prefix cache has to tell."""
+        while self._changes is not None and (report := self._changes.report()) is not None:
+            yield report
 
 
 @dataclass
@@ -169,18 +162,29 @@ def simulate(
     cache = cache or CacheConfig().resolve("cpu")  # nothing of it that counts here depends on the device
     seeds = [None if seed is None else f"{seed}/{place}" for place in range(num_replicas)]
     replicas = [Replica(machine, scheduler, cache, Variation(seed, speed)) for seed in seeds]
-    return _Cluster(work, replicas, router, progress).run()
+    return _Cluster(work, replicas, router, progress, max_num_seqs=scheduler.max_num_seqs).run()
 
 
 class _Cluster:
     """A simulation under way."""
 
     def __init__(
-        self, work: Sequence[BenchRequest], replicas: Sequence[Replica], router: str, progress: Meter | None
+        self,
+        work: Sequence[BenchRequest],
+        replicas: Sequence[Replica],
+        router: str,
+        progress: Meter | None,
+        *,
+        max_num_seqs: int,
     ) -> None:
         self._work, self._replicas, self._progress = work, replicas, progress
-        kv_cache = replicas[0].core.scheduler.kv_cache
-        self._router = create_router(router, block_size=kv_cache.block_size, num_blocks=kv_cache.num_blocks)
+        self._block_size = replicas[0].core.scheduler.kv_cache.block_size
+        self._router = Router(router, block_size=self._block_size)
+        for place in range(len(replicas)):
+            self._router.add(place, max_num_seqs=max_num_seqs)
+        self._place_of = {id(replica): place for place, replica in enumerate(replicas)}
+        self._news: list[tuple[float, int, Callable[[], object]]] = []  # (when, number): what the router learns then
+        self._num_news = 0
         self._agenda, self._log = Agenda(work), SampleLog()
         self.result = Simulation(
             [RequestTimeline(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work],
@@ -221,18 +225,46 @@ class _Cluster:
 
     def _route(self, index: int, due_s: float) -> None:
         request = _request(str(index), self._work[index])
-        place = 0 if len(self._replicas) == 1 else self._router.choose(request, self._replicas, now_s=due_s)
+        place = 0 if len(self._replicas) == 1 else self._choose(request, due_s)
         self.result.num_routed[place] += 1
         self.result.timelines[index].arrival_s = due_s
         self._replicas[place].add(request, at_s=due_s)
 
+    def _choose(self, request: Request, now_s: float) -> int:
+        while self._news and self._news[0][0] <= now_s:
+            heapq.heappop(self._news)[2]()
+        num_blocks = request.num_prompt_tokens // self._block_size
+        max_tokens = request.max_total_tokens - request.num_prompt_tokens
+        return self._router.route(
+            request.request_id,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_answer_tokens=expected_tokens(max_tokens, request.options.predicted_tokens),
+            digests=lambda: request.block_digests(self._block_size, num_blocks)[:num_blocks],
+        )
+
+    def _tell(self, at_s: float, news: Callable[[], object]) -> None:
+        """Have the router learn it when its time has come; replicas are ahead of each other."""
+        heapq.heappush(self._news, (at_s, self._num_news, news))
+        self._num_news += 1
+
+    def _tell_step(self, replica: Replica, step: CoreStep) -> None:
+        place, router = self._place_of[id(replica)], self._router
+        for report in replica.reports():
+            self._tell(replica.now_s, functools.partial(router.index.take, place, report))
+        for update in step.updates:
+            if update.new_token_ids:
+                news = functools.partial(router.note_tokens, update.request_id, len(update.new_token_ids))
+                self._tell(replica.now_s, news)
+            if update.finish_status is not None:
+                self._tell(replica.now_s, functools.partial(router.end, update.request_id))
+
     def _note_step(self, replica: Replica, step: CoreStep) -> None:
+        if len(self._replicas) > 1:
+            self._tell_step(replica, step)
         now_s, timelines = replica.now_s, self.result.timelines
-        num_done = 0
         for update in step.updates:
             timeline = timelines[int(update.request_id)]
             times_s, num_new = timeline.token_times_s, len(update.new_token_ids)
-            num_done += num_new if times_s else num_new + timeline.num_prompt_tokens
             if num_new == 1:
                 times_s.append(now_s)
             else:
@@ -244,7 +276,6 @@ class _Cluster:
             self._agenda.ended(int(update.request_id), now_s)
             if self._progress is not None:
                 self._progress.advance()
-        replica.note_done(num_done)
         self.result.most_waiting = max(self.result.most_waiting, len(replica.core.scheduler.waiting))
         for output in step.launched:
             for request_id in output.preempted_request_ids:

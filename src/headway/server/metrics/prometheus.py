@@ -22,9 +22,12 @@ PREFIX = "headway:"
 class EngineNumbers(Protocol):
     """The part of the engine client that is read for each scrape."""
 
-    info: EngineReady | None
-    stats: EngineStats | None
-    num_restarts: int
+    @property
+    def info(self) -> EngineReady | None: ...
+    @property
+    def stats(self) -> EngineStats | None: ...
+    @property
+    def num_restarts(self) -> int: ...
 
 
 def render(metrics: ServerMetrics, engine: EngineNumbers, queue: QueueLimits) -> bytes:

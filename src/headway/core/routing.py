@@ -1,0 +1,343 @@
+"""Which replica gets a request: the same code in the server and in the simulator.
+
+    tokens to compute     of requests that were sent to a replica: what their prompts had uncached, until the first
+                          token comes, and the tokens that their answers are expected to have, as they come
+    cache index           digests of the blocks that each replica's prefix cache holds, as it reports them
+
+`prefix-aware` adds to a replica's tokens what of this request it would have to compute, and takes the smallest sum: the
+longest known beginning wins unless the replica is behind another by more tokens than that saves. A replica whose batch
+is full comes after those with a seat, so a prefix that everybody wants spreads before requests queue for it. Of equals
+the one with fewer requests is taken, and of these each in turn.
+
+Reports are numbered. After one that was lost, a replica's blocks count as unknown until it has told all of them again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headway.errors import ConfigError
+
+ROUTERS: Mapping[str, str] = {
+    "round-robin": "each replica in turn",
+    "least-loaded": "the replica with the fewest tokens still to compute",
+    "prefix-aware": "the replica with the fewest tokens to compute, this request's uncached ones among them",
+}
+EXPECTED_TOKENS = 256
+"""How long an answer is taken for, where nothing predicts it and it may be longer."""
+
+
+class CacheReport(NamedTuple):
+    """How a replica's prefix cache has changed."""
+
+    number: int
+    """0, 1, 2, … for the life of a replica."""
+    stored: Sequence[bytes]
+    """Digests of blocks that are in the cache now and were not, or, if `is_whole`, of all that are."""
+    evicted: Sequence[bytes] = ()
+    is_whole: bool = False
+
+
+MAX_REPORTED = 4096
+"""Blocks in a report; what is left comes with the next."""
+
+
+class CacheChanges:
+    """What a prefix cache has to report: the difference between what it holds and what it has told."""
+
+    def __init__(self, held: Callable[[], Iterable[bytes]]) -> None:
+        """`held`: the digests of all its full blocks."""
+        self._held = held
+        self._changes: dict[bytes, bool] = {}  # digest → whether it was stored; oldest first
+        self._number = 0
+        self._starts_anew = False
+        self.tell_all()
+
+    def tell_all(self) -> None:
+        """Report everything again, from the next report on."""
+        self._changes = dict.fromkeys(self._held(), True)
+        self._starts_anew = True
+
+    def store(self, digest: bytes) -> None:
+        """A block is kept from now on."""
+        if self._changes.pop(digest, True):
+            self._changes[digest] = True
+
+    def evict(self, digest: bytes) -> None:
+        """A block is not kept any more."""
+        if not self._changes.pop(digest, False):
+            self._changes[digest] = False
+
+    def report(self) -> CacheReport | None:
+        """The next report, if there is anything to tell."""
+        if not self._changes and not self._starts_anew:
+            return None
+        part = list(itertools.islice(self._changes.items(), MAX_REPORTED))
+        for digest, _ in part:
+            del self._changes[digest]
+        report = CacheReport(
+            self._number,
+            [digest for digest, is_stored in part if is_stored],
+            [digest for digest, is_stored in part if not is_stored],
+            self._starts_anew,
+        )
+        self._number += 1
+        self._starts_anew = False
+        return report
+
+
+class CacheIndex:
+    """What the prefix caches of all replicas hold: for each digest a bit per replica."""
+
+    def __init__(self) -> None:
+        self._holders: dict[bytes, int] = {}
+        self._own: dict[int, set[bytes]] = {}
+        self._coming: dict[bytes, int] = {}
+        self._next_number: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def blocks_of(self, place: int) -> Collection[bytes]:
+        """The digests that a replica is known to hold."""
+        return self._own.get(place, ())
+
+    def take(self, place: int, report: CacheReport) -> bool:
+        """Take in a report. Returns False if one before it is missing: the replica has to tell everything again, and
+        until then nothing of it is known."""
+        if report.is_whole:
+            self.forget(place)
+        elif report.number != self._next_number.get(place, 0):
+            self.forget(place)
+            self._next_number[place] = -1
+            return False
+        self._next_number[place] = report.number + 1
+        bit, own, holders = 1 << place, self._own.setdefault(place, set()), self._holders
+        for digest in report.evicted:
+            if digest in own:
+                own.remove(digest)
+                self._drop(digest, bit)
+        for digest in report.stored:
+            if digest not in own:
+                own.add(digest)
+                holders[digest] = holders.get(digest, 0) | bit
+        return True
+
+    def forget(self, place: int) -> None:
+        """A replica has lost its cache, or is gone."""
+        bit = 1 << place
+        for digest in self._own.pop(place, ()):
+            self._drop(digest, bit)
+        self._next_number.pop(place, None)
+
+    def announce(self, place: int, digests: Sequence[bytes]) -> list[bytes]:
+        """A replica is about to compute these blocks. Returns those that nobody has announced there and it does not
+        hold: they are to be withdrawn when it has."""
+        bit, coming, own = 1 << place, self._coming, self._own.get(place, ())
+        new = [digest for digest in digests if digest not in own and not coming.get(digest, 0) & bit]
+        for digest in new:
+            coming[digest] = coming.get(digest, 0) | bit
+        return new
+
+    def withdraw(self, place: int, digests: Sequence[bytes]) -> None:
+        """It has computed them, and reported what it kept; or it does not."""
+        for digest in digests:
+            left = self._coming.get(digest, 0) & ~(1 << place)
+            if left:
+                self._coming[digest] = left
+            else:
+                self._coming.pop(digest, None)
+
+    def num_found(self, digests: Sequence[bytes]) -> dict[int, int]:
+        """How many of the first blocks each replica holds or is about to; replicas with none are left out."""
+        found: dict[int, int] = {}
+        still = -1
+        for count, digest in enumerate(digests):
+            holding = still & (self._holders.get(digest, 0) | self._coming.get(digest, 0))
+            if count:
+                _note(found, still & ~holding, count)
+            still = holding
+            if not still:
+                return found
+        if digests:
+            _note(found, still, len(digests))
+        return found
+
+    def _drop(self, digest: bytes, bit: int) -> None:
+        left = self._holders[digest] & ~bit
+        if left:
+            self._holders[digest] = left
+        else:
+            del self._holders[digest]
+
+
+def _note(found: dict[int, int], places: int, count: int) -> None:
+    while places:
+        lowest = places & -places
+        found[lowest.bit_length() - 1] = count
+        places ^= lowest
+
+
+@dataclass(slots=True)
+class _Routed:
+    """A request that a replica has."""
+
+    place: int
+    num_prompt_tokens: int
+    """Of its prompt, what was not cached there; 0 once its first token is out."""
+    num_answer_tokens: int
+    """What its answer is expected to have yet."""
+    announced: list[bytes]
+    """Blocks that others may count on while it computes them."""
+
+
+@dataclass(slots=True)
+class _Replica:
+    max_num_seqs: int
+    num_tokens: int = 0
+    num_requests: int = 0
+    is_suspended: bool = False
+
+    @property
+    def key(self) -> int:
+        """Smaller is better: has a seat, fewer tokens, fewer requests. One number, so that a hundred replicas are
+        compared in a microsecond."""
+        rank = 2 if self.is_suspended else int(self.num_requests >= self.max_num_seqs)
+        return (rank << _RANK_BITS) + (self.num_tokens << _REQUEST_BITS) + self.num_requests
+
+
+_REQUEST_BITS = 24
+_RANK_BITS = 64
+_ABSENT = 3 << _RANK_BITS
+
+
+class Router:
+    """Chooses, and keeps count of what it has chosen."""
+
+    def __init__(self, name: str, *, block_size: int) -> None:
+        if name not in ROUTERS:
+            raise ConfigError(f"router must be one of {', '.join(ROUTERS)}; not {name!r}.")
+        self.name = name
+        self.block_size = block_size
+        self.index = CacheIndex()
+        self._replicas: dict[int, _Replica] = {}
+        self._keys: list[int] = []  # by place
+        self._routed: dict[str, _Routed] = {}
+        self._last = -1  # where the request before went
+
+    @property
+    def needs_digests(self) -> bool:
+        """Whether it matters what caches hold."""
+        return self.name == "prefix-aware"
+
+    def add(self, place: int, *, max_num_seqs: int) -> None:
+        """A replica takes requests, with an empty cache and nothing to do."""
+        self._keys += [_ABSENT] * (place + 1 - len(self._keys))
+        self._replicas[place] = _Replica(max_num_seqs)
+        self._update(place)
+
+    def remove(self, place: int) -> None:
+        """It takes none any more; those that it had are forgotten."""
+        if self._replicas.pop(place, None) is not None:
+            self._keys[place] = _ABSENT
+            self.index.forget(place)
+            for request_id in [own for own, routed in self._routed.items() if routed.place == place]:
+                self.index.withdraw(place, self._routed.pop(request_id).announced)
+
+    def suspend(self, place: int, is_suspended: bool) -> None:
+        """Whether a replica is to get requests only if no other can."""
+        replica = self._replicas.get(place)
+        if replica is not None and replica.is_suspended != is_suspended:
+            replica.is_suspended = is_suspended
+            self._update(place)
+
+    def num_tokens(self, place: int) -> int:
+        """What a replica has to compute, as far as is known here."""
+        return self._replicas[place].num_tokens
+
+    def route(
+        self,
+        request_id: str,
+        *,
+        num_prompt_tokens: int,
+        num_answer_tokens: int,
+        digests: Callable[[], Sequence[bytes]],
+    ) -> int:
+        """The replica for a request. `digests`, of the full blocks of its prompt, are asked for only if they matter."""
+        if not self._replicas:
+            raise ValueError("there is no replica to choose from")
+        known = digests() if self.needs_digests and len(self._replicas) > 1 else ()
+        found = self.index.num_found(known)
+        # Of a prompt that is known to its end the last token is computed all the same.
+        most = num_prompt_tokens - 1
+        uncached = {place: num_prompt_tokens - min(count * self.block_size, most) for place, count in found.items()}
+        place = self._next() if self.name == "round-robin" else self._cheapest(uncached, num_prompt_tokens)
+        self._last = place
+        replica = self._replicas[place]
+        announced = self.index.announce(place, known[found.get(place, 0) :]) if known else []
+        routed = _Routed(place, uncached.get(place, num_prompt_tokens), num_answer_tokens, announced)
+        self._routed[request_id] = routed
+        replica.num_requests += 1
+        replica.num_tokens += routed.num_prompt_tokens + routed.num_answer_tokens
+        self._update(place)
+        return place
+
+    def note_tokens(self, request_id: str, num_tokens: int) -> None:
+        """So many tokens of its answer have come."""
+        routed = self._routed.get(request_id)
+        if routed is not None:
+            num_done = min(num_tokens, routed.num_answer_tokens)
+            routed.num_answer_tokens -= num_done
+            self._replicas[routed.place].num_tokens -= num_done + routed.num_prompt_tokens
+            routed.num_prompt_tokens = 0
+            self._withdraw(routed)
+            self._update(routed.place)
+
+    def end(self, request_id: str) -> None:
+        """It has ended, or moves."""
+        routed = self._routed.pop(request_id, None)
+        if routed is not None:
+            replica = self._replicas[routed.place]
+            replica.num_requests -= 1
+            replica.num_tokens -= routed.num_prompt_tokens + routed.num_answer_tokens
+            self._withdraw(routed)
+            self._update(routed.place)
+
+    def _withdraw(self, routed: _Routed) -> None:
+        if routed.announced:
+            self.index.withdraw(routed.place, routed.announced)
+            routed.announced = []
+
+    def _update(self, place: int) -> None:
+        self._keys[place] = self._replicas[place].key
+
+    def _next(self) -> int:
+        """The next one in turn, suspended ones only if there is no other."""
+        ranks = [key >> _RANK_BITS for key in self._keys]
+        best = min(ranks)
+        best = max(best, 1)  # a full batch does not count here
+        order = [*range(self._last + 1, len(ranks)), *range(self._last + 1)]
+        chosen: int = next(place for place in order if ranks[place] <= best)
+        return chosen
+
+    def _cheapest(self, uncached: Mapping[int, int], num_prompt_tokens: int) -> int:
+        keys = self._keys
+        best = min(keys)
+        after = self._last + 1
+        place = keys.index(best, after) if best in keys[after:] else keys.index(best)
+        cost = best + (uncached.get(place, num_prompt_tokens) << _REQUEST_BITS)
+        for other, num_tokens in uncached.items():
+            own = keys[other] + (num_tokens << _REQUEST_BITS)
+            if own < cost:
+                place, cost = other, own
+        return place
+
+
+def expected_tokens(max_tokens: int, predicted_tokens: float | None) -> int:
+    """How many tokens an answer is going to have."""
+    if predicted_tokens is not None:
+        return max(1, min(int(predicted_tokens), max_tokens))
+    return min(max_tokens, EXPECTED_TOKENS)

@@ -1,0 +1,249 @@
+"""Routers on cases that can be worked out by hand, and the index of blocks against caches that report to it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.routing import (
+    EXPECTED_TOKENS,
+    MAX_REPORTED,
+    ROUTERS,
+    CacheChanges,
+    CacheIndex,
+    CacheReport,
+    Router,
+    expected_tokens,
+)
+from headway.errors import ConfigError
+
+BLOCK = 4
+
+
+def router(name: str, num_replicas: int = 3, *, max_num_seqs: int = 100) -> Router:
+    made = Router(name, block_size=BLOCK)
+    for place in range(num_replicas):
+        made.add(place, max_num_seqs=max_num_seqs)
+    return made
+
+
+def digests(text: str) -> list[bytes]:
+    """A letter is a block; a block is known by all that is before it."""
+    return [text[: end + 1].encode() for end in range(len(text))]
+
+
+class Work:
+    """Requests one after the other."""
+
+    def __init__(self, to: Router) -> None:
+        self.router = to
+        self._number = 0
+
+    def send(self, text: str, num_answer_tokens: int = 1) -> int:
+        """A prompt of so many blocks, and one token."""
+        self._number += 1
+        return self.router.route(
+            f"r{self._number}",
+            num_prompt_tokens=BLOCK * len(text) + 1,
+            num_answer_tokens=num_answer_tokens,
+            digests=lambda: digests(text),
+        )
+
+    def finish(self, number: int) -> None:
+        self.router.note_tokens(f"r{number}", 1)
+        self.router.end(f"r{number}")
+
+
+def test_each_in_turn() -> None:
+    work = Work(router("round-robin"))
+    assert [work.send("a") for _ in range(5)] == [0, 1, 2, 0, 1]
+    work.router.remove(2)
+    assert [work.send("a") for _ in range(3)] == [0, 1, 0]
+    work.router.suspend(0, True)
+    assert [work.send("a") for _ in range(3)] == [1, 1, 1]
+    work.router.suspend(1, True)
+    assert [work.send("a") for _ in range(2)] == [0, 1], "if no other can"
+
+
+def test_the_fewest_tokens_to_compute() -> None:
+    work = Work(router("least-loaded"))
+    assert work.send("abc", 10) == 0  # 23
+    assert work.send("a", 10) == 1  # 15
+    assert work.send("ab", 1) == 2  # 10
+    assert work.send("a", 1) == 2  # 16
+    assert work.send("a", 1) == 1
+    assert [work.router.num_tokens(place) for place in range(3)] == [23, 21, 16]
+    work.router.note_tokens("r1", 3)
+    assert work.router.num_tokens(0) == 7, "its prompt is computed, and three of ten tokens"
+    assert work.send("a", 1) == 0
+    work.router.note_tokens("r1", 50)
+    assert work.router.num_tokens(0) == 6, "an answer that is longer than expected"
+    for number in range(1, 7):
+        work.finish(number)
+    assert [work.router.num_tokens(place) for place in range(3)] == [0, 0, 0]
+
+
+def test_of_equals_each_in_turn() -> None:
+    work = Work(router("least-loaded"))
+    places = []
+    for number in range(1, 7):
+        places.append(work.send("a"))
+        work.finish(number)
+    assert places == [0, 1, 2, 0, 1, 2]
+
+
+def test_the_longest_known_beginning_wins() -> None:
+    work = Work(router("prefix-aware"))
+    work.router.index.take(1, CacheReport(0, digests("abcd")))
+    work.router.index.take(2, CacheReport(0, digests("ab")))
+    assert work.send("abcx") == 1
+    work.finish(1)
+    assert work.send("abxx") == 2, "both know two blocks; it is this one's turn"
+    work.finish(2)
+    assert work.send("zzzz") == 0
+    work.finish(3)
+
+
+def test_a_replica_that_is_behind_by_more_than_it_would_save_is_passed_over() -> None:
+    work = Work(router("prefix-aware", 2))
+    work.router.index.take(0, CacheReport(0, digests("abcd")))
+    assert work.send("abcd", 16) == 0  # 1 + 16 tokens to do there
+    assert work.send("abcd", 1) == 1, "18 there, 17 here"
+
+
+def test_what_is_being_computed_counts_as_known() -> None:
+    work = Work(router("prefix-aware", 2))
+    assert work.send("abcdefgh") == 0
+    assert work.send("z") == 1
+    assert work.send("abcdefgh") == 0, "34 tokens to do there, but one of this request's; here 6 and 33"
+    assert work.router.index.num_found(digests("abcdefgh")) == {0: 8}
+    work.finish(1)
+    assert work.router.index.num_found(digests("abcdefgh")) == {}, "kept by nobody, as far as was reported"
+
+
+def test_a_full_batch_comes_last() -> None:
+    work = Work(router("prefix-aware", 2, max_num_seqs=2))
+    work.router.index.take(0, CacheReport(0, digests("abcdefgh")))
+    assert [work.send("abcdefgh") for _ in range(2)] == [0, 0]
+    assert work.send("abcdefgh") == 1, "a seat there, and the whole prompt to compute"
+
+
+def test_what_all_requests_share_does_not_bring_them_to_one_place() -> None:
+    work = Work(router("prefix-aware", 2))
+    work.router.index.take(0, CacheReport(0, digests("s")))
+    places = [work.send("s" + letter * 4) for letter in "abcdefghijklmnopqrst"]
+    assert abs(places.count(0) - places.count(1)) <= 1
+
+
+def test_a_replica_that_is_gone_takes_its_requests_and_blocks_along() -> None:
+    work = Work(router("prefix-aware", 2))
+    work.router.index.take(0, CacheReport(0, digests("abc")))
+    assert work.send("abc") == 0
+    work.router.remove(0)
+    work.finish(1)  # too late: it does no harm
+    assert work.send("abc") == 1 and len(work.router.index) == 0
+    work.router.add(0, max_num_seqs=4)
+    assert work.router.num_tokens(0) == 0
+    work.router.remove(0)
+    work.router.remove(1)
+    with pytest.raises(ValueError, match="no replica"):
+        work.send("a")
+
+
+def test_names() -> None:
+    assert set(ROUTERS) == {"round-robin", "least-loaded", "prefix-aware"}
+    with pytest.raises(ConfigError, match="round-robin, least-loaded, prefix-aware"):
+        Router("random", block_size=4)
+
+
+def test_how_long_an_answer_is_expected_to_be() -> None:
+    assert expected_tokens(50, None) == 50 and expected_tokens(10_000, None) == EXPECTED_TOKENS
+    assert expected_tokens(50, 20.7) == 20 and expected_tokens(50, 90.0) == 50 and expected_tokens(50, 0.0) == 1
+
+
+# ---- reports --------------------------------------------------------------------------------------------------------
+
+
+class Cache:
+    """Blocks that come and go at random."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.held: set[bytes] = set()
+        self.changes = CacheChanges(lambda: self.held)
+        self._rng = rng
+
+    def change(self, count: int) -> None:
+        for _ in range(count):
+            digest = bytes([self._rng.randrange(40)])
+            if digest in self.held:
+                self.held.remove(digest)
+                self.changes.evict(digest)
+            else:
+                self.held.add(digest)
+                self.changes.store(digest)
+
+
+@given(st.integers(0, 10**6), st.lists(st.sampled_from(["change", "report", "lose", "die", "ask"]), max_size=60))
+def test_the_index_equals_the_caches_whatever_gets_lost(seed: int, events: Sequence[str]) -> None:
+    rng = random.Random(seed)
+    index, caches = CacheIndex(), [Cache(rng) for _ in range(3)]
+
+    def tell(place: int, *, is_lost: bool = False) -> bool:
+        report = caches[place].changes.report()
+        if report is not None and not is_lost and not index.take(place, report):
+            assert not index.blocks_of(place), "nothing is known of it until it has told all"
+            caches[place].changes.tell_all()
+        return report is not None
+
+    for event in events:
+        place = rng.randrange(3)
+        if event == "change":
+            caches[place].change(rng.randrange(30))
+        elif event == "report":
+            tell(place)
+        elif event == "lose":
+            tell(place, is_lost=True)
+        elif event == "ask":
+            caches[place].changes.tell_all()
+        else:
+            caches[place] = Cache(rng)
+            index.forget(place)
+    for place, cache in enumerate(caches):
+        cache.changes.store(b"last")  # a loss shows when something follows
+        cache.held.add(b"last")
+        while tell(place):
+            pass
+        assert set(index.blocks_of(place)) == cache.held
+    every = set().union(*(cache.held for cache in caches))
+    assert len(index) == len(every)
+    for digest in every:
+        assert index.num_found([digest]) == {place: 1 for place, cache in enumerate(caches) if digest in cache.held}
+
+
+def test_a_large_cache_is_told_in_parts() -> None:
+    held = [number.to_bytes(4, "big") for number in range(MAX_REPORTED + 10)]
+    changes, index = CacheChanges(lambda: held), CacheIndex()
+    reports = [report for _ in range(3) if (report := changes.report()) is not None]
+    assert [(report.number, report.is_whole, len(report.stored)) for report in reports] == [
+        (0, True, MAX_REPORTED),
+        (1, False, 10),
+    ]
+    assert all(index.take(0, report) for report in reports) and set(index.blocks_of(0)) == set(held)
+
+
+def test_what_comes_and_goes_between_two_reports_is_not_told() -> None:
+    changes = CacheChanges(list)
+    first = changes.report()
+    assert first is not None and first.is_whole and not first.stored
+    changes.store(b"a")
+    changes.evict(b"a")
+    assert changes.report() is None
+    changes.store(b"b")
+    assert changes.report() == CacheReport(1, [b"b"], [], False)
+    changes.evict(b"b")
+    changes.store(b"b")
+    assert changes.report() is None
