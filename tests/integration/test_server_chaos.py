@@ -122,7 +122,7 @@ def test_nothing_leaks_and_nobody_hangs() -> None:
         print({name: value for name, value in gauges.items() if name.startswith(("num_", "kv_", "queue_", "engine_"))})
         for kind in ("finished", "bad, refused", "leave", "leave early", "half a body"):
             assert outcomes[kind] > 10, outcomes
-        assert outcomes["error 503"] + outcomes["error in stream"] > 0, outcomes
+        assert outcomes["error 503"] + outcomes["error in stream"] == 0, "requests go on in the next engine"
         assert gauges["engine_restarts_total"] == 1
         answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 4, "ignore_eos": True})
         assert answer.json()["usage"]["completion_tokens"] == 4

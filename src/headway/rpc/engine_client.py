@@ -173,8 +173,9 @@ class EngineClient:
         """Of all replicas together, as of the last step. Counters go on over restarts."""
         if len(self.replicas) == 1:
             return self.replicas[0].stats
-        known = [replica.stats for replica in self.replicas if replica.stats is not None]
-        return summed(known) if known else None
+        if all(replica.stats is None for replica in self.replicas):
+            return None
+        return summed([replica.stats or _unused(replica) for replica in self.replicas])
 
     @property
     def num_restarts(self) -> int:
@@ -421,6 +422,11 @@ class EngineClient:
             for own in list(self._open.values()):
                 if own.replica is None and own.parked_s < oldest_s:
                     self._fail(own, ENGINE_STOPPED)
+
+
+def _unused(replica: Replica) -> EngineStats:
+    """The numbers of a replica that has made no step yet."""
+    return EngineStats(num_free_blocks=0 if replica.info is None else replica.info.num_blocks)
 
 
 _COUNTS = tuple(

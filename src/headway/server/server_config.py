@@ -103,11 +103,10 @@ class ServerConfig:
         "Which replica gets a request. " + "; ".join(f"{name}: {text}" for name, text in ROUTERS.items()) + ".",
         choices=tuple(ROUTERS),
     )
-    resume: str = option(
-        "on",
+    resume: bool = option(
+        True,
         "Whether requests go on, token for token, in another replica or after a restart when their engine process "
-        "ends. off: they end with 503.",
-        choices=("on", "off"),
+        "ends. Otherwise they end with 503.",
     )
     max_body_bytes: int = option(8 * 2**20, "Largest request body, e.g. 8MiB; more is 413.", metavar="BYTES")
     max_header_bytes: int = option(32 * 2**10, "Largest request head, e.g. 32KiB; more is 431.", metavar="BYTES")

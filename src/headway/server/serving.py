@@ -114,7 +114,7 @@ async def _serve(
         options,
         factory=config.engine_factory,
         patience=patience,
-        resumes=config.resume == "on",
+        resumes=config.resume,
         num_replicas=config.replicas,
         router=config.router,
     )

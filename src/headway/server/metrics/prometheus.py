@@ -56,11 +56,14 @@ class _Snapshot(Collector):
     def _engine_metrics(self, stats: EngineStats) -> Iterator[Metric]:
         info = self._engine.info
         num_blocks, block_size = (info.num_blocks, info.block_size) if info else (0, 0)
+        num_known = stats.num_used_blocks + stats.num_cached_blocks + stats.num_free_blocks  # of all replicas
         used_slots = stats.num_used_blocks * block_size
         yield self._gauge("num_requests_running", "Sequences in the batch.", stats.num_running)
         yield self._gauge("num_requests_waiting", "Sequences in the engine's queue.", stats.num_waiting)
         yield self._gauge(
-            "kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", _share(stats.num_used_blocks, num_blocks)
+            "kv_cache_usage_perc",
+            "Share of KV blocks in use, 1 is all.",
+            _share(stats.num_used_blocks, num_known or num_blocks),
         )
         yield self._gauge("kv_blocks_live", "KV blocks held by requests.", stats.num_used_blocks)
         yield self._gauge(
