@@ -152,19 +152,35 @@ class CacheIndex:
                 self._coming.pop(digest, None)
 
     def num_found(self, digests: Sequence[bytes]) -> dict[int, int]:
-        """How many of the first blocks each replica holds or is about to; replicas with none are left out."""
+        """How many of the first blocks each replica holds or is about to; replicas with none are left out.
+
+        A cache that holds a block holds those before it, so replicas only become fewer along a prompt, and between two
+        places with the same ones nothing has to be looked up.
+        """
         found: dict[int, int] = {}
-        still = -1
-        for count, digest in enumerate(digests):
-            holding = still & (self._holders.get(digest, 0) | self._coming.get(digest, 0))
-            if count:
-                _note(found, still & ~holding, count)
-            still = holding
-            if not still:
-                return found
-        if digests:
-            _note(found, still, len(digests))
+        if digests and (first := self._at(digests[0])):
+            self._divide(digests, 0, first, len(digests), 0, found)
         return found
+
+    def _divide(
+        self, digests: Sequence[bytes], low: int, at_low: int, high: int, at_high: int, found: dict[int, int]
+    ) -> None:
+        """Note the replicas that hold block `low` and not block `high`, with how many they hold."""
+        lost = at_low & ~at_high
+        if lost and high - low == 1:
+            while lost:
+                lowest = lost & -lost
+                found[lowest.bit_length() - 1] = high
+                lost ^= lowest
+        elif lost:
+            middle = (low + high) // 2
+            at_middle = at_low & self._at(digests[middle])
+            self._divide(digests, low, at_low, middle, at_middle, found)
+            self._divide(digests, middle, at_middle, high, at_high & at_middle, found)
+
+    def _at(self, digest: bytes) -> int:
+        """Who holds a block, or is about to."""
+        return self._holders.get(digest, 0) | self._coming.get(digest, 0)
 
     def _drop(self, digest: bytes, bit: int) -> None:
         left = self._holders[digest] & ~bit
@@ -172,13 +188,6 @@ class CacheIndex:
             self._holders[digest] = left
         else:
             del self._holders[digest]
-
-
-def _note(found: dict[int, int], places: int, count: int) -> None:
-    while places:
-        lowest = places & -places
-        found[lowest.bit_length() - 1] = count
-        places ^= lowest
 
 
 @dataclass(slots=True)

@@ -126,6 +126,8 @@ class EngineClient:
             Replica(place, own, self, patience=self._patience, backoff=backoff())
             for place, own in enumerate(divided(spec, num_replicas))
         ]
+        self.num_resumed = 0
+        """How often a request went on in another process."""
         self._open: dict[str, _Open] = {}
         self._tried: _Open | None = None  # the one request, of those that may kill engines, that an engine has
         self._aborted: dict[Replica, list[str]] = {}
@@ -409,6 +411,7 @@ class EngineClient:
         self._router.suspend(replica.place, True)
 
     def _move(self, own: _Open) -> None:
+        self.num_resumed += 1
         self._router.end(own.request.request_id)
         if not self._place(own):
             self._park(own)

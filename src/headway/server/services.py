@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from headway.server.api.prompts import PromptMaker
 from headway.server.http.access_control import ApiKeys
 from headway.server.http.asgi_io import BodyReader
 from headway.server.metrics.access_log import AccessRecord
+from headway.server.metrics.prometheus import ReplicaNumbers
 from headway.server.metrics.server_metrics import ServerMetrics
 from headway.server.server_config import ServerConfig
 from headway.tokenizer import Tokenizer
@@ -34,6 +35,10 @@ class Engine(Protocol):
     def stats(self) -> EngineStats | None: ...
     @property
     def num_restarts(self) -> int: ...
+    @property
+    def num_resumed(self) -> int: ...
+    @property
+    def replicas(self) -> Sequence[ReplicaNumbers]: ...
     @property
     def health(self) -> Health: ...
     def submit(self, request: AddRequest) -> RequestStream: ...

@@ -60,7 +60,8 @@ class FakeEngine:
     def __init__(self, *, manual: bool = False, words: tuple[str, ...] = ("Hello", " world", ".")) -> None:
         self.info: EngineReady | None = engine_ready()
         self.stats: EngineStats | None = EngineStats(num_free_blocks=100)
-        self.num_restarts = 0
+        self.num_restarts = self.num_resumed = 0
+        self.replicas: list[Any] = []
         self.health = Health(True, "")
         self.requests: list[AddRequest] = []
         self.aborted: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,6 +19,17 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "headway:"
 
 
+class ReplicaNumbers(Protocol):
+    """The part of a replica that is read for each scrape."""
+
+    place: int
+    stats: EngineStats | None
+    num_restarts: int
+
+    @property
+    def problem(self) -> str | None: ...
+
+
 class EngineNumbers(Protocol):
     """The part of the engine client that is read for each scrape."""
 
@@ -28,6 +39,10 @@ class EngineNumbers(Protocol):
     def stats(self) -> EngineStats | None: ...
     @property
     def num_restarts(self) -> int: ...
+    @property
+    def num_resumed(self) -> int: ...
+    @property
+    def replicas(self) -> Sequence[ReplicaNumbers]: ...
 
 
 def render(metrics: ServerMetrics, engine: EngineNumbers, queue: QueueLimits) -> bytes:
@@ -84,7 +99,40 @@ class _Snapshot(Collector):
         yield self._counter("prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
         yield self._counter("engine_steps", "Steps of the engine.", stats.num_steps)
-        yield self._counter("engine_restarts", "Times the engine process had to be started again.", self._restarts)
+        yield self._counter(
+            "engine_restarts", "Times an engine process had to be started again.", self._engine.num_restarts
+        )
+        yield self._counter(
+            "requests_resumed", "Times a request went on in another engine process.", self._engine.num_resumed
+        )
+        yield from self._replica_metrics()
+
+    def _replica_metrics(self) -> Iterator[Metric]:
+        numbers = [(replica, replica.stats or EngineStats()) for replica in self._engine.replicas]
+        gauges: dict[tuple[str, str], list[float]] = {
+            ("replica_up", "Whether it serves."): [replica.problem is None for replica, _ in numbers],
+            ("replica_requests_running", "Sequences in its batch."): [stats.num_running for _, stats in numbers],
+            ("replica_requests_waiting", "Sequences in its queue."): [stats.num_waiting for _, stats in numbers],
+            ("replica_kv_blocks_live", "Its KV blocks held by requests."): [
+                stats.num_used_blocks for _, stats in numbers
+            ],
+        }
+        counters: dict[tuple[str, str], list[float]] = {
+            ("replica_generation_tokens", "Tokens it generated."): [stats.generation_tokens for _, stats in numbers],
+            ("replica_prefix_cache_queries", "Tokens looked up there."): [
+                stats.num_queried_tokens for _, stats in numbers
+            ],
+            ("replica_prefix_cache_hits", "Of these, found."): [stats.num_hit_tokens for _, stats in numbers],
+            ("replica_restarts", "Times its process was started again."): [
+                replica.num_restarts for replica, _ in numbers
+            ],
+        }
+        for kind, families in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for (name, help_text), values in families.items():
+                family = kind(PREFIX + name, help_text, labels=("model_name", "replica"))
+                for (replica, _), value in zip(numbers, values, strict=True):
+                    family.add_metric((self._metrics.model, str(replica.place)), value)
+                yield family
 
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         for name, help_text, value in (
@@ -114,10 +162,6 @@ class _Snapshot(Collector):
             "Share of the tokens looked up in the last minute that were found.",
             math.nan if hit_rate is None else hit_rate,
         )
-
-    @property
-    def _restarts(self) -> int:
-        return self._engine.num_restarts
 
     def _latencies(self) -> Iterator[Metric]:
         metrics = self._metrics

@@ -33,7 +33,7 @@ def test_every_example_can_be_read_and_drawn(path: Path) -> None:
 
 def test_the_examples_are_those_of_the_documentation() -> None:
     names = {path.stem for path in EXAMPLES}
-    assert names == NEEDS_DATA | {"anyscale", "orca", "chat_lognormal", "shared_prefix", "conversations"}
+    assert names == NEEDS_DATA | {"anyscale", "backlog", "orca", "chat_lognormal", "shared_prefix", "conversations"}
     assert all(f"`{name}.toml`" in DOCUMENTATION for name in names)
 
 
