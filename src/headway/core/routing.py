@@ -335,8 +335,10 @@ class Router:
     def _cheapest(self, uncached: Mapping[int, int], num_prompt_tokens: int) -> int:
         keys = self._keys
         best = min(keys)
-        after = self._last + 1
-        place = keys.index(best, after) if best in keys[after:] else keys.index(best)
+        try:
+            place = keys.index(best, self._last + 1)
+        except ValueError:
+            place = keys.index(best)
         cost = best + (uncached.get(place, num_prompt_tokens) << _REQUEST_BITS)
         for other, num_tokens in uncached.items():
             own = keys[other] + (num_tokens << _REQUEST_BITS)

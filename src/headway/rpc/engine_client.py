@@ -165,6 +165,14 @@ class EngineClient:
         for viewer in self._viewers.copy():
             viewer.close()
 
+    async def restart(self, drain_s: float = 0.0) -> None:
+        """Replace the processes one after the other, each when the one before is ready again. Requests end where they
+        are within `drain_s` seconds, or go on elsewhere."""
+        for replica in self.replicas:
+            if not self._closing:
+                logger.info("replica %d is replaced", replica.place)
+                await replica.restart(drain_s)
+
     @property
     def info(self) -> EngineReady | None:
         """What an engine said of itself when it got ready. All are alike."""
@@ -403,7 +411,7 @@ class EngineClient:
 
     def note_problem(self, replica: Replica) -> None:
         """A replica that gives no sign of life gets no new requests while others can take them."""
-        self._router.suspend(replica.place, replica.problem is not None)
+        self._router.suspend(replica.place, replica.is_leaving or replica.problem is not None)
 
     def _note_leaving(self, replica: Replica) -> None:
         """A process shuts down by itself, and refuses requests."""

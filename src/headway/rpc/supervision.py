@@ -271,6 +271,21 @@ class Replica:
         if self._process is not None:
             await self._process.end()
 
+    async def restart(self, drain_s: float) -> None:
+        """Replace the process: it takes no new requests, and what it still has after `drain_s` seconds it gives back.
+        Returns when the next one is ready."""
+        process = self._connection
+        if process is not None and not self._closing:
+            self.is_leaving = True
+            self._owner.note_problem(self)
+            process.send(Shutdown(drain_s))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.lost.wait(), drain_s + EXIT_GRACE_S)
+            if not process.lost.is_set():
+                process.kill()
+        while not self.is_ready and not self._closing:
+            await asyncio.sleep(TICK_S / 5)
+
     @property
     def is_ready(self) -> bool:
         """Whether it takes requests."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -136,12 +137,23 @@ async def _serve(
         for line in _greeting(config, parts):
             say(line)
 
+    restarts: set[asyncio.Task[None]] = set()
+
+    def restart() -> None:
+        if not restarts and config.resume:
+            task = asyncio.create_task(engine.restart(config.drain_timeout_s))
+            restarts.add(task)
+            task.add_done_callback(restarts.discard)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, restart)
     server = create_server(app, config, drain, on_started=start_serving, num_files=raise_file_limit())
     try:
         await asyncio.gather(engine.start(), services.prompts.warm_up())
         parts.end("engine")
         await server.serve(sockets=[listener])
     finally:
+        for task in restarts:
+            task.cancel()
         await engine.shutdown()
         services.prompts.close()
 

@@ -177,6 +177,27 @@ def test_requests_move_to_the_other_replica_at_once(two: Served) -> None:
     two.run(test)
 
 
+@pytest.mark.parametrize("which", ["one", "two"])
+def test_a_rolling_restart_is_not_noticed(which: str, request: pytest.FixtureRequest) -> None:
+    async def test(client: EngineClient) -> None:
+        await until(lambda: all(replica.is_ready for replica in client.replicas))
+        before = [replica.pid for replica in client.replicas]
+        streams = [client.submit(add(f"roll-{which}-{index}", max_tokens=60 + 300 * index)) for index in range(6)]
+        readers = [asyncio.create_task(read(stream)) for stream in streams]
+        restarting = asyncio.create_task(client.restart(drain_s=0.3))
+        await asyncio.sleep(0.1)
+        late = asyncio.create_task(read(client.submit(add(f"roll-{which}-late", max_tokens=30))))
+        for index, reader in enumerate(readers):
+            check_whole(await reader, 60 + 300 * index)
+        check_whole(await late, 30)
+        await restarting
+        after = [replica.pid for replica in client.replicas]
+        assert None not in after and not {*before} & {*after} and client.num_open_streams == 0
+
+    served: Served = request.getfixturevalue(which)
+    served.run(test)
+
+
 def test_a_request_that_kills_engines_is_given_up(one: Served) -> None:
     async def test(client: EngineClient) -> None:
         deadly = client.submit(add("deadly-1"))
