@@ -46,7 +46,7 @@ class Patience:
     """A step that takes longer: not healthy."""
     step_timeout_s: float = 600.0
     """A step that takes longer: the engine is replaced."""
-    hang_timeout_s: float = 30.0
+    hang_timeout_s: float = 10.0
     """No sign of life for longer: the engine is replaced."""
     resume_s: float = 120.0
     """So long a request waits for an engine to go on in."""

@@ -91,7 +91,7 @@ class ServerConfig:
         "A step that takes longer than this is taken for stuck: the engine is killed and started again. 0: never.",
     )
     engine_hang_timeout_s: float = option(
-        30.0,
+        10.0,
         "An engine process that has given no sign of life for so long is killed and started again. /health is 503 "
         "after 3 seconds of silence. 0: never.",
     )
