@@ -52,7 +52,7 @@ def test_an_idle_server_sleeps(server: ServerProcess) -> None:
     """Once it has prepared what the first grammar needs, which it does when there is nothing else to do."""
     pids = (server.process.pid, server.engine_pid)
     used_s = [IDLE_S]
-    for _ in range(4):
+    for _ in range(12):
         before_s = [cpu_s(pid) for pid in pids]
         time.sleep(IDLE_S)
         used_s = [cpu_s(pid) - before for pid, before in zip(pids, before_s, strict=True)]
