@@ -275,10 +275,10 @@ class EngineClient:
         """It waits until there is a replica."""
         own.replica, own.parked_s = None, asyncio.get_running_loop().time()
 
-    def _fail(self, own: _Open, why: str) -> None:
+    def _fail(self, own: _Open, why: str, *, status: int = 503) -> None:
         request_id = own.request.request_id
         self._forget(request_id)
-        own.stream.push(Delta(request_id, finish_reason="error", error=why, error_status=503, is_last=True))
+        own.stream.push(Delta(request_id, finish_reason="error", error=why, error_status=status, is_last=True))
 
     def _forget(self, request_id: str) -> _Open | None:
         self._router.end(request_id)
@@ -293,7 +293,15 @@ class EngineClient:
 
     def _place_parked(self) -> int:
         parked = [own for own in self._open.values() if own.replica is None]
-        return sum(map(self._place, parked))
+        return sum(map(self._place_again, parked))
+
+    def _place_again(self, own: _Open) -> bool:
+        """As `_place`, when nobody is there any more who could be told that it cannot be sent."""
+        try:
+            return self._place(own)
+        except InvalidRequestError as error:
+            self._fail(own, str(error), status=error.http_status)
+            return True
 
     def _abort(self, request_id: str) -> None:
         """All aborts of one turn of the event loop travel together."""
@@ -421,7 +429,7 @@ class EngineClient:
     def _move(self, own: _Open) -> None:
         self.num_resumed += 1
         self._router.end(own.request.request_id)
-        if not self._place(own):
+        if not self._place_again(own):
             self._park(own)
 
     async def _watch_parked(self) -> None:

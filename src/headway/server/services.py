@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,25 +20,15 @@ from headway.server.api.prompts import PromptMaker
 from headway.server.http.access_control import ApiKeys
 from headway.server.http.asgi_io import BodyReader
 from headway.server.metrics.access_log import AccessRecord
-from headway.server.metrics.prometheus import ReplicaNumbers
+from headway.server.metrics.prometheus import EngineNumbers
 from headway.server.metrics.server_metrics import ServerMetrics
 from headway.server.server_config import ServerConfig
 from headway.tokenizer import Tokenizer
 
 
-class Engine(Protocol):
+class Engine(EngineNumbers, Protocol):
     """What the server uses of `EngineClient`; tests bring another."""
 
-    @property
-    def info(self) -> EngineReady | None: ...
-    @property
-    def stats(self) -> EngineStats | None: ...
-    @property
-    def num_restarts(self) -> int: ...
-    @property
-    def num_resumed(self) -> int: ...
-    @property
-    def replicas(self) -> Sequence[ReplicaNumbers]: ...
     @property
     def health(self) -> Health: ...
     def submit(self, request: AddRequest) -> RequestStream: ...

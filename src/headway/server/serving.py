@@ -140,12 +140,14 @@ async def _serve(
     restarts: set[asyncio.Task[None]] = set()
 
     def restart() -> None:
-        if not restarts and config.resume:
+        if not config.resume:
+            say("Engines are not replaced: with --no-resume their requests would end.")
+        elif not restarts:
             task = asyncio.create_task(engine.restart(config.drain_timeout_s))
             restarts.add(task)
             task.add_done_callback(restarts.discard)
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, restart)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, restart)
     server = create_server(app, config, drain, on_started=start_serving, num_files=raise_file_limit())
     try:
         await asyncio.gather(engine.start(), services.prompts.warm_up())

@@ -221,6 +221,8 @@ def test_an_abort_while_there_is_no_engine(one: Served) -> None:
         stream.close()
         waiting = client.submit(add("waits", max_tokens=4000))
         waiting.close()
+        unsendable = client.submit(add("unsendable-\ud800"))
+        assert (await read(unsendable))[-1].error_status == 400, "told when there is an engine; which serves the others"
         assert client.num_open_streams == 0
         check_whole(await read(client.submit(add("next", max_tokens=5))), 5)
         assert client.stats is not None and client.stats.num_running == 0

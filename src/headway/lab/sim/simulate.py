@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from headway.config import CacheConfig
 from headway.core import Request, RequestStatus, Scheduler, SchedulerOutput
-from headway.core.routing import CacheReport, Router, expected_tokens
+from headway.core.routing import CacheChanges, CacheReport, Router, expected_tokens
 from headway.core.scheduler import create_scheduler
 from headway.engine.engine_core import CoreStep, EngineCore
 from headway.errors import ConfigError
@@ -81,8 +81,7 @@ class Replica:
         self.core = EngineCore(
             create_scheduler(scheduler, cache, machine), self.executor, now=self.clock.now, sleep=self.clock.sleep
         )
-        prefix_cache = self.core.scheduler.kv_cache.prefix_cache
-        self._changes = None if prefix_cache is None else prefix_cache.follow_changes()
+        self._changes: CacheChanges | None = None
 
     @property
     def now_s(self) -> float:
@@ -107,6 +106,11 @@ class Replica:
         if num_rows:
             self.clock.sleep(self._after_s(num_rows))
         return step
+
+    def follow_cache(self) -> None:
+        """Have something to report: a router wants to know."""
+        prefix_cache = self.core.scheduler.kv_cache.prefix_cache
+        self._changes = None if prefix_cache is None else prefix_cache.follow_changes()
 
     def reports(self) -> Iterator[CacheReport]:
         """What its prefix cache has to tell."""
@@ -180,8 +184,10 @@ class _Cluster:
         self._work, self._replicas, self._progress = work, replicas, progress
         self._block_size = replicas[0].core.scheduler.kv_cache.block_size
         self._router = Router(router, block_size=self._block_size)
-        for place in range(len(replicas)):
+        for place, replica in enumerate(replicas):
             self._router.add(place, max_num_seqs=max_num_seqs)
+            if len(replicas) > 1 and self._router.needs_digests:
+                replica.follow_cache()
         self._place_of = {id(replica): place for place, replica in enumerate(replicas)}
         self._news: list[tuple[float, int, Callable[[], object]]] = []  # (when, number): what the router learns then
         self._num_news = 0
