@@ -47,8 +47,6 @@ NUM_PROCESSES = min(2, os.cpu_count() or 1)
 ALLOWED_STACK_BYTES = {
     # The sums of 128 query rows alone are half of all registers; a few of the rest are stored and loaded for each tile.
     "headway.attention.paged_kernels.prefill_kernel": 272,
-    # A few numbers, stored and loaded outside of its loops.
-    "headway.attention.paged_kernels.decode_kernel": 16,
 }
 """How much local memory a thread may have; kernels that are not listed have none."""
 

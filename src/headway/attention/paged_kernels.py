@@ -177,7 +177,8 @@ def decode_kernel(
 
     With a `cos_sin`, q is the projection's whole output [requests, (Hq + 2 Hkv) * D], D a power of two: norm (where
     there are norms) and rotation happen here, and the program that has the end of the context caches the new key and
-    value.
+    value. Nothing else of the step writes what the program reads of the cache, so its first tile comes while the
+    projection is still being computed (not that of a FORMAT: registers are short there).
 
     With a FORMAT the cache holds codes up to K_LARGEST and V_LARGEST, and `scales` points at pairs of float16, each
     taken as one int32.
@@ -193,6 +194,17 @@ def decode_kernel(
     seq_len = tl.load(own + 4)
     first_part = tl.load(own + 5)
     num_parts = tl.load(own + 6)
+    table = block_table + tl.maximum(row, 0).to(tl.int64) * table_stride
+    COMES_EARLY: tl.constexpr = cos_sin is not None and FORMAT is None
+    if COMES_EARLY:
+        start = tl.maximum(start, 0)
+        present_end = tl.where(request < 0, 0, tl.minimum(end, seq_len - 1))
+        first_keys, first_values, first_slots = _load_tile(
+            table, start, present_end, head, k_cache, v_cache,
+            k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
+            v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_COLUMNS, BLOCK_SIZE, TILE, True, False, FORMAT,
+        )  # fmt: skip
     await_previous(DEPENDENT)
     if request < 0:  # room that is not used
         return
@@ -204,7 +216,6 @@ def decode_kernel(
     NUMBER: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
     q_rows = (request * NUM_KV_HEADS + head) * GROUP + group
     q_offsets = q_rows[:, None] * HEAD_DIM + dim[None, :]
-    table = block_table + row.to(tl.int64) * table_stride
     largest = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_ROWS], tl.float32)
     if FORMAT is None:
@@ -269,7 +280,13 @@ def decode_kernel(
     if FORMAT is not None:
         query = query.to(NUMBER)
 
-    whole_end = start + (end - start) // TILE * TILE
+    if COMES_EARLY:
+        sums, largest, total = _take_tile(
+            sums, largest, total, query, first_keys, first_values, scales, first_slots,
+            (start + tl.arange(0, TILE) < end)[None, :], scale_log2, True, PRECISION, V_LARGEST, FORMAT,
+        )  # fmt: skip
+        start += TILE
+    whole_end = start + tl.maximum(end - start, 0) // TILE * TILE
     for first in range(start, whole_end, TILE):
         keys, values, slots = _load_tile(
             table, first, end, head, k_cache, v_cache,
@@ -303,8 +320,8 @@ def decode_kernel(
         tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=out_mask)
         return
 
-    place = (own_part * NUM_KV_HEADS + head).to(tl.int64) * GROUP_ROWS + group
-    tl.store(partial_acc + place[:, None] * HEAD_COLUMNS + dim[None, :], acc)
+    place = (own_part * NUM_KV_HEADS + head) * GROUP_ROWS + group
+    tl.store(partial_acc + place[:, None] * HEAD_COLUMNS + dim[None, :], acc, mask=in_group[:, None])
     tl.store(partial_max + place, largest)
     tl.store(partial_sum + place, total)
     tl.debug_barrier()  # every thread's part is written before the program counts itself as arrived
@@ -315,13 +332,16 @@ def decode_kernel(
         total = tl.zeros([GROUP_ROWS], tl.float32)
         acc = tl.zeros([GROUP_ROWS, HEAD_COLUMNS], tl.float32)
         for part in range(first_part, first_part + num_parts):
-            place = (part * NUM_KV_HEADS + head).to(tl.int64) * GROUP_ROWS + group
-            part_max = tl.load(partial_max + place, cache_modifier=".cg")
+            rows = (part * NUM_KV_HEADS + head) * GROUP_ROWS + group
+            part_max = tl.load(partial_max + rows, cache_modifier=".cg")
             new_largest = tl.maximum(largest, part_max)
             shrink = tl.exp2(largest - new_largest)
             share = tl.exp2(part_max - new_largest)
-            total = total * shrink + tl.load(partial_sum + place, cache_modifier=".cg") * share
-            part_acc = tl.load(partial_acc + place[:, None] * HEAD_COLUMNS + dim[None, :], cache_modifier=".cg")
+            total = total * shrink + tl.load(partial_sum + rows, cache_modifier=".cg") * share
+            part_acc = tl.load(
+                partial_acc + rows[:, None] * HEAD_COLUMNS + dim[None, :],
+                mask=in_group[:, None], other=0.0, cache_modifier=".cg",
+            )  # fmt: skip
             acc = acc * shrink[:, None] + part_acc * share[:, None]
             largest = new_largest
         tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=out_mask)
