@@ -68,6 +68,7 @@ class _DeviceDefaults:
     max_num_batched_tokens: int
     target_itl_ms: float
     long_prompt_step_ms: float
+    full_step_tokens: int
     async_scheduling: bool
 
 
@@ -78,6 +79,7 @@ _DEFAULTS = {
         max_num_batched_tokens=512,
         target_itl_ms=0.0,
         long_prompt_step_ms=500.0,
+        full_step_tokens=64,
         async_scheduling=False,
     ),
     "cuda": _DeviceDefaults(
@@ -86,6 +88,7 @@ _DEFAULTS = {
         max_num_batched_tokens=8192,
         target_itl_ms=20.0,
         long_prompt_step_ms=35.0,
+        full_step_tokens=1024,  # attention's tiles of them, for 8 key heads, are as many as an H200 takes
         async_scheduling=True,
     ),
 }
@@ -235,7 +238,7 @@ class SchedulerConfig:
     long_prompt_step_ms: float | None = option(
         None,
         "How long a step may take in which a long prompt is computed, so that requests that come meanwhile get in "
-        "soon. 0: as long as any. Default: 35 on CUDA, 500 on CPU.",
+        "soon; on CUDA 1024 tokens always. 0: as long as any. Default: 35 on CUDA, 500 on CPU.",
         metavar="MS",
     )
     scheduling_policy: str = option(
@@ -350,6 +353,7 @@ class SchedulerConfig:
             "max_chunk_tokens": num_tokens,
             "target_itl_ms": default.target_itl_ms,
             "long_prompt_step_ms": default.long_prompt_step_ms,
+            "full_step_tokens": default.full_step_tokens,
         }
         given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         speculation = "ngram" if self.speculation == "auto" else self.speculation

@@ -50,6 +50,8 @@ class SchedulerSettings:
     short_prompt_share: float
     long_prompt_step_ms: float
     """0: a long prompt does not limit a step either."""
+    full_step_tokens: int
+    """With fewer tokens a step leaves much of the device idle: behind a long context it would take as long."""
     scheduling_policy: str
     batching: str
     batch_window_ms: float
@@ -93,6 +95,7 @@ class SchedulerSettings:
         """Options of a `SchedulerConfig` that resolves to this. A chunk limit that limits nothing is left open, so
         that it grows with the step's."""
         options = dataclasses.asdict(self)
+        del options["full_step_tokens"]  # the device's
         if self.max_chunk_tokens == self.max_num_batched_tokens:
             options["max_chunk_tokens"] = None
         return options

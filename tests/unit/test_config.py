@@ -52,6 +52,7 @@ def test_what_is_left_open_is_settled_for_the_device() -> None:
     assert (cpu.scheduler.max_chunk_tokens, cuda.scheduler.max_chunk_tokens) == (512, 8192)
     assert (cpu.scheduler.target_itl_ms, cuda.scheduler.target_itl_ms) == (0, 20)
     assert (cpu.scheduler.long_prompt_step_ms, cuda.scheduler.long_prompt_step_ms) == (500, 35)
+    assert (cpu.scheduler.full_step_tokens, cuda.scheduler.full_step_tokens) == (64, 1024)
     assert (cpu.cache.block_size, cuda.cache.block_size) == (16, 64)
     assert (cpu.device.async_scheduling, cuda.device.async_scheduling) == (False, True)
     assert (cpu.device.kind, cuda.device.kind) == ("cpu", "cuda")
@@ -62,7 +63,7 @@ def test_what_was_set_is_kept_on_any_device() -> None:
     config = EngineConfig.from_options(**limits, max_chunk_tokens=5, async_scheduling=True, block_size=2)
     for device in ("cpu", "cuda"):
         settled = config.resolve(device)
-        assert dataclasses.asdict(settled.scheduler) == dataclasses.asdict(config.scheduler)
+        assert settled.scheduler.as_options() == dataclasses.asdict(config.scheduler)
         assert (settled.device.async_scheduling, settled.cache.block_size) == (True, 2)
     assert not EngineConfig.from_options(async_scheduling=False).resolve("cuda").device.async_scheduling
 
@@ -71,7 +72,7 @@ def test_what_was_set_is_kept_on_any_device() -> None:
 def test_a_scheduler_gets_a_record_with_nothing_left_open(device: str) -> None:
     settled = EngineConfig().resolve(device).scheduler
     assert None not in dataclasses.asdict(settled).values()
-    assert SchedulerConfig(**settled.as_options()).resolve("cpu") == settled, "settled once is settled"
+    assert SchedulerConfig(**settled.as_options()).resolve(device) == settled, "settled once is settled"
     with pytest.raises(TypeError):
         Scheduler(SchedulerConfig(), KVCacheManager(num_blocks=8, block_size=4))  # type: ignore[arg-type]
 

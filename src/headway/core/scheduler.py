@@ -62,6 +62,7 @@ class Scheduler:
             target_s=config.target_itl_ms / 1e3,
             long_step_s=config.long_prompt_step_ms / 1e3,
             max_tokens=config.max_num_batched_tokens,
+            full_tokens=config.full_step_tokens,
         )
         self.view = PolicyView(kv_cache, self.pace, max_head_skips=config.max_head_skips)
         self.policy: SchedulingPolicy = create_policy(config.scheduling_policy, self.view)

@@ -209,11 +209,14 @@ class DecodePace:
     to a whole number of tiles.
     """
 
-    def __init__(self, *, target_s: float, max_tokens: int, long_step_s: float = 0.0) -> None:
+    def __init__(
+        self, *, target_s: float, max_tokens: int, long_step_s: float = 0.0, full_tokens: int = FREE_TOKENS
+    ) -> None:
         """`target_s`: the inter-token time of requests without a target of their own; 0: none. `long_step_s`: how long
-        a step with a long prompt may take; 0: no limit."""
+        a step with a long prompt may take; 0: no limit; but `full_tokens` of it, which keep the device busy, always."""
         self.target_s = target_s
         self.long_step_s = long_step_s
+        self._full_tokens = min(full_tokens, max_tokens)
         self.step_time = StepTimeModel(max_tokens=max_tokens)
         self.decode_time = DecodeTime()
         self._max_tokens = max_tokens
@@ -259,7 +262,7 @@ class DecodePace:
     def _long_step_tokens(self) -> int:
         if not self.long_step_s or self.step_time.per_token_s is None:
             return self._max_tokens
-        return self.step_time.chunk_tokens(self.long_step_s)
+        return max(self.step_time.chunk_tokens(self.long_step_s), self._full_tokens)
 
     def note_decodes(self, num_decodes: int, *, target_s: float) -> None:
         """Count the decodes of the next step as being in time, so that some later ones may be late."""

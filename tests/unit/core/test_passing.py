@@ -128,6 +128,22 @@ def test_a_long_prompt_makes_no_step_longer_than_its_time() -> None:
     assert sum(durations[1:-1]) / len(durations[1:-1]) > 0.4
 
 
+def test_a_long_context_does_not_starve_a_device_that_needs_many_tokens() -> None:
+    """Behind a long context few tokens take as long as many there: smaller steps would only be more of them."""
+    config = SchedulerConfig(max_num_seqs=4, long_prompt_step_ms=35.0).resolve("cuda")
+    scheduler = Scheduler(config, KVCacheManager(num_blocks=2100, block_size=64))
+    scheduler.add_request(request("long", 128_000, 1))
+    sizes = []
+    while scheduler.has_unfinished_requests:
+        output = scheduler.schedule()
+        (share,) = output.scheduled
+        sizes.append(share.num_tokens)
+        attention_s = 0.2 * share.num_computed_tokens / 128_000 * max(1.0, share.num_tokens / 1024)
+        finish(scheduler, output, duration_s=0.004 + 2e-5 * share.num_tokens + attention_s)
+    assert min(sizes[:-1]) >= 1024
+    assert len(sizes) <= 125
+
+
 def test_a_batch_of_long_prompts_is_computed_at_full_speed_until_others_come() -> None:
     config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8192, long_prompt_step_ms=100.0).resolve("cpu")
     scheduler = Scheduler(config, KVCacheManager(num_blocks=400, block_size=256))

@@ -1,0 +1,64 @@
+"""Requests that come over time, on one engine, as one table: the scenario `online` at several speeds, and workload files.
+
+The same as `headway bench throughput --scenario online --trace FILE --speedup X` and `headway bench throughput
+--workload FILE`, without loading the model each time. Latencies are P50 / P90 / P99 in milliseconds.
+
+    python benchmarks/online_table.py --model llama31-8b --trace azure_conv.csv --speedups 2.5 4.4
+    python benchmarks/online_table.py --model llama31-8b --workloads workloads/backlog.toml
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from headway.config import EngineConfig
+from headway.engine.llm_engine import LLMEngine
+from headway.lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
+from headway.lab.bench.online_metrics import Distribution, OnlineMetrics
+from headway.lab.bench.replay import replay
+from headway.lab.workload.workload_file import load_workload
+
+ONLINE = SCENARIOS["online"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama31-8b", help="a built-in shape or a config.json")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization", default="auto")
+    parser.add_argument("--trace", metavar="CSV", help="arrivals and lengths")
+    parser.add_argument("--speedups", nargs="*", type=float, default=[], help="of the trace")
+    parser.add_argument("--workloads", nargs="*", default=[], metavar="TOML")
+    options = parser.parse_args()
+
+    config = EngineConfig.from_options(
+        model=options.model,
+        load_format="dummy",
+        dtype=options.dtype,
+        quantization=options.quantization,
+        max_model_len=ONLINE.max_model_len,
+        enable_prefix_caching=False,  # prompts are random
+    )
+    engine = LLMEngine.from_config(config)
+    engine.warm_up()
+    seed, vocab_size = config.model.seed, engine.model_config.vocab_size
+    works = {
+        f"trace x{speedup:g}": ONLINE.draw(seed, vocab_size, trace=options.trace, speedup=speedup)
+        for speedup in options.speedups
+    }
+    works |= {path: list(load_workload(path).draw(seed=seed, vocab_size=vocab_size)) for path in options.workloads}
+    print(f"{'':<24}{'TTFT':>22}{'ITL':>22}{'TPOT':>22}{'out tok/s':>11}{'req/s':>7}{'lost':>6}")
+    for name, work in works.items():
+        done = replay(engine, work, temperature=SCENARIO_TEMPERATURE)
+        metrics = OnlineMetrics.of(done.timelines, done.duration_s)
+        shown = "".join(f"{_percentiles(times):>22}" for times in (metrics.ttft, metrics.itl, metrics.tpot))
+        rates = f"{metrics.num_output_tokens / metrics.duration_s:>11,.0f}{metrics.num_completed / metrics.duration_s:>7.1f}"
+        print(f"{name:<24}{shown}{rates}{metrics.num_lost:>6}", flush=True)
+
+
+def _percentiles(times: Distribution) -> str:
+    return " / ".join(f"{times.percentiles[percent]:,.1f}" for percent in (50, 90, 99))
+
+
+if __name__ == "__main__":
+    main()
