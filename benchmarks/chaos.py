@@ -2,9 +2,13 @@
 have got from a server that is left alone, token for token?
 
     python benchmarks/chaos.py --replicas 2 --clients 64 --minutes 10 --every 10
+    python benchmarks/chaos.py --ray --minutes 3
 
 The embedded model in float32. Every request is first answered without trouble; then clients ask again and again, at
 random, while every few seconds a random engine process gets SIGKILL or SIGSTOP. At the end nothing may be left running.
+
+With --ray the replicas are on a Ray cluster of as many nodes, all on this machine; after a third of the time one node
+is removed, after two thirds another is added.
 """
 
 from __future__ import annotations
@@ -83,12 +87,14 @@ async def answer(client: httpx.AsyncClient, body: dict[str, Any]) -> list[tuple[
 
 
 @contextlib.contextmanager
-def server(options: argparse.Namespace) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def server(options: argparse.Namespace, address: str | None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "headway", "serve", "--port", str(port), "--no-access-log", "--dtype", "float32"]
     command += ["--replicas", str(options.replicas), "--engine-hang-timeout-s", "3", "--kv-cache-memory", "512MiB"]
+    if address is not None:
+        command += ["--ray", "--address", address]
     with open(options.log, "wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
             yield f"http://127.0.0.1:{port}", process
@@ -97,13 +103,42 @@ def server(options: argparse.Namespace) -> Iterator[tuple[str, subprocess.Popen[
             process.wait(60)
 
 
+class Nodes:
+    """A Ray cluster on this machine."""
+
+    def __init__(self, num_nodes: int) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+        self._others = [self._cluster.add_node(num_cpus=1) for _ in range(num_nodes - 1)]
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    def remove(self) -> None:
+        self._cluster.remove_node(self._others.pop(), allow_graceful=False)
+
+    def add(self) -> None:
+        self._others.append(self._cluster.add_node(num_cpus=1))
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
 def engine_pids(process: subprocess.Popen[bytes]) -> list[int]:
-    """The server's children."""
+    """The server's children, and the engines that several servers could share."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(pid) for pid in children if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (folder / "cmdline").read_bytes()
+            if b"engine_process" in command and (folder.name in children or b"--listen-fd" in command):
+                found.append(int(folder.name))
+    return found
 
 
-async def run(options: argparse.Namespace, url: str, process: subprocess.Popen[bytes]) -> int:
+async def run(options: argparse.Namespace, url: str, process: subprocess.Popen[bytes], nodes: Nodes | None) -> int:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
         for _ in range(600):
@@ -140,9 +175,18 @@ async def run(options: argparse.Namespace, url: str, process: subprocess.Popen[b
                     counts[kind.name] += 1
                     print(f"{until_s - time.monotonic():6.0f} s left: {dict(counts)}", flush=True)
 
-        killing = asyncio.create_task(kill())
+        async def change_nodes(nodes: Nodes) -> None:
+            for change in (nodes.remove, nodes.add):
+                await asyncio.sleep(20 * options.minutes)
+                await asyncio.to_thread(change)
+                counts[f"node: {change.__name__}"] += 1
+
+        troubles = [asyncio.create_task(kill())]
+        if nodes is not None:
+            troubles.append(asyncio.create_task(change_nodes(nodes)))
         await asyncio.gather(*(ask(number) for number in range(options.clients)))
-        killing.cancel()
+        for trouble in troubles:
+            trouble.cancel()
         await asyncio.sleep(15)
         metrics = (await client.get("/metrics")).text.splitlines()
         wanted = ("num_requests_running", "kv_blocks_live", "requests_resumed_total", "engine_restarts_total")
@@ -159,11 +203,17 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--every", type=float, default=10, help="seconds between two kills")
+    parser.add_argument("--ray", action="store_true", help="replicas on the nodes of a cluster")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", default=os.devnull, help="where the server's log goes")
     options = parser.parse_args()
-    with server(options) as (url, process):
-        status = asyncio.run(run(options, url, process))
+    nodes = Nodes(options.replicas) if options.ray else None
+    try:
+        with server(options, None if nodes is None else nodes.address) as (url, process):
+            status = asyncio.run(run(options, url, process, nodes))
+    finally:
+        if nodes is not None:
+            nodes.close()
     sys.exit(status)
 
 

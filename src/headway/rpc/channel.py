@@ -1,16 +1,29 @@
 """The socket between the front end and the engine process: frames, and the two ends of it.
 
-    front end   EngineConnection   asyncio; spawns the process, hands over each message as it arrives
+    front end   EngineConnection   asyncio; gets the process from its home, hands over each message as it arrives
     engine      EngineChannel      blocking only where it is told to; what cannot be sent at once is kept and sent later
 
-A frame is the length of a message as four bytes, then its msgpack. The two processes share a pair of connected Unix
-sockets and nothing else: if one of them dies, the kernel closes its end and the other one learns of it at once.
+A frame is the length of a message as four bytes, then its msgpack. On one machine the two processes share a pair of
+connected Unix sockets and nothing else: if one of them dies, the kernel closes its end and the other one learns of it
+at once.
+
+Between machines it is a TCP connection, which begins with a greeting: each end says which messages it speaks, and
+proves that it knows the secret without sending it. What follows is not encrypted.
+
+    engine  ──  Hello(version, protocol, nonce) ──►  front end
+            ◄── Hello(version, protocol, nonce)  ──
+            ◄── Proof(HMAC of both nonces)       ──
+            ──  Proof, or Refusal with a reason  ──►
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import hashlib
+import hmac
+import inspect
 import logging
 import os
 import select
@@ -20,11 +33,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
+import headway
+from headway import outputs, sampling_params
+from headway.core import request_options
 from headway.errors import EngineStartError, HeadwayError
+from headway.rpc import messages
 from headway.rpc.messages import (
     CacheNews,
     EngineReady,
@@ -91,6 +110,150 @@ class FrameReader:
         return payloads
 
 
+# ---- the greeting ---------------------------------------------------------------------------------------------------
+
+GREETING_S = 10.0
+"""How long the other end may take for all of it."""
+MAX_GREETING_BYTES = 4096
+DEAD_PEER_MS = 10_000
+"""What was sent and is not acknowledged for so long: the other machine is gone."""
+NONCE_BYTES = 32
+
+
+class RefusedError(HeadwayError):
+    """The other end is not one to talk to, or says so of this one."""
+
+
+class Hello(msgspec.Struct, tag=True):
+    """Who speaks."""
+
+    version: str
+    protocol: str
+    nonce: bytes
+
+
+class Proof(msgspec.Struct, tag=True):
+    """That the secret is known."""
+
+    code: bytes
+
+
+class Refusal(msgspec.Struct, tag=True):
+    """There will be no connection."""
+
+    reason: str
+
+
+_Greeting = TypeVar("_Greeting", Hello, Proof)
+_decode_greeting = msgspec.msgpack.Decoder(Hello | Proof | Refusal).decode
+
+
+@functools.cache
+def protocol() -> str:
+    """Changes with whatever the messages are made of."""
+    parts: tuple[ModuleType, ...] = (messages, outputs, sampling_params, request_options)
+    return hashlib.sha256("".join(map(inspect.getsource, parts)).encode()).hexdigest()[:16]
+
+
+def greet(connection: socket.socket, secret: bytes, *, is_engine: bool) -> None:
+    """Make sure that the other end speaks the same messages and knows the secret. Takes `GREETING_S` at most; raises
+    `RefusedError`, or `OSError` if the connection breaks."""
+    deadline_s = time.monotonic() + GREETING_S
+    own = Hello(headway.__version__, protocol(), os.urandom(NONCE_BYTES))
+    if is_engine:
+        _say(connection, own)
+    other = _hear(connection, Hello, deadline_s)
+    if not is_engine:
+        _say(connection, own)
+    nonces = (own.nonce + other.nonce) if is_engine else (other.nonce + own.nonce)
+
+    def proof(of_engine: bool) -> bytes:
+        return hmac.digest(secret, (b"engine" if of_engine else b"front end") + nonces, "sha256")
+
+    if not is_engine:
+        _check_versions(own, other)
+        _say(connection, Proof(proof(False)))
+    try:
+        if is_engine:
+            _check_versions(own, other)
+        if not hmac.compare_digest(_hear(connection, Proof, deadline_s).code, proof(not is_engine)):
+            raise RefusedError("the other end has another secret")
+    except RefusedError as error:
+        if is_engine:
+            with contextlib.suppress(OSError):
+                _say(connection, Refusal(str(error)))
+        raise
+    if is_engine:
+        _say(connection, Proof(proof(True)))
+    connection.settimeout(None)
+
+
+def _check_versions(own: Hello, other: Hello) -> None:
+    if own.protocol != other.protocol or len(other.nonce) != NONCE_BYTES:
+        raise RefusedError(
+            f"the other end has Headway {other.version}, messages {other.protocol}, and this one {own.version}, "
+            f"messages {own.protocol}"
+        )
+
+
+def _say(connection: socket.socket, message: Hello | Proof | Refusal) -> None:
+    connection.settimeout(GREETING_S)
+    connection.sendall(pack(message))
+
+
+def _hear(connection: socket.socket, kind: type[_Greeting], deadline_s: float) -> _Greeting:
+    """The next message, byte for byte: what follows it belongs to others."""
+    length = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size, deadline_s))[0]
+    if length > MAX_GREETING_BYTES:
+        raise RefusedError("the other end does not speak as Headway does")
+    try:
+        message = _decode_greeting(_receive_exactly(connection, length, deadline_s))
+    except msgspec.DecodeError as error:
+        raise RefusedError("the other end does not speak as Headway does") from error
+    if isinstance(message, Refusal):
+        raise RefusedError(f"the other end refuses: {message.reason}")
+    if not isinstance(message, kind):
+        raise RefusedError("the other end does not speak as Headway does")
+    return message
+
+
+def _receive_exactly(connection: socket.socket, num_bytes: int, deadline_s: float) -> bytes:
+    data = bytearray()
+    while len(data) < num_bytes:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the other end has not finished its greeting")
+        connection.settimeout(left_s)
+        more = connection.recv(num_bytes - len(data))
+        if not more:
+            raise ConnectionResetError("the other end closed the connection")
+        data += more
+    return bytes(data)
+
+
+def dial(host: str, port: int, secret: bytes) -> socket.socket:
+    """A connection to an engine that listens there. Blocks; raises `RefusedError` and `OSError`."""
+    connection = socket.create_connection((host, port), timeout=GREETING_S)
+    try:
+        prepare_tcp(connection)
+        greet(connection, secret, is_engine=False)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def prepare_tcp(connection: socket.socket) -> None:
+    """Tokens are sent at once, and a machine that is gone is noticed."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS)
+
+
+# ---- the engine's end -----------------------------------------------------------------------------------------------
+
+
 class ChannelClosedError(Exception):
     """The front end has closed its end, or is gone."""
 
@@ -101,10 +264,14 @@ class EngineChannel:
     One thread receives; any may send.
     """
 
-    def __init__(self, connection: socket.socket, *, wakeup: socket.socket | None = None) -> None:
-        """Bytes that arrive on `wakeup` end a wait; they mean nothing else."""
+    def __init__(
+        self, connection: socket.socket, *, wakeup: socket.socket | None = None, waits_for_reader: bool = True
+    ) -> None:
+        """Bytes that arrive on `wakeup` end a wait; they mean nothing else. A front end that reads too slowly is waited
+        for, or given up."""
         connection.setblocking(False)
         self._socket = connection
+        self._waits_for_reader = waits_for_reader
         self._wakeup = wakeup
         self._frames = FrameReader()
         self._unsent = bytearray()
@@ -126,7 +293,7 @@ class EngineChannel:
                 data = self._socket.recv(RECEIVE_BYTES)
             except BlockingIOError:
                 break
-            except ConnectionError as error:
+            except OSError as error:
                 raise ChannelClosedError from error
             if not data:
                 raise ChannelClosedError
@@ -140,6 +307,8 @@ class EngineChannel:
             self._unsent += frame
         self._send_some()
         if len(self._unsent) > MAX_UNSENT_BYTES:
+            if not self._waits_for_reader:
+                raise ChannelClosedError("it does not read what it is sent")
             self.flush(timeout_s=float("inf"))
 
     def flush(self, *, timeout_s: float) -> bool:
@@ -155,6 +324,16 @@ class EngineChannel:
     def close(self) -> None:
         """Let the front end know that nothing more comes."""
         self._socket.close()
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What to poll, to know when `receive` has something to do."""
+        return tuple(each.fileno() for each in (self._socket, self._wakeup) if each is not None)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `receive` would also send something."""
+        return bool(self._unsent)
 
     def _wait_for_input(self, timeout_s: float) -> bool:
         """Whether the front end has sent something (or has gone), after waiting at most `timeout_s`."""
@@ -184,12 +363,61 @@ class EngineChannel:
                     del self._unsent[:num_sent]
         except BlockingIOError:
             pass
-        except ConnectionError as error:
+        except OSError as error:
             raise ChannelClosedError from error
 
 
+# ---- the front end's ------------------------------------------------------------------------------------------------
+
+
+class EngineProcess(Protocol):
+    """What a connection knows of the process behind it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def kill(self) -> None:
+        """End it without asking; does not block."""
+
+    async def wait(self) -> int:
+        """Until it has ended."""
+
+
+class Home(Protocol):
+    """Where an engine process comes from."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others may use the process, too: it is left alone, unless it hangs."""
+
+    async def open(self) -> tuple[socket.socket, EngineProcess]:
+        """A process that waits for its first message, and the connection to it. `EngineStartError` if there is none."""
+
+
+@dataclass(frozen=True)
+class LocalHome:
+    """A process of this machine, started for this front end."""
+
+    factory: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to this process's."""
+    is_shared: bool = False
+
+    async def open(self) -> tuple[socket.socket, EngineProcess]:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                return ours, await _spawn(theirs, self.factory, self.environment)
+        except BaseException:
+            ours.close()
+            raise
+
+
 class EngineConnection(asyncio.Protocol):
-    """The front end's end: one life of the engine process (spawned, ready, gone) and the socket to it."""
+    """The front end's end: one life of the engine process (started, ready, gone) and the socket to it."""
 
     def __init__(self, on_news: Callable[[News], None], on_lost: Callable[[EngineConnection], None]) -> None:
         """`on_lost` is called once, as soon as no more news can come, also if the engine never got ready."""
@@ -199,27 +427,34 @@ class EngineConnection(asyncio.Protocol):
         self._on_lost = on_lost
         self._frames = FrameReader()
         self._ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: EngineProcess | None = None
+        self._is_shared = False
         self._transport: asyncio.Transport | None = None
 
-    async def open(
-        self, start: Start, *, factory: str | None, environment: Mapping[str, str] | None = None
-    ) -> EngineReady:
-        """Spawn the process, with this added to the environment, and wait until it is ready. If anything goes wrong,
-        nothing of it stays behind."""
-        ours, theirs = socket.socketpair()
+    async def open(self, start: Start, home: Home) -> EngineReady:
+        """Get a process and wait until it is ready. If anything goes wrong, nothing of it stays behind."""
         try:
-            with theirs:
-                self._process = await _spawn(theirs, factory, environment or {})
+            self._is_shared = home.is_shared
+            ours, self._process = await home.open()
             self.pid = self._process.pid
-            await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+            try:
+                await self._attach(ours)
+            except BaseException:
+                if self._transport is None:  # which would own the socket
+                    ours.close()
+                raise
             self.send(start)
             return await self._ready
         except BaseException:
-            if self._transport is None:  # which would own the socket
-                ours.close()
             await self.end()
             raise
+
+    async def _attach(self, ours: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        if ours.family == socket.AF_UNIX:
+            await loop.create_unix_connection(lambda: self, sock=ours)
+        else:
+            await loop.create_connection(lambda: self, sock=ours)
 
     def send(self, message: Any) -> None:
         """Hand a message to the socket; never blocks. What cannot be packed raises, and nothing is sent."""
@@ -229,6 +464,8 @@ class EngineConnection(asyncio.Protocol):
 
     def kill(self) -> None:
         """End the process without asking it, also one that is stopped. `on_lost` follows at once."""
+        if self._is_shared and self._transport is None:
+            return
         if self._transport is not None:
             self._transport.abort()
         if self._process is not None and self._process.returncode is None:
@@ -236,11 +473,15 @@ class EngineConnection(asyncio.Protocol):
                 self._process.kill()
 
     async def wait_for_exit(self) -> int | None:
-        """The exit status; None if there never was a process."""
-        return None if self._process is None else await self._process.wait()
+        """The exit status; None if it cannot be known."""
+        return None if self._process is None or self._is_shared else await self._process.wait()
 
     async def end(self, grace_s: float = 0.0) -> int | None:
         """Wait `grace_s` for the process to exit, then kill it. Returns the exit status, if there is one."""
+        if self._is_shared:
+            if self._transport is not None:
+                self._transport.abort()
+            return None
         with contextlib.suppress(TimeoutError):
             return await asyncio.wait_for(self.wait_for_exit(), grace_s)
         self.kill()

@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -62,6 +62,13 @@ class Health:
 
 
 _HEALTHY = Health(True, "")
+
+
+class Cluster(Protocol):
+    """Machines that run engines."""
+
+    def specs(self, spec: EngineSpec, num_replicas: int) -> list[EngineSpec]:
+        """One for each replica."""
 
 
 class _Open:
@@ -112,9 +119,10 @@ class EngineClient:
         resumes: bool = True,
         num_replicas: int = 1,
         router: str = "prefix-aware",
+        cluster: Cluster | None = None,
     ) -> None:
         """`options` are those of `EngineConfig`, flat. `factory` names another engine, see `engine_process`. Without
-        `resumes`, requests end with the process that has them."""
+        `resumes`, requests end with the process that has them. Engines run on this machine, or on a `cluster`."""
         if num_replicas < 1:
             raise ConfigError(f"There must be at least one replica, not {num_replicas}.")
         self._patience = patience or Patience()
@@ -124,7 +132,7 @@ class EngineClient:
         spec = EngineSpec(dict(options or {}), factory, log_level, reports_cache=is_reported)
         self.replicas = [
             Replica(place, own, self, patience=self._patience, backoff=backoff())
-            for place, own in enumerate(divided(spec, num_replicas))
+            for place, own in enumerate((divided if cluster is None else cluster.specs)(spec, num_replicas))
         ]
         self.num_resumed = 0
         """How often a request went on in another process."""

@@ -4,6 +4,9 @@ It inherits one end of a socket pair. The first message says which engine to bui
 is told to stop, or the front end is gone. Exit status: 0 as asked, 1 the engine failed, 2 the front end sent something
 that is no message.
 
+With `--listen-fd M`, a listening socket, front ends of other machines share the engine (`SharedChannel`), if they know
+the secret in the environment variable HEADWAY_SECRET; who started the process only sends the first message.
+
 `--factory module:function` brings another engine: the function is called with the options and returns an `LLMEngine`.
 """
 
@@ -32,10 +35,12 @@ from headway.rpc.messages import EngineReady, Heartbeat, Start, StartUpFailed
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
     from headway.rpc.engine_loop import EngineLoop
+    from headway.rpc.shared_channel import SharedChannel
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_FACTORY = "headway.rpc.engine_process:create_engine"
+SECRET_VARIABLE = "HEADWAY_SECRET"
 FLUSH_S = 5.0
 START_MESSAGE_S = 60.0
 SIGTERM_DRAIN_S = 15.0
@@ -58,7 +63,7 @@ class Pulse:
     """
 
     def __init__(self, channel: EngineChannel, *, interval_s: float) -> None:
-        self._channel = channel
+        self._channel: EngineChannel | SharedChannel = channel
         self._loop: EngineLoop | None = None
         self._interval_s = interval_s
         self._stopped = threading.Event()
@@ -67,6 +72,14 @@ class Pulse:
     def follow(self, loop: EngineLoop) -> None:
         """Tell from now on how long its turns take. Before there is a loop, they take no time."""
         self._loop = loop
+
+    def tell(self, channel: SharedChannel) -> None:
+        """And these front ends, from now on."""
+        self._channel = channel
+
+    def hurry(self, interval_s: float) -> None:
+        """Somebody wants to know more often."""
+        self._interval_s = min(self._interval_s, interval_s)
 
     def start(self) -> None:
         """Begin to beat."""
@@ -97,8 +110,9 @@ def main(argv: list[str] | None = None) -> int:
     signalled.setblocking(False)
     signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
     channel = EngineChannel(socket.socket(fileno=arguments.fd), wakeup=wakeup)
+    listener = None if arguments.listen_fd is None else socket.socket(fileno=arguments.listen_fd)
     try:
-        return _serve(channel, arguments.factory)
+        return _serve(channel, arguments.factory, listener)
     except ChannelClosedError:
         return 0
     except (BrokenFrameError, msgspec.DecodeError) as error:
@@ -135,7 +149,7 @@ def spare_the_collector() -> None:
     atexit.register(gc.unfreeze)  # extension modules that count what is left at the end would call it leaked
 
 
-def _serve(channel: EngineChannel, factory: str) -> int:
+def _serve(channel: EngineChannel, factory: str, listener: socket.socket | None) -> int:
     start = _receive_start(channel)
     if start.cores:
         os.sched_setaffinity(0, start.cores)
@@ -143,14 +157,16 @@ def _serve(channel: EngineChannel, factory: str) -> int:
     pulse = Pulse(channel, interval_s=start.heartbeat_s)
     pulse.start()
     try:
-        return _build_and_run(channel, factory, start, pulse)
+        return _build_and_run(channel, factory, start, pulse, listener)
     finally:
         pulse.stop()
 
 
-def _build_and_run(channel: EngineChannel, factory: str, start: Start, pulse: Pulse) -> int:
+def _build_and_run(
+    channel: EngineChannel, factory: str, start: Start, pulse: Pulse, listener: socket.socket | None
+) -> int:
     try:
-        engine = _load_factory(factory)(start.options)
+        engine = _load_factory(factory)(dict(start.options))
         _warm_up(engine)
         spare_the_collector()
     except HeadwayError as error:
@@ -159,9 +175,29 @@ def _build_and_run(channel: EngineChannel, factory: str, start: Start, pulse: Pu
         logger.exception("the engine could not be built")
         return _fail_to_start(channel, f"{type(error).__name__}: {error}")
     try:
-        return _run(engine, channel, start, pulse)
+        if listener is None:
+            channel.send(_ready(engine))
+            return _run(engine, channel, start, pulse)
+        return _run(engine, _shared(channel, listener, start, _ready(engine), pulse), start, pulse)
     finally:
         engine.shutdown()
+
+
+def _shared(
+    parent: EngineChannel, listener: socket.socket, start: Start, ready: EngineReady, pulse: Pulse
+) -> SharedChannel:
+    """For front ends that come, from now on."""
+    from headway.rpc.shared_channel import SharedChannel
+
+    secret = os.environ.pop(SECRET_VARIABLE, "").encode()
+    if not secret:
+        raise BrokenFrameError(f"an engine that listens needs a secret in {SECRET_VARIABLE}")
+    shared = SharedChannel(
+        parent, listener, secret=secret, options=start.options, ready=ready, on_heartbeat_s=pulse.hurry
+    )
+    pulse.tell(shared)
+    parent.send(ready)
+    return shared
 
 
 def _warm_up(engine: LLMEngine) -> None:
@@ -183,13 +219,12 @@ def _receive_start(channel: EngineChannel) -> Start:
     return messages[0]
 
 
-def _run(engine: LLMEngine, channel: EngineChannel, start: Start, pulse: Pulse) -> int:
+def _run(engine: LLMEngine, channel: EngineChannel | SharedChannel, start: Start, pulse: Pulse) -> int:
     from headway.rpc.engine_loop import EngineLoop  # brings torch, which a wrong option need not wait for
 
     loop = EngineLoop(engine, channel, counted=start.counted, reports_cache=start.reports_cache)
     pulse.follow(loop)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain(SIGTERM_DRAIN_S))
-    channel.send(_ready(engine))
     try:
         loop.run()
     except (ChannelClosedError, BrokenFrameError, msgspec.DecodeError):
@@ -231,6 +266,7 @@ def _load_factory(path: str) -> Callable[[dict[str, Any]], LLMEngine]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="headway engine process", description="Started by the server, not by hand.")
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
+    parser.add_argument("--listen-fd", type=int, help="an inherited listening socket, for front ends of other machines")
     parser.add_argument("--factory", default=DEFAULT_FACTORY, metavar="MODULE:FUNCTION", help="builds the engine")
     return parser
 

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import msgspec
 
 from headway.errors import ConfigError, EngineStartError
-from headway.rpc.channel import EXIT_GRACE_S, EngineConnection, News
+from headway.rpc.channel import EXIT_GRACE_S, EngineConnection, Home, LocalHome, News
 from headway.rpc.messages import EngineReady, EngineStats, Heartbeat, Shutdown, Start, StepBatch
 from headway.sampling_params import SamplingParams
 
@@ -162,6 +162,8 @@ class EngineSpec:
     reports_cache: bool = False
     cores: tuple[int, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    home: Home | None = None
+    """Where its process comes from; None: it is started here, for this front end alone."""
 
 
 def divided(spec: EngineSpec, num_replicas: int) -> list[EngineSpec]:
@@ -329,7 +331,7 @@ class Replica:
             reports_cache=spec.reports_cache,
             cores=list(spec.cores),
         )
-        self.info = await connection.open(start, factory=spec.factory, environment=spec.environment)
+        self.info = await connection.open(start, spec.home or LocalHome(spec.factory, spec.environment))
         if connection.lost.is_set():  # it said that it was ready, and died
             return
         self._connection = connection

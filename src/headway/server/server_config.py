@@ -98,6 +98,12 @@ class ServerConfig:
     replicas: int = option(
         1, "Engine processes on this machine: on a GPU each, or with a share of the cores. Each loads the model."
     )
+    ray: bool = option(
+        False,
+        "Run the replicas on the nodes and GPUs of a Ray cluster, which front ends share. Starts one here if there is "
+        "none. Needs the extra 'ray'.",
+    )
+    address: str | None = option(None, "The Ray cluster's head node, HOST:PORT. Default: $RAY_ADDRESS, or found here.")
     router: str = option(
         "prefix-aware",
         "Which replica gets a request. " + "; ".join(f"{name}: {text}" for name, text in ROUTERS.items()) + ".",
@@ -171,6 +177,8 @@ class ServerConfig:
         for name in self.allowed_host:
             if name != "*" and not _HOST.fullmatch(name):
                 raise ConfigError(f"allowed_host must be a name without a port, like example.org, or *; not {name!r}.")
+        if self.address is not None and not self.ray:
+            raise ConfigError("address is that of a Ray cluster: give --ray, too.")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("TLS needs both ssl_certfile and ssl_keyfile.")
         if self.otlp_traces_endpoint is not None and not self.otlp_traces_endpoint.startswith(("http://", "https://")):

@@ -1,0 +1,506 @@
+"""Front ends that share an engine over TCP: who is let in, whose requests are whose, who comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headway.errors import EngineStartError, HeadwayError
+from headway.rpc import channel as channel_module
+from headway.rpc import shared_channel as shared_module
+from headway.rpc.channel import (
+    BrokenFrameError,
+    ChannelClosedError,
+    EngineChannel,
+    EngineProcess,
+    FrameReader,
+    Hello,
+    RefusedError,
+    dial,
+    greet,
+    pack,
+)
+from headway.rpc.engine_client import EngineClient
+from headway.rpc.messages import (
+    AbortRequests,
+    AddRequest,
+    CacheNews,
+    Delta,
+    EngineReady,
+    EngineStats,
+    Heartbeat,
+    Shutdown,
+    Start,
+    StartUpFailed,
+    StepBatch,
+    TellCache,
+    UnreadableRequest,
+    Watch,
+    decode_from_engine,
+)
+from headway.rpc.ray_cluster import EngineActor
+from headway.rpc.shared_channel import SharedChannel
+from headway.rpc.supervision import Backoff, EngineSpec, Patience
+from headway.sampling_params import SamplingParams
+from tests.unit.rpc.test_engine_client import FACTORY, ROOT, add, read, until
+
+SECRET = b"nobody knows"
+READY = EngineReady("m", 100, 100, 10, 4, 4, 64, "cpu", "float32")
+OPTIONS = {"model": "m", "num_threads": 3}
+
+
+# ---- the greeting ---------------------------------------------------------------------------------------------------
+
+
+def greeted(engine_secret: bytes, talk: Callable[[socket.socket], None]) -> BaseException | None:
+    """What an engine thinks of whoever talks to it."""
+    ours, theirs = socket.socketpair()
+    outcome: list[BaseException | None] = []
+
+    def engine() -> None:
+        with ours:
+            try:
+                greet(ours, engine_secret, is_engine=True)
+            except (HeadwayError, OSError) as error:
+                outcome.append(error)
+            else:
+                outcome.append(None)
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    with theirs:
+        talk(theirs)
+        thread.join(10)
+    return outcome[0]
+
+
+def test_who_knows_the_secret_is_let_in() -> None:
+    assert greeted(SECRET, lambda theirs: greet(theirs, SECRET, is_engine=False)) is None
+
+
+def test_another_secret_is_refused_and_both_ends_say_so() -> None:
+    def talk(theirs: socket.socket) -> None:
+        with pytest.raises(RefusedError, match="refuses: the other end has another secret"):
+            greet(theirs, b"guess", is_engine=False)
+
+    error = greeted(SECRET, talk)
+    assert isinstance(error, RefusedError) and "another secret" in str(error)
+
+
+def test_other_messages_are_refused_and_both_versions_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def talk(theirs: socket.socket) -> None:
+        theirs.sendall(pack(Hello("0.0.1", "0123456789abcdef", b"n" * 32)))
+        time.sleep(0.1)
+        assert b"0.0.1" in theirs.recv(4096)
+
+    error = greeted(SECRET, talk)
+    assert isinstance(error, RefusedError) and "Headway 0.0.1, messages 0123456789abcdef" in str(error)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"GET / HTTP/1.1\r\n\r\n", b"\xff\xff\xff\xff", b"\x02\x00\x00\x00{}", pack(Hello("1", "2", b"short")), b""],
+)
+def test_nonsense_is_refused(said: bytes) -> None:
+    def talk(theirs: socket.socket) -> None:
+        theirs.sendall(said)
+        theirs.shutdown(socket.SHUT_WR)
+
+    assert isinstance(greeted(SECRET, talk), RefusedError | OSError)
+
+
+def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "GREETING_S", 0.2)
+    begun_s = time.monotonic()
+    assert isinstance(greeted(SECRET, lambda theirs: time.sleep(0.5)), TimeoutError)
+    assert time.monotonic() - begun_s < 5
+
+
+def test_a_proof_is_good_for_one_connection_only() -> None:
+    """Who has listened cannot say again what was said: nonces differ."""
+    said: list[bytes] = []
+
+    def honest(theirs: socket.socket) -> None:
+        class Recorder:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(theirs, name)
+
+            def sendall(self, data: bytes) -> None:
+                said.append(data)
+                theirs.sendall(data)
+
+        greet(Recorder(), SECRET, is_engine=False)  # type: ignore[arg-type]
+
+    assert greeted(SECRET, honest) is None
+    error = greeted(SECRET, lambda theirs: theirs.sendall(b"".join(said)))
+    assert isinstance(error, RefusedError) and "another secret" in str(error)
+
+
+# ---- one channel of many --------------------------------------------------------------------------------------------
+
+
+class Shared:
+    """An engine's end, and front ends that the test plays."""
+
+    def __init__(self, **options: Any) -> None:
+        self.parent, theirs = socket.socketpair()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.channel = SharedChannel(
+            EngineChannel(theirs), self.listener, secret=SECRET, options=OPTIONS, ready=READY, **options
+        )
+
+    def join(self, **options: Any) -> Peer:
+        peer = Peer(dial("127.0.0.1", self.port, SECRET))
+        peer.send(Start({**OPTIONS, "num_threads": 9}, **options))
+        assert self.receive() == []
+        assert peer.receive() == [READY]
+        return peer
+
+    def receive(self, timeout_s: float = 0.3) -> list[Any]:
+        """Everything that comes within this time."""
+        messages, until_s = [], time.monotonic() + timeout_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            messages += self.channel.receive(timeout_s=left_s)
+        return messages
+
+
+class Peer:
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._frames = FrameReader()
+
+    def send(self, message: Any) -> None:
+        self.connection.sendall(pack(message))
+
+    def receive(self) -> list[Any]:
+        self.connection.settimeout(0.3)
+        messages: list[Any] = []
+        with contextlib.suppress(TimeoutError):
+            while data := self.connection.recv(2**16):
+                messages += [decode_from_engine(payload) for payload in self._frames.feed(data)]
+        return messages
+
+
+@pytest.fixture
+def shared() -> Iterator[Shared]:
+    made = Shared()
+    yield made
+    made.channel.close()
+
+
+def test_equal_ids_of_two_front_ends_are_two_requests(shared: Shared) -> None:
+    first, second = shared.join(), shared.join()
+    params, others = SamplingParams(max_tokens=3), SamplingParams(max_tokens=4)
+    first.send(AddRequest("a", [1], params))
+    second.send(AddRequest("a", [2], others))
+    messages = shared.receive()
+    assert sorted((m.request_id, m.prompt_token_ids, m.params.max_tokens) for m in messages) == [
+        ("0/a", [1], 3),
+        ("1/a", [2], 4),
+    ]
+    first.send(AddRequest("b", [1], None))  # the parameters of its own request before it, not of the other's
+    (again,) = shared.receive()
+    assert again.request_id == "0/b" and again.params.max_tokens == 3
+    second.send(AbortRequests(["a"]))
+    assert shared.receive() == [AbortRequests(["1/a"])]
+    stats = EngineStats(num_running=2)
+    shared.channel.send(StepBatch([Delta("0/a", text="x"), Delta("0/b", text="y")], stats, ["0/b"]))
+    assert first.receive() == [StepBatch([Delta("a", text="x"), Delta("b", text="y")], stats, ["b"])]
+    assert second.receive() == [StepBatch([], stats, [])]
+
+
+def test_a_front_end_that_is_gone_takes_its_requests_along(shared: Shared) -> None:
+    first, second = shared.join(), shared.join()
+    for name in "ab":
+        first.send(AddRequest(name, [1], SamplingParams()))
+    second.send(AddRequest("c", [1], SamplingParams()))
+    assert len(shared.receive()) == 3
+    shared.channel.send(StepBatch([Delta("0/a", is_last=True)], EngineStats()))
+    first.connection.close()
+    assert shared.receive() == [AbortRequests(["0/b"])]
+    shared.channel.send(StepBatch([Delta("1/c", text="z")], EngineStats()))
+    assert second.receive()[-1].deltas == [Delta("c", text="z")]
+
+
+def test_news_go_to_those_who_want_them(shared: Shared) -> None:
+    first, second = shared.join(reports_cache=True), shared.join()
+    news = CacheNews(0, [b"1"], [], is_whole=True)
+    shared.channel.send(news)
+    shared.channel.send(Heartbeat(0.0))
+    assert first.receive() == [news, Heartbeat(0.0)] and second.receive() == [Heartbeat(0.0)]
+    first.send(TellCache())
+    assert shared.receive() == [TellCache()]
+    first.send(Watch(on=True))
+    second.send(Watch(on=True))
+    assert shared.receive() == [Watch(on=True)] * 2
+    second.send(Watch(on=False))
+    assert shared.receive() == [Watch(on=True)]
+    first.connection.close()
+    assert shared.receive() == [AbortRequests([]), Watch(on=False)]
+
+
+def test_an_engine_with_other_options_is_refused(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
+    peer = Peer(dial("127.0.0.1", shared.port, SECRET))
+    peer.send(Start({"model": "another"}))
+    assert shared.receive() == [AbortRequests([])]
+    assert peer.receive() == [StartUpFailed("The engine there was started with other options: ['model'].")]
+    assert "wants another engine: model differ" in caplog.text
+
+
+def test_one_of_two_leaves_with_its_requests_done(shared: Shared) -> None:
+    first, _second = shared.join(), shared.join()
+    first.send(AddRequest("a", [1], SamplingParams()))
+    first.send(Shutdown(5.0))
+    (request,) = shared.receive()
+    assert isinstance(request, AddRequest)  # the engine itself goes on
+    shared.channel.send(StepBatch([Delta("0/a", is_last=True)], EngineStats()))
+    assert shared.receive() == [AbortRequests([])]
+
+
+def test_the_last_one_ends_the_engine(shared: Shared) -> None:
+    peer = shared.join()
+    peer.send(Shutdown(5.0))
+    assert shared.receive() == [Shutdown(5.0)]
+
+
+def test_an_engine_that_nobody_wants_ends_once() -> None:
+    shared = Shared(linger_s=0.5)
+    peer = shared.join()
+    assert shared.receive(0.6) == [], "somebody is there"
+    peer.connection.close()
+    assert shared.receive(1.2) == [AbortRequests([]), Shutdown(0.0)]
+    shared.channel.close()
+
+
+def test_who_speaks_nonsense_after_the_greeting_is_dropped_alone(shared: Shared) -> None:
+    first, second = shared.join(), shared.join()
+    first.connection.sendall(b"\xff" * 100)
+    assert shared.receive() == [AbortRequests([])]
+    bad = SamplingParams(max_tokens=3)
+    second.send(["AddRequest", "bad", [1], {"max_tokens": "many"}])
+    (unreadable,) = shared.receive()
+    assert isinstance(unreadable, UnreadableRequest) and unreadable.request_id == "1/bad"
+    second.send(AddRequest("good", [1], bad))
+    (good,) = shared.receive()
+    assert good.request_id == "1/good"
+    second.send(AddRequest("before-start", [1], None))
+    assert shared.receive()[0].request_id == "1/before-start"
+
+
+def test_who_does_not_read_is_dropped_alone(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "MAX_UNSENT_BYTES", 10_000)
+    slow, quick = shared.join(), shared.join()
+    slow.send(AddRequest("a", [1], SamplingParams()))
+    shared.receive()
+    for _ in range(200):
+        shared.channel.send(StepBatch([Delta("0/a", text="x" * 100_000)], EngineStats()))
+        quick.connection.recv(2**20)
+        if shared.channel._unreachable:
+            break
+    assert shared.receive() == [AbortRequests(["0/a"])]
+    shared.channel.send(Heartbeat(0.0))
+    assert Heartbeat(0.0) in quick.receive()
+
+
+def test_a_parent_that_is_gone_ends_everything(shared: Shared) -> None:
+    shared.parent.close()
+    with pytest.raises(ChannelClosedError):
+        shared.receive()
+
+
+def test_many_who_say_nothing_do_not_keep_others_out(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "GREETING_S", 1.0)
+    silent = [socket.create_connection(("127.0.0.1", shared.port)) for _ in range(shared_module.MAX_GREETINGS + 4)]
+    time.sleep(1.5)
+    assert isinstance(shared.join(), Peer)
+    for connection in silent:
+        connection.close()
+
+
+def test_a_parent_that_sends_nonsense() -> None:
+    shared = Shared()
+    shared.parent.sendall(b"\xff" * 8)
+    with pytest.raises(BrokenFrameError):
+        shared.receive()
+    shared.channel.close()
+
+
+# ---- front ends and a real engine process ---------------------------------------------------------------------------
+
+
+class Actor(EngineActor):
+    """Without a cluster."""
+
+    has_ended = False
+
+    def host(self) -> str:
+        return "127.0.0.1"
+
+    def _end(self) -> None:
+        self.has_ended = True
+
+
+class Process:
+    returncode = None
+
+    def __init__(self, actor: Actor, pid: int) -> None:
+        self._actor, self.pid = actor, pid
+
+    def kill(self) -> None:
+        self._actor.kill(self.pid)
+
+    async def wait(self) -> int:
+        raise NotImplementedError
+
+
+class ActorHome:
+    is_shared = True
+
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
+
+    async def open(self) -> tuple[socket.socket, EngineProcess]:
+        host, port, secret, pid = await asyncio.to_thread(self._actor.address)
+        return await asyncio.to_thread(dial, host, port, secret.encode()), Process(self._actor, pid)
+
+
+class Actors:
+    """A cluster of this process."""
+
+    def __init__(self, options: dict[str, Any], num: int) -> None:
+        start = {"options": options, "log_level": "CRITICAL", "reports_cache": True}
+        self.actors = [Actor(start, FACTORY) for _ in range(num)]
+
+    def specs(self, spec: EngineSpec, num_replicas: int) -> list[EngineSpec]:
+        return [replace(spec, home=ActorHome(actor)) for actor in self.actors[:num_replicas]]
+
+
+@contextlib.asynccontextmanager
+async def front_end(actors: Actors, *, replicas: int = 1, **options: Any) -> Any:
+    client = EngineClient(
+        options or actors.actors[0]._start["options"],
+        patience=Patience(hang_timeout_s=2.0),
+        backoff=lambda: Backoff(first_s=0.05),
+        num_replicas=replicas,
+        cluster=actors,
+    )
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.shutdown()
+
+
+def run(test: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+
+    async def with_limit() -> None:
+        async with asyncio.timeout(90):
+            await test()
+
+    asyncio.run(with_limit())
+
+
+async def text_of(client: EngineClient, name: str, num_tokens: int) -> str:
+    deltas = await read(client.submit(add(name, max_tokens=num_tokens)))
+    assert deltas[-1].finish_reason == "length" and deltas[-1].error is None
+    return "".join(delta.text for delta in deltas)
+
+
+def expected(num_tokens: int) -> str:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return "".join(letters[(3 + number) % 26] for number in range(num_tokens))
+
+
+def test_two_front_ends_share_two_engines_that_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both get every token, once; what the engines hold is given back; the last to leave ends them."""
+
+    async def test() -> None:
+        actors = Actors({"step_s": 0.002, "num_kv_blocks": 512}, 2)
+        async with front_end(actors, replicas=2) as first:
+            async with front_end(actors, replicas=2) as second:
+                reading = [
+                    asyncio.create_task(text_of(client, f"r{number}", 300))
+                    for client in (first, second)
+                    for number in range(8)
+                ]
+                for number, kind in enumerate((signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL)):
+                    await asyncio.sleep(0.4)
+                    pid = first.replicas[number % 2].pid
+                    if pid is not None:
+                        os.kill(pid, kind)
+                assert await asyncio.gather(*reading) == [expected(300)] * 16
+                assert first.num_resumed + second.num_resumed > 0
+            assert not any(actor.has_ended for actor in actors.actors)
+            assert await text_of(first, "after", 5) == expected(5)
+            await until(lambda: first.stats.num_running == 0 and first.stats.num_used_blocks == 0)
+            await until(lambda: all(replica.is_ready for replica in first.replicas))
+        await until(lambda: all(actor.has_ended for actor in actors.actors))
+
+    run(test, monkeypatch)
+
+
+def test_a_front_end_that_loses_its_connection_comes_back_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        actors = Actors({"step_s": 0.002, "num_kv_blocks": 512}, 1)
+        async with front_end(actors) as stays:
+            async with front_end(actors) as dies:
+                reading = asyncio.create_task(text_of(dies, "lost", 900))
+                await until(lambda: stays.stats is not None and stays.stats.num_running == 1)
+                dies.replicas[0]._connection._transport.abort()
+                await until(lambda: dies.num_resumed == 1)  # it comes back by itself, and goes on
+                assert await reading == expected(900)
+            await until(lambda: stays.stats.num_running == 0 and stays.stats.num_used_blocks == 0)
+            assert await text_of(stays, "own", 20) == expected(20)
+
+    run(test, monkeypatch)
+
+
+def test_a_front_end_that_wants_another_engine_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        actors = Actors({"num_kv_blocks": 512}, 1)
+        async with front_end(actors) as client:
+            with pytest.raises(EngineStartError, match="other options: .'num_kv_blocks'"):
+                async with front_end(actors, num_kv_blocks=511):
+                    pass
+            assert await text_of(client, "own", 20) == expected(20)
+
+    run(test, monkeypatch)
+
+
+def test_an_engine_that_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        with pytest.raises(EngineStartError, match="no such luck"):
+            async with front_end(Actors({"refuse": "no such luck"}, 1)):
+                pass
+
+    run(test, monkeypatch)
+
+
+def test_a_rolling_restart_of_shared_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        actors = Actors({"step_s": 0.002, "num_kv_blocks": 512}, 2)
+        async with front_end(actors, replicas=2) as client:
+            before = [replica.pid for replica in client.replicas]
+            reading = [asyncio.create_task(text_of(client, f"r{number}", 400)) for number in range(8)]
+            await asyncio.sleep(0.2)
+            await client.restart(0.1)
+            assert await asyncio.gather(*reading) == [expected(400)] * 8
+            assert not set(before) & {replica.pid for replica in client.replicas}
+
+    run(test, monkeypatch)
+
+
+logging.getLogger("headway").setLevel(logging.INFO)
