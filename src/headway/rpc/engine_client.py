@@ -24,7 +24,7 @@ import msgspec
 
 from headway.core.blocks import block_digests, root_digest
 from headway.core.routing import CacheReport, Router, expected_tokens
-from headway.errors import ConfigError, EngineUnavailableError, InvalidRequestError
+from headway.errors import ConfigError, EngineStartError, EngineUnavailableError, InvalidRequestError
 from headway.outputs import Told
 from headway.rpc.channel import News
 from headway.rpc.messages import (
@@ -41,7 +41,7 @@ from headway.rpc.messages import (
     Watch,
 )
 from headway.rpc.streams import RequestStream, SnapshotStream
-from headway.rpc.supervision import TICK_S, Backoff, EngineSpec, Patience, Replica, divided
+from headway.rpc.supervision import TICK_S, Backoff, EngineSpec, Patience, Replica, ScalingRule, divided
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,11 @@ ENGINE_STOPPED = "the engine stopped; please retry"
 """What the requests of an engine that has ended are told."""
 SUSPECT_DEATHS = 2
 MAX_TRIALS = 3
+SCALING_TICK_S = 1.0
+SCALING_DRAIN_S = 30.0
+"""Requests that take longer to end go on in another replica."""
+FAILED_START_S = 30.0
+"""Until it is tried again."""
 TOO_MANY_DEATHS = "the engine stopped again and again when it came to this request"
 SHUTTING_DOWN = "the server is shutting down"
 
@@ -120,19 +125,23 @@ class EngineClient:
         num_replicas: int = 1,
         router: str = "prefix-aware",
         cluster: Cluster | None = None,
+        scaling: ScalingRule | None = None,
     ) -> None:
         """`options` are those of `EngineConfig`, flat. `factory` names another engine, see `engine_process`. Without
-        `resumes`, requests end with the process that has them. Engines run on this machine, or on a `cluster`."""
-        if num_replicas < 1:
-            raise ConfigError(f"There must be at least one replica, not {num_replicas}.")
+        `resumes`, requests end with the process that has them. Engines run on this machine, or on a `cluster`;
+        `num_replicas` of them, with `scaling` in the beginning."""
+        most = num_replicas if scaling is None else scaling.most
+        if not (1 if scaling is None else scaling.least) <= num_replicas <= most:
+            raise ConfigError(f"There must be at least one replica, within the limits of scaling, not {num_replicas}.")
+        self._scaling = scaling
         self._patience = patience or Patience()
         self._resumes = resumes
         self._router = Router(router, block_size=1)  # learnt when the first replica is ready
-        is_reported = num_replicas > 1 and self._router.needs_digests
+        is_reported = most > 1 and self._router.needs_digests
         spec = EngineSpec(dict(options or {}), factory, log_level, reports_cache=is_reported)
         self.replicas = [
-            Replica(place, own, self, patience=self._patience, backoff=backoff())
-            for place, own in enumerate((divided if cluster is None else cluster.specs)(spec, num_replicas))
+            Replica(place, own, self, patience=self._patience, backoff=backoff(), rests=place >= num_replicas)
+            for place, own in enumerate((divided if cluster is None else cluster.specs)(spec, most))
         ]
         self.num_resumed = 0
         """How often a request went on in another process."""
@@ -142,14 +151,14 @@ class EngineClient:
         self._viewers: list[SnapshotStream] = []
         self._step_listeners: list[Callable[[EngineStats], None]] = []
         self._closing = False
-        self._watching: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     # ---- its life -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the engine and wait until it takes requests; `EngineStartError` if it cannot. From then on it is
         started again whenever it ends."""
-        starting = [asyncio.create_task(replica.start()) for replica in self.replicas]
+        starting = [asyncio.create_task(replica.start()) for replica in self.replicas if not replica.rests]
         try:
             await asyncio.gather(*starting)
         except BaseException:
@@ -158,16 +167,18 @@ class EngineClient:
             await asyncio.gather(*starting, return_exceptions=True)
             await asyncio.gather(*(replica.shutdown() for replica in self.replicas))
             raise
-        self._watching = asyncio.create_task(self._watch_parked())
+        self._tasks.append(asyncio.create_task(self._watch_parked()))
+        if self._scaling is not None:
+            self._tasks.append(asyncio.create_task(self._scale(self._scaling)))
 
     async def shutdown(self, drain_s: float = 0.0) -> None:
         """Take no new requests, let the others go on for at most `drain_s` seconds, and end the processes. Called
         again, it does not wait."""
         self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(replica.shutdown(drain_s) for replica in self.replicas))
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
         for own in list(self._open.values()):
             self._fail(own, ENGINE_STOPPED)
         for viewer in self._viewers.copy():
@@ -177,7 +188,7 @@ class EngineClient:
         """Replace the processes one after the other, each when the one before is ready again. Requests end where they
         are within `drain_s` seconds, or go on elsewhere."""
         for replica in self.replicas:
-            if not self._closing:
+            if not self._closing and not replica.rests:
                 logger.info("replica %d is replaced", replica.place)
                 await replica.restart(drain_s)
 
@@ -439,6 +450,36 @@ class EngineClient:
         self._router.end(own.request.request_id)
         if not self._place_again(own):
             self._park(own)
+
+    async def _scale(self, rule: ScalingRule) -> None:
+        """As many replicas as the rule wants, one more or less at a time."""
+        while True:
+            await asyncio.sleep(SCALING_TICK_S)
+            stats, info = self.stats, self.info
+            if stats is None or info is None:
+                continue
+            awake = [replica for replica in self.replicas if not replica.rests]
+            wanted = rule.wanted(
+                num_replicas=len(awake),
+                num_running=stats.num_running,
+                num_waiting=stats.num_waiting + sum(own.replica is None for own in self._open.values()),
+                max_num_seqs=info.max_num_seqs,
+                seconds=SCALING_TICK_S,
+            )
+            if wanted > len(awake):
+                await self._wake(next(replica for replica in self.replicas if replica.rests))
+            elif wanted < len(awake):
+                logger.info("replica %d is not needed any more", awake[-1].place)
+                await awake[-1].rest(SCALING_DRAIN_S)
+
+    async def _wake(self, replica: Replica) -> None:
+        logger.info("requests wait: replica %d is started", replica.place)
+        try:
+            await replica.start()
+        except (EngineStartError, OSError) as error:
+            logger.error("replica %d could not be started: %s", replica.place, error)
+            await replica.rest(0.0)
+            await asyncio.sleep(FAILED_START_S)
 
     async def _watch_parked(self) -> None:
         """Requests do not wait for ever."""

@@ -143,8 +143,47 @@ class Backoff:
         return delay_s
 
 
+@dataclass
+class ScalingRule:
+    """How many replicas there are, between `least` and `most`: one more when requests have waited for a seat for
+    `up_s`, one less when for `down_s` those that there are would have filled `SPARE_PART` of the seats of one less."""
+
+    least: int
+    most: int
+    up_s: float = 5.0
+    down_s: float = 60.0
+    _waiting_s: float = 0.0
+    _spare_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise ConfigError(
+                f"There can be 1 replica or more, and at most as many as max_replicas: {self.least} to {self.most} is "
+                "no range."
+            )
+
+    def wanted(
+        self, *, num_replicas: int, num_running: int, num_waiting: int, max_num_seqs: int, seconds: float
+    ) -> int:
+        """After `seconds` more, with so many requests and replicas of so many seats each."""
+        seats_of_fewer = max_num_seqs * (num_replicas - 1)
+        has_spare = num_running + num_waiting <= SPARE_PART * seats_of_fewer
+        self._waiting_s = self._waiting_s + seconds if num_waiting else 0.0
+        self._spare_s = self._spare_s + seconds if has_spare else 0.0
+        if self._waiting_s >= self.up_s and num_replicas < self.most:
+            self._waiting_s = self._spare_s = 0.0
+            return num_replicas + 1
+        if self._spare_s >= self.down_s and num_replicas > self.least:
+            self._spare_s = 0.0
+            return num_replicas - 1
+        return num_replicas
+
+
+SPARE_PART = 0.6
+
 # ---- the process ----------------------------------------------------------------------------------------------------
 
+RESTING = "the replica is not needed"
 TICK_S = 0.5
 """How often the watchdog looks. If this process itself was held up, no more than two of these count as time that passed
 for the engine: what it sent meanwhile has not been read."""
@@ -214,7 +253,14 @@ class Replica:
     """A process that is replaced when it ends, known by its place among others."""
 
     def __init__(
-        self, place: int, spec: EngineSpec, owner: Owner, *, patience: Patience | None = None, backoff: Backoff | None
+        self,
+        place: int,
+        spec: EngineSpec,
+        owner: Owner,
+        *,
+        patience: Patience | None = None,
+        backoff: Backoff | None,
+        rests: bool = False,
     ) -> None:
         self.place = place
         self.info: EngineReady | None = None
@@ -232,19 +278,24 @@ class Replica:
         self._backoff = backoff or Backoff()
         self._connection: EngineConnection | None = None  # set while the engine takes requests
         self._process: EngineConnection | None = None  # the last one that was started, perhaps gone
-        self._state: str | None = "the engine is starting"
+        self._state: str | None = RESTING if rests else "the engine is starting"
         self._was_well = True
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._ready_s = 0.0
+        self.rests = rests
+        """Whether it is to have no process, until it is started."""
 
     # ---- its life -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the engine and wait until it takes requests; `EngineStartError` if it cannot. From then on it is
         started again whenever it ends."""
+        if self.rests:
+            self.rests = self._closing = False
+            self._state = "the engine is starting"
         watching = asyncio.create_task(self._watch())
-        self._tasks.append(watching)
+        self._tasks = [watching]
         try:
             await self._open()
         except BaseException:
@@ -272,6 +323,13 @@ class Replica:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._process is not None:
             await self._process.end()
+
+    async def rest(self, drain_s: float) -> None:
+        """As `shutdown`, and it can be started again."""
+        self.is_leaving = True
+        self._owner.note_problem(self)
+        await self.shutdown(drain_s)
+        self.rests, self._state = True, RESTING
 
     async def restart(self, drain_s: float) -> None:
         """Replace the process: it takes no new requests, and what it still has after `drain_s` seconds it gives back.

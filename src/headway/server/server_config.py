@@ -98,6 +98,10 @@ class ServerConfig:
     replicas: int = option(
         1, "Engine processes on this machine: on a GPU each, or with a share of the cores. Each loads the model."
     )
+    min_replicas: int = option(0, "As few replicas there may be, while they are enough. 0: as many as --replicas.")
+    max_replicas: int = option(
+        0, "As many there may be: one is added when requests have waited for 5 seconds. 0: as many as --replicas."
+    )
     ray: bool = option(
         False,
         "Run the replicas on the nodes and GPUs of a Ray cluster, which front ends share. Starts one here if there is "
@@ -153,6 +157,8 @@ class ServerConfig:
         _check_whole(self, "port", 0, 65535)
         for name in ("max_queue_requests", "max_queue_tokens", "tokenizer_threads", "replicas"):
             _check_whole(self, name, 1, 2**40)
+        for name in ("min_replicas", "max_replicas"):
+            _check_whole(self, name, 0, 2**16)
         for name in ("max_body_bytes", "max_header_bytes"):
             _check_whole(self, name, 1024, 2**40)
         for name in (
@@ -177,6 +183,8 @@ class ServerConfig:
         for name in self.allowed_host:
             if name != "*" and not _HOST.fullmatch(name):
                 raise ConfigError(f"allowed_host must be a name without a port, like example.org, or *; not {name!r}.")
+        if not 1 <= (self.min_replicas or self.replicas) <= self.replicas <= (self.max_replicas or self.replicas):
+            raise ConfigError("replicas must be at least min_replicas and at most max_replicas.")
         if self.address is not None and not self.ray:
             raise ConfigError("address is that of a Ray cluster: give --ray, too.")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
@@ -200,6 +208,12 @@ class ServerConfig:
         if ":" in host:
             host = f"[{host}]"
         return f"{'http' if self.ssl_certfile is None else 'https'}://{host}:{self.port}"
+
+    @property
+    def scaling(self) -> tuple[int, int] | None:
+        """Fewest and most replicas, where their number changes."""
+        limits = self.min_replicas or self.replicas, self.max_replicas or self.replicas
+        return limits if limits[0] < limits[1] else None
 
     @property
     def is_local(self) -> bool:

@@ -20,7 +20,7 @@ from headway.predict import AnswerLengths
 from headway.predict.prediction_thread import PredictionThread
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.ray_cluster import RayCluster
-from headway.rpc.supervision import Patience
+from headway.rpc.supervision import Patience, ScalingRule
 from headway.server.admission.service_classes import ServiceClasses, read_service_classes
 from headway.server.app import create_app
 from headway.server.http.http_server import bind, create_server, raise_file_limit
@@ -119,6 +119,7 @@ async def _serve(
         resumes=config.resume,
         num_replicas=config.replicas,
         router=config.router,
+        scaling=None if config.scaling is None else ScalingRule(*config.scaling),
         cluster=None if not config.ray else await asyncio.to_thread(RayCluster, config.address),
     )
     tokenizer = await asyncio.to_thread(load_model_tokenizer, engine_config.model)
