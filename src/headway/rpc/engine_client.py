@@ -40,7 +40,7 @@ from headway.rpc.messages import (
     TellCache,
     Watch,
 )
-from headway.rpc.streams import RequestStream, SnapshotStream
+from headway.rpc.streams import CacheEvent, CacheStream, RequestStream, SnapshotStream, present_state
 from headway.rpc.supervision import TICK_S, Backoff, EngineSpec, Patience, Replica, divided
 
 logger = logging.getLogger(__name__)
@@ -112,15 +112,17 @@ class EngineClient:
         resumes: bool = True,
         num_replicas: int = 1,
         router: str = "prefix-aware",
+        reports_caches: bool = False,
     ) -> None:
         """`options` are those of `EngineConfig`, flat. `factory` names another engine, see `engine_process`. Without
-        `resumes`, requests end with the process that has them."""
+        `resumes`, requests end with the process that has them. `reports_caches`: replicas tell what their prefix caches
+        hold even where the router does not ask, so that it can be followed."""
         if num_replicas < 1:
             raise ConfigError(f"There must be at least one replica, not {num_replicas}.")
         self._patience = patience or Patience()
         self._resumes = resumes
         self._router = Router(router, block_size=1)  # learnt when the first replica is ready
-        is_reported = num_replicas > 1 and self._router.needs_digests
+        is_reported = reports_caches or (num_replicas > 1 and self._router.needs_digests)
         spec = EngineSpec(dict(options or {}), factory, log_level, reports_cache=is_reported)
         self.replicas = [
             Replica(place, own, self, patience=self._patience, backoff=backoff())
@@ -132,6 +134,7 @@ class EngineClient:
         self._tried: _Open | None = None  # the one request, of those that may kill engines, that an engine has
         self._aborted: dict[Replica, list[str]] = {}
         self._viewers: list[SnapshotStream] = []
+        self._followers: list[CacheStream] = []
         self._step_listeners: list[Callable[[EngineStats], None]] = []
         self._closing = False
         self._watching: asyncio.Task[None] | None = None
@@ -156,6 +159,8 @@ class EngineClient:
         """Take no new requests, let the others go on for at most `drain_s` seconds, and end the processes. Called
         again, it does not wait."""
         self._closing = True
+        for follower in self._followers.copy():
+            follower.close()
         await asyncio.gather(*(replica.shutdown(drain_s) for replica in self.replicas))
         if self._watching is not None:
             self._watching.cancel()
@@ -326,6 +331,25 @@ class EngineClient:
         self._tell_watching()
         return viewer
 
+    def follow_caches(self) -> CacheStream:
+        """What the prefix cache of each replica holds, and every change from now on, until the stream is closed. Only
+        replicas that report tell anything."""
+        follower = CacheStream(len(self.replicas), self._present_cache, self._followers.remove)
+        self._followers.append(follower)
+        if self._closing:
+            follower.close()
+        return follower
+
+    def _present_cache(self, place: int) -> list[CacheEvent]:
+        index, info = self._router.index, self.info
+        return present_state(
+            index.blocks_of(place),
+            place=place,
+            epoch=self.replicas[place].epoch,
+            number=index.last_number(place),
+            block_size=0 if info is None else info.block_size,
+        )
+
     def add_step_listener(self, listener: Callable[[EngineStats], None]) -> None:
         """Call `listener` with the numbers of every step, in order; also after an abort, without a new step."""
         self._step_listeners.append(listener)
@@ -345,12 +369,22 @@ class EngineClient:
         if type(news) is StepBatch:
             self._take_step(replica, news)
         elif type(news) is CacheNews:
-            report = CacheReport(news.number, news.stored, news.evicted, news.is_whole)
-            if not self._router.index.take(replica.place, report):
-                replica.send(TellCache())
+            self._take_report(replica, CacheReport(news.number, news.stored, news.evicted, news.is_whole))
         elif type(news) is StepSnapshot or type(news) is BlockSnapshot:
             for viewer in self._viewers:
                 viewer.push(news)
+
+    def _take_report(self, replica: Replica, report: CacheReport) -> None:
+        is_known = self._router.index.take(replica.place, report)
+        if not is_known:
+            replica.send(TellCache())
+        block_size = 0 if replica.info is None else replica.info.block_size
+        for follower in self._followers:
+            if not is_known or report.is_whole:
+                follower.start_anew(replica.place)
+            else:
+                number, stored, evicted, _ = report
+                follower.push(CacheEvent(replica.place, replica.epoch, number, block_size, False, stored, evicted))
 
     def _take_step(self, replica: Replica, step: StepBatch) -> None:
         requests, routes = self._open, len(self.replicas) > 1
@@ -402,6 +436,8 @@ class EngineClient:
     def note_loss(self, replica: Replica) -> None:
         """A replica is gone: what it had goes on elsewhere, or ends."""
         self._router.remove(replica.place)
+        for follower in self._followers:
+            follower.start_anew(replica.place)
         lost = [own for own in self._open.values() if own.replica is replica]
         for own in lost:
             own.replica = None

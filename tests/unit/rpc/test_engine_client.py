@@ -43,7 +43,13 @@ class Served:
 
 @contextlib.contextmanager
 def serving(
-    patience: Patience = PATIENCE, *, resumes: bool = False, replicas: int = 1, **options: Any
+    patience: Patience = PATIENCE,
+    *,
+    resumes: bool = False,
+    replicas: int = 1,
+    router: str = "prefix-aware",
+    reports_caches: bool = False,
+    **options: Any,
 ) -> Iterator[Served]:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with asyncio.Runner() as runner:
@@ -55,6 +61,8 @@ def serving(
             log_level=os.environ.get("LL", "CRITICAL"),
             resumes=resumes,
             num_replicas=replicas,
+            router=router,
+            reports_caches=reports_caches,
         )
         runner.run(client.start())
         try:
