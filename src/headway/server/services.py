@@ -10,7 +10,7 @@ from typing import Protocol
 from headway.predict.prediction_thread import PredictionThread
 from headway.rpc.engine_client import Health
 from headway.rpc.messages import AddRequest, EngineReady, EngineStats
-from headway.rpc.streams import RequestStream, SnapshotStream
+from headway.rpc.streams import CacheStream, RequestStream, SnapshotStream
 from headway.server.admission.queue_limits import QueueLimits, Reservation
 from headway.server.admission.scheduling import Scheduling
 from headway.server.admission.service_classes import ONE_CLASS, ServiceClass, ServiceClasses
@@ -33,6 +33,7 @@ class Engine(EngineNumbers, Protocol):
     def health(self) -> Health: ...
     def submit(self, request: AddRequest) -> RequestStream: ...
     def watch(self) -> SnapshotStream: ...
+    def follow_caches(self) -> CacheStream: ...
     def add_step_listener(self, listener: Callable[[EngineStats], None]) -> None: ...
 
 

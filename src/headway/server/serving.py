@@ -118,6 +118,7 @@ async def _serve(
         resumes=config.resume,
         num_replicas=config.replicas,
         router=config.router,
+        reports_caches=config.kv_events,
     )
     tokenizer = await asyncio.to_thread(load_model_tokenizer, engine_config.model)
     parts.end("tokenizer")
