@@ -15,6 +15,7 @@ one by one beside the others; one in whose trials `MAX_TRIALS` engines die ends 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ class EngineClient:
         self._open: dict[str, _Open] = {}
         self._tried: _Open | None = None  # the one request, of those that may kill engines, that an engine has
         self._aborted: dict[Replica, list[str]] = {}
-        self._viewers: list[SnapshotStream] = []
+        self._viewers: dict[int, list[SnapshotStream]] = {replica.place: [] for replica in self.replicas}
         self._followers: list[CacheStream] = []
         self._step_listeners: list[Callable[[EngineStats], None]] = []
         self._closing = False
@@ -167,8 +168,9 @@ class EngineClient:
             await asyncio.gather(self._watching, return_exceptions=True)
         for own in list(self._open.values()):
             self._fail(own, ENGINE_STOPPED)
-        for viewer in self._viewers.copy():
-            viewer.close()
+        for viewers in self._viewers.values():
+            for viewer in viewers.copy():
+                viewer.close()
 
     async def restart(self, drain_s: float = 0.0) -> None:
         """Replace the processes one after the other, each when the one before is ready again. Requests end where they
@@ -323,12 +325,12 @@ class EngineClient:
 
     # ---- watching -------------------------------------------------------------------------------------------------
 
-    def watch(self) -> SnapshotStream:
-        """The blocks as they are, and every step from now on, until the stream is closed; of the first replica. The
-        engine makes snapshots only while a stream is open."""
-        viewer = SnapshotStream(self._leave)
-        self._viewers.append(viewer)
-        self._tell_watching()
+    def watch(self, place: int = 0) -> SnapshotStream:
+        """A replica's blocks as they are, and its every step from now on, until the stream is closed. It makes
+        snapshots only while a stream of it is open."""
+        viewer = SnapshotStream(functools.partial(self._leave, place))
+        self._viewers[place].append(viewer)
+        self._tell_watching(place)
         return viewer
 
     def follow_caches(self) -> CacheStream:
@@ -354,13 +356,13 @@ class EngineClient:
         """Call `listener` with the numbers of every step, in order; also after an abort, without a new step."""
         self._step_listeners.append(listener)
 
-    def _leave(self, viewer: SnapshotStream) -> None:
-        self._viewers.remove(viewer)
-        if not self._viewers:
-            self._tell_watching()
+    def _leave(self, place: int, viewer: SnapshotStream) -> None:
+        self._viewers[place].remove(viewer)
+        if not self._viewers[place]:
+            self._tell_watching(place)
 
-    def _tell_watching(self) -> None:
-        self.replicas[0].send(Watch(on=bool(self._viewers)))
+    def _tell_watching(self, place: int) -> None:
+        self.replicas[place].send(Watch(on=bool(self._viewers[place])))
 
     # ---- what replicas say ----------------------------------------------------------------------------------------
 
@@ -371,7 +373,7 @@ class EngineClient:
         elif type(news) is CacheNews:
             self._take_report(replica, CacheReport(news.number, news.stored, news.evicted, news.is_whole))
         elif type(news) is StepSnapshot or type(news) is BlockSnapshot:
-            for viewer in self._viewers:
+            for viewer in self._viewers[replica.place]:
                 viewer.push(news)
 
     def _take_report(self, replica: Replica, report: CacheReport) -> None:
@@ -428,8 +430,8 @@ class EngineClient:
         assert replica.info is not None
         self._router.block_size = replica.info.block_size
         self._router.add(replica.place, max_num_seqs=replica.info.max_num_seqs)
-        if self._viewers and replica.place == 0:
-            self._tell_watching()
+        if self._viewers[replica.place]:
+            self._tell_watching(replica.place)
         if num_placed := self._place_parked():
             logger.warning("%d requests go on", num_placed)
 

@@ -82,7 +82,7 @@ class FakeEngine:
             asyncio.get_running_loop().call_soon(self._answer, request)
         return stream
 
-    def watch(self) -> SnapshotStream:
+    def watch(self, place: int = 0) -> SnapshotStream:
         return SnapshotStream(lambda stream: None)
 
     def follow_caches(self) -> CacheStream:
