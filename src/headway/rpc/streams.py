@@ -351,8 +351,10 @@ class CacheStream:
         self._changes.append(change)
         self._num_unread += _num_blocks(change)
         if self._num_unread > MAX_UNREAD_BLOCKS:
-            for place in range(self._num_replicas):
-                self.start_anew(place)
+            self._untold = set(range(self._num_replicas))
+            self._states.clear()
+            self._changes.clear()
+            self._num_unread = 0
         self._waiter.wake()
 
     def start_anew(self, place: int) -> None:

@@ -174,6 +174,33 @@ def test_a_large_state_comes_in_parts_that_changes_do_not_interrupt() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("is_overrun", [False, True], ids=["whole reports", "too many changes"])
+def test_parts_of_an_old_state_are_not_kept_beside_a_new_one(is_overrun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(streams, "MAX_REPORTED", 4)
+        monkeypatch.setattr(streams, "MAX_UNREAD_BLOCKS", 5)
+        client = EngineClient(reports_caches=True)
+        each = PretendedReplica(client, 0, random.Random(0), 100)
+        each.held = {digest_of(number) for number in range(1000, 1040)}
+        each.changes.tell_all()
+        each.report()
+        outside, stream = Outside(), client.follow_caches()
+        for _ in range(30):
+            outside.take(await anext(stream))
+            assert len(stream._states) < 40
+            if is_overrun:
+                for _ in range(6):
+                    each.change()
+                    each.report()
+            else:
+                each.changes.tell_all()
+                each.report()
+        await read_all(stream, outside)
+        assert outside.held == {0: each.held}
+
+    asyncio.run(scenario())
+
+
 def test_a_follower_before_anything_was_told_gets_empty_states() -> None:
     async def scenario() -> None:
         stream = EngineClient(num_replicas=2, reports_caches=True).follow_caches()
