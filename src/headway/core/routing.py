@@ -105,6 +105,10 @@ class CacheIndex:
         """The digests that a replica is known to hold."""
         return self._own.get(place, ())
 
+    def last_number(self, place: int) -> int:
+        """The number of the last report that was taken in; -1 if nothing is known of a replica."""
+        return max(self._next_number.get(place, 0), 0) - 1
+
     def take(self, place: int, report: CacheReport) -> bool:
         """Take in a report. Returns False if one before it is missing: the replica has to tell everything again, and
         until then nothing of it is known."""
@@ -250,9 +254,9 @@ class Router:
 
     def remove(self, place: int) -> None:
         """It takes none any more; those that it had are forgotten."""
+        self.index.forget(place)
         if self._replicas.pop(place, None) is not None:
             self._keys[place] = _ABSENT
-            self.index.forget(place)
             for request_id in [own for own, routed in self._routed.items() if routed.place == place]:
                 self.index.withdraw(place, self._routed.pop(request_id).announced)
 

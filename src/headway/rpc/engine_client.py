@@ -15,6 +15,7 @@ one by one beside the others; one in whose trials `MAX_TRIALS` engines die ends 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ from headway.rpc.messages import (
     TellCache,
     Watch,
 )
-from headway.rpc.streams import RequestStream, SnapshotStream
+from headway.rpc.streams import CacheEvent, CacheStream, RequestStream, SnapshotStream, present_state
 from headway.rpc.supervision import TICK_S, Backoff, EngineSpec, Patience, Replica, ScalingRule, divided
 
 logger = logging.getLogger(__name__)
@@ -126,10 +127,12 @@ class EngineClient:
         router: str = "prefix-aware",
         cluster: Cluster | None = None,
         scaling: ScalingRule | None = None,
+        reports_caches: bool = False,
     ) -> None:
         """`options` are those of `EngineConfig`, flat. `factory` names another engine, see `engine_process`. Without
         `resumes`, requests end with the process that has them. Engines run on this machine, or on a `cluster`;
-        `num_replicas` of them, with `scaling` in the beginning."""
+        `num_replicas` of them, with `scaling` in the beginning. `reports_caches`: replicas tell what their prefix
+        caches hold even where the router does not ask, so that it can be followed."""
         most = num_replicas if scaling is None else scaling.most
         if not (1 if scaling is None else scaling.least) <= num_replicas <= most:
             raise ConfigError(f"There must be at least one replica, within the limits of scaling, not {num_replicas}.")
@@ -137,7 +140,7 @@ class EngineClient:
         self._patience = patience or Patience()
         self._resumes = resumes
         self._router = Router(router, block_size=1)  # learnt when the first replica is ready
-        is_reported = most > 1 and self._router.needs_digests
+        is_reported = reports_caches or (most > 1 and self._router.needs_digests)
         spec = EngineSpec(dict(options or {}), factory, log_level, reports_cache=is_reported)
         self.replicas = [
             Replica(place, own, self, patience=self._patience, backoff=backoff(), rests=place >= num_replicas)
@@ -148,7 +151,8 @@ class EngineClient:
         self._open: dict[str, _Open] = {}
         self._tried: _Open | None = None  # the one request, of those that may kill engines, that an engine has
         self._aborted: dict[Replica, list[str]] = {}
-        self._viewers: list[SnapshotStream] = []
+        self._viewers: dict[int, list[SnapshotStream]] = {replica.place: [] for replica in self.replicas}
+        self._followers: list[CacheStream] = []
         self._step_listeners: list[Callable[[EngineStats], None]] = []
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -175,14 +179,17 @@ class EngineClient:
         """Take no new requests, let the others go on for at most `drain_s` seconds, and end the processes. Called
         again, it does not wait."""
         self._closing = True
+        for follower in self._followers.copy():
+            follower.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(replica.shutdown(drain_s) for replica in self.replicas))
         for own in list(self._open.values()):
             self._fail(own, ENGINE_STOPPED)
-        for viewer in self._viewers.copy():
-            viewer.close()
+        for viewers in self._viewers.values():
+            for viewer in viewers.copy():
+                viewer.close()
 
     async def restart(self, drain_s: float = 0.0) -> None:
         """Replace the processes one after the other, each when the one before is ready again. Requests end where they
@@ -337,25 +344,44 @@ class EngineClient:
 
     # ---- watching -------------------------------------------------------------------------------------------------
 
-    def watch(self) -> SnapshotStream:
-        """The blocks as they are, and every step from now on, until the stream is closed; of the first replica. The
-        engine makes snapshots only while a stream is open."""
-        viewer = SnapshotStream(self._leave)
-        self._viewers.append(viewer)
-        self._tell_watching()
+    def watch(self, place: int = 0) -> SnapshotStream:
+        """A replica's blocks as they are, and its every step from now on, until the stream is closed. It makes
+        snapshots only while a stream of it is open."""
+        viewer = SnapshotStream(functools.partial(self._leave, place))
+        self._viewers[place].append(viewer)
+        self._tell_watching(place)
         return viewer
+
+    def follow_caches(self) -> CacheStream:
+        """What the prefix cache of each replica holds, and every change from now on, until the stream is closed. Only
+        replicas that report tell anything."""
+        follower = CacheStream(len(self.replicas), self._present_cache, self._followers.remove)
+        self._followers.append(follower)
+        if self._closing:
+            follower.close()
+        return follower
+
+    def _present_cache(self, place: int) -> list[CacheEvent]:
+        index, info = self._router.index, self.info
+        return present_state(
+            index.blocks_of(place),
+            place=place,
+            epoch=self.replicas[place].epoch,
+            number=index.last_number(place),
+            block_size=0 if info is None else info.block_size,
+        )
 
     def add_step_listener(self, listener: Callable[[EngineStats], None]) -> None:
         """Call `listener` with the numbers of every step, in order; also after an abort, without a new step."""
         self._step_listeners.append(listener)
 
-    def _leave(self, viewer: SnapshotStream) -> None:
-        self._viewers.remove(viewer)
-        if not self._viewers:
-            self._tell_watching()
+    def _leave(self, place: int, viewer: SnapshotStream) -> None:
+        self._viewers[place].remove(viewer)
+        if not self._viewers[place]:
+            self._tell_watching(place)
 
-    def _tell_watching(self) -> None:
-        self.replicas[0].send(Watch(on=bool(self._viewers)))
+    def _tell_watching(self, place: int) -> None:
+        self.replicas[place].send(Watch(on=bool(self._viewers[place])))
 
     # ---- what replicas say ----------------------------------------------------------------------------------------
 
@@ -364,12 +390,22 @@ class EngineClient:
         if type(news) is StepBatch:
             self._take_step(replica, news)
         elif type(news) is CacheNews:
-            report = CacheReport(news.number, news.stored, news.evicted, news.is_whole)
-            if not self._router.index.take(replica.place, report):
-                replica.send(TellCache())
+            self._take_report(replica, CacheReport(news.number, news.stored, news.evicted, news.is_whole))
         elif type(news) is StepSnapshot or type(news) is BlockSnapshot:
-            for viewer in self._viewers:
+            for viewer in self._viewers[replica.place]:
                 viewer.push(news)
+
+    def _take_report(self, replica: Replica, report: CacheReport) -> None:
+        is_known = self._router.index.take(replica.place, report)
+        if not is_known:
+            replica.send(TellCache())
+        block_size = 0 if replica.info is None else replica.info.block_size
+        for follower in self._followers:
+            if not is_known or report.is_whole:
+                follower.start_anew(replica.place)
+            else:
+                number, stored, evicted, _ = report
+                follower.push(CacheEvent(replica.place, replica.epoch, number, block_size, False, stored, evicted))
 
     def _take_step(self, replica: Replica, step: StepBatch) -> None:
         requests, routes = self._open, len(self.replicas) > 1
@@ -413,14 +449,16 @@ class EngineClient:
         assert replica.info is not None
         self._router.block_size = replica.info.block_size
         self._router.add(replica.place, max_num_seqs=replica.info.max_num_seqs)
-        if self._viewers and replica.place == 0:
-            self._tell_watching()
+        if self._viewers[replica.place]:
+            self._tell_watching(replica.place)
         if num_placed := self._place_parked():
             logger.warning("%d requests go on", num_placed)
 
     def note_loss(self, replica: Replica) -> None:
         """A replica is gone: what it had goes on elsewhere, or ends."""
         self._router.remove(replica.place)
+        for follower in self._followers:
+            follower.start_anew(replica.place)
         lost = [own for own in self._open.values() if own.replica is replica]
         for own in lost:
             own.replica = None

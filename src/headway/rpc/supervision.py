@@ -268,6 +268,8 @@ class Replica:
         self.stats: EngineStats | None = None
         """As of the last step. Counters go on over restarts."""
         self.num_restarts = 0
+        self.epoch = 0
+        """Grows whenever a process is gone: what one has said of itself does not hold for the next."""
         self.sent_params: SamplingParams | None = None
         """Of the last request that this process got."""
         self.is_leaving = False
@@ -391,6 +393,7 @@ class Replica:
         )
         self.info = await connection.open(start, spec.home or LocalHome(spec.factory, spec.environment))
         if connection.lost.is_set():  # it said that it was ready, and died
+            self._owner.note_loss(self)  # of what it may have told before
             return
         self._connection = connection
         self.sent_params, self.is_leaving = None, False
@@ -402,6 +405,7 @@ class Replica:
 
     def _note_loss(self, connection: EngineConnection) -> None:
         """No more news from this process."""
+        self.epoch += 1
         if connection is self._connection:
             self._connection = None
             self._watchdog.note_start()

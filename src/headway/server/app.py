@@ -20,7 +20,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headway.server.api import openapi
 from headway.server.api.api_errors import ApiError, from_exception, from_status, no_such_path, wrong_method
 from headway.server.api.messages_api import MESSAGES_PATH, message_error
-from headway.server.api.routes import ChatCompletions, Completions, Detokenize, Embeddings, InfoRoutes, Tokenize
+from headway.server.api.routes import (
+    ChatCompletions,
+    Completions,
+    Detokenize,
+    Embeddings,
+    InfoRoutes,
+    KVEvents,
+    Tokenize,
+)
 from headway.server.api.translated_routes import CountTokens, Messages, Responses, stored_response
 from headway.server.http.access_control import ORIGIN_HEADERS, WebPages
 from headway.server.http.asgi_io import ClientDisconnected, send_error
@@ -47,6 +55,7 @@ def create_app(services: Services, extra_routes: list[BaseRoute] | None = None) 
         Route("/v1/responses/{id:path}", stored_response, methods=["GET", "POST", "DELETE"]),
         Route("/v1/messages", Messages(services), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountTokens(services), methods=["POST"]),
+        Route("/v1/kv_events", KVEvents(services), methods=["GET"]),
         Route("/v1/models", info.models),
         Route("/v1/models/{name:path}", info.model),
         Route("/tokenize", Tokenize(services), methods=["POST"]),

@@ -113,6 +113,10 @@ class ServerConfig:
         "Which replica gets a request. " + "; ".join(f"{name}: {text}" for name, text in ROUTERS.items()) + ".",
         choices=tuple(ROUTERS),
     )
+    kv_events: bool = option(
+        False,
+        "Whether /v1/kv_events tells which blocks each replica's prefix cache stores and evicts, for routers outside.",
+    )
     resume: bool = option(
         True,
         "Whether requests go on, token for token, in another replica or after a restart when their engine process "

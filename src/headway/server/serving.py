@@ -24,7 +24,7 @@ from headway.rpc.supervision import Patience, ScalingRule
 from headway.server.admission.service_classes import ServiceClasses, read_service_classes
 from headway.server.app import create_app
 from headway.server.http.http_server import bind, create_server, raise_file_limit
-from headway.server.live.live_page import LiveHub, live_routes
+from headway.server.live.live_page import LiveHubs, live_routes
 from headway.server.metrics.access_log import AccessLog, AccessRecord
 from headway.server.server_config import ServerConfig
 from headway.server.services import Services
@@ -121,17 +121,18 @@ async def _serve(
         router=config.router,
         scaling=None if config.scaling is None else ScalingRule(*config.scaling),
         cluster=None if not config.ray else await asyncio.to_thread(RayCluster, config.address),
+        reports_caches=config.kv_events,
     )
     tokenizer = await asyncio.to_thread(load_model_tokenizer, engine_config.model)
     parts.end("tokenizer")
     services = Services.create(config, engine, tokenizer, model_name=name, classes=classes, lengths=lengths)
     services.on_request_end += request_listeners
     metrics = services.metrics
-    hub = LiveHub(engine, first_tokens=metrics.recent_first_tokens, hits=metrics.recent_hits)
-    app = create_app(services, [*live_routes(engine, hub=hub)])
+    hubs = LiveHubs(engine, first_tokens=metrics.recent_first_tokens, hits=metrics.recent_hits)
+    app = create_app(services, [*live_routes(engine, hubs=hubs)])
 
     async def drain() -> None:
-        hub.close()
+        hubs.close()
         await engine.shutdown(config.drain_timeout_s)
 
     def start_serving() -> None:

@@ -43,7 +43,13 @@ class Served:
 
 @contextlib.contextmanager
 def serving(
-    patience: Patience = PATIENCE, *, resumes: bool = False, replicas: int = 1, **options: Any
+    patience: Patience = PATIENCE,
+    *,
+    resumes: bool = False,
+    replicas: int = 1,
+    router: str = "prefix-aware",
+    reports_caches: bool = False,
+    **options: Any,
 ) -> Iterator[Served]:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with asyncio.Runner() as runner:
@@ -55,6 +61,8 @@ def serving(
             log_level=os.environ.get("LL", "CRITICAL"),
             resumes=resumes,
             num_replicas=replicas,
+            router=router,
+            reports_caches=reports_caches,
         )
         runner.run(client.start())
         try:
@@ -459,3 +467,29 @@ def test_an_engine_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     with pytest.raises(EngineStartError, match="there is no such model"), serving(refuse="there is no such model"):
         pass
+
+
+def test_each_replica_is_watched_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+
+    async def test(client: EngineClient) -> None:
+        async with client.watch(1) as viewer:
+            for number in range(4):  # in turn
+                await read(client.submit(add(f"turn-{number}")))
+            seen: set[str] = set()
+            while len(seen) < 2:
+                seen |= {row.request_id for row in (await next_step(viewer)).rows}
+            assert seen == {"turn-1", "turn-3"}
+            pid = client.replicas[1].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: not client.replicas[1].is_ready)
+            await until(lambda: client.replicas[1].is_ready)
+            for number in range(2):
+                await read(client.submit(add(f"later-{number}")))
+            while not seen & {"later-0", "later-1"}:
+                seen |= {row.request_id for row in (await next_step(viewer)).rows}
+        assert await ended(viewer)
+
+    with serving(replicas=2, router="round-robin") as running:
+        running.run(test)

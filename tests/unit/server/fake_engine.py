@@ -16,7 +16,7 @@ from headway.outputs import SilentProgress
 from headway.predict.prediction_thread import PredictionThread
 from headway.rpc.engine_client import Health
 from headway.rpc.messages import AddRequest, Delta, EngineReady, EngineStats, RequestTimings, TokenLogprob
-from headway.rpc.streams import RequestStream, SnapshotStream
+from headway.rpc.streams import CacheEvent, CacheStream, RequestStream, SnapshotStream, present_state
 from headway.server.admission.service_classes import ONE_CLASS, ServiceClasses
 from headway.server.app import create_app
 from headway.server.server_config import ServerConfig
@@ -67,6 +67,8 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.listeners: list[Callable[[EngineStats], None]] = []
         self.streams: dict[str, RequestStream] = {}
+        self.cached: list[bytes] = []
+        self.followers: list[CacheStream] = []
         self._manual = manual
         self._words = words
 
@@ -80,8 +82,19 @@ class FakeEngine:
             asyncio.get_running_loop().call_soon(self._answer, request)
         return stream
 
-    def watch(self) -> SnapshotStream:
+    def watch(self, place: int = 0) -> SnapshotStream:
         return SnapshotStream(lambda stream: None)
+
+    def follow_caches(self) -> CacheStream:
+        """Of one replica, which holds `cached`."""
+        stream = CacheStream(1, self._present_cache, self.followers.remove)
+        self.followers.append(stream)
+        if not self._manual:
+            stream.close()
+        return stream
+
+    def _present_cache(self, place: int) -> list[CacheEvent]:
+        return present_state(self.cached, place=place, epoch=0, number=6, block_size=16)
 
     def add_step_listener(self, listener: Callable[[EngineStats], None]) -> None:
         self.listeners.append(listener)
@@ -212,13 +225,15 @@ def events(response: httpx.Response) -> list[Any]:
 class RawClient:
     """A client that can leave: drives the application message by message."""
 
-    def __init__(self, app: ASGIApp, path: str, body: Any, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, path: str, body: Any, headers: dict[str, str] | None = None, *, method: str = "POST"
+    ) -> None:
         self.sent: list[Message] = []
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
         self._incoming.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
         scope: Scope = {
             "type": "http",
-            "method": "POST",
+            "method": method,
             "path": path,
             "query_string": b"",
             "headers": [(name.encode(), value.encode()) for name, value in (JSON | (headers or {})).items()],

@@ -36,6 +36,7 @@ from headway.rpc.messages import (
     WaitingRow,
 )
 from headway.rpc.streams import SnapshotStream
+from headway.server.api.api_errors import ApiError
 from headway.server.live.live_page import live_routes
 
 COMMON_BLOCKS = 4
@@ -83,6 +84,7 @@ class ScriptedEngine:
         )
         self.stats: EngineStats | None = EngineStats(num_free_blocks=num_blocks)
         self.health = Health(True, "")
+        self.replicas: list[Any] = []
         self.viewers: list[SnapshotStream] = []
         self._free = deque(range(num_blocks))
         self._kept: deque[int] = deque()
@@ -93,7 +95,11 @@ class ScriptedEngine:
         self._arrival = asyncio.Event()
         self._step_s = step_s
 
-    def watch(self) -> SnapshotStream:
+    @property
+    def problem(self) -> str | None:
+        return None if self.health.ok else self.health.reason
+
+    def watch(self, place: int = 0) -> SnapshotStream:
         viewer = SnapshotStream(self.viewers.remove)
         self.viewers.append(viewer)
         viewer.push(BlockSnapshot(self._map()))
@@ -266,10 +272,40 @@ class ScriptedEngine:
         return BlockMap([request.request_id for request in self._running], runs)
 
 
+class ScriptedReplicas:
+    """Several of them, which get requests in turn."""
+
+    def __init__(self, *engines: ScriptedEngine) -> None:
+        self.replicas = list(engines)
+        self.health = Health(True, "")
+        self._turns = itertools.cycle(engines)
+
+    @property
+    def info(self) -> EngineReady | None:
+        return self.replicas[0].info
+
+    @property
+    def stats(self) -> EngineStats | None:
+        return self.replicas[0].stats
+
+    def watch(self, place: int = 0) -> SnapshotStream:
+        return self.replicas[place].watch()
+
+    def submit(self, *, num_prompt_tokens: int, max_tokens: int) -> Pretended:
+        return next(self._turns).submit(num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens)
+
+    def abort(self, request: Pretended) -> None:
+        for engine in self.replicas:
+            engine.abort(request)
+
+    async def run(self) -> None:
+        await asyncio.gather(*(engine.run() for engine in self.replicas))
+
+
 # ---- the API, as far as the page uses it ----------------------------------------------------------------------------
 
 
-def create_app(engine: ScriptedEngine, *, api_key: str | None = None) -> Starlette:
+def create_app(engine: ScriptedEngine | ScriptedReplicas, *, api_key: str | None = None) -> Starlette:
     """The page, /live, and completions that come word by word.
 
     Questions with "fail" in them are refused, those with "break" are cut off by an error after a few words, and what
@@ -320,7 +356,12 @@ def create_app(engine: ScriptedEngine, *, api_key: str | None = None) -> Starlet
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan)
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return Response(error.body, status_code=error.status, media_type="application/json")
+
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={ApiError: refuse})
     app.state.asked = []
     app.state.bodies = []
     app.state.model = "SmolLM2-135M-Instruct"
@@ -351,7 +392,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def _stream(
-    engine: ScriptedEngine,
+    engine: ScriptedEngine | ScriptedReplicas,
     jobs: list[Pretended],
     choice: Callable[[int, Any], dict[str, Any]],
     *,

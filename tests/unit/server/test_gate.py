@@ -22,6 +22,7 @@ ROUTES = [
     ("GET", "/v1/responses/resp_1"),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
+    ("GET", "/v1/kv_events"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/small"),
     ("POST", "/tokenize"),

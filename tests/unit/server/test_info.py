@@ -218,7 +218,7 @@ def test_a_recent_share_is_that_of_the_last_minute() -> None:
 
 
 def test_openapi_describes_every_route_and_nothing_else() -> None:
-    server = FakeServer()
+    server = FakeServer(kv_events=True)
     document = server.call("GET", "/openapi.json").json()
     assert document["openapi"] == "3.1.0"
     for path, methods in document["paths"].items():

@@ -13,7 +13,10 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from headway.rpc import messages
+from headway.rpc.engine_client import Health
 from headway.rpc.messages import BlockMap, BlockRun, EngineStats, SnapshotRow, StepSnapshot, WaitingRow
+from headway.server.app import create_app
+from headway.server.live import live_page
 from headway.server.live.batch_advice import GROWTH_WINDOW_S, Trend, Vitals, advise
 from headway.server.live.batch_frames import (
     CACHED,
@@ -25,10 +28,10 @@ from headway.server.live.batch_frames import (
     FrameBuilder,
     TokenTimes,
 )
-from headway.server.live.live_page import MAX_QUEUED_EVENTS, LiveHub, live_routes
+from headway.server.live.live_page import MAX_QUEUED_EVENTS, LiveHub, LiveHubs, live_routes
 from headway.server.metrics.server_metrics import RecentTimes, percentile
-from tests.unit.server.fake_engine import until
-from tests.unit.server.scripted_engine import ScriptedEngine
+from tests.unit.server.fake_engine import FakeServer, until
+from tests.unit.server.scripted_engine import ScriptedEngine, ScriptedReplicas
 
 
 def row(
@@ -468,6 +471,102 @@ class TestHub:
             events = LiveHub(ScriptedEngine(), first_tokens=first_tokens, frame_s=0.01).events()
             assert (await next_frame(events))["numbers"]["ttft_p50_ms"] == 1250
             await events.aclose()
+
+        asyncio.run(scenario())
+
+
+# ---- several replicas -----------------------------------------------------------------------------------------------
+
+
+def two_replicas() -> ScriptedReplicas:
+    return ScriptedReplicas(ScriptedEngine(num_blocks=32), ScriptedEngine(num_blocks=64))
+
+
+class TestReplicas:
+    def test_a_viewer_sees_the_steps_of_one_and_the_load_of_all(self) -> None:
+        async def scenario() -> None:
+            engine = ScriptedReplicas(ScriptedEngine(step_s=0.002), ScriptedEngine(step_s=0.002))
+            hubs = LiveHubs(engine)
+            views = [hubs.of("0").events(), hubs.of("1").events()]
+            frames = [await next_frame(view) for view in views]
+            assert [frame["replica"] for frame in frames] == [0, 1] and hubs.num_viewers == 2
+            assert [len(each.viewers) for each in engine.replicas] == [1, 1]
+            work = asyncio.create_task(engine.replicas[1].run())
+            engine.replicas[1].submit(num_prompt_tokens=10, max_tokens=4)
+            strip = ""
+            while frames[1]["numbers"]["generation_tokens"] < 4:
+                frames[1] = await next_frame(views[1])
+                strip += "".join(each[7] for each in frames[1]["rows"])
+            assert strip.replace(".", "") == "cddd"
+            while frames[0]["replicas"][1]["generation_tokens"] < 4:
+                frames[0] = await next_frame(views[0])
+                assert frames[0]["rows"] == [] and frames[0]["numbers"]["generation_tokens"] == 0
+            work.cancel()
+            for view in views:
+                await view.aclose()
+
+        asyncio.run(scenario())
+
+    def test_a_replica_that_is_not_watched_makes_no_snapshots(self) -> None:
+        async def scenario() -> None:
+            engine = two_replicas()
+            events = LiveHubs(engine).of("1").events()
+            name, hello = parse(await anext(events))
+            assert name == "hello" and hello["num_blocks"] == 64
+            await next_frame(events)
+            assert [len(each.viewers) for each in engine.replicas] == [0, 1]
+            await events.aclose()
+
+        asyncio.run(scenario())
+
+    def test_one_that_is_away_is_said_to_all_and_only_its_own_view_is_unwell(self) -> None:
+        async def scenario() -> None:
+            engine = two_replicas()
+            engine.replicas[1].health = Health(False, "it is being restarted")
+            hubs = LiveHubs(engine)
+            views = [hubs.of("0").events(), hubs.of("1").events()]
+            well, unwell = [await next_frame(view) for view in views]
+            assert well["numbers"]["ok"] and not unwell["numbers"]["ok"]
+            assert unwell["numbers"]["reason"] == "it is being restarted"
+            assert [each["ok"] for each in well["replicas"]] == [True, False]
+            hubs.close()
+            for view in views:
+                assert len([event async for event in view]) <= MAX_QUEUED_EVENTS
+            assert hubs.num_viewers == 0
+
+        asyncio.run(scenario())
+
+    def test_a_single_one_tells_of_no_others(self) -> None:
+        async def scenario() -> None:
+            events = LiveHubs(ScriptedEngine()).of("0").events()
+            frame = await next_frame(events)
+            assert frame["replicas"] == [] and frame["replica"] == 0
+            await events.aclose()
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("wanted", ["2", "-1", "", "one", "00", "1.0", "9" * 5000, "%D9%A1", "0&replica=2"])
+    def test_a_replica_that_is_not_there(self, wanted: str) -> None:
+        server = FakeServer()
+        server.app = create_app(server.services, [*live_routes(two_replicas())])
+        answer = server.call("GET", f"/live?replica={wanted}")
+        assert answer.status_code == 404
+        error = answer.json()["error"]
+        assert error["param"] == "replica" and "the first is 0, the last is 1" in error["message"]
+        assert len(error["message"]) < 120
+
+    def test_all_viewers_count_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def scenario() -> None:
+            monkeypatch.setattr(live_page, "MAX_VIEWERS", 2)
+            server, hubs = FakeServer(), LiveHubs(two_replicas())
+            server.app = create_app(server.services, [*live_routes(two_replicas(), hubs=hubs)])
+            views = [hubs.of("0").events(), hubs.of("1").events()]
+            for view in views:
+                await next_frame(view)
+            async with server.client() as client:
+                assert (await client.get("/live?replica=1")).status_code == 429
+            for view in views:
+                await view.aclose()
 
         asyncio.run(scenario())
 

@@ -16,7 +16,7 @@ from headway.rpc.engine_client import Health
 from headway.server.live.live_page import live_routes
 from tests.unit.server.browser import DRAWN_TEXT, PHONE, WIDE, ask, number, picture, pixels, wait_for_text
 from tests.unit.server.http_thread import serving
-from tests.unit.server.scripted_engine import ScriptedEngine, create_app
+from tests.unit.server.scripted_engine import ScriptedEngine, ScriptedReplicas, create_app
 
 NUMBERS = ("output", "prompt", "running", "waiting", "ttft", "itl", "kv", "hits", "preempt")
 
@@ -244,3 +244,55 @@ def test_a_new_server_may_serve_another_model(engine: ScriptedEngine, open_page:
         with page.expect_request("**/v1/chat/completions") as sent:
             ask(page, "Hello again")
         assert sent.value.post_data_json["model"] == "another"
+
+
+def test_a_single_replica_is_not_worth_a_row(base_url: str, open_page: Callable[..., Any]) -> None:
+    page = open_page(base_url)
+    assert page.locator("#replicas").is_hidden() and page.locator("#replicas button").count() == 0
+
+
+def test_one_of_several_replicas_is_chosen_and_all_tell_their_load(
+    engine: ScriptedEngine, open_page: Callable[..., Any]
+) -> None:
+    engines = ScriptedReplicas(engine, ScriptedEngine(num_blocks=64, step_s=0.02))
+    with serving(create_app(engines)) as url:
+        page = open_page(url)
+        chosen = "() => [...document.querySelectorAll('#replicas button')].map((each) => each.ariaPressed).join()"
+        wait_for_text(page, "#replicas", "Replica 1")
+        assert page.evaluate(chosen) == "true,false"
+        wait_for_text(page, "#blocks-text", "of 320 in use")
+        page.click("#load")
+        for place in (1, 2):
+            running = f"parseInt(document.querySelector('#replicas button:nth-child({place}) small').textContent) > 1"
+            page.wait_for_function(f"() => {running}")
+        picture(page, "replicas")
+        overflow = "(each) => each.scrollWidth > each.clientWidth || each.scrollHeight > each.clientHeight + 1"
+        assert not any(button.evaluate(overflow) for button in page.locator("#replicas button").all())
+        page.click("#replicas button:nth-child(2)")
+        wait_for_text(page, "#blocks-text", "of 64 in use")
+        page.wait_for_function("() => document.querySelector('#n-running').textContent !== '–'")
+        assert page.evaluate(chosen) == "false,true"
+        assert len(engines.replicas[1].viewers) == 1
+        page.click("#load-cancel")
+        engines.replicas[1].health = Health(False, "it is being restarted")
+        wait_for_text(page, "#lost", "Replica 1 is not available. it is being restarted")
+        wait_for_text(page, "#replicas button:nth-child(2)", "it is being restarted")
+        page.click("#replicas button:nth-child(1)")
+        wait_for_text(page, "#health", "serving")
+        wait_for_text(page, "#blocks-text", "of 320 in use")
+        until = time.monotonic() + 10
+        while engines.replicas[1].viewers and time.monotonic() < until:
+            page.wait_for_timeout(50)
+        assert engines.replicas[1].viewers == [], "nobody looks there any more"
+
+
+def test_a_server_with_fewer_replicas_shows_its_first(engine: ScriptedEngine, open_page: Callable[..., Any]) -> None:
+    engines = ScriptedReplicas(engine, ScriptedEngine(num_blocks=64))
+    with serving(create_app(engines)) as url:
+        page = open_page(url)
+        page.click("#replicas button:nth-child(2)")
+        wait_for_text(page, "#blocks-text", "of 64 in use")
+        page.route("**/live?replica=1", lambda route: route.fulfill(status=404, json={"error": {"message": "gone"}}))
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        wait_for_text(page, "#blocks-text", "of 320 in use")
+        assert page.locator("#lost").is_hidden()

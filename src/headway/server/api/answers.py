@@ -243,6 +243,22 @@ class TokenizerInfo(msgspec.Struct):
     eos_token_ids: list[int]
 
 
+class KVEvent(msgspec.Struct):
+    """What a replica's prefix cache holds, or how that has changed."""
+
+    replica: int
+    epoch: int
+    """Of its process: another one begins with an empty cache."""
+    number: int
+    """Of its report. One more than before, unless `is_whole`; the events of one state have the same."""
+    block_size: int
+    is_whole: bool
+    """Whatever was told of this replica before holds no more."""
+    stored: list[str]
+    """Digests in hexadecimal."""
+    evicted: list[str]
+
+
 class HealthResponse(msgspec.Struct):
     """Whether the server can serve, and if not, why."""
 

@@ -17,6 +17,7 @@ from headway.server.api.answers import (
     DetokenizeResponse,
     EmbeddingList,
     HealthResponse,
+    KVEvent,
     LoadResponse,
     ModelCard,
     ModelList,
@@ -99,6 +100,14 @@ OPERATIONS = (
         CountTokensRequest,
         _BODY,
         error=MessageError,
+    ),
+    Operation(
+        "get",
+        "/v1/kv_events",
+        "Blocks that each replica's prefix cache stores and evicts, as events; needs --kv-events.",
+        KVEvent,
+        statuses=(404, 429, 503),
+        streams=True,
     ),
     Operation("get", "/v1/models", "List the models served.", ModelList),
     Operation("get", "/v1/models/{name}", "One of them.", ModelCard, statuses=(404,)),
@@ -187,7 +196,10 @@ def _answers(operation: Operation) -> dict[str, Any]:
     if operation.answer is not None:
         content["application/json"] = _schema(operation.answer)
     description = "Success."
-    if operation.streams:
+    if operation.streams and operation.request is None:
+        content = {"text/event-stream": {}}
+        description += f" Events whose data are a {operation.answer and operation.answer.__name__} in JSON."
+    elif operation.streams:
         content["text/event-stream"] = {}
         description += " With 'stream': true, events whose data are parts of it in JSON."
     answers: dict[str, Any] = {"200": {"description": description, "content": content}}

@@ -11,6 +11,7 @@ what goes wrong later is the last event of the stream. A client that leaves, at 
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from typing import ClassVar, Generic, Protocol, TypeVar
 
@@ -22,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from headway import __version__
 from headway.predict import PromptView
 from headway.rpc.messages import Delta, EngineReady
+from headway.rpc.streams import CacheEvent, CacheStream
 from headway.server.admission.scheduling import Scheduling, scheduling_of
 from headway.server.api.answer_writers import (
     ChatEvents,
@@ -35,6 +37,7 @@ from headway.server.api.answer_writers import (
 from headway.server.api.answers import (
     DetokenizeResponse,
     HealthResponse,
+    KVEvent,
     LoadResponse,
     ModelCard,
     ModelList,
@@ -43,7 +46,7 @@ from headway.server.api.answers import (
     VersionResponse,
     json_response,
 )
-from headway.server.api.api_errors import ApiError, from_exception
+from headway.server.api.api_errors import ApiError, from_exception, overloaded
 from headway.server.api.generation import Forecast, Generation, forecast
 from headway.server.api.jobs import Job, chat_job, completion_job, embedding_job
 from headway.server.api.prompts import Prompt
@@ -66,7 +69,14 @@ _STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 
-
+MAX_FOLLOWERS = 64
+"""Clients that read `/v1/kv_events`. Each is sent every change, in the time of the loop that serves requests."""
+QUIET_S = 15.0
+"""A stream with nothing to tell sends a comment as often as that: proxies keep it, and who is gone is noticed."""
+DIGEST_RULE = (
+    "blake2b-256 of the digest of the block before and the block's tokens (int32, little-endian); before the first "
+    "block: blake2b-256 of the salt, personalised with 'headway-root'"
+)
 MAX_TOLD_TOKENS = 1024
 """Of a vocabulary's special tokens, in one answer."""
 _B = TypeVar("_B", bound=msgspec.Struct)
@@ -344,3 +354,78 @@ class Detokenize:
             self._services.check_model(request.model)
             text = await self._services.prompts.decode(request.tokens, self._services.info)
         await send_json(send, DetokenizeResponse(text))
+
+
+class KVEvents:
+    """GET /v1/kv_events: what each replica's prefix cache holds, and how it changes, until the client leaves."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._num_followers = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        info = self._check()
+        if scope["method"] == "HEAD":
+            await send_bytes(send, b"", content_type="text/event-stream")
+            return
+        self._num_followers += 1
+        try:
+            async with self._services.engine.follow_caches() as stream:
+                await until_disconnect(receive, self._answer(info, stream, send))
+        finally:
+            self._num_followers -= 1
+
+    def _check(self) -> EngineReady:
+        """The engine's measures, if there is something to follow."""
+        if not self._services.config.kv_events:
+            raise ApiError(
+                404, "This server does not tell what its caches hold; start it with --kv-events.", code="kv_events_off"
+            )
+        info = self._services.info
+        if not info.prefix_caching:
+            raise ApiError(
+                404,
+                "There is no prefix cache to follow: the server was started with --no-enable-prefix-caching.",
+                code="prefix_caching_off",
+            )
+        if self._num_followers >= MAX_FOLLOWERS:
+            raise overloaded(
+                f"{self._num_followers} clients follow the caches already. Please retry later.",
+                code="too_many_followers",
+            )
+        return info
+
+    async def _answer(self, info: EngineReady, stream: CacheStream, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        hello = {
+            "num_replicas": max(len(self._services.engine.replicas), 1),
+            "block_size": info.block_size,
+            "digest": DIGEST_RULE,
+        }
+        data: bytes | None = b"event: hello\ndata: %s\n\n" % msgspec.json.encode(hello)
+        while data is not None:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            data = await self._next(stream)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _next(self, stream: CacheStream) -> bytes | None:
+        try:
+            async with asyncio.timeout(QUIET_S):
+                event = await anext(stream)
+        except TimeoutError:
+            return b": nothing new\n\n"
+        except StopAsyncIteration:  # the server stops
+            return None
+        return b"event: blocks\ndata: %s\n\n" % msgspec.json.encode(_told(event))
+
+
+def _told(event: CacheEvent) -> KVEvent:
+    return KVEvent(
+        replica=event.place,
+        epoch=event.epoch,
+        number=event.number,
+        block_size=event.block_size,
+        is_whole=event.is_whole,
+        stored=[digest.hex() for digest in event.stored],
+        evicted=[digest.hex() for digest in event.evicted],
+    )

@@ -64,6 +64,20 @@ class Column(msgspec.Struct, array_like=True):
     step_ms: float
 
 
+class ReplicaLoad(msgspec.Struct):
+    """How one of several replicas does."""
+
+    ok: bool
+    reason: str
+    """Why it is not well."""
+    num_running: int
+    num_waiting: int
+    generation_tokens: int
+    num_blocks: int
+    num_used_blocks: int
+    num_cached_blocks: int
+
+
 class Frame(msgspec.Struct):
     """One event of the live stream."""
 
@@ -77,6 +91,10 @@ class Frame(msgspec.Struct):
     """None: as before."""
     numbers: dict[str, Any] = {}
     advice: dict[str, str] | None = None
+    replica: int = 0
+    """Which one all of this is about."""
+    replicas: list[ReplicaLoad] = []
+    """How all of them do, where there are several."""
 
 
 @dataclass

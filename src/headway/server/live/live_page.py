@@ -6,6 +6,8 @@
 
     engine_client.watch() ──► FrameBuilder ──► Frame ──► JSON once ──► a short queue per viewer
 
+Of several replicas a viewer sees the one it asks for, `/live?replica=1`, and of the others how much they have to do.
+
 The page has no build step and loads nothing from other servers. Its files are read once; browsers keep them and ask
 whether they are still the same. The engine is watched only while the page is open somewhere. A viewer that reads too
 slowly misses frames, and nothing else: all but the strips of steps is told anew in each.
@@ -18,7 +20,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -30,10 +32,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from headway.rpc.engine_client import Health
 from headway.rpc.messages import BlockSnapshot, EngineReady, EngineStats, Snapshot
-from headway.server.api.api_errors import overloaded
+from headway.server.api.api_errors import ApiError, overloaded
 from headway.server.live.batch_advice import Advice, Trend, Vitals, advise
-from headway.server.live.batch_frames import Frame, FrameBuilder, TokenTimes
+from headway.server.live.batch_frames import Frame, FrameBuilder, ReplicaLoad, TokenTimes
 from headway.server.metrics.server_metrics import WINDOW_S, RecentShare, RecentTimes, percentile
 
 logger = logging.getLogger(__name__)
@@ -61,9 +64,9 @@ MAX_VIEWERS = 64
 Event = bytes
 
 
-def live_routes(engine: WatchedEngine, *, hub: LiveHub | None = None) -> list[Route]:
-    """The page's routes. A server that drains before it stops makes the hub itself, and closes it."""
-    live_hub = hub or LiveHub(engine)
+def live_routes(engine: WatchedReplicas, *, hubs: LiveHubs | None = None) -> list[Route]:
+    """The page's routes. A server that drains before it stops makes the hubs itself, and closes them."""
+    live_hubs = hubs or LiveHubs(engine)
 
     async def page(request: Request) -> Response:
         return _answer(request, PAGE)
@@ -72,12 +75,13 @@ def live_routes(engine: WatchedEngine, *, hub: LiveHub | None = None) -> list[Ro
         return _answer(request, request.path_params["file"])
 
     async def live(request: Request) -> Response:
-        if live_hub.is_full:
+        hub = live_hubs.of(request.query_params.get("replica", "0"))
+        if live_hubs.num_viewers >= MAX_VIEWERS:
             raise overloaded(
-                f"{live_hub.num_viewers} are watching already. Please retry later.", code="too_many_viewers"
+                f"{live_hubs.num_viewers} are watching already. Please retry later.", code="too_many_viewers"
             )
         headers = {"cache-control": "no-store", "x-accel-buffering": "no", "x-content-type-options": "nosniff"}
-        return StreamingResponse(live_hub.events(), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(hub.events(), media_type="text/event-stream", headers=headers)
 
     return [
         Route("/", page, name="page"),
@@ -137,7 +141,7 @@ class Snapshots(Protocol):
 
 
 class WatchedEngine(Protocol):
-    """What the page needs of an `EngineClient`."""
+    """What is drawn: a replica, or an engine that is the only one."""
 
     @property
     def info(self) -> EngineReady | None: ...
@@ -148,8 +152,114 @@ class WatchedEngine(Protocol):
     def watch(self) -> Snapshots: ...
 
 
+class WatchedReplica(Protocol):
+    """What the page needs of a `Replica`."""
+
+    @property
+    def info(self) -> EngineReady | None: ...
+    @property
+    def stats(self) -> EngineStats | None: ...
+    @property
+    def problem(self) -> str | None: ...
+
+
+class WatchedReplicas(Protocol):
+    """What the page needs of an `EngineClient`, which may have several replicas."""
+
+    @property
+    def info(self) -> EngineReady | None: ...
+    @property
+    def stats(self) -> EngineStats | None: ...
+    @property
+    def health(self) -> EngineHealth: ...
+    @property
+    def replicas(self) -> Sequence[WatchedReplica]: ...
+    def watch(self, place: int = 0) -> Snapshots: ...
+
+
+class LiveHubs:
+    """One for each replica. Everything here belongs to one event loop."""
+
+    def __init__(
+        self, engine: WatchedReplicas, *, first_tokens: RecentTimes | None = None, hits: RecentShare | None = None
+    ) -> None:
+        """`first_tokens` and `hits` are of all replicas; where there are several, each hub has its own."""
+        self._replicas = engine.replicas
+        if len(self._replicas) <= 1:
+            hubs = [LiveHub(engine, first_tokens=first_tokens, hits=hits)]
+        else:
+            hubs = [
+                LiveHub(_OneReplica(engine, place), place=place, loads=self._loads)
+                for place in range(len(self._replicas))
+            ]
+        self._hubs = {str(place): hub for place, hub in enumerate(hubs)}
+
+    @property
+    def num_viewers(self) -> int:
+        """Streams that are open."""
+        return sum(hub.num_viewers for hub in self._hubs.values())
+
+    def of(self, replica: str) -> LiveHub:
+        """By the number that a viewer gives; 404 if there is none."""
+        hub = self._hubs.get(replica)
+        if hub is None:
+            raise ApiError(
+                404,
+                f"There is no replica '{replica[:20]}' here; the first is 0, the last is {len(self._hubs) - 1}.",
+                param="replica",
+                code="replica_not_found",
+            )
+        return hub
+
+    def close(self) -> None:
+        """End all streams, so that a server that drains need not wait for viewers."""
+        for hub in self._hubs.values():
+            hub.close()
+
+    def _loads(self) -> list[ReplicaLoad]:
+        return [_load(replica) for replica in self._replicas]
+
+
+class _OneReplica:
+    """A replica as if it were alone."""
+
+    def __init__(self, engine: WatchedReplicas, place: int) -> None:
+        self._engine = engine
+        self._place = place
+
+    @property
+    def info(self) -> EngineReady | None:
+        return self._engine.replicas[self._place].info
+
+    @property
+    def stats(self) -> EngineStats | None:
+        return self._engine.replicas[self._place].stats
+
+    @property
+    def health(self) -> EngineHealth:
+        problem = self._engine.replicas[self._place].problem
+        return Health(problem is None, problem or "")
+
+    def watch(self) -> Snapshots:
+        return self._engine.watch(self._place)
+
+
+def _load(replica: WatchedReplica) -> ReplicaLoad:
+    stats, problem = replica.stats or EngineStats(), replica.problem
+    return ReplicaLoad(
+        ok=problem is None,
+        reason=problem or "",
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+        generation_tokens=stats.generation_tokens,
+        num_blocks=0 if replica.info is None else replica.info.num_blocks,
+        num_used_blocks=stats.num_used_blocks,
+        num_cached_blocks=stats.num_cached_blocks,
+    )
+
+
 class LiveHub:
-    """Everything here belongs to one event loop."""
+    """What one engine does. Everything here belongs to one event loop."""
 
     def __init__(
         self,
@@ -159,10 +269,15 @@ class LiveHub:
         hits: RecentShare | None = None,
         now: Callable[[], float] = time.monotonic,
         frame_s: float = FRAME_S,
+        place: int = 0,
+        loads: Callable[[], list[ReplicaLoad]] = list,
     ) -> None:
         """`first_tokens` and `hits` (of the prefix cache) are filled by the server's metrics; without them, the times
-        are read from snapshots, and the hits for each frame."""
+        are read from snapshots, and the hits for each frame. Of several engines this is the one at `place`, and `loads`
+        tells of all."""
         self._engine = engine
+        self._place = place
+        self._loads = loads
         self._now = now
         self._frame_s = frame_s
         self._began_s = now()
@@ -227,6 +342,7 @@ class LiveHub:
         """Maps are sent when they change, so a later viewer is sent the last one."""
         frame = Frame(at_s=self._at_s(self._now()), blocks=self._builder.last_blocks)
         frame.numbers = self._numbers(self._engine.stats or EngineStats())
+        frame.replica, frame.replicas = self._place, self._loads()
         queue.put_nowait(_event("frame", frame))
 
     def _leave(self, queue: asyncio.Queue[Event | None]) -> None:
@@ -287,6 +403,7 @@ class LiveHub:
         self._token_times.forget_others(self._builder.running)
         frame = self._builder.take(self._at_s(now_s))
         frame.numbers = self._numbers(stats)
+        frame.replica, frame.replicas = self._place, self._loads()
         if now_s - self._advice_s >= QUIET_FRAME_S:
             self._advice_s = now_s
             frame.advice = msgspec.to_builtins(self._advise(stats, now_s))

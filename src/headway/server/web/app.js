@@ -8,7 +8,7 @@ import { BatchPanel } from "./panel.js";
 
 const $ = (id) => document.getElementById(id);
 
-const panel = new BatchPanel();
+const panel = new BatchPanel({ onChoose: (replica) => live.choose(replica) });
 const live = new LiveConnection({
   onHello: (info) => {
     forgetModel();

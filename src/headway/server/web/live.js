@@ -16,6 +16,7 @@ export class LiveConnection {
     this.handlers = { hello: onHello, frame: onFrame };
     this.onTrouble = onTrouble;
     this.retryMs = FIRST_RETRY_MS;
+    this.replica = 0;
     this.abort = null;
     this.timer = null;
     document.addEventListener("visibilitychange", () => this.restart());
@@ -31,6 +32,12 @@ export class LiveConnection {
     if (!document.hidden) this.#connect();
   }
 
+  /** Looks at another replica. */
+  choose(replica) {
+    this.replica = replica;
+    this.restart();
+  }
+
   async #connect() {
     const abort = (this.abort = new AbortController());
     let trouble = { isRefused: false, text: "The connection was closed." };
@@ -44,15 +51,17 @@ export class LiveConnection {
     };
     try {
       listen();
-      const response = await call("/live", { signal: abort.signal });
+      const response = await call(this.replica ? `/live?replica=${this.replica}` : "/live", { signal: abort.signal });
       for await (const { event, data } of readEvents(response)) {
         listen();
         this.retryMs = FIRST_RETRY_MS;
         this.handlers[event]?.(JSON.parse(data));
       }
     } catch (error) {
-      if (error instanceof ApiError) trouble = { isRefused: error.status === 401 || error.status === 403, text: error.message };
-      else if (error.name !== "AbortError" && error.name !== "TypeError") console.error(error);
+      if (error instanceof ApiError) {
+        trouble = { isRefused: error.status === 401 || error.status === 403, text: error.message };
+        if (error.status === 404) this.replica = 0; // the server has fewer than it had
+      } else if (error.name !== "AbortError" && error.name !== "TypeError") console.error(error);
     }
     clearTimeout(silence);
     if (this.abort !== abort) return;

@@ -5,14 +5,17 @@ import { forgetColours } from "./canvas.js";
 import { Chart } from "./charts.js";
 import { count, ms, msPair, percent, plural, rate } from "./format.js";
 import { Lanes } from "./lanes.js";
+import { Replicas } from "./replicas.js";
 import { Series } from "./series.js";
 
 const $ = (id) => document.getElementById(id);
 const SPOKEN_EVERY_MS = 5000;
 
 export class BatchPanel {
-  constructor() {
+  /** `onChoose(place)`: another replica is to be shown. */
+  constructor({ onChoose }) {
     this.info = null;
+    this.replicas = new Replicas($("replicas"), onChoose);
     this.lanes = new Lanes($("lanes"));
     this.blocks = new BlockMap($("blocks"));
     this.series = new Series();
@@ -53,6 +56,7 @@ export class BatchPanel {
 
   frame(frame) {
     const numbers = frame.numbers;
+    if (this.replicas.show(frame)) this.#startAnew();
     const isNewPoint = this.series.add(frame.at_s, numbers);
     this.lanes.add(frame, this.series.rate("steps"));
     if (frame.rows.some((row) => /[ar]/.test(row[7]))) {
@@ -61,9 +65,17 @@ export class BatchPanel {
     this.blocks.add(frame);
     if (numbers.num_used_blocks === 0 && numbers.num_cached_blocks === 0) this.blocks.clear();
     if (numbers.ok) this.#showNumbers(frame);
-    else this.#lose({ health: numbers.reason || "not ready", title: "The engine is not available.", text: numbers.reason });
+    else this.#lose({ health: numbers.reason || "not ready", title: `${this.replicas.name ?? "The engine"} is not available.`, text: numbers.reason });
     this.#speak();
     this.redraw({ charts: isNewPoint });
+  }
+
+  /** Frames are of another replica. */
+  #startAnew() {
+    this.series = new Series();
+    this.lanes.clear();
+    this.blocks.map = null;
+    if (this.info) this.blocks.size(this.info.num_blocks);
   }
 
   /** The chat on this page has sent a request, or will get no more of it. */
@@ -82,6 +94,7 @@ export class BatchPanel {
   trouble({ isRefused, text }) {
     this.series.lose();
     this.blocks.clear();
+    this.replicas.lose();
     this.#lose({
       health: isRefused ? "no access" : "lost",
       title: isRefused ? "The server does not let this page in." : "The server is lost.",
