@@ -178,7 +178,7 @@ async def run(options: argparse.Namespace, url: str, process: subprocess.Popen[b
         async def change_nodes(nodes: Nodes) -> None:
             for change in (nodes.remove, nodes.add):
                 await asyncio.sleep(20 * options.minutes)
-                await asyncio.to_thread(change)
+                change()  # in the main thread: Ray sets a signal handler
                 counts[f"node: {change.__name__}"] += 1
 
         troubles = [asyncio.create_task(kill())]

@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -133,17 +134,25 @@ class RayCluster:
         """One for each replica: a GPU each where the cluster has any, otherwise a share of its cores."""
         import ray
 
-        total = ray.cluster_resources()
-        num_gpus = 0 if spec.options.get("device") == "cpu" else int(total.get("GPU", 0))
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        num_gpus = 0 if spec.options.get("device") == "cpu" else int(sum(node.get("GPU", 0) for node in nodes))
         if 0 < num_gpus < num_replicas:
             raise ConfigError(f"{num_replicas} replicas need a GPU each, and the cluster has {num_gpus}.")
-        num_cpus = 1 if num_gpus else max(1, int(total.get("CPU", 1)) // num_replicas)
+        num_cpus = 1 if num_gpus else cores_each([int(node.get("CPU", 0)) for node in nodes], num_replicas)
         options = dict(spec.options) if num_gpus else {"num_threads": num_cpus, **spec.options}
         needs = {"num_cpus": num_cpus, "num_gpus": 1 if num_gpus else 0}
         spec = replace(spec, options=options)
         return [
             replace(spec, home=RayHome(f"{self._name}-{place}", spec, needs=needs)) for place in range(num_replicas)
         ]
+
+
+def cores_each(cores_of_nodes: Sequence[int], num_replicas: int) -> int:
+    """The most cores that each of so many replicas can have, each on one node; 1 where there are too few."""
+    for num_cores in range(max(cores_of_nodes, default=1), 1, -1):
+        if sum(cores // num_cores for cores in cores_of_nodes) >= num_replicas:
+            return num_cores
+    return 1
 
 
 class RayHome:

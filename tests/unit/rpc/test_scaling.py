@@ -13,6 +13,7 @@ import pytest
 from headway.errors import ConfigError
 from headway.rpc import engine_client
 from headway.rpc.engine_client import EngineClient
+from headway.rpc.ray_cluster import cores_each
 from headway.rpc.supervision import RESTING, Backoff, Patience, ScalingRule
 from headway.server.server_config import ServerConfig
 from tests.unit.rpc.test_engine_client import FACTORY, ROOT, add, read, until
@@ -68,6 +69,14 @@ def test_what_the_options_mean(options: dict[str, int], scaling: tuple[int, int]
 def test_options_that_contradict_each_other(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ServerConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("cores", "replicas", "each"),
+    [([1, 1], 1, 1), ([8], 3, 2), ([8, 8], 2, 8), ([8, 8], 3, 4), ([16, 4], 3, 5), ([2], 5, 1), ([], 1, 1)],
+)
+def test_cores_on_nodes(cores: list[int], replicas: int, each: int) -> None:
+    assert cores_each(cores, replicas) == each
 
 
 def run(test: Callable[[EngineClient], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,135 @@
+"""Replicas on a Ray cluster of two nodes on this machine; skipped where Ray is not installed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headway.errors import ConfigError, EngineStartError
+from headway.rpc.engine_client import EngineClient
+from headway.rpc.ray_cluster import RayCluster
+from headway.rpc.supervision import Backoff, Patience
+from tests.unit.rpc.test_engine_client import FACTORY, ROOT, add, read, until
+from tests.unit.rpc.test_scaling import expected
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+
+OPTIONS = {"step_s": 0.003, "num_kv_blocks": 512}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+        cluster.add_node(num_cpus=1)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def client(nodes: Any, *, replicas: int = 2, name: str = "test", **options: Any) -> EngineClient:
+    return EngineClient(
+        options or OPTIONS,
+        factory=FACTORY,
+        patience=Patience(hang_timeout_s=4.0),
+        backoff=lambda: Backoff(first_s=0.1, longest_s=1.0),
+        log_level="CRITICAL",
+        num_replicas=replicas,
+        cluster=RayCluster(nodes.address, name=name),
+    )
+
+
+async def text_of(engine: EngineClient, name: str, num_tokens: int) -> str:
+    return "".join(delta.text for delta in await read(engine.submit(add(name, max_tokens=num_tokens))))
+
+
+def test_engines_die_and_nodes_go_and_come(nodes: Any) -> None:
+    async def test() -> None:
+        engine = client(nodes)
+        await engine.start()
+        try:
+            reading = [asyncio.create_task(text_of(engine, f"r{number}", 2000)) for number in range(8)]
+            await asyncio.sleep(1)
+            for replica, kind in zip(engine.replicas, (signal.SIGKILL, signal.SIGSTOP), strict=True):
+                assert replica.pid is not None
+                os.kill(replica.pid, kind)
+                await asyncio.sleep(1)
+            assert await asyncio.gather(*reading) == [expected(2000)] * 8
+            await until(lambda: all(replica.is_ready for replica in engine.replicas))
+            reading = [asyncio.create_task(text_of(engine, f"s{number}", 2000)) for number in range(8)]
+            await asyncio.sleep(1)
+            (other,) = nodes.worker_nodes
+            await asyncio.to_thread(nodes.remove_node, other, allow_graceful=False)
+            assert await asyncio.gather(*reading) == [expected(2000)] * 8
+            nodes.add_node(num_cpus=1)  # in the main thread: it sets a signal handler
+            await until(lambda: all(replica.is_ready for replica in engine.replicas))
+            assert await text_of(engine, "after", 20) == expected(20)
+        finally:
+            await engine.shutdown()
+
+    asyncio.run(asyncio.wait_for(test(), 200))
+
+
+def test_two_front_ends_and_the_end_of_their_engines(nodes: Any) -> None:
+    import ray
+
+    async def test() -> None:
+        first, second = client(nodes, name="shared"), client(nodes, name="shared")
+        await first.start()
+        await second.start()
+        pids = [replica.pid for replica in first.replicas]
+        assert pids == [replica.pid for replica in second.replicas], "the same engines"
+        reading = [asyncio.create_task(text_of(each, "same", 1000)) for each in (first, second)]
+        other = client(nodes, name="shared", num_kv_blocks=100)
+        with pytest.raises(EngineStartError, match="other options"):
+            await other.start()
+        assert await reading[0] == expected(1000)
+        await first.shutdown()
+        assert await reading[1] == expected(1000)
+        await second.shutdown()
+
+        def num_left() -> int:
+            return sum(name.startswith("shared-") for name in ray.util.list_named_actors())
+
+        for _ in range(100):
+            if not await asyncio.to_thread(num_left):
+                break
+            await asyncio.sleep(0.1)
+        assert not num_left(), "actors go with their engines"
+
+    asyncio.run(asyncio.wait_for(test(), 200))
+
+
+def test_an_engine_that_cannot_be_built_says_why(nodes: Any) -> None:
+    async def test() -> None:
+        engine = client(nodes, replicas=1, name="bad", refuse="no such luck")
+        with pytest.raises(EngineStartError, match="no such luck"):
+            await engine.start()
+
+    asyncio.run(asyncio.wait_for(test(), 100))
+
+
+def test_a_cluster_without_room_says_so(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.rpc.ray_cluster.PLACED_S", 3.0)
+
+    async def test() -> None:
+        engine = client(nodes, replicas=3, name="many")
+        with pytest.raises(EngineStartError, match="has no room for 'many-"):
+            await engine.start()
+
+    asyncio.run(asyncio.wait_for(test(), 100))
+
+
+def test_no_cluster_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'headway\[ray\]'"):
+        RayCluster()
