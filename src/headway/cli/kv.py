@@ -90,7 +90,7 @@ def _show_once(state: KVState, console: Console) -> None:
 
 
 def _write_page(state: KVState, file: Path, console: Console) -> None:
-    from headway.cli.kv_html import page
+    from headway.cli.kv_picture import page
 
     try:
         file.write_text(page(state, datetime.now().astimezone()), encoding="utf-8")

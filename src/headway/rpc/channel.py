@@ -23,6 +23,7 @@ import contextlib
 import functools
 import hashlib
 import hmac
+import importlib.metadata
 import inspect
 import logging
 import os
@@ -34,16 +35,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
-import headway
-from headway import outputs, sampling_params
-from headway.core import request_options
+from headway.core.request_options import RequestOptions
 from headway.errors import EngineStartError, HeadwayError
-from headway.rpc import messages
+from headway.outputs import Told
 from headway.rpc.messages import (
     CacheNews,
     EngineReady,
@@ -59,6 +57,7 @@ from headway.rpc.messages import (
     decode_to_engine,
     encode,
 )
+from headway.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -151,15 +150,21 @@ _decode_greeting = msgspec.msgpack.Decoder(Hello | Proof | Refusal).decode
 @functools.cache
 def protocol() -> str:
     """Changes with whatever the messages are made of."""
-    parts: tuple[ModuleType, ...] = (messages, outputs, sampling_params, request_options)
-    return hashlib.sha256("".join(map(inspect.getsource, parts)).encode()).hexdigest()[:16]
+    modules = [sys.modules[part.__module__] for part in (Start, Told, SamplingParams, RequestOptions)]
+    return hashlib.sha256("".join(map(inspect.getsource, modules)).encode()).hexdigest()[:16]
+
+
+def _version() -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("headway")
+    return "not installed"
 
 
 def greet(connection: socket.socket, secret: bytes, *, is_engine: bool) -> None:
     """Make sure that the other end speaks the same messages and knows the secret. Takes `GREETING_S` at most; raises
     `RefusedError`, or `OSError` if the connection breaks."""
     deadline_s = time.monotonic() + GREETING_S
-    own = Hello(headway.__version__, protocol(), os.urandom(NONCE_BYTES))
+    own = Hello(_version(), protocol(), os.urandom(NONCE_BYTES))
     if is_engine:
         _say(connection, own)
     other = _hear(connection, Hello, deadline_s)

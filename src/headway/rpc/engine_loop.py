@@ -21,7 +21,7 @@ from headway.engine.llm_engine import LLMEngine
 from headway.engine.step_report import StepReport
 from headway.errors import HeadwayError, InvalidRequestError
 from headway.outputs import LogprobsOfOnePosition, RequestMetrics, RequestOutput, Streaming
-from headway.rpc.engine_counters import EngineCounters
+from headway.rpc.engine_report import EngineCounters, SnapshotMaker
 from headway.rpc.messages import (
     AbortRequests,
     AddRequest,
@@ -39,7 +39,6 @@ from headway.rpc.messages import (
     UnreadableRequest,
     Watch,
 )
-from headway.rpc.step_snapshots import SnapshotMaker
 from headway.sampling_params import SamplingParams
 from headway.structured.compiling import REFUSAL, Compiled
 

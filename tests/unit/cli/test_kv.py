@@ -14,8 +14,7 @@ import pytest
 from rich.console import Console
 
 from headway.cli import kv, kv_state, main
-from headway.cli.kv_html import page
-from headway.cli.kv_picture import KVPicture
+from headway.cli.kv_picture import KVPicture, page
 from headway.cli.kv_state import BlockCells, Holder, KVState, LiveEvent, Run, states
 from tests.unit.server.http_thread import serving
 from tests.unit.server.scripted_engine import ScriptedEngine, create_app

@@ -20,6 +20,7 @@ from headway.engine.input_processor import PreparedRequest
 from headway.executor import PendingStep
 from headway.rpc.channel import ChannelClosedError, EngineChannel, FrameReader, pack
 from headway.rpc.engine_loop import BrokenEngineError, EngineLoop
+from headway.rpc.engine_report import block_map
 from headway.rpc.messages import (
     CACHED,
     SHARED,
@@ -37,7 +38,6 @@ from headway.rpc.messages import (
     decode_to_engine,
     encode,
 )
-from headway.rpc.step_snapshots import block_map
 from headway.sampling_params import SamplingParams
 from tests.unit.rpc.scripted_channel import ScriptedChannel, add, add_raw, run
 from tests.unit.rpc.small_engine import create_engine

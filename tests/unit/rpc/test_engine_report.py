@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.core import NewRequest, ScheduledRequest, SchedulerOutput
 from headway.engine.beam_search import BeamRequests
-from headway.rpc.engine_counters import EngineCounters, RecomputedTokens
+from headway.rpc.engine_report import EngineCounters, RecomputedTokens
 from headway.rpc.messages import EngineStats
 from headway.sampling_params import SamplingParams
 from tests.unit.rpc.small_engine import create_engine
