@@ -22,9 +22,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from headway.errors import ConfigError, EngineStartError
 from headway.rpc.channel import EngineProcess, FrameReader, RefusedError, dial, pack
@@ -33,6 +34,7 @@ from headway.rpc.messages import EngineReady, Start, StartUpFailed, decode_from_
 from headway.rpc.supervision import EngineSpec
 
 logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 NAMESPACE = "headway"
 PLACED_S = 60.0
@@ -147,6 +149,33 @@ class RayCluster:
         ]
 
 
+async def in_thread(call: Callable[[], _Result]) -> _Result:
+    """As `asyncio.to_thread`, for calls that may take minutes: each has a thread of its own, and nobody waits for it
+    when the process ends."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[_Result] = loop.create_future()
+
+    def settle(result: Callable[[], _Result]) -> None:
+        if outcome.done():  # it was cancelled
+            return
+        try:
+            outcome.set_result(result())
+        except Exception as error:
+            outcome.set_exception(error)
+
+    def run() -> None:
+        done: Future[_Result] = Future()
+        try:
+            done.set_result(call())
+        except Exception as error:
+            done.set_exception(error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, done.result)
+
+    threading.Thread(target=run, name="ray", daemon=True).start()
+    return await outcome
+
+
 def cores_each(cores_of_nodes: Sequence[int], num_replicas: int) -> int:
     """The most cores that each of so many replicas can have, each on one node; 1 where there are too few."""
     for num_cores in range(max(cores_of_nodes, default=1), 1, -1):
@@ -167,7 +196,7 @@ class RayHome:
         self._start = {"options": dict(spec.options), "log_level": spec.log_level, "reports_cache": True}
 
     async def open(self) -> tuple[socket.socket, EngineProcess]:
-        return await asyncio.to_thread(self._open)
+        return await in_thread(self._open)
 
     def _open(self) -> tuple[socket.socket, EngineProcess]:
         import ray
