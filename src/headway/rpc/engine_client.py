@@ -8,8 +8,9 @@ A request whose replica dies, hangs or shuts down goes on in another one, or in 
 tokens that were told, behind which come the tokens that it would have had there. Its reader sees a pause. After
 `Patience.resume_s` without a replica it ends with an error.
 
-A request may be what kills engines. Those that have seen `SUSPECT_DEATHS` of them and got no token in between are tried
-one by one beside the others; one in whose trials `MAX_TRIALS` engines die ends with an error.
+A request may be what kills engines. Of those that have seen `SUSPECT_DEATHS` of them and got no token in between, few
+are tried at a time beside the others: half as many after each death, more with each that gets a token. One that was
+tried alone when `MAX_TRIALS` engines died ends with an error.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ ENGINE_STOPPED = "the engine stopped; please retry"
 """What the requests of an engine that has ended are told."""
 SUSPECT_DEATHS = 2
 MAX_TRIALS = 3
+MOST_TRIED = 16
 SCALING_TICK_S = 1.0
 SCALING_DRAIN_S = 30.0
 """Requests that take longer to end go on in another replica."""
@@ -88,7 +90,7 @@ class _Open:
         self.replica: Replica | None = None  # None: it waits for one
         self.parked_s = 0.0  # since when
         self.num_deaths = 0  # of engines that had it, since its last token
-        self.num_trials = 0  # of these, while it was tried
+        self.num_trials = 0  # of these, while it was tried alone
         self.told: list[Told] | None = None
         params = request.params
         if params is not None and params.can_stream:
@@ -149,7 +151,8 @@ class EngineClient:
         self.num_resumed = 0
         """How often a request went on in another process."""
         self._open: dict[str, _Open] = {}
-        self._tried: _Open | None = None  # the one request, of those that may kill engines, that an engine has
+        self._tried: set[_Open] = set()  # requests that may kill engines, and that an engine has
+        self._most_tried = MOST_TRIED
         self._aborted: dict[Replica, list[str]] = {}
         self._viewers: dict[int, list[SnapshotStream]] = {replica.place: [] for replica in self.replicas}
         self._followers: list[CacheStream] = []
@@ -262,9 +265,9 @@ class EngineClient:
         if self._closing or not any(replica.is_ready for replica in self.replicas):
             return False
         if own.num_deaths >= SUSPECT_DEATHS:
-            if self._tried not in (None, own):
+            if own not in self._tried and len(self._tried) >= self._most_tried:
                 return False
-            self._tried = own
+            self._tried.add(own)
         request = own.message()
         replica = self.replicas[0] if len(self.replicas) == 1 else self.replicas[self._route(own)]
         is_known = request.params is replica.sent_params
@@ -309,12 +312,14 @@ class EngineClient:
     def _forget(self, request_id: str) -> _Open | None:
         self._router.end(request_id)
         own = self._open.pop(request_id, None)
-        if own is not None and own is self._tried:
-            self._end_trial()
+        if own is not None and own in self._tried:
+            self._end_trial(own)
         return own
 
-    def _end_trial(self) -> None:
-        self._tried = None
+    def _end_trial(self, own: _Open) -> None:
+        """It was not this one, or it is not there any more."""
+        self._tried.discard(own)
+        self._most_tried = min(self._most_tried + 1, MOST_TRIED)
         self._place_parked()
 
     def _place_parked(self) -> int:
@@ -422,8 +427,8 @@ class EngineClient:
                 self._move(own)
                 continue
             own.note(delta)
-            if own is self._tried and not own.num_deaths:
-                self._end_trial()
+            if not own.num_deaths and own in self._tried:
+                self._end_trial(own)
             if delta.is_last:
                 self._forget(delta.request_id)
             elif routes:
@@ -463,9 +468,11 @@ class EngineClient:
         for own in lost:
             own.replica = None
             own.num_deaths += 1
-            if own is self._tried:
-                own.num_trials += 1
-                self._tried = None
+        if tried := self._tried.intersection(lost):
+            self._tried -= tried
+            self._most_tried = max(1, len(tried) // 2)
+            if len(tried) == 1:
+                tried.pop().num_trials += 1
         for own in lost:
             if self._closing or not self._resumes:
                 self._fail(own, ENGINE_STOPPED)

@@ -31,7 +31,7 @@ from headway.errors import ConfigError, EngineStartError
 from headway.rpc.channel import EngineProcess, FrameReader, RefusedError, dial, pack
 from headway.rpc.engine_process import SECRET_VARIABLE
 from headway.rpc.messages import EngineReady, Start, StartUpFailed, decode_from_engine
-from headway.rpc.supervision import EngineSpec
+from headway.rpc.supervision import START_SILENT_S, EngineSpec
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -94,17 +94,31 @@ class EngineActor:
                 pass_fds=(theirs.fileno(), listener.fileno()),
                 env={**os.environ, SECRET_VARIABLE: self._secret},
             )
-        ours.sendall(pack(Start(**self._start)))
+        try:
+            self._await_ready(ours)
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            ours.close()
+            raise
+        ours.settimeout(None)
+        threading.Thread(target=self._follow, args=(ours, self._process), daemon=True).start()
+
+    def _await_ready(self, engine: socket.socket) -> None:
+        """As long as it gives signs of life."""
+        engine.settimeout(START_SILENT_S)
+        engine.sendall(pack(Start(**self._start)))
         frames = FrameReader()
-        while data := ours.recv(2**16):
-            for payload in frames.feed(data):
-                message = decode_from_engine(payload)
-                if isinstance(message, EngineReady):
-                    threading.Thread(target=self._follow, args=(ours, self._process), daemon=True).start()
-                    return
-                if isinstance(message, StartUpFailed):
-                    self._process.wait()
-                    raise EngineStartError(message.message)
+        try:
+            while data := engine.recv(2**16):
+                for payload in frames.feed(data):
+                    message = decode_from_engine(payload)
+                    if isinstance(message, EngineReady):
+                        return
+                    if isinstance(message, StartUpFailed):
+                        raise EngineStartError(message.message)
+        except TimeoutError as error:
+            raise EngineStartError(f"The engine gave no sign of life for {START_SILENT_S:g} s.") from error
         raise EngineStartError("The engine process ended while it was starting.")
 
     def _follow(self, parent: socket.socket, process: subprocess.Popen[bytes]) -> None:

@@ -34,8 +34,11 @@ logger = logging.getLogger(__name__)
 
 SILENT_S = 3.0
 """Three heartbeats missed: not healthy any more."""
+START_SILENT_S = 60.0
+"""While libraries are imported and memory is taken, heartbeats may be missing for longer; so long a start is waited for
+without any."""
 FIRST_STEP_GRACE_S = 300.0
-"""The first step of an engine may compile kernels, and its start loads a model: this much is waited for it then."""
+"""The first step of an engine may compile kernels: this much is waited for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +115,7 @@ class Watchdog:
         hang_s, step_s = self.patience.hang_timeout_s, self.patience.step_timeout_s
         if ending and self._silent_s > self.patience.silent_s:
             return True
-        if hang_s and self._silent_s > (hang_s if self._is_ready else max(hang_s, FIRST_STEP_GRACE_S)):
+        if hang_s and self._silent_s > (hang_s if self._is_ready else max(hang_s, START_SILENT_S)):
             return True
         return bool(step_s) and self._turn_s > self._grace(step_s)
 
