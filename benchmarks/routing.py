@@ -3,14 +3,14 @@
     python benchmarks/routing.py cost                                      µs a request, by replicas and indexed blocks
     python benchmarks/routing.py scale workloads/mooncake.toml --data-dir DIR    simulated, 1 to 256 replicas
 
-`cost` routes prompts of 64 blocks, of which a replica holds 32, and tells the router of each one's tokens and end. Costs
-are processor time.
+`cost` routes prompts of 64 blocks, of which a replica holds 32, and tells the router of each one's tokens and end.
+Costs are processor time.
 
 `scale` runs the simulator with the server's router. Each replica has the same rate: a part of what one can serve while
 its batch is full. There are as many requests as replicas need, in whole copies of the workload that start one after the
 other within a tenth of the time. A copy has prompts of its own (a salt), so that nothing is found only because the work
-is repeated. `one cache` is what would be found in the memory of all replicas together, by requests that come in the same
-order and are computed at once: no router can find more.
+is repeated. `one cache` is what would be found in the memory of all replicas together, in whole blocks, by requests
+that come in the same order and are computed at once.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def main() -> None:
     simulated.add_argument("--replicas", nargs="+", type=int, default=[1, 4, 16, 64, 256])
     simulated.add_argument("--load", type=float, default=0.75, help="of each replica, a part of what it can serve")
     simulated.add_argument("--rate", type=float, help="requests/s of each replica, instead of that")
-    simulated.add_argument("--requests", type=int, default=600, help="of each replica at least; whole copies")
+    simulated.add_argument("--requests", type=int, default=200, help="of each replica at least; whole copies")
     simulated.add_argument("--num-kv-blocks", type=int, help="of each replica")
     simulated.set_defaults(run=scale)
     options = parser.parse_args()

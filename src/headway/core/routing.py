@@ -5,8 +5,10 @@
     cache index           digests of the blocks that each replica's prefix cache holds, as it reports them
 
 `prefix-aware` adds to a replica's tokens what of this request it would have to compute, and takes the smallest sum: the
-longest known beginning wins unless the replica is behind another by more tokens than that saves. A replica whose batch
-is full comes after those with a seat, so a prefix that everybody wants spreads before requests queue for it. Of equals
+longest known beginning wins unless the replica is behind by more tokens than that saves. Behind the average, that is:
+tokens up to it count a quarter. One of many replicas always has next to nothing to do, and if that were compared, a
+prefix would be computed again wherever a seat gets free: half as much would be found. A replica whose batch is full
+comes after those with a seat, so a prefix that everybody wants spreads before requests queue for it. Of equals
 the one with fewer requests is taken, and of these each in turn.
 
 Reports are numbered. After one that was lost, a replica's blocks count as unknown until it has told all of them again.
@@ -231,6 +233,7 @@ class Router:
         self._replicas: dict[int, _Replica] = {}
         self._keys: list[int] = []  # by place
         self._routed: dict[str, _Routed] = {}
+        self._num_tokens = 0  # of all replicas
         self._last = -1  # where the request before went
 
     @property
@@ -242,12 +245,14 @@ class Router:
         """A replica takes requests, with an empty cache and nothing to do."""
         self._keys += [_ABSENT] * (place + 1 - len(self._keys))
         self._replicas[place] = _Replica(max_num_seqs)
-        self._update(place)
+        self._count(place)
 
     def remove(self, place: int) -> None:
         """It takes none any more; those that it had are forgotten."""
-        if self._replicas.pop(place, None) is not None:
+        replica = self._replicas.pop(place, None)
+        if replica is not None:
             self._keys[place] = _ABSENT
+            self._num_tokens -= replica.num_tokens
             self.index.forget(place)
             for request_id in [own for own, routed in self._routed.items() if routed.place == place]:
                 self.index.withdraw(place, self._routed.pop(request_id).announced)
@@ -257,7 +262,7 @@ class Router:
         replica = self._replicas.get(place)
         if replica is not None and replica.is_suspended != is_suspended:
             replica.is_suspended = is_suspended
-            self._update(place)
+            self._count(place)
 
     def num_tokens(self, place: int) -> int:
         """What a replica has to compute, as far as is known here."""
@@ -280,13 +285,10 @@ class Router:
         else:
             place, num_found = self._cheapest(self.index.find(known), num_prompt_tokens)
         self._last = place
-        replica = self._replicas[place]
         announced = self.index.announce(place, known[num_found:]) if known else ()
         routed = _Routed(place, self._uncached(num_found, num_prompt_tokens), num_answer_tokens, announced)
         self._routed[request_id] = routed
-        replica.num_requests += 1
-        replica.num_tokens += routed.num_prompt_tokens + routed.num_answer_tokens
-        self._update(place)
+        self._count(place, routed.num_prompt_tokens + routed.num_answer_tokens, 1)
         return place
 
     def note_tokens(self, request_id: str, num_tokens: int) -> None:
@@ -295,30 +297,29 @@ class Router:
         if routed is not None:
             num_done = min(num_tokens, routed.num_answer_tokens)
             routed.num_answer_tokens -= num_done
-            self._replicas[routed.place].num_tokens -= num_done + routed.num_prompt_tokens
+            self._count(routed.place, -num_done - routed.num_prompt_tokens)
             routed.num_prompt_tokens = 0
             self._withdraw(routed)
-            self._update(routed.place)
 
     def end(self, request_id: str) -> None:
         """It has ended, or moves."""
         routed = self._routed.pop(request_id, None)
         if routed is not None:
-            replica = self._replicas[routed.place]
-            replica.num_requests -= 1
-            replica.num_tokens -= routed.num_prompt_tokens + routed.num_answer_tokens
+            self._count(routed.place, -routed.num_prompt_tokens - routed.num_answer_tokens, -1)
             self._withdraw(routed)
-            self._update(routed.place)
 
     def _withdraw(self, routed: _Routed) -> None:
         if routed.announced:
             self.index.withdraw(routed.place, routed.announced)
             routed.announced = ()
 
-    def _update(self, place: int) -> None:
-        """Note how good a choice it is. Smaller is better: has a seat, fewer tokens, fewer requests. One number, so
-        that a hundred replicas are compared in a microsecond."""
+    def _count(self, place: int, num_tokens: int = 0, num_requests: int = 0) -> None:
+        """A replica has so many more, or fewer. Note how good a choice it is; smaller is better: has a seat, fewer
+        tokens, fewer requests. One number, so that a hundred replicas are compared in microseconds."""
         replica = self._replicas[place]
+        replica.num_tokens += num_tokens
+        replica.num_requests += num_requests
+        self._num_tokens += num_tokens
         key = (replica.num_tokens << _REQUEST_BITS) + replica.num_requests
         if replica.is_suspended:
             key += 2 << _RANK_BITS
@@ -337,18 +338,23 @@ class Router:
 
     def _cheapest(self, found: Sequence[tuple[int, int]], num_prompt_tokens: int) -> tuple[int, int]:
         """The replica, and how many of the prompt's blocks it has."""
-        keys = self._keys
-        lightest = self._lightest()
-        place, num_found = lightest, 0
-        cost = keys[lightest] + (num_prompt_tokens << _REQUEST_BITS)
+        place = lightest = self._lightest()
+        if not found:
+            return place, 0
+        num_found, cost = 0, self._cost(lightest, num_prompt_tokens)
         for holders, count in found:
             # Of those that have as many blocks, the one with the least to do.
             has_lightest = holders >> lightest & 1
-            other = lightest if has_lightest else min(places_of(holders), key=keys.__getitem__)
-            own = keys[other] + (self._uncached(count, num_prompt_tokens) << _REQUEST_BITS)
+            other = lightest if has_lightest else min(places_of(holders), key=self._keys.__getitem__)
+            own = self._cost(other, self._uncached(count, num_prompt_tokens))
             if own < cost:
                 place, num_found, cost = other, count, own
         return place, num_found
+
+    def _cost(self, place: int, num_uncached: int) -> int:
+        """The key that a replica would have with this request, but for tokens up to the average: they count less."""
+        up_to_average = min(self._replicas[place].num_tokens, self._num_tokens // len(self._replicas))
+        return self._keys[place] + (num_uncached - up_to_average * 3 // 4 << _REQUEST_BITS)
 
     def _lightest(self) -> int:
         """The replica with the least to do; of equals the next in turn."""

@@ -112,8 +112,19 @@ def test_the_longest_known_beginning_wins() -> None:
 def test_a_replica_that_is_behind_by_more_than_it_would_save_is_passed_over() -> None:
     work = Work(router("prefix-aware", 2))
     work.router.index.take(0, CacheReport(0, digests("abcd")))
-    assert work.send("abcd", 16) == 0  # 1 + 16 tokens to do there
-    assert work.send("abcd", 1) == 1, "18 there, 17 here"
+    assert work.send("abcd", 31) == 0  # 1 + 31 tokens to do there, 16 on average
+    assert work.send("abcd", 1) == 1, "there 16 over the average, a quarter of those up to it, 1 uncached; here 17"
+
+
+def test_one_that_has_nothing_to_do_does_not_draw_a_prompt_from_where_it_is_known() -> None:
+    """Seven replicas have 20 tokens to do, and one, as happens among many, has none."""
+    work = Work(router("prefix-aware", 8))
+    assert [work.send(letter * 4, 3) for letter in "abcdefgh"] == [*range(8)]
+    work.finish(8)
+    assert work.router.num_tokens(0) == 20 and work.router.num_tokens(7) == 0
+    work.router.index.take(0, CacheReport(0, digests("aaaa")))
+    assert work.send("aaaa", 3) == 0, "20 are hardly more than the average of 17: 17 // 4 and 3 and 1, not 17"
+    assert work.send("zzzz", 3) == 7, "what nobody knows goes to the one with the least to do"
 
 
 def test_what_is_being_computed_counts_as_known() -> None:
