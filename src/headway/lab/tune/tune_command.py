@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from headway.lab.sim.calibration import Calibration
     from headway.lab.tune.tune_goal import Goal
     from headway.lab.tune.tune_report import Verified
-    from headway.lab.tune.tune_search import Fleet, Space, Trial, Tuned
+    from headway.lab.tune.tune_search import Space, Trial, Tuned
 
 
 _TRIALS = 40
@@ -253,27 +253,13 @@ def _size(
     print(f"{goal}\n")
     print_table(*fleet_table(fleet))
     notes = [*trust_notes(calibration), _searched(spaces[-1], calibration)]
-    told = [*fleet_recommendation(goal, fleet), *filter(None, [_too_much(fleet, work)])]
-    print("\n" + "\n".join([*told, *notes]))
+    print("\n" + "\n".join([*fleet_recommendation(goal, fleet), *notes]))
     if arguments.output_json is not None:
         write_json(arguments.output_json, fleet_json(goal, fleet))
     if arguments.html is not None:
-        page = fleet_page(goal, fleet, title=_title(arguments), told=told, notes=notes)
+        page = fleet_page(goal, fleet, title=_title(arguments), notes=notes)
         _write_page(arguments, page, calibration)
     return 0
-
-
-def _too_much(fleet: Fleet, work: Sequence[BenchRequest]) -> str:
-    """If too few replicas are so because the load is more than they can serve."""
-    from headway.lab.sim.sim_comparison import BEYOND, capacity, overload
-
-    fewer = fleet.too_few
-    if fewer is None:
-        return ""
-    space, options = fewer.space, {**fewer.space.fixed, **fewer.trial.options}
-    options.pop("router", None)
-    found = overload(fewer.trial.metrics, lambda: fewer.num_replicas * capacity(work, space.calibration, options))
-    return "" if found is None else f"Beyond capacity with {fewer.num_replicas}: {found}. {BEYOND}"
 
 
 def _beyond(space: Space, work: Sequence[BenchRequest], tuned: Tuned, best: Trial) -> str:

@@ -14,6 +14,7 @@ from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.bench.replay import replay
 from headway.lab.charts import Page, Series, line_chart
 from headway.lab.sim.sim_accuracy import apart, at_once, percent_text
+from headway.lab.sim.sim_comparison import BEYOND
 from headway.lab.tune.tune_goal import Goal, Score
 from headway.lab.tune.tune_search import Fleet, Sized, Space, Trial, Tuned
 from headway.lab.workload.bench_requests import BenchRequest
@@ -206,7 +207,7 @@ def fleet_table(fleet: Fleet) -> Table:
     rows = [
         [
             sized_flags(one),
-            "kept" if one.trial.score.is_kept else "missed",
+            ("beyond capacity" if one.overload is not None else "kept") if one.trial.score.is_kept else "missed",
             *_cells(one.trial.score, one.trial.metrics),
         ]
         for one in fleet.tried
@@ -233,9 +234,11 @@ def fleet_recommendation(goal: Goal, fleet: Fleet) -> list[str]:
     if fewer is None:
         lines.append("That is the smallest number that was given.")
     else:
-        missed = goal.missed_by(fewer.trial.score, fewer.trial.metrics)
+        missed = goal.missed_by(fewer.trial.score, fewer.trial.metrics) or "keeps the targets, but not for long"
         good = f"{fewer.trial.score.good_share:.1%} of requests are good"
         lines.append(f"Not enough, at their best: {sized_flags(fewer)} · {missed}; {good}.")
+        if fewer.overload is not None:
+            lines.append(f"Beyond capacity with {fewer.num_replicas}: {fewer.overload}. {BEYOND}")
     return lines
 
 
@@ -251,7 +254,8 @@ def fleet_json(goal: Goal, fleet: Fleet) -> dict[str, Any]:
         "tried": [
             {
                 "replicas": one.num_replicas,
-                "is_enough": one.trial.score.is_kept,
+                "is_enough": one.is_enough,
+                "beyond_capacity": one.overload is not None,
                 "missed": goal.missed_by(one.trial.score, one.trial.metrics),
                 **_trial_json(one.trial),
             }
@@ -261,10 +265,10 @@ def fleet_json(goal: Goal, fleet: Fleet) -> dict[str, Any]:
     }
 
 
-def fleet_page(goal: Goal, fleet: Fleet, *, title: str, told: Sequence[str], notes: Sequence[str]) -> Page:
-    """`told` stands above, `notes` below."""
+def fleet_page(goal: Goal, fleet: Fleet, *, title: str, notes: Sequence[str]) -> Page:
+    """`notes` stand below."""
     page = Page(f"Replicas for {title}", str(goal))
-    for text in told:
+    for text in fleet_recommendation(goal, fleet):
         page.text(text)
     numbers = [float(one.num_replicas) for one in fleet.tried]
     tails = [one.trial.score.tail for one in fleet.tried]

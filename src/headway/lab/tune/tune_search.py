@@ -25,6 +25,7 @@ from headway.errors import ConfigError
 from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.sim.calibration import Calibration
 from headway.lab.sim.setup import Setup, set_up
+from headway.lab.sim.sim_comparison import Overload, capacity, overload
 from headway.lab.sim.simulate import simulate
 from headway.lab.tune.tune_goal import SAME_GOODPUT, Goal, Score
 from headway.lab.workload.bench_requests import BenchRequest
@@ -87,8 +88,11 @@ class Space:
 
     def set_up(self, options: Options) -> Setup:
         """Each replica. `ConfigError` for what its engine would not take."""
-        own = {name: value for name, value in options.items() if name != "router"}
-        return set_up(self.calibration, {**self.fixed, **own})
+        return set_up(self.calibration, self.of_engine(options))
+
+    def of_engine(self, options: Options) -> dict[str, Any]:
+        """With those that were given, without the router."""
+        return {**self.fixed, **{name: value for name, value in options.items() if name != "router"}}
 
     def is_valid(self, options: Options) -> bool:
         """Whether the engine would take them, and no two of them are one thing twice."""
@@ -354,10 +358,16 @@ class Sized:
 
     space: Space
     trial: Trial
+    overload: Overload | None = None
+    """If more comes than they can serve: promises that a short run keeps, a longer one does not."""
 
     @property
     def num_replicas(self) -> int:
         return self.space.num_replicas
+
+    @property
+    def is_enough(self) -> bool:
+        return self.trial.score.is_kept and self.overload is None
 
 
 @dataclass(frozen=True)
@@ -436,12 +446,20 @@ class _Sizing:
         return self._note(place, [tuned.best, *tuned.trials])
 
     def _note(self, place: int, trials: Sequence[Trial]) -> bool:
-        """Keep the first that keeps all, or the one that misses least."""
-        best = min(
-            trials, key=lambda trial: (not trial.score.is_kept, 0.0 if trial.score.is_kept else trial.score.tail)
-        )
-        self.best[place] = Sized(self._spaces[place], best)
-        return best.score.is_kept
+        """Keep the first that is enough, or else the one that misses least."""
+        kept = (self._sized(place, trial) for trial in trials if trial.score.is_kept)
+        best = next((one for one in kept if one.is_enough), None)
+        best = best or self._sized(place, min(trials, key=lambda trial: trial.score.tail))
+        self.best[place] = best
+        return best.is_enough
+
+    def _sized(self, place: int, trial: Trial) -> Sized:
+        space = self._spaces[place]
+
+        def most() -> float:
+            return space.num_replicas * capacity(self._work, space.calibration, space.of_engine(trial.options))
+
+        return Sized(space, trial, overload(trial.metrics, most))
 
     def advance(self) -> None:
         """As a meter of a search does; it tells where it is instead."""

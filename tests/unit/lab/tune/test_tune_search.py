@@ -21,6 +21,7 @@ from headway.lab.tune.tune_report import (
     Verified,
     candidates,
     flags_text,
+    fleet_recommendation,
     recommendation,
     recommended,
     sized_flags,
@@ -30,7 +31,7 @@ from headway.lab.tune.tune_report import (
     verified_table,
     verify,
 )
-from headway.lab.tune.tune_search import Fleet, _Search, fewest, most_trials, simulate_trial
+from headway.lab.tune.tune_search import Fleet, _Search, _Sizing, fewest, most_trials, simulate_trial
 from headway.lab.workload.bench_requests import BenchRequest
 from tests.unit.lab.noted_meter import NotedMeter
 from tests.unit.lab.sim.machines import calibration
@@ -132,6 +133,15 @@ ONE_BY_ONE = CostModel.of_terms(decode_constant=0.001, rows_over_0=0.010, chunk_
 """Each row of a step takes 10 ms: a larger batch only makes all of its answers slow."""
 
 
+UNCHANGED = {
+    "max_num_batched_tokens": 64,
+    "target_itl_ms": 0.0,
+    "max_chunk_tokens": None,
+    "scheduling_policy": "fcfs",
+    "prefill_mode": "chunked",
+}
+
+
 def fleet(
     work: list[BenchRequest], target: str, numbers: Sequence[int], routers: Sequence[str], **fixed: object
 ) -> tuple[Fleet, list[float]]:
@@ -143,22 +153,20 @@ def fleet(
     return found, used
 
 
-@pytest.mark.parametrize("numbers", [range(1, 17), (1, 3, 5, 6, 7, 20)])
+@pytest.mark.parametrize("numbers", [range(1, 17), (1, 3, 6, 9, 12, 20, 30)])
 def test_the_fewest_replicas_are_those_that_trying_every_number_finds(numbers: Sequence[int]) -> None:
-    work = [BenchRequest([1] * 10, 10, arrival_s=0.01 * place) for place in range(80)]
-    goal, options = Goal.parse(["p99_ttft_ms=250"]), {"router": "least-loaded"}
-    found, _ = fleet(work, "p99_ttft_ms=250", numbers, ["least-loaded"])
+    work = [BenchRequest([1] * 10, 10, arrival_s=0.5 * (place // 40)) for place in range(120)]
+    goal, fixed = "p99_ttft_ms=150", {"max_num_seqs": 8, **UNCHANGED}  # nothing is left to search
+    found, _ = fleet(work, goal, numbers, ["least-loaded"], **fixed)
+    machine = calibration(ONE_BY_ONE, num_blocks=4000)
+    spaces = [Space.of(machine, work, fixed, num_replicas=n, routers=["least-loaded"]) for n in numbers]
+    sizing = _Sizing(spaces, Goal.parse([goal]), work, SearchLimits(1), None)
+    is_enough = [sizing.is_enough_by_default(place) for place in range(len(numbers))]
+    first = is_enough.index(True)
+    assert 0 < first < len(numbers) - 1 and all(is_enough[first:])
     assert found.enough is not None and found.too_few is not None
-    place = list(numbers).index(found.enough.num_replicas)
-    assert found.too_few.num_replicas == numbers[place - 1] and not found.too_few.trial.score.is_kept
-    by_default = []
-    for number in numbers:
-        space = Space.of(calibration(ONE_BY_ONE, num_blocks=4000), work, {}, num_replicas=number)
-        of_one = space.default if number == 1 else {**space.default, **options}
-        if simulate_trial(space, goal, of_one, work).score.is_kept:
-            by_default.append(number)
-    assert found.enough.num_replicas <= by_default[0], "options can only save some"
-    assert len(found.tried) <= 2 * len(numbers).bit_length()
+    assert (found.too_few.num_replicas, found.enough.num_replicas) == (numbers[first - 1], numbers[first])
+    assert len(found.tried) <= len(numbers).bit_length() + 1
 
 
 def test_better_options_do_with_fewer_replicas() -> None:
@@ -171,13 +179,15 @@ def test_better_options_do_with_fewer_replicas() -> None:
     assert searched.enough.trial.options["max_num_seqs"] < 8
 
 
-UNCHANGED = {
-    "max_num_batched_tokens": 64,
-    "target_itl_ms": 0.0,
-    "max_chunk_tokens": None,
-    "scheduling_policy": "fcfs",
-    "prefill_mode": "chunked",
-}
+def test_a_number_that_keeps_its_promises_only_while_the_run_is_short_is_not_enough() -> None:
+    """First tokens are in time as long as there are seats; but a replica makes 100 tokens a second, and 400 are due."""
+    work = [BenchRequest([1] * 4, 20, arrival_s=0.05 * place) for place in range(60)]
+    found, _ = fleet(work, "p99_ttft_ms=2000", range(1, 9), ["least-loaded"], max_num_seqs=8, **UNCHANGED)
+    assert found.enough is not None and found.too_few is not None
+    assert (found.too_few.num_replicas, found.enough.num_replicas) == (3, 4)
+    assert found.too_few.trial.score.is_kept and found.too_few.overload is not None
+    told = "\n".join(fleet_recommendation(Goal.parse(["p99_ttft_ms=2000"]), found))
+    assert "keeps the targets, but not for long" in told and "Beyond capacity with 3:" in told
 
 
 def test_the_router_is_searched_too() -> None:
