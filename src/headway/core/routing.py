@@ -6,9 +6,9 @@
 
 `prefix-aware` adds to a replica's tokens what of this request it would have to compute, and takes the smallest sum: the
 longest known beginning wins unless the replica is behind by more tokens than that saves. Behind the average, that is:
-tokens up to it count a quarter. One of many replicas always has next to nothing to do, and if that were compared, a
-prefix would be computed again wherever a seat gets free: half as much would be found. A replica whose batch is full
-comes after those with a seat, so a prefix that everybody wants spreads before requests queue for it. Of equals
+tokens up to it count a quarter. One of many replicas always has next to nothing to do; compared with that one, a prefix
+would be computed again wherever a request has just ended, and a fifth less was found among 16. A replica whose batch is
+full comes after those with a seat, so a prefix that everybody wants spreads before requests queue for it. Of equals
 the one with fewer requests is taken, and of these each in turn.
 
 Reports are numbered. After one that was lost, a replica's blocks count as unknown until it has told all of them again.
