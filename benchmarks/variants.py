@@ -1,10 +1,15 @@
-import gc, json, os, sys, time
+import gc
+import os
+import sys
+import time
+
 import torch
+
+import headway.attention.triton_paged as tp
 from headway.config import OFFLINE_OPTIONS, EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
 from headway.lab.bench.replay import run_round
-import headway.attention.triton_paged as tp
 
 model = sys.argv[1]
 for spec in sys.argv[2:]:

@@ -5,8 +5,10 @@
     cache index           digests of the blocks that each replica's prefix cache holds, as it reports them
 
 `prefix-aware` adds to a replica's tokens what of this request it would have to compute, and takes the smallest sum: the
-longest known beginning wins unless the replica is behind another by more tokens than that saves. A replica whose batch
-is full comes after those with a seat, so a prefix that everybody wants spreads before requests queue for it. Of equals
+longest known beginning wins unless the replica is behind by more tokens than that saves. Behind the average, that is:
+tokens up to it count a quarter. One of many replicas always has next to nothing to do; compared with that one, a prefix
+would be computed again wherever a request has just ended, and a fifth less was found among 16. A replica whose batch is
+full comes after those with a seat, so a prefix that everybody wants spreads before requests queue for it. Of equals
 the one with fewer requests is taken, and of these each in turn.
 
 Reports are numbered. After one that was lost, a replica's blocks count as unknown until it has told all of them again.
@@ -127,7 +129,8 @@ class CacheIndex:
         for digest in report.stored:
             if digest not in own:
                 own.add(digest)
-                holders[digest] = holders.get(digest, 0) | bit
+                others = holders.get(digest)
+                holders[digest] = bit if others is None else others | bit  # a number that all share, mostly
         return True
 
     def forget(self, place: int) -> None:
@@ -137,54 +140,49 @@ class CacheIndex:
             self._drop(digest, bit)
         self._next_number.pop(place, None)
 
-    def announce(self, place: int, digests: Sequence[bytes]) -> list[bytes]:
-        """A replica is about to compute these blocks. Returns those that nobody has announced there and it does not
-        hold: they are to be withdrawn when it has."""
-        bit, coming, own = 1 << place, self._coming, self._own.get(place, ())
-        new = [digest for digest in digests if digest not in own and not coming.get(digest, 0) & bit]
+    def announce(self, place: int, digests: Sequence[bytes]) -> Sequence[bytes]:
+        """A replica is about to compute these blocks. Returns those that nobody has announced there: they are to be
+        withdrawn when it has."""
+        bit, coming = 1 << place, self._coming
+        if coming.keys().isdisjoint(digests):  # mostly, and quicker than one by one
+            coming.update(dict.fromkeys(digests, bit))
+            return digests
+        new = [digest for digest in digests if not coming.get(digest, 0) & bit]
         for digest in new:
             coming[digest] = coming.get(digest, 0) | bit
         return new
 
     def withdraw(self, place: int, digests: Sequence[bytes]) -> None:
         """It has computed them, and reported what it kept; or it does not."""
+        others, coming = ~(1 << place), self._coming
         for digest in digests:
-            left = self._coming.get(digest, 0) & ~(1 << place)
-            if left:
-                self._coming[digest] = left
-            else:
-                self._coming.pop(digest, None)
+            if left := coming.pop(digest, 0) & others:
+                coming[digest] = left
 
-    def num_found(self, digests: Sequence[bytes]) -> dict[int, int]:
-        """How many of the first blocks each replica holds or is about to; replicas with none are left out.
+    def find(self, digests: Sequence[bytes]) -> list[tuple[int, int]]:
+        """How many of the first blocks replicas hold or are about to: (bits of replicas, how many), fewest first.
 
-        A cache that holds a block holds those before it, so replicas only become fewer along a prompt, and between two
-        places with the same ones nothing has to be looked up.
+        A cache that holds a block holds those before it, so replicas only become fewer along a prompt, and the next
+        place where some are lost is found by halving.
         """
-        found: dict[int, int] = {}
-        if digests and (first := self._at(digests[0])):
-            self._divide(digests, 0, first, len(digests), 0, found)
+        found: list[tuple[int, int]] = []
+        num_known = 1
+        at, coming_at = self._holders.get, self._coming.get
+        holders = at(digests[0], 0) | coming_at(digests[0], 0) if digests else 0
+        while holders:
+            # All of them hold the first `num_known` blocks; of `end` some do not, but `left` do.
+            end, left = len(digests) + 1, 0
+            while end - num_known > 1:
+                middle = (num_known + end) // 2
+                digest = digests[middle - 1]
+                still = holders & (at(digest, 0) | coming_at(digest, 0))
+                if still == holders:
+                    num_known = middle
+                else:
+                    end, left = middle, still
+            found.append((holders & ~left, num_known))
+            num_known, holders = end, left
         return found
-
-    def _divide(
-        self, digests: Sequence[bytes], low: int, at_low: int, high: int, at_high: int, found: dict[int, int]
-    ) -> None:
-        """Note the replicas that hold block `low` and not block `high`, with how many they hold."""
-        lost = at_low & ~at_high
-        if lost and high - low == 1:
-            while lost:
-                lowest = lost & -lost
-                found[lowest.bit_length() - 1] = high
-                lost ^= lowest
-        elif lost:
-            middle = (low + high) // 2
-            at_middle = at_low & self._at(digests[middle])
-            self._divide(digests, low, at_low, middle, at_middle, found)
-            self._divide(digests, middle, at_middle, high, at_high & at_middle, found)
-
-    def _at(self, digest: bytes) -> int:
-        """Who holds a block, or is about to."""
-        return self._holders.get(digest, 0) | self._coming.get(digest, 0)
 
     def _drop(self, digest: bytes, bit: int) -> None:
         left = self._holders[digest] & ~bit
@@ -203,8 +201,15 @@ class _Routed:
     """Of its prompt, what was not cached there; 0 once its first token is out."""
     num_answer_tokens: int
     """What its answer is expected to have yet."""
-    announced: list[bytes]
+    announced: Sequence[bytes]
     """Blocks that others may count on while it computes them."""
+
+
+def places_of(bits: int) -> list[int]:
+    """Of replicas, from their bits."""
+    if not bits & (bits - 1):  # one at most, as a rule
+        return [bits.bit_length() - 1] if bits else []
+    return [place for place, bit in enumerate(bin(bits)[:1:-1]) if bit == "1"]
 
 
 @dataclass(slots=True)
@@ -213,13 +218,6 @@ class _Replica:
     num_tokens: int = 0
     num_requests: int = 0
     is_suspended: bool = False
-
-    @property
-    def key(self) -> int:
-        """Smaller is better: has a seat, fewer tokens, fewer requests. One number, so that a hundred replicas are
-        compared in a microsecond."""
-        rank = 2 if self.is_suspended else int(self.num_requests >= self.max_num_seqs)
-        return (rank << _RANK_BITS) + (self.num_tokens << _REQUEST_BITS) + self.num_requests
 
 
 _REQUEST_BITS = 24
@@ -239,6 +237,7 @@ class Router:
         self._replicas: dict[int, _Replica] = {}
         self._keys: list[int] = []  # by place
         self._routed: dict[str, _Routed] = {}
+        self._num_tokens = 0  # of all replicas
         self._last = -1  # where the request before went
 
     @property
@@ -250,13 +249,15 @@ class Router:
         """A replica takes requests, with an empty cache and nothing to do."""
         self._keys += [_ABSENT] * (place + 1 - len(self._keys))
         self._replicas[place] = _Replica(max_num_seqs)
-        self._update(place)
+        self._count(place)
 
     def remove(self, place: int) -> None:
         """It takes none any more; those that it had are forgotten."""
         self.index.forget(place)
-        if self._replicas.pop(place, None) is not None:
+        replica = self._replicas.pop(place, None)
+        if replica is not None:
             self._keys[place] = _ABSENT
+            self._num_tokens -= replica.num_tokens
             for request_id in [own for own, routed in self._routed.items() if routed.place == place]:
                 self.index.withdraw(place, self._routed.pop(request_id).announced)
 
@@ -265,7 +266,7 @@ class Router:
         replica = self._replicas.get(place)
         if replica is not None and replica.is_suspended != is_suspended:
             replica.is_suspended = is_suspended
-            self._update(place)
+            self._count(place)
 
     def num_tokens(self, place: int) -> int:
         """What a replica has to compute, as far as is known here."""
@@ -283,19 +284,15 @@ class Router:
         if not self._replicas:
             raise ValueError("there is no replica to choose from")
         known = digests() if self.needs_digests and len(self._replicas) > 1 else ()
-        found = self.index.num_found(known)
-        # Of a prompt that is known to its end the last token is computed all the same.
-        most = num_prompt_tokens - 1
-        uncached = {place: num_prompt_tokens - min(count * self.block_size, most) for place, count in found.items()}
-        place = self._next() if self.name == "round-robin" else self._cheapest(uncached, num_prompt_tokens)
+        if self.name == "round-robin":
+            place, num_found = self._next(), 0
+        else:
+            place, num_found = self._cheapest(self.index.find(known), num_prompt_tokens)
         self._last = place
-        replica = self._replicas[place]
-        announced = self.index.announce(place, known[found.get(place, 0) :]) if known else []
-        routed = _Routed(place, uncached.get(place, num_prompt_tokens), num_answer_tokens, announced)
+        announced = self.index.announce(place, known[num_found:]) if known else ()
+        routed = _Routed(place, self._uncached(num_found, num_prompt_tokens), num_answer_tokens, announced)
         self._routed[request_id] = routed
-        replica.num_requests += 1
-        replica.num_tokens += routed.num_prompt_tokens + routed.num_answer_tokens
-        self._update(place)
+        self._count(place, routed.num_prompt_tokens + routed.num_answer_tokens, 1)
         return place
 
     def note_tokens(self, request_id: str, num_tokens: int) -> None:
@@ -304,28 +301,35 @@ class Router:
         if routed is not None:
             num_done = min(num_tokens, routed.num_answer_tokens)
             routed.num_answer_tokens -= num_done
-            self._replicas[routed.place].num_tokens -= num_done + routed.num_prompt_tokens
+            self._count(routed.place, -num_done - routed.num_prompt_tokens)
             routed.num_prompt_tokens = 0
             self._withdraw(routed)
-            self._update(routed.place)
 
     def end(self, request_id: str) -> None:
         """It has ended, or moves."""
         routed = self._routed.pop(request_id, None)
         if routed is not None:
-            replica = self._replicas[routed.place]
-            replica.num_requests -= 1
-            replica.num_tokens -= routed.num_prompt_tokens + routed.num_answer_tokens
+            self._count(routed.place, -routed.num_prompt_tokens - routed.num_answer_tokens, -1)
             self._withdraw(routed)
-            self._update(routed.place)
 
     def _withdraw(self, routed: _Routed) -> None:
         if routed.announced:
             self.index.withdraw(routed.place, routed.announced)
-            routed.announced = []
+            routed.announced = ()
 
-    def _update(self, place: int) -> None:
-        self._keys[place] = self._replicas[place].key
+    def _count(self, place: int, num_tokens: int = 0, num_requests: int = 0) -> None:
+        """A replica has so many more, or fewer. Note how good a choice it is; smaller is better: has a seat, fewer
+        tokens, fewer requests. One number, so that a hundred replicas are compared in microseconds."""
+        replica = self._replicas[place]
+        replica.num_tokens += num_tokens
+        replica.num_requests += num_requests
+        self._num_tokens += num_tokens
+        key = (replica.num_tokens << _REQUEST_BITS) + replica.num_requests
+        if replica.is_suspended:
+            key += 2 << _RANK_BITS
+        elif replica.num_requests >= replica.max_num_seqs:
+            key += 1 << _RANK_BITS
+        self._keys[place] = key
 
     def _next(self) -> int:
         """The next one in turn, suspended ones only if there is no other."""
@@ -336,19 +340,38 @@ class Router:
         chosen: int = next(place for place in order if ranks[place] <= best)
         return chosen
 
-    def _cheapest(self, uncached: Mapping[int, int], num_prompt_tokens: int) -> int:
+    def _cheapest(self, found: Sequence[tuple[int, int]], num_prompt_tokens: int) -> tuple[int, int]:
+        """The replica, and how many of the prompt's blocks it has."""
+        place = lightest = self._lightest()
+        if not found:
+            return place, 0
+        num_found, cost = 0, self._cost(lightest, num_prompt_tokens)
+        for holders, count in found:
+            # Of those that have as many blocks, the one with the least to do.
+            has_lightest = holders >> lightest & 1
+            other = lightest if has_lightest else min(places_of(holders), key=self._keys.__getitem__)
+            own = self._cost(other, self._uncached(count, num_prompt_tokens))
+            if own < cost:
+                place, num_found, cost = other, count, own
+        return place, num_found
+
+    def _cost(self, place: int, num_uncached: int) -> int:
+        """The key that a replica would have with this request, but for tokens up to the average: they count less."""
+        up_to_average = min(self._replicas[place].num_tokens, self._num_tokens // len(self._replicas))
+        return self._keys[place] + (num_uncached - up_to_average * 3 // 4 << _REQUEST_BITS)
+
+    def _lightest(self) -> int:
+        """The replica with the least to do; of equals the next in turn."""
         keys = self._keys
         best = min(keys)
         try:
-            place = keys.index(best, self._last + 1)
+            return keys.index(best, self._last + 1)
         except ValueError:
-            place = keys.index(best)
-        cost = best + (uncached.get(place, num_prompt_tokens) << _REQUEST_BITS)
-        for other, num_tokens in uncached.items():
-            own = keys[other] + (num_tokens << _REQUEST_BITS)
-            if own < cost:
-                place, cost = other, own
-        return place
+            return keys.index(best)
+
+    def _uncached(self, num_blocks: int, num_prompt_tokens: int) -> int:
+        """Of a prompt that is known to its end the last token is computed all the same."""
+        return max(num_prompt_tokens - num_blocks * self.block_size, 1)
 
 
 def expected_tokens(max_tokens: int, predicted_tokens: float | None) -> int:

@@ -18,6 +18,7 @@ from headway.core.routing import (
     CacheReport,
     Router,
     expected_tokens,
+    places_of,
 )
 from headway.errors import ConfigError
 
@@ -111,8 +112,19 @@ def test_the_longest_known_beginning_wins() -> None:
 def test_a_replica_that_is_behind_by_more_than_it_would_save_is_passed_over() -> None:
     work = Work(router("prefix-aware", 2))
     work.router.index.take(0, CacheReport(0, digests("abcd")))
-    assert work.send("abcd", 16) == 0  # 1 + 16 tokens to do there
-    assert work.send("abcd", 1) == 1, "18 there, 17 here"
+    assert work.send("abcd", 31) == 0  # 1 + 31 tokens to do there, 16 on average
+    assert work.send("abcd", 1) == 1, "there 16 over the average, a quarter of those up to it, 1 uncached; here 17"
+
+
+def test_one_that_has_nothing_to_do_does_not_draw_a_prompt_from_where_it_is_known() -> None:
+    """Seven replicas have 20 tokens to do, and one, as happens among many, has none."""
+    work = Work(router("prefix-aware", 8))
+    assert [work.send(letter * 4, 3) for letter in "abcdefgh"] == [*range(8)]
+    work.finish(8)
+    assert work.router.num_tokens(0) == 20 and work.router.num_tokens(7) == 0
+    work.router.index.take(0, CacheReport(0, digests("aaaa")))
+    assert work.send("aaaa", 3) == 0, "20 are hardly more than the average of 17: 17 // 4 and 3 and 1, not 17"
+    assert work.send("zzzz", 3) == 7, "what nobody knows goes to the one with the least to do"
 
 
 def test_what_is_being_computed_counts_as_known() -> None:
@@ -120,9 +132,9 @@ def test_what_is_being_computed_counts_as_known() -> None:
     assert work.send("abcdefgh") == 0
     assert work.send("z") == 1
     assert work.send("abcdefgh") == 0, "34 tokens to do there, but one of this request's; here 6 and 33"
-    assert work.router.index.num_found(digests("abcdefgh")) == {0: 8}
+    assert work.router.index.find(digests("abcdefgh")) == [(0b1, 8)]
     work.finish(1)
-    assert work.router.index.num_found(digests("abcdefgh")) == {}, "kept by nobody, as far as was reported"
+    assert work.router.index.find(digests("abcdefgh")) == [], "kept by nobody, as far as was reported"
 
 
 def test_a_full_batch_comes_last() -> None:
@@ -221,7 +233,33 @@ def test_the_index_equals_the_caches_whatever_gets_lost(seed: int, events: Seque
     every = set().union(*(cache.held for cache in caches))
     assert len(index) == len(every)
     for digest in every:
-        assert index.num_found([digest]) == {place: 1 for place, cache in enumerate(caches) if digest in cache.held}
+        [(bits, count)] = index.find([digest])
+        assert count == 1 and places_of(bits) == [p for p, cache in enumerate(caches) if digest in cache.held]
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=9))
+def test_what_is_found_is_what_each_replica_has_of_a_prompt(known: Sequence[tuple[int, int]]) -> None:
+    """Held, or announced beyond that, by replicas with gaps between their numbers."""
+    index, prompt = CacheIndex(), digests("abcdefghijkl")
+    for number, (num_held, num_coming) in enumerate(known):
+        index.take(31 * number, CacheReport(0, prompt[:num_held]))
+        index.announce(31 * number, prompt[num_held:num_coming])
+    found = {place: count for bits, count in index.find(prompt) for place in places_of(bits)}
+    assert found == {31 * number: max(own) for number, own in enumerate(known) if max(own)}
+    for number, (num_held, num_coming) in enumerate(known):
+        index.withdraw(31 * number, prompt[num_held:num_coming])
+    found = {place: count for bits, count in index.find(prompt) for place in places_of(bits)}
+    assert found == {31 * number: num_held for number, (num_held, _) in enumerate(known) if num_held}
+
+
+def test_blocks_that_two_requests_announce_are_withdrawn_by_the_first_of_them() -> None:
+    index = CacheIndex()
+    assert index.announce(1, digests("abc")) == digests("abc")
+    assert index.announce(1, digests("abcd")) == digests("abcd")[3:]
+    assert index.announce(2, digests("ab")) == digests("ab")
+    assert index.find(digests("abcd")) == [(0b100, 2), (0b010, 4)]
+    index.withdraw(1, digests("abc"))
+    assert index.find(digests("abcd")) == [(0b100, 2)], "a beginning is missing"
 
 
 def test_a_large_cache_is_told_in_parts() -> None:

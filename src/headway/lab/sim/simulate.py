@@ -7,7 +7,6 @@ what is to come.
 
 from __future__ import annotations
 
-import functools
 import heapq
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headway.config import CacheConfig
-from headway.core import Request, RequestStatus, Scheduler, SchedulerOutput
+from headway.core import Request, RequestStatus, RequestUpdate, Scheduler, SchedulerOutput
 from headway.core.routing import CacheChanges, CacheReport, Router, expected_tokens
 from headway.core.scheduler import create_scheduler
 from headway.engine.engine_core import CoreStep, EngineCore
@@ -169,6 +168,10 @@ def simulate(
     return _Cluster(work, replicas, router, progress, max_num_seqs=scheduler.max_num_seqs).run()
 
 
+_News = tuple[float, int, int, Sequence[CacheReport], Sequence[RequestUpdate]]
+"""When, a number that sets equals apart, of which replica, and what it tells of a step."""
+
+
 class _Cluster:
     """A simulation under way."""
 
@@ -188,8 +191,8 @@ class _Cluster:
             self._router.add(place, max_num_seqs=max_num_seqs)
             if len(replicas) > 1 and self._router.needs_digests:
                 replica.follow_cache()
-        self._place_of = {id(replica): place for place, replica in enumerate(replicas)}
-        self._news: list[tuple[float, int, Callable[[], object]]] = []  # (when, number): what the router learns then
+        self._busy: list[tuple[float, int]] = []  # a heap of (its time, its place) of replicas with something to do
+        self._news: list[_News] = []  # a heap of what the router learns, and when
         self._num_news = 0
         self._agenda, self._log = Agenda(work), SampleLog()
         self.result = Simulation(
@@ -200,14 +203,12 @@ class _Cluster:
     def run(self) -> Simulation:
         result, agenda = self.result, self._agenda
         while True:
-            behind = self._furthest_behind()
             due_s = agenda.next_due_s
-            if due_s < float("inf") and (behind is None or due_s <= behind.now_s):
+            if due_s < float("inf") and (not self._busy or due_s <= self._busy[0][0]):
                 for index, _ in agenda.take_due(due_s):
                     self._route(index, due_s)
-            elif behind is not None:
-                _note_batch(result, behind.core.scheduler)
-                self._note_step(behind, behind.step())
+            elif self._busy:
+                self._step(heapq.heappop(self._busy)[1])
             else:
                 break
         result.duration_s = max(replica.now_s for replica in self._replicas)
@@ -221,24 +222,30 @@ class _Cluster:
                 result.num_hit_tokens += cache.stats.num_hit_tokens
         return result
 
-    def _furthest_behind(self) -> Replica | None:
-        """The busy replica whose clock is behind the others'."""
-        behind = None
-        for replica in self._replicas:
-            if replica.is_busy and (behind is None or replica.now_s < behind.now_s):
-                behind = replica
-        return behind
+    def _step(self, place: int) -> None:
+        """One of the replica whose clock is behind the others'."""
+        replica = self._replicas[place]
+        _note_batch(self.result, replica.core.scheduler)
+        step = replica.step()
+        if replica.is_busy:
+            heapq.heappush(self._busy, (replica.now_s, place))
+        self._note_step(place, step)
 
     def _route(self, index: int, due_s: float) -> None:
         request = _request(str(index), self._work[index])
         place = 0 if len(self._replicas) == 1 else self._choose(request, due_s)
         self.result.num_routed[place] += 1
         self.result.timelines[index].arrival_s = due_s
-        self._replicas[place].add(request, at_s=due_s)
+        replica = self._replicas[place]
+        was_busy = replica.is_busy
+        replica.add(request, at_s=due_s)
+        if not was_busy:
+            heapq.heappush(self._busy, (replica.now_s, place))
 
     def _choose(self, request: Request, now_s: float) -> int:
         while self._news and self._news[0][0] <= now_s:
-            heapq.heappop(self._news)[2]()
+            _, _, place, reports, updates = heapq.heappop(self._news)
+            self._learn(place, reports, updates)
         num_blocks = request.num_prompt_tokens // self._block_size
         max_tokens = request.max_total_tokens - request.num_prompt_tokens
         return self._router.route(
@@ -248,25 +255,26 @@ class _Cluster:
             digests=lambda: request.block_digests(self._block_size, num_blocks)[:num_blocks],
         )
 
-    def _tell(self, at_s: float, news: Callable[[], object]) -> None:
-        """Have the router learn it when its time has come; replicas are ahead of each other."""
-        heapq.heappush(self._news, (at_s, self._num_news, news))
+    def _tell(self, place: int, step: CoreStep) -> None:
+        """Have the router learn of a step when its time has come; replicas are ahead of each other."""
+        replica = self._replicas[place]
+        heapq.heappush(self._news, (replica.now_s, self._num_news, place, list(replica.reports()), step.updates))
         self._num_news += 1
 
-    def _tell_step(self, replica: Replica, step: CoreStep) -> None:
-        place, router = self._place_of[id(replica)], self._router
-        for report in replica.reports():
-            self._tell(replica.now_s, functools.partial(router.index.take, place, report))
-        for update in step.updates:
+    def _learn(self, place: int, reports: Sequence[CacheReport], updates: Sequence[RequestUpdate]) -> None:
+        router = self._router
+        for report in reports:
+            router.index.take(place, report)
+        for update in updates:
             if update.new_token_ids:
-                news = functools.partial(router.note_tokens, update.request_id, len(update.new_token_ids))
-                self._tell(replica.now_s, news)
+                router.note_tokens(update.request_id, len(update.new_token_ids))
             if update.finish_status is not None:
-                self._tell(replica.now_s, functools.partial(router.end, update.request_id))
+                router.end(update.request_id)
 
-    def _note_step(self, replica: Replica, step: CoreStep) -> None:
+    def _note_step(self, place: int, step: CoreStep) -> None:
         if len(self._replicas) > 1:
-            self._tell_step(replica, step)
+            self._tell(place, step)
+        replica = self._replicas[place]
         now_s, timelines = replica.now_s, self.result.timelines
         for update in step.updates:
             timeline = timelines[int(update.request_id)]
@@ -286,7 +294,7 @@ class _Cluster:
         for output in step.launched:
             for request_id in output.preempted_request_ids:
                 timelines[int(request_id)].num_preemptions += 1
-        if self._log.is_due(is_idle=not any(one.is_busy for one in self._replicas)):
+        if self._log.is_due(is_idle=not self._busy):
             self._log.add(self._sample(now_s))
 
     def _sample(self, at_s: float) -> BatchSample:

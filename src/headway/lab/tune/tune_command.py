@@ -3,6 +3,8 @@
 Options of scheduler and cache that are given on the command line stay as they are; the others are searched. A traffic
 log does not tell what was in the prompts (or not in a form that is read here), so its requests have random ones: what
 the prefix cache saved is not seen.
+
+With `--replicas` the question is another one: how many of these machines are enough for what is promised.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from headway.lab.workload.bench_requests import BenchRequest, highest_token_id
 from headway.predict.traffic_log import read_traffic
 
 if TYPE_CHECKING:
+    from headway.lab.charts import Page
     from headway.lab.sim.calibration import Calibration
     from headway.lab.tune.tune_goal import Goal
     from headway.lab.tune.tune_report import Verified
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
 
 _TRIALS = 40
+_ALL = "all"
 _TEMPERATURE = 1.0
 
 
@@ -91,11 +95,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: what the workload's classes promise; if they promise nothing, throughput counts)",
     )
     parser.add_argument(
+        "--replicas",
+        type=replica_numbers,
+        metavar="LIST",
+        help="Find the fewest replicas of these numbers that keep --slo at this load, e.g. 1-16 or 1,2,4,8, the "
+        "options that takes, and by what the next smaller number misses it. More are taken to be no worse.",
+    )
+    from headway.core.routing import ROUTERS
+
+    parser.add_argument(
+        "--router",
+        choices=(*ROUTERS, _ALL),
+        help="With --replicas: how requests are divided among them. all: whichever is best. (default: prefix-aware)",
+    )
+    parser.add_argument(
         "--trials",
         type=count(1),
         default=_TRIALS,
         metavar="N",
-        help="As many simulations of the whole work; those of a part count as that part. (default: %(default)s)",
+        help="As many simulations of the whole work; those of a part count as that part. With --replicas: for each "
+        "number whose options are searched. (default: %(default)s)",
     )
     parser.add_argument("--search-seed", type=int, default=0, metavar="N", help="Of the search. (default: 0)")
     parser.add_argument(
@@ -118,6 +137,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, [flag for flag in engine_flags() if flag.name not in _NOT_TAKEN])
 
 
+def replica_numbers(text: str) -> list[int]:
+    """A flag's type: numbers and ranges, separated by commas, such as 1-4,8."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        first, is_range, last = part.partition("-")
+        ends = [count(1)(first), count(1)(last if is_range else first)]
+        if ends[0] > ends[1]:
+            raise argparse.ArgumentTypeError(f"'{part}' is an empty range: write {ends[1]}-{ends[0]}")
+        numbers.update(range(ends[0], ends[1] + 1))
+    return sorted(numbers)
+
+
 _NOT_TAKEN = frozenset({"traffic_log", "traffic_log_content", "length_predictor"})
 
 
@@ -137,11 +168,14 @@ def run(arguments: argparse.Namespace) -> int:
     check_writable(arguments.output_json, arguments.html)
     Goal.parse(arguments.slo)  # refuses what cannot be promised, before anything is drawn
     _check_engine_options(arguments)
+    _check_replicas(arguments)
     calibration = load_calibration(arguments.calibration)
     work = _work(arguments, calibration)
     goal = Goal.of(arguments.slo, work)
     fixed = simulated_options(arguments)
     check_work(work, set_up(calibration, fixed).machine)
+    if arguments.replicas is not None:
+        return _size(arguments, calibration, work, goal, fixed)
     space = Space.of(calibration, work, fixed)
     with meter(arguments.trials, "Searching") as shown:
         tuned = search(space, goal, work, limits=SearchLimits(arguments.trials, arguments.search_seed), progress=shown)
@@ -160,11 +194,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output_json is not None:
         write_json(arguments.output_json, tuned_json(space, goal, tuned, verified, best))
     if arguments.html is not None:
-        title = Path(arguments.workload or arguments.traffic[0]).stem
-        page = tuned_page(space, goal, tuned, verified, best, title=title, warnings=warnings, notes=notes)
-        seeds = f"{arguments.work_seed} of the work, {arguments.search_seed} of the search"
-        write_page(arguments, page, seed=seeds, machine=f"{calibration.model} on {calibration.device_name}, simulated")
+        page = tuned_page(space, goal, tuned, verified, best, title=_title(arguments), warnings=warnings, notes=notes)
+        _write_page(arguments, page, calibration)
     return 0
+
+
+def _title(arguments: argparse.Namespace) -> str:
+    return Path(arguments.workload or arguments.traffic[0]).stem
+
+
+def _write_page(arguments: argparse.Namespace, page: Page, calibration: Calibration) -> None:
+    seeds = f"{arguments.work_seed} of the work, {arguments.search_seed} of the search"
+    write_page(arguments, page, seed=seeds, machine=f"{calibration.model} on {calibration.device_name}, simulated")
 
 
 def _check_engine_options(arguments: argparse.Namespace) -> None:
@@ -174,6 +215,51 @@ def _check_engine_options(arguments: argparse.Namespace) -> None:
     others = [flag.flag for flag in engine_flags() if hasattr(arguments, flag.name) and flag.name not in simulated]
     if others and not arguments.verify:
         raise ConfigError(f"{others[0]} is for the engine that --verify runs, and has no effect on a simulation.")
+
+
+def _check_replicas(arguments: argparse.Namespace) -> None:
+    if arguments.replicas is None:
+        if arguments.router is not None:
+            raise ConfigError("--router divides requests among several engines: give --replicas, e.g. 1-16.")
+    elif arguments.verify:
+        raise ConfigError("--verify measures one engine in this process; it does not go with --replicas.")
+
+
+def _size(
+    arguments: argparse.Namespace,
+    calibration: Calibration,
+    work: Sequence[BenchRequest],
+    goal: Goal,
+    fixed: dict[str, Any],
+) -> int:
+    """How many replicas are enough, instead of which options are best on one."""
+    from headway.core.routing import ROUTERS
+    from headway.lab.sim.sim_report import trust_notes
+    from headway.lab.tune import SearchLimits, Space
+    from headway.lab.tune.tune_report import fleet_json, fleet_page, fleet_recommendation, fleet_table
+    from headway.lab.tune.tune_search import fewest, most_trials
+
+    if goal.is_empty:
+        raise ConfigError(
+            "--replicas: how many are enough depends on what is promised. Give --slo, e.g. p99_ttft_ms=1000, or a "
+            "workload whose classes have targets."
+        )
+    # The first of them is the default.
+    routers = list(ROUTERS)[::-1] if arguments.router == _ALL else [arguments.router or "prefix-aware"]
+    spaces = [Space.of(calibration, work, fixed, num_replicas=number, routers=routers) for number in arguments.replicas]
+    limits = SearchLimits(arguments.trials, arguments.search_seed)
+    with meter(most_trials(spaces, limits), "Searching") as shown:
+        fleet = fewest(spaces, goal, work, limits=limits, progress=shown)
+    print(f"{goal}\n")
+    print_table(*fleet_table(fleet))
+    notes = [*trust_notes(calibration), _searched(spaces[-1], calibration)]
+    print("\n" + "\n".join([*fleet_recommendation(goal, fleet), *notes]))
+    if arguments.output_json is not None:
+        write_json(arguments.output_json, fleet_json(goal, fleet))
+    if arguments.html is not None:
+        page = fleet_page(goal, fleet, title=_title(arguments), notes=notes)
+        _write_page(arguments, page, calibration)
+    return 0
 
 
 def _beyond(space: Space, work: Sequence[BenchRequest], tuned: Tuned, best: Trial) -> str:

@@ -74,6 +74,23 @@ class Goal:
         missed = sum(not objective.is_met(result) for objective in self.objectives)
         return Score(num_good / metrics.duration_s, num_good / max(len(timelines), 1), tail, missed)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is promised."""
+        return not self.objectives and self.targets is None
+
+    def missed_by(self, score: Score, metrics: OnlineMetrics) -> str:
+        """For people: what of the promises a run of the work did not keep, and by how much; empty if it kept all."""
+        if self.targets is not None:
+            missed = f"the P99 of requests' largest latency is {score.tail:.3g} times its target"
+            return "" if score.is_kept else missed
+        result = metrics.as_json()
+        values = {o: result.get(o.key) for o in self.objectives if not o.is_met(result)}
+        return ", ".join(
+            f"{objective.key} is not there" if value is None else _times(objective, value)
+            for objective, value in values.items()
+        )
+
     def _score_by_class(
         self, timelines: Sequence[RequestTimeline], targets: Sequence[Targets], metrics: OnlineMetrics
     ) -> Score:
@@ -102,11 +119,20 @@ class Score:
     num_missed: int = 0
     """Promised keys whose value over all requests is above the bound."""
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether all of the promised keys are within their bounds."""
+        return self.num_missed == 0
+
     def is_better_than(self, other: Score) -> bool:
         """By more than `SAME_GOODPUT`; or about as good, with a tail shorter by more than `SHORTER_TAIL`."""
         if self.goodput > (1 + SAME_GOODPUT) * other.goodput:
             return True
         return self.goodput >= (1 - SAME_GOODPUT) * other.goodput and self.tail < (1 - SHORTER_TAIL) * other.tail
+
+
+def _times(objective: Objective, value: float) -> str:
+    return f"{objective.key} is {value:,.4g}, {value / objective.bound:.3g} times its bound of {objective.bound:,.4g}"
 
 
 def _kept(timeline: RequestTimeline, objective: Objective) -> bool:

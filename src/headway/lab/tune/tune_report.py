@@ -14,8 +14,9 @@ from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.bench.replay import replay
 from headway.lab.charts import Page, Series, line_chart
 from headway.lab.sim.sim_accuracy import apart, at_once, percent_text
+from headway.lab.sim.sim_comparison import BEYOND
 from headway.lab.tune.tune_goal import Goal, Score
-from headway.lab.tune.tune_search import Space, Trial, Tuned
+from headway.lab.tune.tune_search import Fleet, Sized, Space, Trial, Tuned
 from headway.lab.workload.bench_requests import BenchRequest
 
 _WARM_UP_REQUESTS = 32
@@ -199,6 +200,92 @@ def recommendation(space: Space, tuned: Tuned, best: Trial, verified: Sequence[V
         found.append(f"measured {_gain(scores[id(best)], scores[id(tuned.default)])}")
     flags = flags_text(space.changes(best.options))
     return f"Recommended: {flags} · {'; '.join(found)} ({tuned.num_simulated} simulations)."
+
+
+def fleet_table(fleet: Fleet) -> Table:
+    """Every number of replicas that was tried, with the best that was found for it."""
+    rows = [
+        [
+            sized_flags(one),
+            ("beyond capacity" if one.overload is not None else "kept") if one.trial.score.is_kept else "missed",
+            *_cells(one.trial.score, one.trial.metrics),
+        ]
+        for one in fleet.tried
+    ]
+    return ["", "targets", *TITLES[1:]], rows
+
+
+def sized_flags(sized: Sized) -> str:
+    """What has to be given: the number, the router if there is anything to route, and options that were changed."""
+    changes = sized.space.changes(sized.trial.options)
+    router = {"router": sized.trial.options["router"]} if sized.num_replicas > 1 else {}
+    return flags_text({"replicas": sized.num_replicas, **router, **changes})
+
+
+def fleet_recommendation(goal: Goal, fleet: Fleet) -> list[str]:
+    """How many are enough, and by what the next smaller number is not."""
+    told = f"({fleet.num_simulated} simulations)."
+    lines = []
+    if fleet.enough is None:
+        lines.append(f"No number of replicas that was given keeps the targets {told}")
+    else:
+        lines.append(f"Recommended: {sized_flags(fleet.enough)} · the fewest that keep the targets {told}")
+    fewer = fleet.too_few
+    if fewer is None:
+        lines.append("That is the smallest number that was given.")
+    else:
+        missed = goal.missed_by(fewer.trial.score, fewer.trial.metrics) or "keeps the targets, but not for long"
+        good = f"{fewer.trial.score.good_share:.1%} of requests are good"
+        lines.append(f"Not enough, at their best: {sized_flags(fewer)} · {missed}; {good}.")
+        if fewer.overload is not None:
+            lines.append(f"Beyond capacity with {fewer.num_replicas}: {fewer.overload}. {BEYOND}")
+    return lines
+
+
+def fleet_json(goal: Goal, fleet: Fleet) -> dict[str, Any]:
+    enough = fleet.enough
+    return {
+        "simulated": True,
+        "slo": {objective.key: objective.bound for objective in goal.objectives},
+        "targets": str(goal),
+        "replicas": None if enough is None else enough.num_replicas,
+        "router": None if enough is None else enough.trial.options.get("router"),
+        "recommended": {} if enough is None else enough.space.changes(enough.trial.options),
+        "tried": [
+            {
+                "replicas": one.num_replicas,
+                "is_enough": one.is_enough,
+                "beyond_capacity": one.overload is not None,
+                "missed": goal.missed_by(one.trial.score, one.trial.metrics),
+                **_trial_json(one.trial),
+            }
+            for one in fleet.tried
+        ],
+        "num_simulated": fleet.num_simulated,
+    }
+
+
+def fleet_page(goal: Goal, fleet: Fleet, *, title: str, notes: Sequence[str]) -> Page:
+    """`notes` stand below."""
+    page = Page(f"Replicas for {title}", str(goal))
+    for text in fleet_recommendation(goal, fleet):
+        page.text(text)
+    numbers = [float(one.num_replicas) for one in fleet.tried]
+    tails = [one.trial.score.tail for one in fleet.tried]
+    page.chart(
+        line_chart(
+            "The tail by the number of replicas",
+            x="replicas",
+            y="the largest promised latency, as a multiple of its bound",
+            series=[Series("at their best", numbers, tails, kind="points")],
+            log_y=True,
+            lines={"targets": 1.0},
+        )
+    )
+    page.table(*fleet_table(fleet))
+    for note in notes:
+        page.text(note)
+    return page
 
 
 def _gain(score: Score, default: Score) -> str:

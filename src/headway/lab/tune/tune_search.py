@@ -8,10 +8,14 @@
 Options that are given on the command line stay as they are. Values are limited to what the calibration can tell about:
 steps twice as large as those that were measured, no further. The block size is not searched: steps were measured with
 one, and how another changes their time is not known. Everything is drawn with a seed, so a search can be repeated.
+
+How many replicas are enough is found by halving: more are taken to be no worse. First with options as by default, then
+below that number with a whole search at each, since better options may do with fewer.
 """
 
 from __future__ import annotations
 
+import bisect
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 from headway.errors import ConfigError
 from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.sim.calibration import Calibration
-from headway.lab.sim.setup import set_up
+from headway.lab.sim.setup import Setup, set_up
+from headway.lab.sim.sim_comparison import Overload, capacity, overload
 from headway.lab.sim.simulate import simulate
 from headway.lab.tune.tune_goal import SAME_GOODPUT, Goal, Score
 from headway.lab.workload.bench_requests import BenchRequest
@@ -51,10 +56,18 @@ class Space:
     knobs: Mapping[str, Sequence[Any]]
     fixed: Mapping[str, Any]
     """Options that were given; all else that is not a knob is as calibrated."""
+    num_replicas: int = 1
 
     @staticmethod
-    def of(calibration: Calibration, work: Sequence[BenchRequest], fixed: Options) -> Space:
-        """What can be searched for this work on this machine."""
+    def of(
+        calibration: Calibration,
+        work: Sequence[BenchRequest],
+        fixed: Options,
+        *,
+        num_replicas: int = 1,
+        routers: Sequence[str] = ("round-robin",),
+    ) -> Space:
+        """What can be searched for this work on this machine, or on several: then the router is an option, too."""
         setup = set_up(calibration, fixed)
         limits = setup.scheduler
         knobs: dict[str, Sequence[Any]] = {
@@ -68,7 +81,18 @@ class Space:
         options = limits.as_options()
         default = {name: options[name] for name in knobs}
         searched = {name: _with(values, default[name]) for name, values in knobs.items() if name not in fixed}
-        return Space(calibration, default, searched, dict(fixed))
+        if num_replicas > 1:
+            default["router"] = routers[0]
+            searched |= {"router": routers} if len(routers) > 1 else {}
+        return Space(calibration, default, searched, dict(fixed), num_replicas)
+
+    def set_up(self, options: Options) -> Setup:
+        """Each replica. `ConfigError` for what its engine would not take."""
+        return set_up(self.calibration, self.of_engine(options))
+
+    def of_engine(self, options: Options) -> dict[str, Any]:
+        """With those that were given, without the router."""
+        return {**self.fixed, **{name: value for name, value in options.items() if name != "router"}}
 
     def is_valid(self, options: Options) -> bool:
         """Whether the engine would take them, and no two of them are one thing twice."""
@@ -80,7 +104,7 @@ class Space:
         if chunk is not None and chunk >= options["max_num_batched_tokens"] and "max_chunk_tokens" in self.knobs:
             return options == self.default
         try:
-            set_up(self.calibration, {**self.fixed, **options})
+            self.set_up(options)
         except ConfigError:
             return False
         return True
@@ -96,7 +120,7 @@ class Space:
         """Valid options that differ in one knob: of ordered ones the two next values, of others all."""
         for name, values in self.knobs.items():
             place = list(values).index(options[name])
-            is_ordered = name not in ("scheduling_policy", "prefill_mode")
+            is_ordered = name not in ("scheduling_policy", "prefill_mode", "router")
             near = range(max(place - 1, 0), min(place + 2, len(values))) if is_ordered else range(len(values))
             for other in near:
                 changed = {**options, name: values[other]}
@@ -188,8 +212,16 @@ def simulate_trial(
     space: Space, goal: Goal, options: Mapping[str, Any], work: Sequence[BenchRequest], *, seed: int | None = 0
 ) -> Trial:
     """The same seed for all: they are compared under the same luck."""
-    setup = set_up(space.calibration, {**space.fixed, **options})
-    result = simulate(work, setup.machine, setup.scheduler, setup.cache, seed=seed)
+    setup = space.set_up(options)
+    result = simulate(
+        work,
+        setup.machine,
+        setup.scheduler,
+        setup.cache,
+        num_replicas=space.num_replicas,
+        router=options.get("router", "round-robin"),
+        seed=seed,
+    )
     metrics = OnlineMetrics.of(result.timelines, result.duration_s)
     return Trial(dict(options), metrics, goal.score(result.timelines, metrics), len(work))
 
@@ -318,3 +350,121 @@ class _Search:
 
 def _by_goodput(trial: Trial) -> tuple[float, float]:
     return -trial.score.goodput, trial.score.tail
+
+
+@dataclass(frozen=True)
+class Sized:
+    """So many replicas, with the best options that were found for them."""
+
+    space: Space
+    trial: Trial
+    overload: Overload | None = None
+    """If more comes than they can serve: promises that a short run keeps, a longer one does not."""
+
+    @property
+    def num_replicas(self) -> int:
+        return self.space.num_replicas
+
+    @property
+    def is_enough(self) -> bool:
+        return self.trial.score.is_kept and self.overload is None
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """How many replicas keep what is promised."""
+
+    enough: Sized | None
+    """The fewest; `None` if no number does."""
+    tried: Sequence[Sized]
+    """By their number; not all were."""
+    num_simulated: int
+
+    @property
+    def too_few(self) -> Sized | None:
+        """The next smaller number, or the largest if none is enough; `None` if there is no smaller one."""
+        most = None if self.enough is None else self.enough.num_replicas
+        fewer = [one for one in self.tried if most is None or one.num_replicas < most]
+        return fewer[-1] if fewer else None
+
+
+def fewest(
+    spaces: Sequence[Space],
+    goal: Goal,
+    work: Sequence[BenchRequest],
+    *,
+    limits: SearchLimits | None = None,
+    progress: Meter | None = None,
+) -> Fleet:
+    """Find the fewest replicas that keep the goal. `spaces`: of each number of them, in order."""
+    run = _Sizing(spaces, goal, work, limits or SearchLimits(), progress)
+    by_default = bisect.bisect_left(range(len(spaces)), True, key=run.is_enough_by_default)
+    found = bisect.bisect_left(range(by_default), True, key=run.is_enough_tuned)
+    tried = [run.best[place] for place in sorted(run.best)]
+    return Fleet(run.best[found] if found < len(spaces) else None, tried, run.num_simulated)
+
+
+def most_trials(spaces: Sequence[Space], limits: SearchLimits) -> int:
+    """How many simulations of the whole work `fewest` takes at most, about."""
+    num_routers = max(len(space.knobs.get("router", [""])) for space in spaces)
+    return len(spaces).bit_length() * (num_routers + limits.num_trials)
+
+
+class _Sizing:
+    def __init__(
+        self,
+        spaces: Sequence[Space],
+        goal: Goal,
+        work: Sequence[BenchRequest],
+        limits: SearchLimits,
+        progress: Meter | None,
+    ) -> None:
+        self._spaces, self._goal, self._work, self._limits, self._progress = spaces, goal, work, limits, progress
+        self._used = 0.0
+        self.num_simulated = 0
+        self.best: dict[int, Sized] = {}
+        """By the place of their number."""
+
+    def is_enough_by_default(self, place: int) -> bool:
+        """With each router, and else no option changed."""
+        space = self._spaces[place]
+        trials = []
+        for router in space.knobs.get("router", [space.default.get("router")]):
+            options = {**space.default, **({} if router is None else {"router": router})}
+            trials.append(simulate_trial(space, self._goal, options, self._work))
+            self.num_simulated += 1
+            self.at(1.0)
+            self._used += 1.0
+        return self._note(place, sorted(trials, key=_by_goodput))
+
+    def is_enough_tuned(self, place: int) -> bool:
+        """With whatever options."""
+        space = self._spaces[place]
+        tuned = search(space, self._goal, self._work, limits=self._limits, progress=self)
+        self.num_simulated += tuned.num_simulated
+        self._used += self._limits.num_trials
+        return self._note(place, [tuned.best, *tuned.trials])
+
+    def _note(self, place: int, trials: Sequence[Trial]) -> bool:
+        """Keep the first that is enough, or else the one that misses least."""
+        kept = (self._sized(place, trial) for trial in trials if trial.score.is_kept)
+        best = next((one for one in kept if one.is_enough), None)
+        best = best or self._sized(place, min(trials, key=lambda trial: trial.score.tail))
+        self.best[place] = best
+        return best.is_enough
+
+    def _sized(self, place: int, trial: Trial) -> Sized:
+        space = self._spaces[place]
+
+        def most() -> float:
+            return space.num_replicas * capacity(self._work, space.calibration, space.of_engine(trial.options))
+
+        return Sized(space, trial, overload(trial.metrics, most))
+
+    def advance(self) -> None:
+        """As a meter of a search does; it tells where it is instead."""
+
+    def at(self, done: float, total: float | None = None) -> None:
+        """So much of the search that is under way is done, after all before it."""
+        if self._progress is not None:
+            self._progress.at(self._used + done)

@@ -17,7 +17,7 @@ from headway.cli.main import main
 from headway.errors import ConfigError
 from headway.lab.sim import CostModel
 from headway.lab.sim.calibration import shipped_machines
-from headway.lab.tune.tune_command import traffic_work
+from headway.lab.tune.tune_command import replica_numbers, traffic_work
 from headway.predict import PromptView
 from headway.predict.traffic_log import TrafficLog
 from tests.unit.lab.sim.machines import calibration
@@ -238,6 +238,90 @@ def test_tune_counts_by_the_targets_of_the_classes_as_sim_does(
     assert "targets: 1" in page and "Beyond capacity" in page and "0 of the search" in page
 
 
+def test_tune_says_how_many_replicas_are_enough(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The number that it names keeps the target in `headway sim`, too; the next smaller one does not."""
+    written = ["--output-json", str(tmp_path / "t.json"), "--html", str(tmp_path / "t.html")]
+    load, target = ["--rate", "60"], ["--slo", "p99_ttft_ms=300"]
+    given = ["--scheduling-policy", "fcfs", "--router", "least-loaded", "--replicas", "1-12", "--trials", "2"]
+    assert main(["tune", *files, *load, *target, *given, *written]) == 0
+    result = json.loads((tmp_path / "t.json").read_text())
+    enough = result["replicas"]
+    assert 1 < enough < 12 and result["router"] == "least-loaded"
+    by_number = {one["replicas"]: one for one in result["tried"]}
+    assert by_number[enough]["is_enough"] and not by_number[enough - 1]["is_enough"]
+    assert len(by_number) <= 7, "it does not try every number"
+    printed = capsys.readouterr().out
+    assert f"Recommended: --replicas {enough} --router least-loaded" in printed
+    missed = by_number[enough - 1]["predicted"]["p99_ttft_ms"]
+    assert missed > 300
+    assert f"p99_ttft_ms is {missed:,.4g}, {missed / 300:.3g} times its bound of 300; " in printed
+    assert "multiple of its bound" in (tmp_path / "t.html").read_text()
+    options = [
+        text
+        for name, value in by_number[enough]["options"].items()
+        if value is not None
+        for text in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    out = ["--output-json", str(tmp_path / "s.json")]
+    assert main(["sim", *files, *load, "--replicas", str(enough), *options, *out]) == 0
+    simulated = json.loads((tmp_path / "s.json").read_text())
+    assert simulated["p99_ttft_ms"] == pytest.approx(by_number[enough]["predicted"]["p99_ttft_ms"])
+    assert simulated["p99_ttft_ms"] <= 300
+
+
+def test_tune_says_that_no_number_of_replicas_is_enough(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--output-json", str(tmp_path / "t.json")]
+    few = ["--rate", "200", "--slo", "p99_ttft_ms=50", "--replicas", "2,1", "--router", "all", "--trials", "1"]
+    assert main(["tune", *files, *few, *out]) == 0
+    result = json.loads((tmp_path / "t.json").read_text())
+    assert result["replicas"] is None and result["recommended"] == {}
+    assert [one["replicas"] for one in result["tried"]][-1] == 2
+    printed = capsys.readouterr().out
+    assert "No number of replicas that was given keeps the targets" in printed
+    assert "Not enough, at their best: --replicas 2 --router" in printed
+    assert "Beyond capacity with 2:" in printed
+
+
+def test_tune_finds_replicas_for_the_targets_of_classes(classes: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", *classes, "--rate", "10", "--replicas", "6-8", "--trials", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "Recommended: --replicas 6 --router prefix-aware · the fewest that keep the targets" in printed
+    assert "That is the smallest number that was given." in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("3", [3]), ("1-4", [1, 2, 3, 4]), ("8,1-2,2", [1, 2, 8]), ("256", [256])]
+)
+def test_numbers_of_replicas(text: str, numbers: list[int]) -> None:
+    assert replica_numbers(text) == numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0", "'0' is not a whole number of at least 1"),
+        ("0-3", "'0' is not a whole number of at least 1"),
+        ("5-3", "'5-3' is an empty range: write 3-5"),
+        ("", "'' is not a whole number"),
+        ("1-", "'' is not a whole number"),
+        ("1,,2", "'' is not a whole number"),
+        ("two", "'two' is not a whole number"),
+        ("1.5", "'1.5' is not a whole number"),
+        ("1-2-3", "'2-3' is not a whole number"),
+    ],
+)
+def test_numbers_of_replicas_that_are_none(
+    files: list[str], text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["tune", *files, "--replicas", text, "--slo", "p99_ttft_ms=300"])
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -251,6 +335,9 @@ def test_tune_counts_by_the_targets_of_the_classes_as_sim_does(
         (["sim", "--set", "input.low=300", "--set", "input.high=400"], "takes at most 256"),
         (["sim", "--html", "/nowhere/at/all.html"], "no folder"),
         (["tune", "--slo", "p99_itl=5"], "p99_itl_ms"),
+        (["tune", "--replicas", "1-4"], "Give --slo, e.g. p99_ttft_ms=1000, or a workload whose classes have targets"),
+        (["tune", "--router", "all"], "give --replicas, e.g. 1-16"),
+        (["tune", "--replicas", "2", "--slo", "p99_ttft_ms=9", "--verify", "1"], "does not go with --replicas"),
         (["tune", "--traffic-log", "log.jsonl"], "give --workload FILE.toml, or --traffic-log FILE"),
     ],
 )

@@ -6,6 +6,7 @@ Measuring trials: each on an engine of its own with the trial's options, which i
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -20,15 +21,17 @@ from headway.lab.tune.tune_report import (
     Verified,
     candidates,
     flags_text,
+    fleet_recommendation,
     recommendation,
     recommended,
+    sized_flags,
     trial_table,
     tuned_json,
     tuned_page,
     verified_table,
     verify,
 )
-from headway.lab.tune.tune_search import _Search, simulate_trial
+from headway.lab.tune.tune_search import Fleet, _Search, _Sizing, fewest, most_trials, simulate_trial
 from headway.lab.workload.bench_requests import BenchRequest
 from tests.unit.lab.noted_meter import NotedMeter
 from tests.unit.lab.sim.machines import calibration
@@ -124,6 +127,78 @@ def test_values_stay_near_what_was_measured_and_policies_have_something_to_go_by
     ]
     policies = space(KNEE, classes, 64).knobs["scheduling_policy"]
     assert set(policies) == {"fcfs", "mlfq", "prefix", "sjf", "srpt", "hrrn", "slo", "priority", "fair"}
+
+
+ONE_BY_ONE = CostModel.of_terms(decode_constant=0.001, rows_over_0=0.010, chunk_constant=0.001, tokens_over_0=0.001)
+"""Each row of a step takes 10 ms: a larger batch only makes all of its answers slow."""
+
+
+UNCHANGED = {
+    "max_num_batched_tokens": 64,
+    "target_itl_ms": 0.0,
+    "max_chunk_tokens": None,
+    "scheduling_policy": "fcfs",
+    "prefill_mode": "chunked",
+}
+
+
+def fleet(
+    work: list[BenchRequest], target: str, numbers: Sequence[int], routers: Sequence[str], **fixed: object
+) -> tuple[Fleet, list[float]]:
+    machine = calibration(ONE_BY_ONE, num_blocks=4000)
+    spaces = [Space.of(machine, work, fixed, num_replicas=number, routers=routers) for number in numbers]
+    limits, used = SearchLimits(12), [0.0]
+    found = fewest(spaces, Goal.parse([target]), work, limits=limits, progress=NotedMeter(used))
+    assert used == sorted(used) and used[-1] <= most_trials(spaces, limits), "progress goes up to what was announced"
+    return found, used
+
+
+@pytest.mark.parametrize("numbers", [range(1, 17), (1, 3, 6, 9, 12, 20, 30)])
+def test_the_fewest_replicas_are_those_that_trying_every_number_finds(numbers: Sequence[int]) -> None:
+    work = [BenchRequest([1] * 10, 10, arrival_s=0.5 * (place // 40)) for place in range(120)]
+    goal, fixed = "p99_ttft_ms=150", {"max_num_seqs": 8, **UNCHANGED}  # nothing is left to search
+    found, _ = fleet(work, goal, numbers, ["least-loaded"], **fixed)
+    machine = calibration(ONE_BY_ONE, num_blocks=4000)
+    spaces = [Space.of(machine, work, fixed, num_replicas=n, routers=["least-loaded"]) for n in numbers]
+    sizing = _Sizing(spaces, Goal.parse([goal]), work, SearchLimits(1), None)
+    is_enough = [sizing.is_enough_by_default(place) for place in range(len(numbers))]
+    first = is_enough.index(True)
+    assert 0 < first < len(numbers) - 1 and all(is_enough[first:])
+    assert found.enough is not None and found.too_few is not None
+    assert (found.too_few.num_replicas, found.enough.num_replicas) == (numbers[first - 1], numbers[first])
+    assert len(found.tried) <= len(numbers).bit_length() + 1
+
+
+def test_better_options_do_with_fewer_replicas() -> None:
+    """24 at once: tokens come in time in batches of four, whatever the number of replicas; by default eight go in."""
+    work = [BenchRequest([1] * 4, 20, arrival_s=10.0 * (place // 24)) for place in range(72)]
+    as_given, _ = fleet(work, "p99_itl_ms=60", range(1, 13), ["least-loaded"], max_num_seqs=8, **UNCHANGED)
+    searched, _ = fleet(work, "p99_itl_ms=60", range(1, 13), ["least-loaded"])
+    assert as_given.enough is not None and searched.enough is not None
+    assert searched.enough.num_replicas < as_given.enough.num_replicas
+    assert searched.enough.trial.options["max_num_seqs"] < 8
+
+
+def test_a_number_that_keeps_its_promises_only_while_the_run_is_short_is_not_enough() -> None:
+    """First tokens are in time as long as there are seats; but a replica makes 100 tokens a second, and 400 are due."""
+    work = [BenchRequest([1] * 4, 20, arrival_s=0.05 * place) for place in range(60)]
+    found, _ = fleet(work, "p99_ttft_ms=2000", range(1, 9), ["least-loaded"], max_num_seqs=8, **UNCHANGED)
+    assert found.enough is not None and found.too_few is not None
+    assert (found.too_few.num_replicas, found.enough.num_replicas) == (3, 4)
+    assert found.too_few.trial.score.is_kept and found.too_few.overload is not None
+    told = "\n".join(fleet_recommendation(Goal.parse(["p99_ttft_ms=2000"]), found))
+    assert "keeps the targets, but not for long" in told and "Beyond capacity with 3:" in told
+
+
+def test_the_router_is_searched_too() -> None:
+    """Every other request is long: in turn, all of these come to the same replica."""
+    work = [BenchRequest([1] * 4, 40 if place % 2 else 2, arrival_s=0.12 * place) for place in range(60)]
+    found, _ = fleet(work, "p99_ttft_ms=60", [1, 2], ["round-robin", "least-loaded"], max_num_seqs=2, **UNCHANGED)
+    assert found.enough is not None and found.enough.num_replicas == 2
+    assert found.enough.trial.options["router"] == "least-loaded"
+    assert sized_flags(found.enough) == "--replicas 2 --router least-loaded"
+    alone, _ = fleet(work, "p99_ttft_ms=60", [2], ["round-robin"], max_num_seqs=2, **UNCHANGED)
+    assert alone.enough is None
 
 
 def test_every_drawn_candidate_and_every_neighbour_is_valid() -> None:

@@ -14,7 +14,7 @@ from headway.lab.workload import load_workload, parse_overrides, statistics_of, 
 
 EXAMPLES = sorted((Path(__file__).parents[4] / "workloads").glob("*.toml"))
 DOCUMENTATION = (Path(__file__).parents[4] / "docs" / "workloads.md").read_text(encoding="utf-8")
-NEEDS_DATA = {"azure", "mooncake", "sarathi"}
+NEEDS_DATA = {"azure", "mooncake", "mtbench101", "sarathi"}
 GOOD: dict[str, Any] = {"input": 5, "output": 5}
 
 
