@@ -1,4 +1,4 @@
-"""Requests that come over time, on one engine, as one table: the scenario `online` at several speeds, and workload files.
+"""Requests that come over time, on one engine, as a table: the scenario `online` at several speeds, and workload files.
 
 The same as `headway bench throughput --scenario online --trace FILE --speedup X` and `headway bench throughput
 --workload FILE`, without loading the model each time. Latencies are P50 / P90 / P99 in milliseconds.
@@ -52,8 +52,8 @@ def main() -> None:
         done = replay(engine, work, temperature=SCENARIO_TEMPERATURE)
         metrics = OnlineMetrics.of(done.timelines, done.duration_s)
         shown = "".join(f"{_percentiles(times):>22}" for times in (metrics.ttft, metrics.itl, metrics.tpot))
-        rates = f"{metrics.num_output_tokens / metrics.duration_s:>11,.0f}{metrics.num_completed / metrics.duration_s:>7.1f}"
-        print(f"{name:<24}{shown}{rates}{metrics.num_lost:>6}", flush=True)
+        tok_s, req_s = (each / metrics.duration_s for each in (metrics.num_output_tokens, metrics.num_completed))
+        print(f"{name:<24}{shown}{tok_s:>11,.0f}{req_s:>7.1f}{metrics.num_lost:>6}", flush=True)
 
 
 def _percentiles(times: Distribution) -> str:
