@@ -14,6 +14,7 @@ import pytest
 
 from headway.errors import InvalidRequestError
 from headway.outputs import RequestOutput, Told
+from headway.rpc import engine_client
 from headway.rpc.engine_client import TOO_MANY_DEATHS, EngineClient
 from headway.rpc.messages import AddRequest, Delta
 from headway.rpc.streams import RequestStream
@@ -230,7 +231,9 @@ def test_an_abort_while_there_is_no_engine(one: Served) -> None:
     one.run(test)
 
 
-def test_requests_do_not_wait_for_ever(environment: None) -> None:
+def test_requests_do_not_wait_for_ever(environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_client, "TICK_S", 0.01)  # before another engine can be there
+
     async def test(client: EngineClient) -> None:
         stream = client.submit(add("impatient", max_tokens=4000))
         await anext(stream)
