@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 SILENT_S = 3.0
 """Three heartbeats missed: not healthy any more."""
-START_SILENT_S = 60.0
+START_SILENT_S = 20.0
 """While libraries are imported and memory is taken, heartbeats may be missing for longer; so long a start is waited for
 without any."""
 FIRST_STEP_GRACE_S = 300.0
@@ -129,10 +129,10 @@ class Watchdog:
 
 @dataclass
 class Backoff:
-    """0.5 s, 1 s, 2 s, … up to half a minute."""
+    """0.5 s, 1 s, 2 s, … up to five: requests may be waiting for it."""
 
     first_s: float = 0.5
-    longest_s: float = 30.0
+    longest_s: float = 5.0
     good_service_s: float = 5.0
     """An engine that has served this long before it failed did not fail because it was started too early."""
     _num_failures: int = 0
