@@ -133,7 +133,7 @@ class Backoff:
 
     first_s: float = 0.5
     longest_s: float = 5.0
-    good_service_s: float = 5.0
+    good_service_s: float = 1.0
     """An engine that has served this long before it failed did not fail because it was started too early."""
     _num_failures: int = 0
 

@@ -88,6 +88,6 @@ def test_delays_double_up_to_five_seconds() -> None:
 def test_good_service_makes_up_for_earlier_failures() -> None:
     backoff = Backoff()
     for _ in range(5):
-        backoff.next_delay_s(served_s=4.0)
-    assert backoff.next_delay_s(served_s=5.0) == 0.5
-    assert backoff.next_delay_s(served_s=1.0) == 1.0
+        backoff.next_delay_s(served_s=0.8)
+    assert backoff.next_delay_s(served_s=1.0) == 0.5
+    assert backoff.next_delay_s(served_s=0.2) == 1.0
