@@ -58,7 +58,7 @@ _LEAST_LONE = 8  # steps with a single row, and others that decode
 _OUTLIER = 3.0  # times slower than expected: something was compiled, or captured
 _NUM_ROUNDS = 12  # of the fit, each weighing the steps by how far the one before was off
 _SMALL_DEVIATION = 0.02
-_NUM_QUANTILES = 21
+_NUM_QUANTILES = 201  # of the spread; far apart, a single slow step would stretch the whole last part
 _TABLE_SIZE = 4096
 
 

@@ -72,6 +72,12 @@ def test_noise_to_one_side_does_not_move_the_mean() -> None:
     assert statistics.fmean(middles) == pytest.approx(1.0)
 
 
+def test_a_few_slow_steps_are_drawn_as_seldom_as_they_were() -> None:
+    steps = [(work, 2 * s if place % 500 == 250 else s) for place, (work, s) in enumerate(measured(2000))]
+    spread = CostModel.fit(steps).spread
+    assert spread[int(0.99 * (len(spread) - 1))] < 1.05 < 1.8 < spread[-1]
+
+
 def test_steps_that_compile_something_do_not_count() -> None:
     steps = measured(300)
     slow = [(work, 50 * s) if place % 30 == 0 else (work, s) for place, (work, s) in enumerate(steps)]
