@@ -41,6 +41,7 @@ LENGTH_PREDICTORS = ("none", "statistics", "oracle")
 TRAFFIC_LOG_CONTENTS = ("hashed", "ids")
 ATTENTION_BACKENDS = ("auto", "triton", "cpu", "torch_padded", "torch_reference")
 GRAPH_CAPTURES = ("start", "lazy")
+COLLECTIVES = ("auto", "nccl", "symmetric-memory", "shared-memory", "gloo", "threads", "none")
 
 OFFLINE_OPTIONS: dict[str, Any] = {"target_itl_ms": 1000.0}
 """Defaults where answers are read when they are complete: throughput is all that counts."""
@@ -421,6 +422,16 @@ class DeviceConfig:
         "any case.",
         choices=GRAPH_CAPTURES,
     )
+    tensor_parallel_size: int = option(
+        1, "Ranks that have a part of every layer each: a GPU each, or on the CPU a process and its share of the threads."
+    )
+    collectives: str = option(
+        "auto",
+        "How ranks sum their parts. auto: nccl with a GPU each, symmetric-memory where they share one (for tests), "
+        "shared-memory on the CPU. gloo, threads: on the CPU, for tests. none: one rank alone, whose answers are wrong, "
+        "to measure a shard.",
+        choices=COLLECTIVES,
+    )
     async_scheduling: bool | None = option(
         None,
         "Plan and launch a step while the one before it still runs. Changes speed only. Default: on for CUDA, off on "
@@ -430,6 +441,9 @@ class DeviceConfig:
     def __post_init__(self) -> None:
         check_values(self)
         _check_at_least(self, "num_threads", 1)
+        _check_at_least(self, "tensor_parallel_size", 1)
+        if self.collectives != "auto" and self.tensor_parallel_size == 1:
+            raise ConfigError(f"collectives '{self.collectives}' are for several ranks: give tensor_parallel_size.")
         if self.enforce_eager and self.cuda_graph_capture == "lazy":
             raise ConfigError("cuda_graph_capture 'lazy' captures graphs later, and enforce_eager wants none at all.")
 
@@ -442,6 +456,8 @@ class DeviceConfig:
             attention_backend=self.attention_backend,
             graphs="off" if self.enforce_eager else "lazy" if self.cuda_graph_capture == "lazy" else "all",
             async_scheduling=_DEFAULTS[device].async_scheduling if is_async is None else is_async,
+            tensor_parallel_size=self.tensor_parallel_size,
+            collectives=self.collectives,
         )
 
 

@@ -111,3 +111,5 @@ class DeviceSettings:
     attention_backend: str
     graphs: GraphMode
     async_scheduling: bool
+    tensor_parallel_size: int = 1
+    collectives: str = "auto"

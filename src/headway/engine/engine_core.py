@@ -8,11 +8,13 @@ next step is planned and launched while the one before still runs, and the devic
 
 Planning commits the scheduler to a step. Whatever is raised from then on, the step stays in `_in_flight` until its
 result or its failure has been taken in: an error fails its requests, and what is no error (`KeyboardInterrupt`,
-`SystemExit`) goes on to the caller, with the failure left for the next call.
+`SystemExit`), or the end of the executor (`EngineDeadError`), goes on to the caller, with the failure left for the next
+call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -32,6 +34,7 @@ from headway.core import (
     check_invariants,
 )
 from headway.engine.step_report import BatchSnapshot, StepReport
+from headway.errors import EngineDeadError
 from headway.executor import Executor, PendingStep, UnsampledStep
 from headway.structured.guides import GuidedStep, GuideEnd, Guides
 from headway.tracing import span
@@ -142,7 +145,8 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Wait for what is in flight, then free the executor. The engine cannot be used afterwards."""
-        self.drain()
+        with contextlib.suppress(EngineDeadError):  # then nothing is in flight any more
+            self.drain()
         self.executor.shutdown()
 
     # ---- the parts of step() --------------------------------------------------------------------------------------
@@ -174,11 +178,11 @@ class EngineCore:
         try:
             with span("submit"):
                 pending = self._submit(output)
-        except Exception as error:
-            pending = _FailedStep(error)
         except BaseException as error:
             self._in_flight.append(_InFlight(output, snapshot, _FailedStep(error), submitted_s))
-            raise
+            if _is_more_than_a_step(error):
+                raise
+            return
         self._in_flight.append(_InFlight(output, snapshot, pending, submitted_s))
 
     def _submit(self, output: SchedulerOutput) -> PendingStep:
@@ -226,11 +230,11 @@ class EngineCore:
             with span("sample"):
                 sampled = pending.step.sample(found.masks)
             self._end_guided(found)
-        except Exception as error:
-            sampled = _FailedStep(error)
         except BaseException as error:
             self._in_flight[0] = step._replace(pending=_FailedStep(error))
-            raise
+            if _is_more_than_a_step(error):
+                raise
+            return
         self._in_flight[0] = step._replace(pending=sampled)
 
     def _end_guided(self, step: GuidedStep) -> None:
@@ -267,11 +271,12 @@ class EngineCore:
         try:
             with span("wait"):
                 result = step.pending.result()
-        except Exception as error:
-            result, failure = _failed(step.output, error), error
         except BaseException as error:
-            self._in_flight[0] = step._replace(pending=_FailedStep(error))
-            raise
+            if _is_more_than_a_step(error):
+                self._in_flight[0] = step._replace(pending=_FailedStep(error))
+                raise
+            assert isinstance(error, Exception)
+            result, failure = _failed(step.output, error), error
         previous_s, self._last_result_s = self._last_result_s, self._now()
         duration_s = self._last_result_s - max(previous_s, step.submitted_s)
         # A failed step has no time of its own, and one that no request waited for may have ended long ago.
@@ -354,6 +359,11 @@ class _FailedStep:
         if isinstance(self._error, Exception):
             raise self._error
         raise InterruptedError(f"the step was interrupted by {type(self._error).__name__}")
+
+
+def _is_more_than_a_step(error: BaseException) -> bool:
+    """Whether it ends more than the requests of a step: an interruption, or the executor is no more."""
+    return not isinstance(error, Exception) or isinstance(error, EngineDeadError)
 
 
 def _failed(output: SchedulerOutput, error: Exception) -> ModelRunnerOutput:

@@ -84,6 +84,7 @@ class LLMEngine:
         predicted elsewhere (the server's process), whatever the configuration says."""
         # Heavy, and not needed with an executor from outside.
         from headway.executor.local import LocalExecutor
+        from headway.executor.ranks import RanksExecutor
         from headway.loader import open_checkpoint
         from headway.loader.embedded import embedded_model_path
         from headway.worker.formats import choose_device
@@ -96,13 +97,17 @@ class LLMEngine:
         tokenizer = _open_tokenizer(config.model.tokenizer) if config.model.tokenizer else checkpoint.tokenizer()
         if tokenizer is not None:
             tokenizer.drop_end_tokens_outside(checkpoint.config.vocab_size)
-        executor = LocalExecutor.from_config(
-            resolved,
-            checkpoint,
-            eos_token_ids=() if tokenizer is None else tokenizer.eos_token_ids,
-            draft=_open_draft(config.model),
-            progress=progress,
-        )
+        eos_token_ids = () if tokenizer is None else tokenizer.eos_token_ids
+        draft = _open_draft(config.model)
+        executor: LocalExecutor | RanksExecutor
+        if resolved.device.tensor_parallel_size > 1:
+            executor = RanksExecutor.from_config(
+                resolved, checkpoint, model=model, eos_token_ids=eos_token_ids, draft=draft, progress=progress
+            )
+        else:
+            executor = LocalExecutor.from_config(
+                resolved, checkpoint, eos_token_ids=eos_token_ids, draft=draft, progress=progress
+            )
         logger.info("memory plan\n%s", executor.plan)
         return cls(
             resolved,

@@ -39,7 +39,7 @@ class LocalExecutor:
         """Load the weights, then give the KV cache what the largest step leaves."""
         worker = ModelWorker(config, checkpoint.config, eos_token_ids=eos_token_ids)
         worker.load(checkpoint, progress, draft=draft)
-        plan, runner = worker.allocate(worker.profile())
+        plan, runner = worker.allocate(worker.plan(worker.profile()))
         return cls(runner, plan, max_in_flight=2 if config.device.async_scheduling else 1)
 
     def submit(self, output: SchedulerOutput) -> PendingStep:

@@ -108,6 +108,15 @@ class LinearFactory:
             kernels = "native"
         self._make = make[kernels]
 
+    @property
+    def scales_whole_rows(self) -> bool:
+        """Whether float weights get codes whose scales depend on all inputs of a row, or on where groups begin."""
+        return self._make == self._triton and self._quantization != "none"
+
+    def quantised(self, weight: Tensor) -> QuantizedWeight:
+        """The codes that a float weight becomes."""
+        return quantise(weight, self._quantization)
+
     def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         """A layer of the decoder."""
         return self._make(weight, bias)

@@ -63,11 +63,20 @@ class Linear(ABC):
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """The product, written to `out` where that is given."""
 
+    @property
+    def own(self) -> Linear:
+        """The layer whose products are this rank's parts, where inputs are divided among ranks."""
+        return self
+
+    def summed(self, product: Tensor) -> Tensor:
+        """The whole of a product of `own`."""
+        return product
+
     def add_to(self, residual: Tensor, x: Tensor, *, next_norm: Tensor) -> Delta:
         """residual += self(x), IN PLACE or left to the next norm, whose weight is `next_norm`. Returns its `delta`.
 
-        The only way from a product to the residual: `o` and `down` take it. A layer whose input features are divided
-        among ranks has partial products here, and sums them over the ranks (all-reduce) before anything is added.
+        The only way from a product to the residual: `o` and `down` take it. Where their inputs are divided among
+        ranks, `SummedLinear` sums the parts (`collectives.py`) before anything is added.
         """
         return self(x)
 

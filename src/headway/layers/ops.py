@@ -131,6 +131,11 @@ class Mlp(Protocol):
         """All of its weights."""
         ...
 
+    @property
+    def own(self) -> Mlp:
+        """The same with this rank's parts as if they were the whole; see `Linear.own`."""
+        ...
+
     def add_to(self, residual: Tensor, delta: Delta, *, ops: Ops, norm: Tensor, eps: float, next_norm: Tensor) -> Delta:
         """residual += delta, then += mlp(norm(residual)), IN PLACE or left to the next norm: see `Linear.add_to`."""
         ...
@@ -147,10 +152,14 @@ class DenseMlp:
     def linears(self) -> tuple[Linear, ...]:
         return self.gate_up, self.down
 
+    @property
+    def own(self) -> DenseMlp:
+        return DenseMlp(self.gate_up, self.down.own)
+
     def add_to(self, residual: Tensor, delta: Delta, *, ops: Ops, norm: Tensor, eps: float, next_norm: Tensor) -> Delta:
-        product = self.gate_up.norm_mlp(residual, delta, norm, eps, self.down)
+        product = self.gate_up.norm_mlp(residual, delta, norm, eps, self.down.own)
         if product is not None:
-            return product
+            return self.down.summed(product)
         if self.down.takes_gates(residual):
             return self.down.add_gated_to(residual, ops.norm_linear(residual, delta, norm, eps, self.gate_up))
         activated = ops.norm_swiglu(residual, delta, norm, eps, self.gate_up)

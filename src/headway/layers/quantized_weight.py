@@ -109,8 +109,45 @@ class QuantizedWeight:
             offsets = moved if offsets is None else offsets + moved
         return replace(self, scales=scales, zeros=None, offsets=offsets, tile=(1, size))
 
+    def rows(self, part: range) -> QuantizedWeight:
+        """Of these outputs."""
+        if self.tile[0] >= len(self.codes) and len(self.scales) == 1:
+            return replace(self, codes=self.codes[_slice(part)].clone(), tile=(len(part), self.tile[1]))
+        weight = self if self.tile[0] == 1 else self.by_rows()
+        return replace(
+            weight,
+            codes=weight.codes[_slice(part)].clone(),
+            scales=weight.scales[_slice(part)].clone(),
+            zeros=None if weight.zeros is None else weight.zeros[_slice(part)].clone(),
+            offsets=None if weight.offsets is None else weight.offsets[_slice(part)].clone(),
+        )
+
+    def columns(self, part: range) -> Weight:
+        """Of these inputs. Where they are not in the order of their groups, the numbers that they stand for."""
+        if self.groups is not None:
+            return self.dequantise()[:, _slice(part)].clone()
+        size, num_inputs = self.tile[1], self.codes.shape[1]
+        if self.scales.shape[1] == 1:
+            return replace(self, codes=self.codes[:, _slice(part)].contiguous(), tile=(self.tile[0], len(part)))
+        weight = self
+        if part.start % size or (part.stop % size and part.stop != num_inputs):
+            size = math.gcd(size, part.start, part.stop)
+            weight = self.by_rows(size)
+        tiles = slice(part.start // size, -(-part.stop // size))
+        return replace(
+            weight,
+            codes=weight.codes[:, _slice(part)].contiguous(),
+            scales=weight.scales[:, tiles].contiguous(),
+            zeros=None if weight.zeros is None else weight.zeros[:, tiles].contiguous(),
+            offsets=None if weight.offsets is None else weight.offsets[:, tiles].contiguous(),
+        )
+
 
 Weight = Tensor | QuantizedWeight
+
+
+def _slice(part: range) -> slice:
+    return slice(part.start, part.stop)
 
 
 def dequantised(weight: Weight) -> Tensor:

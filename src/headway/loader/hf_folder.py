@@ -72,6 +72,12 @@ class HFFolderCheckpoint(Checkpoint):
     def read(self, name: str, *, device: torch.device | str = "cpu") -> Tensor:
         return self._tensors[name].read()
 
+    def read_part(self, name: str, dim: int, part: range, *, device: torch.device | str = "cpu") -> Tensor:
+        entry = self._tensors[name]
+        if isinstance(entry, StoredWeight):
+            return super().read_part(name, dim, part, device=device)
+        return entry.read(dim, part)
+
     def read_weight(self, name: str, *, device: torch.device | str = "cpu") -> Weight:
         stored = self._tensors[name]
         return stored.read_weight() if isinstance(stored, StoredWeight) else stored.read()
@@ -95,23 +101,28 @@ class SafetensorsEntry:
         match = _DTYPE_BITS.match(self.dtype)
         return math.prod(self.shape) * (8 if match is None else int(match[1])) // 8
 
-    def read(self) -> Tensor:
-        """The tensor on the CPU, in memory of its own, in the dtype of the file, which is a float."""
-        return self._read(_READABLE_DTYPES)
+    def read(self, dim: int = 0, part: range | None = None) -> Tensor:
+        """The tensor, or a part of it along `dim`, on the CPU, in memory of its own, in the dtype of the file, which is
+        a float."""
+        return self._read(_READABLE_DTYPES, dim, part)
 
     def read_part(self) -> Tensor:
         """The same of a part of a quantised weight."""
         return self._read((*_READABLE_DTYPES, *PART_DTYPES))
 
-    def _read(self, readable: tuple[str, ...]) -> Tensor:
+    def _read(self, readable: tuple[str, ...], dim: int = 0, part: range | None = None) -> Tensor:
         if self.dtype not in readable:
             raise UnsupportedModelError(
                 f"{self.path}: tensor {self.name} is of type {self.dtype}, which is not supported; "
                 "use a float32, float16 or bfloat16 checkpoint, or a GGUF file"
             )
         with _open_safetensors(self.path) as file:
-            tensor: Tensor = file.get_tensor(self.name)
-            return tensor.clone()
+            if part is None:
+                tensor: Tensor = file.get_tensor(self.name)
+                return tensor.clone()
+            window = slice(part.start, part.stop)
+            found: Tensor = file.get_slice(self.name)[window if dim == 0 else (slice(None), window)]
+            return found.clone()
 
 
 def safetensors_entries(path: Path) -> list[SafetensorsEntry]:

@@ -20,11 +20,12 @@ from headway import native
 from headway.attention.base import HeadNorms, Heads
 from headway.errors import ConfigError, CorruptModelError, MissingTensorError, OutOfMemoryError, TensorShapeError
 from headway.layers import LinearFactory, create_ops
+from headway.layers.collectives import Collectives, SummedLinear
 from headway.layers.linear import Linear
 from headway.layers.ops import DenseMlp, Ops
 from headway.layers.quantized_weight import QuantizedWeight, Weight, stacked
 from headway.models.checkpoint import Checkpoint
-from headway.models.decoder import Decoder, DecoderLayer
+from headway.models.decoder import Decoder, DecoderLayer, Vocabulary
 from headway.models.decoder_config import (
     DecoderConfig,
     FrequencyFactors,
@@ -33,6 +34,7 @@ from headway.models.decoder_config import (
     RopeConfig,
     YarnScaling,
 )
+from headway.models.sharding import Shard
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +60,9 @@ def load_decoder(
     ops: Ops | str = "auto",
     max_model_len: int | None = None,
     progress: Progress | None = None,
+    ranks: Collectives | None = None,
 ) -> Decoder:
-    """Read a checkpoint into a model on `device` that computes in `dtype`.
+    """Read a checkpoint, or the part of it that is this rank's, into a model on `device` that computes in `dtype`.
 
     `quantization` and `keeps_stored` say what becomes of the weights (see `LinearFactory`); `ops` is an implementation
     or the name of one (see `create_ops`); `max_model_len` limits the rotary table.
@@ -72,9 +75,10 @@ def load_decoder(
     if not 0 < num_positions <= config.max_position:
         raise ConfigError(f"max_model_len {num_positions} is not within the model's context of {config.max_position}")
     check_tensors(checkpoint)
-    reader = _Reader(checkpoint, torch.device(device), dtype, factory, progress)
+    shard = None if ranks is None else Shard.of(config, ranks.rank, ranks.size)
+    reader = _Reader(checkpoint, torch.device(device), dtype, factory, progress, shard)
     try:
-        return _assemble(config, reader, ops, num_positions)
+        return _assemble(reader, ops, num_positions, ranks)
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
             f"the weights of {checkpoint.name} ({checkpoint.num_bytes / 2**30:.1f} GiB on disk) "
@@ -163,18 +167,25 @@ class _Reader:
         dtype: torch.dtype,
         factory: LinearFactory,
         progress: Progress | None,
+        shard: Shard | None = None,
     ) -> None:
+        self.config = checkpoint.config if shard is None else shard.config
         self.device = device
         self.factory = factory
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._progress = progress
+        self._shard = shard
         self._num_bytes_read = 0
         self._names_read: set[str] = set()
         self._num_bytes = sum(checkpoint.index[name].num_bytes for name in expected_tensors(checkpoint.config))
 
     def tensor(self, name: str) -> Tensor:
-        read = self._checkpoint.read(name, device=self.device)
+        part = self._part(name)
+        if part is None:
+            read = self._checkpoint.read(name, device=self.device)
+        else:
+            read = self._checkpoint.read_part(name, *part, device=self.device)
         self._count(name)
         tensor = read.to(device=self.device, dtype=self._dtype)
         if not is_finite(tensor):
@@ -188,14 +199,19 @@ class _Reader:
         weight = self._checkpoint.read_weight(name, device=self.device)
         assert isinstance(weight, QuantizedWeight), name
         self._count(name)
-        for part in (weight.scales, weight.offsets):
-            if part is not None and not is_finite(part):
-                self._refuse(name, part)
-        return weight.to(self.device)
+        for numbers in (weight.scales, weight.offsets):
+            if numbers is not None and not is_finite(numbers):
+                self._refuse(name, numbers)
+        part = self._part(name)
+        own = weight if part is None else _taken(weight, *part)
+        return own.to(self.device) if isinstance(own, QuantizedWeight) else own.to(self.device, self._dtype)
 
     def stays_stored(self, name: str) -> bool:
         """Whether a weight is stored, and wanted, as codes and scales."""
         return self.factory.keeps_stored and name in self._checkpoint.quantized
+
+    def _part(self, name: str) -> tuple[int, range] | None:
+        return None if self._shard is None else self._shard.part(name)
 
     def _count(self, name: str) -> None:
         if name in self._names_read:
@@ -218,14 +234,37 @@ class _Reader:
     def linear(self, *names: str, bias: bool) -> Linear:
         """One Linear from the projections `names`, their outputs side by side."""
         weights = [f"{name}.weight" for name in names]
-        is_stored = any(self.stays_stored(name) for name in weights)
-        weight = stacked([self.weight(name) for name in weights]) if is_stored else self._stacked(weights)
-        return self.factory.linear(weight, self._stacked([f"{name}.bias" for name in names]) if bias else None)
+        has_bias = bias and (self._shard is None or self._shard.has_bias(names[0]))
+        own_bias = self._stacked([f"{name}.bias" for name in names]) if has_bias else None
+        if any(self.stays_stored(name) for name in weights):
+            return self.factory.linear(stacked([self.weight(name) for name in weights]), own_bias)
+        part = self._part(weights[0])
+        if part is not None and part[0] == 1 and self.factory.scales_whole_rows:
+            return self.factory.linear(self._quantised(weights[0], part[1]), own_bias)
+        return self.factory.linear(self._stacked(weights), own_bias)
+
+    def _quantised(self, name: str, columns: range) -> Weight:
+        """Codes whose scales are those of whole rows, as they are where these are not divided."""
+        read = self._checkpoint.read(name, device=self.device).to(device=self.device, dtype=self._dtype)
+        self._count(name)
+        if not is_finite(read):
+            self._refuse(name, read)
+        return self.factory.quantised(read).columns(columns)
+
+    def vocabulary(self, ranks: Collectives | None) -> Vocabulary | None:
+        """Which tokens are this rank's, where they are divided."""
+        if self._shard is None or ranks is None:
+            return None
+        return Vocabulary(ranks, own=self._shard.vocab, width=self._shard.vocab_width, size=self.config.vocab_size)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        shape, part = self._checkpoint.index[name].shape, self._part(name)
+        return shape if part is None else (*shape[: part[0]], len(part[1]), *shape[part[0] + 1 :])
 
     def _stacked(self, names: Sequence[str]) -> Tensor:
         if len(names) == 1:
             return self.tensor(names[0])
-        shapes = [self._checkpoint.index[name].shape for name in names]
+        shapes = [self._shape(name) for name in names]
         rows = [shape[0] for shape in shapes]
         stacked = torch.empty(sum(rows), *shapes[0][1:], dtype=self._dtype, device=self.device)
         for name, part in zip(names, stacked.split(rows), strict=True):
@@ -233,7 +272,12 @@ class _Reader:
         return stacked
 
 
-def _assemble(config: DecoderConfig, reader: _Reader, ops: Ops, num_positions: int) -> Decoder:
+def _taken(weight: QuantizedWeight, dim: int, part: range) -> Weight:
+    return weight.rows(part) if dim == 0 else weight.columns(part)
+
+
+def _assemble(reader: _Reader, ops: Ops, num_positions: int, ranks: Collectives | None) -> Decoder:
+    config = reader.config
     embedding = reader.tensor(EMBEDDING)
     heads = Heads(
         num_heads=config.num_heads,
@@ -242,7 +286,9 @@ def _assemble(config: DecoderConfig, reader: _Reader, ops: Ops, num_positions: i
         cos_sin=build_cos_sin(config.rope, config.head_dim, num_positions, device=reader.device),
         eps=config.rms_norm_eps,
     )
-    layers = [_assemble_layer(config, reader, f"model.layers.{index}.", heads) for index in range(config.num_layers)]
+    layers = [
+        _assemble_layer(config, reader, f"model.layers.{index}.", heads, ranks) for index in range(config.num_layers)
+    ]
     norm = reader.tensor(FINAL_NORM)
     head = EMBEDDING if config.tie_embeddings else LM_HEAD
     is_table = config.tie_embeddings and not reader.stays_stored(head)
@@ -254,21 +300,27 @@ def _assemble(config: DecoderConfig, reader: _Reader, ops: Ops, num_positions: i
         layers=layers,
         norm=norm,
         lm_head=lm_head,
+        vocabulary=reader.vocabulary(ranks),
     )
 
 
-def _assemble_layer(config: DecoderConfig, reader: _Reader, prefix: str, heads: Heads) -> DecoderLayer:
+def _assemble_layer(
+    config: DecoderConfig, reader: _Reader, prefix: str, heads: Heads, ranks: Collectives | None
+) -> DecoderLayer:
+    def summed(linear: Linear) -> Linear:
+        return linear if ranks is None else SummedLinear(linear, ranks)
+
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     return DecoderLayer(
         heads=heads,
         input_norm=reader.tensor(prefix + "input_layernorm.weight"),
         qkv=reader.linear(attention + "q_proj", attention + "k_proj", attention + "v_proj", bias=config.qkv_bias),
         head_norms=_head_norms(reader, attention) if config.qk_norm else None,
-        o=reader.linear(attention + "o_proj", bias=config.o_bias),
+        o=summed(reader.linear(attention + "o_proj", bias=config.o_bias)),
         post_attention_norm=reader.tensor(prefix + "post_attention_layernorm.weight"),
         mlp=DenseMlp(
             gate_up=reader.linear(mlp + "gate_proj", mlp + "up_proj", bias=config.mlp_bias),
-            down=reader.linear(mlp + "down_proj", bias=config.mlp_bias),
+            down=summed(reader.linear(mlp + "down_proj", bias=config.mlp_bias)),
         ),
     )
 

@@ -60,6 +60,10 @@ class Checkpoint(ABC):
         up are made there.
         """
 
+    def read_part(self, name: str, dim: int, part: range, *, device: torch.device | str = "cpu") -> Tensor:
+        """Some rows (`dim` 0) or columns (1) of a tensor; by itself the whole is read, and dropped."""
+        return self.read(name, device=device).narrow(dim, part.start, len(part)).clone()
+
     def read_weight(self, name: str, *, device: torch.device | str = "cpu") -> Weight:
         """The weight of a linear layer: as codes and scales where it is stored so, else as `read` has it."""
         return self.read(name, device=device)

@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from headway.attention.base import AttentionBackend, HeadNorms, Heads
 from headway.errors import UnsupportedModelError
+from headway.layers.collectives import Collectives
 from headway.layers.linear import Delta, Linear
 from headway.layers.ops import Mlp, Ops
 from headway.models.decoder_config import DecoderConfig
@@ -49,6 +51,30 @@ class DecoderLayer:
         return [self.heads.cos_sin, *norms, *(tensor for linear in self.linears for tensor in linear.tensors)]
 
 
+class Vocabulary:
+    """Tokens that are divided among ranks: each has the vectors of its own, and computes their logits."""
+
+    def __init__(self, ranks: Collectives, *, own: range, width: int, size: int) -> None:
+        """`width`: tokens of a rank, of which the last may have fewer; `size`: all of them."""
+        self._ranks = ranks
+        self._own = own
+        self._width = width
+        self._size = size
+
+    def embedding(self, ops: Ops, token_ids: Tensor, table: Tensor) -> Tensor:
+        """Vectors of any tokens: those of others come from their ranks."""
+        is_other = (token_ids < self._own.start) | (token_ids >= self._own.stop)
+        vectors = ops.embedding((token_ids - self._own.start).masked_fill(is_other, 0), table)
+        return self._ranks.all_reduce(vectors.masked_fill_(is_other[:, None], 0))
+
+    def logits(self, own: Tensor, out: Tensor | None) -> Tensor:
+        """All logits of the rows that every rank has computed its own of."""
+        padded = own if own.shape[1] == self._width else F.pad(own, (0, self._width - own.shape[1]))
+        gathered = self._ranks.all_gather(padded.contiguous())
+        logits = gathered.transpose(0, 1).reshape(len(own), -1)[:, : self._size]
+        return logits.contiguous() if out is None else out.copy_(logits)
+
+
 class Decoder:
     """A model that is ready to run. Stateless: the KV cache belongs to the attention backend."""
 
@@ -61,7 +87,9 @@ class Decoder:
         layers: Sequence[DecoderLayer],
         norm: Tensor,
         lm_head: Linear,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
+        """`vocabulary`: of `embedding` and `lm_head`, where they are a rank's part."""
         for index, layer in enumerate(layers):
             if layer.heads.window is not None:
                 raise UnsupportedModelError(
@@ -73,6 +101,7 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.lm_head = lm_head
+        self._vocabulary = vocabulary
         self._next_norms = [layer.input_norm for layer in layers[1:]] + [norm]
 
     def forward(
@@ -86,7 +115,10 @@ class Decoder:
         """
         ops, eps = self.ops, self.config.rms_norm_eps
         last_layer = len(self.layers) - 1
-        residual = ops.embedding(token_ids, self.embedding)
+        if self._vocabulary is None:
+            residual = ops.embedding(token_ids, self.embedding)
+        else:
+            residual = self._vocabulary.embedding(ops, token_ids, self.embedding)
         delta: Delta = None
         for index, layer in enumerate(self.layers):
             qkv = ops.norm_linear(residual, delta, layer.input_norm, eps, layer.qkv)
@@ -109,7 +141,9 @@ class Decoder:
         Nothing is widened here: a sampler may read them as they are; sums of probabilities want float32. `out`
         [R, vocab] is where they are written, if given.
         """
-        return self.lm_head(hidden, out)
+        if self._vocabulary is None:
+            return self.lm_head(hidden, out)
+        return self._vocabulary.logits(self.lm_head(hidden), out)
 
     def _attend(
         self, index: int, layer: DecoderLayer, qkv: Tensor, positions: Tensor, attention: AttentionBackend

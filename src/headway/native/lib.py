@@ -81,6 +81,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hw_attend": (None, (_P, _P, _P, _P, _P, _I, _P)),
     "hw_dequantize": (None, (_P, _N, _I, _P)),
     "hw_is_finite": (_N, (_P, _I)),
+    "hw_meeting_bytes": (_I, (_I, _I)),
+    "hw_meeting_abort": (None, (_P,)),
+    "hw_ranks_sum": (_N, (_P, _I, _I, _I, ctypes.c_uint64, _P, _I)),
+    "hw_ranks_gather": (_N, (_P, _I, _I, _I, ctypes.c_uint64, _P, _I, _P, _I)),
     "hw_sample_tokens": (None, (_P, _I, _I, _P, _P, _P, _P)),
     "hw_mask_logits": (None, (_P, _I, _P, _P, _I, _I)),
 }

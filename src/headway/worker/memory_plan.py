@@ -45,6 +45,8 @@ class MemoryPlan:
     """Blocks for which there is room in host memory, beside the cache."""
     restore_block_s: float = 0.0
     """Time to copy one of these back, measured."""
+    num_ranks: int = 1
+    """Of which each has so much."""
 
     @property
     def kv_bytes(self) -> int:
@@ -69,6 +71,7 @@ class MemoryPlan:
             f"capacity  {self.num_tokens:,} tokens = {self.num_full_requests:.1f} requests of full length "
             f"({self.max_model_len:,} tokens)"
             f"{self._host_line}"
+            + (f"\nranks     {self.num_ranks}, each with so much" if self.num_ranks > 1 else "")
         )
 
     @property

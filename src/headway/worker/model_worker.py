@@ -3,7 +3,8 @@
 worker = ModelWorker(config, checkpoint.config, eos_token_ids=...)   formats, kernels and the context are settled
 worker.load(checkpoint)                                              weights are on the device
 free_bytes = worker.profile()                                        what the largest step leaves for KV blocks
-plan, runner = worker.allocate(free_bytes)                           KV blocks, those on the host, the runner
+plan = worker.plan(free_bytes)                                       how many blocks that is; ranks agree on a number
+plan, runner = worker.allocate(plan)                                 KV blocks, those on the host, the runner
 runner.submit(output)                                                step after step
 """
 
@@ -22,6 +23,7 @@ from headway.errors import ConfigError
 from headway.kv.host_blocks import HostBlocks
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers import create_ops
+from headway.layers.collectives import Collectives
 from headway.models import load_decoder
 from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
@@ -37,9 +39,19 @@ _NUM_COMPILING = 8
 
 
 class ModelWorker:
-    """Its methods are called once, in the order of their definition."""
+    """Its methods are called once, in the order of their definition.
 
-    def __init__(self, config: ResolvedConfig, model: DecoderConfig, *, eos_token_ids: tuple[int, ...]) -> None:
+    `ranks`: the others, where this worker is one of several that have a part of the model each. All call the same.
+    """
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        model: DecoderConfig,
+        *,
+        eos_token_ids: tuple[int, ...],
+        ranks: Collectives | None = None,
+    ) -> None:
         self.formats = choose_formats(
             config.model,
             config.device,
@@ -49,6 +61,7 @@ class ModelWorker:
         )
         self._config = config
         self._eos_token_ids = eos_token_ids
+        self._ranks = ranks
         self._max_model_len = longest_request(config.model.max_model_len, model)
         self._decoder: Decoder | None = None
         self._draft: Decoder | None = None
@@ -61,9 +74,9 @@ class ModelWorker:
             self._check_draft(checkpoint.config, draft.config)
         if self.formats.native_threads is not None:
             native.set_num_threads(self.formats.native_threads)
-        self._decoder = self._load(checkpoint, progress)
+        self._decoder = self._load(checkpoint, progress, self._ranks)
         if draft is not None:
-            self._draft = self._load(draft, progress)
+            self._draft = self._load(draft, progress, None)  # small, and so whole on every rank
 
     def _check_draft(self, model: DecoderConfig, draft: DecoderConfig) -> None:
         if draft.vocab_size != model.vocab_size:
@@ -77,7 +90,7 @@ class ModelWorker:
                 f"({self._max_model_len:,}). Lower max_model_len."
             )
 
-    def _load(self, checkpoint: Checkpoint, progress: Progress | None) -> Decoder:
+    def _load(self, checkpoint: Checkpoint, progress: Progress | None, ranks: Collectives | None) -> Decoder:
         formats = self.formats
         return load_decoder(
             checkpoint,
@@ -88,6 +101,7 @@ class ModelWorker:
             ops=create_ops(formats.kernels, device=formats.device, dtype=formats.dtype),
             max_model_len=self._max_model_len,
             progress=progress,
+            ranks=ranks,
         )
 
     def profile(self) -> int | None:
@@ -110,11 +124,11 @@ class ModelWorker:
             utilization=self._config.cache.gpu_memory_utilization,
         )
 
-    def allocate(self, free_bytes: int | None) -> tuple[MemoryPlan, Runner]:
-        """Lay out the KV cache in what `profile` has found. Returns the layout, and what runs steps in it."""
+    def plan(self, free_bytes: int | None) -> MemoryPlan:
+        """Divide what `profile` has found."""
         config, decoder, draft = self._config, self._decoder, self._draft
         assert decoder is not None, "load() comes first"
-        plan = plan_memory(
+        return plan_memory(
             config.cache,
             decoder.config,
             self.formats,
@@ -125,6 +139,11 @@ class ModelWorker:
             max_model_len=config.model.max_model_len,
             free_bytes=free_bytes,
         )
+
+    def allocate(self, plan: MemoryPlan) -> tuple[MemoryPlan, Runner]:
+        """Lay out the KV cache as planned. Returns the layout, and what runs steps in it."""
+        config, decoder, draft = self._config, self._decoder, self._draft
+        assert decoder is not None, "load() comes first"
         models = [self._paged(plan, one) for one in (decoder, draft) if one is not None]
         host_blocks = None
         if plan.num_host_slots:
@@ -177,10 +196,10 @@ def _compile_ahead(decoder: Decoder, device: torch.device) -> None:
             if part == "qkv":
                 ops.norm_linear(residual, None, norm, eps, layer.qkv)
             elif part == "o":
-                delta = layer.o.add_to(residual, rows(num_rows, layer.o.in_features), next_norm=norm)
+                delta = layer.o.own.add_to(residual, rows(num_rows, layer.o.in_features), next_norm=norm)
                 ops.norm_linear(residual, delta, norm, eps, layer.qkv)
             else:
-                layer.mlp.add_to(residual, None, ops=ops, norm=norm, eps=eps, next_norm=norm)
+                layer.mlp.own.add_to(residual, None, ops=ops, norm=norm, eps=eps, next_norm=norm)
 
     with ThreadPoolExecutor(_NUM_COMPILING) as pool:
         list(pool.map(run, *zip(*itertools.product(_COMPILED_ROWS, ("qkv", "o", "mlp")), strict=True)))
@@ -196,8 +215,9 @@ def _working_bytes(decoder: Decoder, device: torch.device, *, num_tokens: int, n
         hidden = torch.zeros(num_tokens, model.hidden_size, dtype=decoder.embedding.dtype, device=device)
         layer = decoder.layers[0]
         norm, eps = layer.input_norm, model.rms_norm_eps
-        layer.mlp.add_to(hidden, None, ops=decoder.ops, norm=norm, eps=eps, next_norm=norm)
-        logits = decoder.logits(hidden[:num_rows]).float()
+        layer.mlp.own.add_to(hidden, None, ops=decoder.ops, norm=norm, eps=eps, next_norm=norm)
+        decoder.lm_head(hidden[:num_rows])
+        logits = torch.empty(num_rows, model.vocab_size, device=device)
         # Room for what sampling may add to the logits (a float32 copy, logprobs, what each row has seen; float64 sums
         # without Triton) and for the working memory that CUDA graphs keep to themselves.
         scratch = torch.empty(4 * logits.numel(), dtype=torch.float64, device=device)

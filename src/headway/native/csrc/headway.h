@@ -125,6 +125,17 @@ HW_EXPORT void hw_dequantize(const uint8_t *raw, int kind, int64_t blocks, float
 /* Whether none of the values is NaN or infinite. */
 HW_EXPORT int hw_is_finite(const float *x, int64_t count);
 
+/* Ranks that are processes and meet in shared memory, which begins as zeros. `turn` counts the meetings from 1. Both
+ * return 0 if the meeting was aborted. */
+HW_EXPORT int64_t hw_meeting_bytes(int64_t ranks, int64_t place_bytes);
+HW_EXPORT void hw_meeting_abort(void *memory);
+/* x = the sum over the ranks, added up in their order. */
+HW_EXPORT int hw_ranks_sum(void *memory, int64_t rank, int64_t ranks, int64_t place_bytes, uint64_t turn, float *x,
+                           int64_t count);
+/* out[other * stride ...] = the part of each. */
+HW_EXPORT int hw_ranks_gather(void *memory, int64_t rank, int64_t ranks, int64_t place_bytes, uint64_t turn,
+                              const void *part, int64_t bytes, char *out, int64_t stride);
+
 /* What a row asks of sampling: `RowRecord` in headway/runner/sampler.py, where sampling is defined. */
 typedef struct {
     uint64_t seed;

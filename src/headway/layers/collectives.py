@@ -1,0 +1,253 @@
+"""What the ranks of a model do together: sum partial products, and put pieces of logits side by side.
+
+    threads            ranks that are threads of one process, for tests
+    shared-memory      processes of one machine, on its CPU
+    gloo               the same over sockets, where the native kernels are not
+    nccl               processes with a GPU each
+    symmetric-memory   processes that share a GPU, which NCCL refuses
+    none               one rank alone: what is missing is taken as zero, to measure a shard without its peers
+
+All ranks call the same methods in the same order, and get the same bits: every sum is added up in one order. So they
+compute the same logits, and since a draw depends on the request's seed and the position only, choose the same tokens
+without telling each other.
+"""
+
+from __future__ import annotations
+
+import datetime
+import mmap
+import os
+import threading
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway import native
+from headway.errors import ConfigError
+from headway.layers.linear import Delta, Linear
+
+_TIMEOUT_S = 600.0  # a first step may compile kernels on one rank and find them on another
+_PLACE_BYTES = 2**20  # what a rank hands over at a time
+_SHARED_GPU = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+
+
+class Collectives(ABC):
+    """One rank's end. Called by one thread."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    @abstractmethod
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over the ranks, in `x` or in a new tensor."""
+
+    @abstractmethod
+    def all_gather(self, x: Tensor) -> Tensor:
+        """[size, *x.shape]: that of each rank."""
+
+    def abort(self) -> None:
+        """Let calls that wait for a rank which will not come end with an error. Called by any thread."""
+
+    def close(self) -> None:
+        """Give up what the ranks share."""
+
+
+class Absent(Collectives):
+    """The other ranks are not there."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        gathered = x.new_zeros(self.size, *x.shape)
+        gathered[self.rank] = x
+        return gathered
+
+
+class Meeting:
+    """Where the ranks of one process meet."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.parts: list[Tensor | None] = [None] * size
+        self.barrier = threading.Barrier(size, timeout=_TIMEOUT_S)
+
+
+class ThreadCollectives(Collectives):
+    """Ranks in threads of one process."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        super().__init__(rank, meeting.size)
+        self._meeting = meeting
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self.all_gather(x).sum(0)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        meeting = self._meeting
+        meeting.parts[self.rank] = x
+        meeting.barrier.wait()
+        gathered = torch.stack([part for part in meeting.parts if part is not None])
+        meeting.barrier.wait()  # from now on they may be written again
+        return gathered
+
+    def abort(self) -> None:
+        self._meeting.barrier.abort()
+
+
+class SharedMemoryCollectives(Collectives):
+    """Ranks in processes of one machine. float32 is summed by the native kernels, in the order of the ranks."""
+
+    def __init__(self, rank: int, size: int, path: str) -> None:
+        """`path`: a file that the first rank makes, and all map."""
+        super().__init__(rank, size)
+        self._native = native.load().released
+        num_bytes = self._native.hw_meeting_bytes(size, _PLACE_BYTES)
+        with open(path, "a+b" if rank == 0 else "r+b") as file:
+            if rank == 0:
+                file.truncate(num_bytes)
+            self._mapped = mmap.mmap(file.fileno(), num_bytes)
+        self._memory = torch.frombuffer(self._mapped, dtype=torch.uint8)
+        self._meeting = (self._memory.data_ptr(), rank, size, _PLACE_BYTES)
+        self._turn = 0
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            return self.all_reduce(x.float()).to(x.dtype)
+        whole = x.contiguous()
+        for start in range(0, whole.nbytes, _PLACE_BYTES):
+            count = min(_PLACE_BYTES, whole.nbytes - start) // 4
+            self._check(self._native.hw_ranks_sum(*self._meeting, self._next(), whole.data_ptr() + start, count))
+        return whole
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        part = x.contiguous()
+        gathered = part.new_empty(self.size, *part.shape)
+        for start in range(0, part.nbytes, _PLACE_BYTES):
+            num_bytes = min(_PLACE_BYTES, part.nbytes - start)
+            source, target = part.data_ptr() + start, gathered.data_ptr() + start
+            self._check(
+                self._native.hw_ranks_gather(*self._meeting, self._next(), source, num_bytes, target, part.nbytes)
+            )
+        return gathered
+
+    def abort(self) -> None:
+        self._native.hw_meeting_abort(self._memory.data_ptr())
+
+    def _next(self) -> int:
+        self._turn += 1
+        return self._turn
+
+    def _check(self, has_met: int) -> None:
+        if not has_met:
+            raise RuntimeError("another rank has ended")
+
+
+class GroupCollectives(Collectives):
+    """Ranks in processes, through a process group of torch's: gloo between CPUs, NCCL between GPUs."""
+
+    def __init__(self, rank: int, size: int, group: Any) -> None:
+        super().__init__(rank, size)
+        self._group = group
+
+    @classmethod
+    def gloo(cls, rank: int, size: int, store: torch.distributed.Store) -> GroupCollectives:
+        options = torch.distributed.ProcessGroupGloo._Options()
+        options._timeout = datetime.timedelta(seconds=_TIMEOUT_S)
+        options._devices = [torch.distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        return cls(rank, size, torch.distributed.ProcessGroupGloo(store, rank, size, options))
+
+    @classmethod
+    def nccl(cls, rank: int, size: int, store: torch.distributed.Store, device: torch.device) -> GroupCollectives:
+        options = torch.distributed.ProcessGroupNCCL.Options()
+        options._timeout = datetime.timedelta(seconds=_TIMEOUT_S)
+        with torch.cuda.device(device):
+            return cls(rank, size, torch.distributed.ProcessGroupNCCL(store, rank, size, options))
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        self._group.allreduce([x]).wait()
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        gathered = x.new_empty(self.size, *x.shape)
+        self._group.allgather([list(gathered.unbind())], [x.contiguous()]).wait()
+        return gathered
+
+    def abort(self) -> None:
+        if hasattr(self._group, "abort"):
+            self._group.abort()
+
+    def close(self) -> None:
+        self._group = None
+
+
+class SymmetricCollectives(Collectives):
+    """Ranks in processes whose GPUs read each other's memory, or are one and the same. Each part is written to a
+    buffer that all can read, and every rank, or one for all, adds up."""
+
+    def __init__(self, rank: int, size: int, store: torch.distributed.Store, device: torch.device, *, num_bytes: int):
+        super().__init__(rank, size)
+        os.environ[_SHARED_GPU] = "1"
+        import torch.distributed as dist
+        from torch.distributed import _symmetric_memory as symmetric
+
+        if dist.is_initialized():
+            raise ConfigError("This process has a process group of its own: tensor parallel ranks cannot share a GPU.")
+        torch.cuda.set_device(device)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        self._group = dist.group.WORLD.group_name
+        self._buffer = symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._memory = symmetric.rendezvous(self._buffer, self._group)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        shared = self._shared(x)
+        if self.size == 2:  # a + b is b + a
+            return torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", self._group).view(x.shape)
+        return self.all_gather(x).sum(0, dtype=torch.float32).to(x.dtype)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        self._shared(x)
+        self._memory.barrier()
+        parts = [self._memory.get_buffer(rank, x.shape, x.dtype) for rank in range(self.size)]
+        gathered = torch.stack(parts)
+        self._memory.barrier()
+        return gathered
+
+    def _shared(self, x: Tensor) -> Tensor:
+        """A copy that all can read. The sum that was here before has been taken: all ranks have come to this one."""
+        shared = self._buffer[: x.nbytes].view(x.dtype)
+        return shared.copy_(x.reshape(-1))
+
+    def close(self) -> None:
+        torch.distributed.destroy_process_group()
+
+
+class SummedLinear(Linear):
+    """A layer whose inputs are divided among the ranks: its products are parts, which are summed before they are
+    used. The bias belongs to the first rank's."""
+
+    def __init__(self, own: Linear, ranks: Collectives) -> None:
+        self._own = own
+        self._ranks = ranks
+        self.in_features, self.out_features = own.in_features, own.out_features
+
+    @property
+    def own(self) -> Linear:
+        return self._own
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self._own.tensors
+
+    def summed(self, product: Tensor) -> Tensor:
+        return self._ranks.all_reduce(product)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        product = self.summed(self._own(x))
+        return product if out is None else out.copy_(product)
+
+    def add_to(self, residual: Tensor, x: Tensor, *, next_norm: Tensor) -> Delta:
+        return self(x)
