@@ -4,6 +4,7 @@ The same as `headway bench latency --scenario b1` and `headway bench throughput 
 round each; the long `nano` is its own warm-up), without loading the model four times.
 
     python benchmarks/gpu_table.py --model qwen3-0.6b
+    python benchmarks/gpu_table.py --model llama31-70b --tensor-parallel-size 4 --collectives none --scenarios b64
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from headway.config import KV_CACHE_DTYPES, OFFLINE_OPTIONS, QUANTIZATIONS, EngineConfig
+from headway.config import COLLECTIVES, KV_CACHE_DTYPES, OFFLINE_OPTIONS, QUANTIZATIONS, EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.lab.bench.environment import measure_start_up
 from headway.lab.bench.floors import measure_ceilings, planned_costs, work_floor
@@ -29,6 +30,8 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES)
     parser.add_argument("--scenarios", nargs="+", default=["b1", "b64", "prefill", "nano"], choices=tuple(SCENARIOS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks")
+    parser.add_argument("--collectives", default="auto", choices=COLLECTIVES, help="none: one rank alone")
     parser.add_argument("--output-json", metavar="FILE")
     options = parser.parse_args()
 
@@ -39,6 +42,8 @@ def main() -> None:
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
         max_model_len=SCENARIOS["b1"].max_model_len,
+        tensor_parallel_size=options.tensor_parallel_size,
+        collectives=options.collectives,
         enable_prefix_caching=False,  # every round has the same prompts
         **OFFLINE_OPTIONS,
     )

@@ -423,13 +423,14 @@ class DeviceConfig:
         choices=GRAPH_CAPTURES,
     )
     tensor_parallel_size: int = option(
-        1, "Ranks that have a part of every layer each: a GPU each, or on the CPU a process and its share of the threads."
+        1,
+        "Ranks that have a part of every layer each: a GPU each, or on the CPU a process and its share of the threads.",
     )
     collectives: str = option(
         "auto",
         "How ranks sum their parts. auto: nccl with a GPU each, symmetric-memory where they share one (for tests), "
-        "shared-memory on the CPU. gloo, threads: on the CPU, for tests. none: one rank alone, whose answers are wrong, "
-        "to measure a shard.",
+        "shared-memory on the CPU. gloo, threads: on the CPU, for tests. none: one rank alone, to measure a shard; its "
+        "answers are wrong.",
         choices=COLLECTIVES,
     )
     async_scheduling: bool | None = option(

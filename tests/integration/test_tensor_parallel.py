@@ -351,7 +351,9 @@ def test_waiting_ranks_are_let_go(tmp_path: Path) -> None:
     assert len(errors) == 2
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "sizes"), [(32, 8, (2, 4, 8, 16, 32)), (9, 3, (2, 3, 9)), (4, 1, (2, 4))])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "sizes"), [(32, 8, (2, 4, 8, 16, 32)), (9, 3, (2, 3, 9)), (4, 1, (2, 4))]
+)
 def test_shards_are_the_whole(heads: int, kv_heads: int, sizes: tuple[int, ...]) -> None:
     config = open_checkpoint("llama31-8b", "dummy").config
     from dataclasses import replace

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import typing
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -275,8 +276,8 @@ class EngineCore:
             if _is_more_than_a_step(error):
                 self._in_flight[0] = step._replace(pending=_FailedStep(error))
                 raise
-            assert isinstance(error, Exception)
-            result, failure = _failed(step.output, error), error
+            failure = typing.cast(Exception, error)
+            result = _failed(step.output, failure)
         previous_s, self._last_result_s = self._last_result_s, self._now()
         duration_s = self._last_result_s - max(previous_s, step.submitted_s)
         # A failed step has no time of its own, and one that no request waited for may have ended long ago.

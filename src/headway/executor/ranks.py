@@ -131,7 +131,9 @@ class RanksExecutor:
         except BaseException as error:
             self._peers.kill()
             if isinstance(error, Exception) and not isinstance(error, HeadwayError):
-                raise EngineDeadError(f"{start.size} ranks could not be made ready: {error!r}. {self._lost or ''}") from error
+                raise EngineDeadError(
+                    f"{start.size} ranks could not be made ready: {error!r}. {self._lost or ''}"
+                ) from error
             raise
         self.max_in_flight = start.max_in_flight
         self.verifies_ahead = self._runner.verifies_ahead
@@ -309,7 +311,9 @@ class _Ready(NamedTuple):
 
 def _kernels(worker: ModelWorker) -> str:
     formats = worker.formats
-    return f"{formats}, {formats.kernels} kernels, {formats.attention_backend} attention, {formats.kv_format.name} cache"
+    return (
+        f"{formats}, {formats.kernels} kernels, {formats.attention_backend} attention, {formats.kv_format.name} cache"
+    )
 
 
 def _agreed(ready: Sequence[_Ready], *, num_ranks: int) -> MemoryPlan:

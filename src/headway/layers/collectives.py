@@ -48,10 +48,10 @@ class Collectives(ABC):
     def all_gather(self, x: Tensor) -> Tensor:
         """[size, *x.shape]: that of each rank."""
 
-    def abort(self) -> None:
+    def abort(self) -> None:  # noqa: B027 - most have nothing to do
         """Let calls that wait for a rank which will not come end with an error. Called by any thread."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Give up what the ranks share."""
 
 
@@ -155,10 +155,11 @@ class GroupCollectives(Collectives):
 
     @classmethod
     def gloo(cls, rank: int, size: int, store: torch.distributed.Store) -> GroupCollectives:
-        options = torch.distributed.ProcessGroupGloo._Options()
+        gloo: Any = torch.distributed.ProcessGroupGloo
+        options = gloo._Options()
         options._timeout = datetime.timedelta(seconds=_TIMEOUT_S)
-        options._devices = [torch.distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        return cls(rank, size, torch.distributed.ProcessGroupGloo(store, rank, size, options))
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        return cls(rank, size, gloo(store, rank, size, options))
 
     @classmethod
     def nccl(cls, rank: int, size: int, store: torch.distributed.Store, device: torch.device) -> GroupCollectives:
@@ -185,8 +186,8 @@ class GroupCollectives(Collectives):
 
 
 class SymmetricCollectives(Collectives):
-    """Ranks in processes whose GPUs read each other's memory, or are one and the same. Each part is written to a
-    buffer that all can read, and every rank, or one for all, adds up."""
+    """Ranks in processes whose GPUs read each other's memory, or are one and the same: each part is written to where
+    all can read it, and every rank adds up."""
 
     def __init__(self, rank: int, size: int, store: torch.distributed.Store, device: torch.device, *, num_bytes: int):
         super().__init__(rank, size)
@@ -198,28 +199,19 @@ class SymmetricCollectives(Collectives):
             raise ConfigError("This process has a process group of its own: tensor parallel ranks cannot share a GPU.")
         torch.cuda.set_device(device)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-        self._group = dist.group.WORLD.group_name
+        assert dist.group.WORLD is not None
         self._buffer = symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
-        self._memory = symmetric.rendezvous(self._buffer, self._group)
+        self._memory = symmetric.rendezvous(self._buffer, dist.group.WORLD.group_name)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        shared = self._shared(x)
-        if self.size == 2:  # a + b is b + a
-            return torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", self._group).view(x.shape)
         return self.all_gather(x).sum(0, dtype=torch.float32).to(x.dtype)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        self._shared(x)
+        self._buffer[: x.nbytes].view(x.dtype).copy_(x.reshape(-1))
         self._memory.barrier()
-        parts = [self._memory.get_buffer(rank, x.shape, x.dtype) for rank in range(self.size)]
-        gathered = torch.stack(parts)
-        self._memory.barrier()
+        gathered = torch.stack([self._memory.get_buffer(rank, x.shape, x.dtype) for rank in range(self.size)])
+        self._memory.barrier()  # from now on they may be written again
         return gathered
-
-    def _shared(self, x: Tensor) -> Tensor:
-        """A copy that all can read. The sum that was here before has been taken: all ranks have come to this one."""
-        shared = self._buffer[: x.nbytes].view(x.dtype)
-        return shared.copy_(x.reshape(-1))
 
     def close(self) -> None:
         torch.distributed.destroy_process_group()

@@ -70,8 +70,7 @@ class MemoryPlan:
             f"{self.num_blocks:,} blocks of {self.block_size} tokens\n"
             f"capacity  {self.num_tokens:,} tokens = {self.num_full_requests:.1f} requests of full length "
             f"({self.max_model_len:,} tokens)"
-            f"{self._host_line}"
-            + (f"\nranks     {self.num_ranks}, each with so much" if self.num_ranks > 1 else "")
+            f"{self._host_line}" + (f"\nranks     {self.num_ranks}, each with so much" if self.num_ranks > 1 else "")
         )
 
     @property

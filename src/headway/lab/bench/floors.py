@@ -186,9 +186,15 @@ def model_costs(model: DecoderConfig, *, bytes_per_weight: float, kv_bytes_per_t
 
 
 def planned_costs(model: DecoderConfig, plan: MemoryPlan) -> ModelCosts:
-    """The costs of a model in the number formats that an engine runs it with."""
+    """The costs of a model, or of one rank's part, in the number formats that an engine runs it with."""
     costs = model_costs(model, bytes_per_weight=1.0, kv_bytes_per_token=plan.bytes_per_block / plan.block_size)
-    return replace(costs, weight_bytes=plan.step_weight_bytes)
+    return replace(
+        costs,
+        weight_bytes=plan.step_weight_bytes,
+        linear_flops_per_token=costs.linear_flops_per_token / plan.num_ranks,
+        attention_flops_per_pair=costs.attention_flops_per_pair / plan.num_ranks,
+        output_flops=costs.output_flops / plan.num_ranks,
+    )
 
 
 @dataclass(frozen=True)
