@@ -5,8 +5,9 @@ have got from a server that is left alone, token for token?
     python benchmarks/chaos.py --ray --minutes 3
     python benchmarks/chaos.py --dtype bfloat16 --every 0
 
-The embedded model in float32, or with --dtype. Every request is first answered without trouble; then clients ask again and again, at
-random, while every few seconds a random engine process gets SIGKILL or SIGSTOP. At the end nothing may be left running.
+The embedded model in float32, or with --dtype. Every request is first answered without trouble; then clients ask again
+and again, at random, while every few seconds a random engine process gets SIGKILL or SIGSTOP. At the end nothing may be
+left running.
 
 With --ray the replicas are on a Ray cluster of as many nodes, all on this machine; after a third of the time one node
 is removed, after two thirds another is added.
