@@ -242,4 +242,24 @@ class SummedLinear(Linear):
         return product if out is None else out.copy_(product)
 
     def add_to(self, residual: Tensor, x: Tensor, *, next_norm: Tensor) -> Delta:
-        return self(x)
+        if not self._own.adds_in_place:
+            return self(x)
+        if self._ranks.rank == 0:  # it brings the residual, the others their parts alone
+            return self._sum_into(residual, self._own.add_to(residual, x, next_norm=next_norm))
+        self._own(x, residual)
+        return self._sum_into(residual, None)
+
+    def takes_gates(self, rows: Tensor) -> bool:
+        return self._own.takes_gates(rows)
+
+    def add_gated_to(self, residual: Tensor, gate_up: Tensor) -> Delta:
+        if self._ranks.rank:
+            residual.zero_()
+        return self._sum_into(residual, self._own.add_gated_to(residual, gate_up))
+
+    def _sum_into(self, residual: Tensor, delta: Delta) -> None:
+        if isinstance(delta, Tensor):
+            residual.add_(delta)
+        summed = self._ranks.all_reduce(residual)
+        if summed is not residual:
+            residual.copy_(summed)

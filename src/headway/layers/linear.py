@@ -49,6 +49,8 @@ class Linear(ABC):
 
     in_features: int
     out_features: int
+    adds_in_place = False
+    """Whether `add_to` adds to the residual itself, where it can, or always leaves the product to the next norm."""
 
     @property
     @abstractmethod

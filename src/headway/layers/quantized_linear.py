@@ -33,6 +33,8 @@ _WIDE_OUTPUTS = 8192
 class QuantizedLinear(Linear):
     """Packs the weight on construction, where it is."""
 
+    adds_in_place = True
+
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, *, dtype: torch.dtype) -> None:
         self.out_features, self.in_features = weight.shape
         self.weight = gemm.pack(weight, dtype)

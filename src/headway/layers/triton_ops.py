@@ -147,6 +147,8 @@ class TritonLinear(TorchLinear):
     `add_to` accumulates into the residual inside the matmul, so between layers nothing is left to add.
     """
 
+    adds_in_place = True
+
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, skinny: bool = True) -> None:
         super().__init__(weight, bias)
         self._skinny = skinny and weight.dtype.itemsize == 2
