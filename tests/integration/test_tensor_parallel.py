@@ -26,6 +26,7 @@ from headway.layers.quantized_weight import QuantizedWeight, dequantised, quanti
 from headway.loader import open_checkpoint
 from headway.loader.embedded import embedded_model_path
 from headway.models.sharding import Shard
+from headway.rpc.supervision import EngineSpec, divided
 from tests.integration.test_resumption import PARAMS as KINDS
 from tests.integration.test_resumption import answers as streamed
 from tests.integration.test_speculation import answers
@@ -200,7 +201,7 @@ def test_a_rank_that_is_killed(collectives: str) -> None:
 def test_streams_survive_the_death_of_ranks() -> None:
     """Under an engine process: it ends with the rank, is started again, and its requests go on with the same tokens."""
 
-    async def ask(kills: bool) -> tuple[dict[str, Any], int]:
+    async def ask(kills: bool) -> tuple[dict[int, Any], int]:
         llm = AsyncLLM(dtype="float32", tensor_parallel_size=2, kv_cache_memory=2**27)
         num_killed = 0
 
@@ -214,7 +215,7 @@ def test_streams_survive_the_death_of_ranks() -> None:
 
         async with asyncio.timeout(250), llm:
             killing = asyncio.create_task(kill()) if kills else None
-            found = {}
+            found: dict[int, Any] = {}
             for number in range(2 if kills else 1):
                 found[number] = await streamed(llm)
             if killing is not None:
@@ -381,3 +382,11 @@ def test_rank_zero_alone_measures_a_shard() -> None:
         assert len(output.outputs[0].token_ids) == 14
     finally:
         llm.shutdown()
+
+
+def test_replicas_have_a_gpu_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,4,5")
+    specs = divided(EngineSpec({"tensor_parallel_size": 2}), 2)
+    assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["3,1", "4,5"]
+    with pytest.raises(ConfigError, match="3 replicas need 2 GPUs each, and 4 are visible"):
+        divided(EngineSpec({"tensor_parallel_size": 2}), 3)

@@ -20,6 +20,7 @@ _GIB = 2**30
 _OPTIONS = (
     "model", "draft_model", "load_format", "dtype", "quantization", "max_model_len", "gpu_memory_utilization",
     "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "speculation", "max_draft_tokens", "device",
+    "tensor_parallel_size",
 )  # fmt: skip
 """Of the engine's, those that a plan depends on."""
 
@@ -69,6 +70,8 @@ class Needs:
     kv_dtype: str
     kv_bytes_per_token: int
     max_model_len: int
+    num_ranks: int
+    """Devices, of which each takes so much."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,16 @@ class Fit:
 def _needs(config: EngineConfig) -> tuple[Needs, str]:
     from headway.loader import open_checkpoint
     from headway.loader.embedded import embedded_model_path
+    from headway.models.sharding import Shard
     from headway.worker.formats import planned_formats
     from headway.worker.memory_plan import bytes_per_token, estimated_weights, estimated_working_space, longest_request
 
     model = config.model
     checkpoint = open_checkpoint(model.model or str(embedded_model_path()), model.load_format)
-    shape = checkpoint.config
-    formats = planned_formats(config, shape)
+    formats = planned_formats(config, checkpoint.config)
+    num_ranks = config.device.tensor_parallel_size
+    shard = None if num_ranks == 1 else Shard.largest(checkpoint.config, num_ranks)
+    shape = checkpoint.config if shard is None else shard.config
     longest = longest_request(model.max_model_len, shape)
     both = [checkpoint]
     if model.draft_model is not None:
@@ -101,11 +107,14 @@ def _needs(config: EngineConfig) -> tuple[Needs, str]:
         on_cuda=formats.device.type == "cuda",
         formats=str(formats),
         num_parameters=sum(one.config.num_parameters for one in both),
-        weight_bytes=sum(estimated_weights(one, formats, longest) for one in both),
+        weight_bytes=sum(
+            estimated_weights(one, formats, longest, shard if one is checkpoint else None) for one in both
+        ),
         working_bytes=estimated_working_space(shape, formats, config.scheduler.resolve(formats.device.type)),
         kv_dtype=formats.kv_format.name,
-        kv_bytes_per_token=sum(bytes_per_token(one.config, formats) for one in both),
+        kv_bytes_per_token=sum(bytes_per_token(shape if one is checkpoint else one.config, formats) for one in both),
         max_model_len=longest,
+        num_ranks=num_ranks,
     )
     return needs, " and ".join(one.name for one in both)
 
@@ -119,7 +128,8 @@ def _fit(size: int, needs: Needs, config: EngineConfig) -> Fit:
 
 def _print(title: str, needs: Needs, rows: list[Fit]) -> None:
     short = min(SHORT_REQUEST, needs.max_model_len)
-    print(f"{title}: {needs.num_parameters / 1e9:.2f} billion parameters, {needs.formats}")
+    each = f", on each of {needs.num_ranks} devices" if needs.num_ranks > 1 else ""
+    print(f"{title}: {needs.num_parameters / 1e9:.2f} billion parameters, {needs.formats}{each}")
     print(f"weights        {_gib(needs.weight_bytes)}")
     print(f"working space  {_gib(needs.working_bytes)}")
     print(f"KV cache       {needs.kv_bytes_per_token / 1024:9,.1f} KiB a token ({needs.kv_dtype})")

@@ -258,8 +258,8 @@ class _Reader:
         return Vocabulary(ranks, own=self._shard.vocab, width=self._shard.vocab_width, size=self.config.vocab_size)
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        shape, part = self._checkpoint.index[name].shape, self._part(name)
-        return shape if part is None else (*shape[: part[0]], len(part[1]), *shape[part[0] + 1 :])
+        whole = self._checkpoint.index[name].shape
+        return whole if self._shard is None else self._shard.shape(name, whole)
 
     def _stacked(self, names: Sequence[str]) -> Tensor:
         if len(names) == 1:

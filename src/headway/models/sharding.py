@@ -55,6 +55,11 @@ class Shard:
             whole=config,
         )
 
+    @classmethod
+    def largest(cls, config: DecoderConfig, size: int) -> Shard:
+        """That of the rank with most heads."""
+        return max((cls.of(config, rank, size) for rank in range(size)), key=lambda shard: len(shard.heads))
+
     @property
     def config(self) -> DecoderConfig:
         """The rank's own heads and columns; the vocabulary is everybody's."""
@@ -82,6 +87,11 @@ class Shard:
         if end == "weight" and kind == "down_proj":
             return _COLUMNS, self.columns
         return None
+
+    def shape(self, name: str, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the rank's part of a tensor."""
+        part = self.part(name)
+        return whole if part is None else (*whole[: part[0]], len(part[1]), *whole[part[0] + 1 :])
 
     def has_bias(self, name: str) -> bool:
         """Whether the bias of this layer is this rank's to add: that of a sum is the first's."""

@@ -152,11 +152,11 @@ class RayCluster:
 
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         num_gpus = 0 if spec.options.get("device") == "cpu" else int(sum(node.get("GPU", 0) for node in nodes))
-        if 0 < num_gpus < num_replicas:
-            raise ConfigError(f"{num_replicas} replicas need a GPU each, and the cluster has {num_gpus}.")
+        if 0 < num_gpus < num_replicas * spec.num_ranks:
+            raise ConfigError(f"{num_replicas} replicas of {spec.num_ranks} GPUs: the cluster has {num_gpus}.")
         num_cpus = 1 if num_gpus else cores_each([int(node.get("CPU", 0)) for node in nodes], num_replicas)
         options = dict(spec.options) if num_gpus else {"num_threads": num_cpus, **spec.options}
-        needs = {"num_cpus": num_cpus, "num_gpus": 1 if num_gpus else 0}
+        needs = {"num_cpus": num_cpus, "num_gpus": spec.num_ranks if num_gpus else 0}
         spec = replace(spec, options=options)
         return [
             replace(spec, home=RayHome(f"{self._name}-{place}", spec, needs=needs)) for place in range(num_replicas)

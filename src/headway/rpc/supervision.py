@@ -207,22 +207,32 @@ class EngineSpec:
     home: Home | None = None
     """Where its process comes from; None: it is started here, for this front end alone."""
 
+    @property
+    def num_ranks(self) -> int:
+        """Devices of a replica."""
+        return int(self.options.get("tensor_parallel_size", 1))
+
 
 def divided(spec: EngineSpec, num_replicas: int) -> list[EngineSpec]:
-    """One for each replica on this machine: a GPU each, or a share of the cores."""
+    """One for each replica on this machine: a GPU for each of its ranks, or a share of the cores."""
     if num_replicas == 1:
         return [spec]
     gpus = [] if spec.options.get("device") == "cpu" else visible_gpus()
     if gpus:
-        if len(gpus) < num_replicas:
-            raise ConfigError(f"{num_replicas} replicas need a GPU each, and {len(gpus)} are visible.")
-        chosen = gpus[:num_replicas]
-        return [replace(spec, environment={**spec.environment, "CUDA_VISIBLE_DEVICES": gpu}) for gpu in chosen]
+        each = spec.num_ranks
+        if len(gpus) < num_replicas * each:
+            raise ConfigError(f"{num_replicas} replicas need {_gpus(each)} each, and {len(gpus)} are visible.")
+        chosen = [",".join(gpus[place * each : (place + 1) * each]) for place in range(num_replicas)]
+        return [replace(spec, environment={**spec.environment, "CUDA_VISIBLE_DEVICES": own}) for own in chosen]
     if sys.platform != "linux":
         return [spec] * num_replicas
     cores = sorted(os.sched_getaffinity(0))
     shares = [tuple(cores[place::num_replicas]) or (cores[place % len(cores)],) for place in range(num_replicas)]
     return [replace(spec, cores=share) for share in shares]
+
+
+def _gpus(number: int) -> str:
+    return "a GPU" if number == 1 else f"{number} GPUs"
 
 
 def visible_gpus() -> list[str]:

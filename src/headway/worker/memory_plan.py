@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # an engine without a model has a plan too, and starts three 
     import torch
 
     from headway.models.checkpoint import Checkpoint
+    from headway.models.sharding import Shard
     from headway.worker.formats import Formats
 
 logger = logging.getLogger(__name__)
@@ -157,13 +158,14 @@ def bytes_per_token(model: DecoderConfig, formats: Formats) -> int:
 _CPU_PROCESS_BYTES = 400 * 2**20  # the interpreter and torch
 
 
-def estimated_weights(checkpoint: Checkpoint, formats: Formats, max_model_len: int) -> int:
-    """Bytes of weights and rotary tables, within a few percent."""
+def estimated_weights(checkpoint: Checkpoint, formats: Formats, max_model_len: int, shard: Shard | None = None) -> int:
+    """Bytes of weights and rotary tables, or of a rank's part of them, within a few percent."""
     from headway.models.assembly import EMBEDDING, LM_HEAD, expected_tensors
 
     model, float_bytes, on_cuda = checkpoint.config, formats.dtype.itemsize, formats.device.type == "cuda"
     total = max_model_len * model.head_dim * 4
-    for name, shape in expected_tensors(model).items():
+    for name, whole in expected_tensors(model).items():
+        shape = whole if shard is None else shard.shape(name, whole)
         num = math.prod(shape)
         is_head = name == (EMBEDDING if model.tie_embeddings else LM_HEAD)
         if len(shape) == 1 or name == EMBEDDING:
@@ -171,7 +173,7 @@ def estimated_weights(checkpoint: Checkpoint, formats: Formats, max_model_len: i
         if len(shape) == 1 or (name == EMBEDDING and not is_head):
             continue
         if formats.keeps_stored and name in checkpoint.quantized:
-            total += checkpoint.index[name].num_bytes
+            total += checkpoint.index[name].num_bytes * num // math.prod(whole)
         elif formats.quantization != "none" and not (is_head and on_cuda):
             quantization = "int8" if is_head else formats.quantization
             total += int(num * _code_bytes(quantization, shape[1], on_cuda=on_cuda))

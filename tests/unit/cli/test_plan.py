@@ -96,3 +96,11 @@ def test_what_a_plan_does_not_depend_on_is_refused(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         main(["plan", "--num-kv-blocks", "7"])
     assert "--num-kv-blocks" in capsys.readouterr().err
+
+
+def test_a_plan_for_each_of_several_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ("llama31-70b", "--load-format", "dummy", "--device", "cuda")
+    whole, part = (planned(capsys, *shape, *ranks) for ranks in ((), ("--tensor-parallel-size", "4")))
+    assert part["num_ranks"] == 4 and part["num_parameters"] == whole["num_parameters"]
+    assert part["weight_bytes"] == pytest.approx(whole["weight_bytes"] / 4, rel=0.01)
+    assert part["kv_bytes_per_token"] == whole["kv_bytes_per_token"] / 4
