@@ -239,6 +239,7 @@ def test_streams_survive_the_death_of_ranks() -> None:
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
         ({"tensor_parallel_size": 2, "collectives": "nccl"}, "for CUDA devices"),
         ({"collectives": "gloo"}, "for several ranks"),
+        ({"tensor_parallel_size": 2, "disk_cache": "blocks"}, "disk_cache keeps blocks of a whole model"),
         ({"tensor_parallel_size": 2, "collectives": "mpi"}, "collectives"),
     ],
 )

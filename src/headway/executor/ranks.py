@@ -36,9 +36,10 @@ import torch
 
 from headway import native
 from headway.config import ResolvedConfig
-from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SchedulerOutput
 from headway.errors import ConfigError, EngineDeadError, HeadwayError
 from headway.executor import PendingStep, UnsampledStep
+from headway.kv.block_store import BlockTransfers
 from headway.layers.collectives import (
     Absent,
     Collectives,
@@ -136,6 +137,7 @@ class RanksExecutor:
                 ) from error
             raise
         self.max_in_flight = start.max_in_flight
+        self.transfers: BlockTransfers | None = None
         self.verifies_ahead = self._runner.verifies_ahead
         # Each thread has a current device of its own; steps belong to that of the thread that loads the model.
         self._cuda_device = torch.cuda.current_device() if start.config.device.kind == "cuda" else None
@@ -183,6 +185,10 @@ class RanksExecutor:
     def forward(self, output: SchedulerOutput) -> UnsampledStep:
         """Run a step on all ranks, or start it, up to the logits."""
         return _RankedForward(self, self._run("forward", output, lambda runner: runner.forward(output)))
+
+    def move(self, moves: BlockMoves) -> None:
+        """Copy blocks without a step, on all ranks."""
+        self._run("move", moves, lambda runner: runner.move(moves))
 
     def warm_up(self) -> int:
         """Make ready on all ranks what would slow down first steps."""
@@ -504,6 +510,8 @@ def _run_steps(runner: Runner, connection: Connection, *, max_in_flight: int) ->
             return
         if kind == "warm_up":
             runner.warm_up()
+        elif kind == "move":
+            runner.move(payload)
         elif kind == "sample":
             assert forwarded is not None
             pending.append(forwarded.sample(payload))
