@@ -505,7 +505,7 @@ class EngineConfig:
             )
         if self.cache.disk_cache and self.device.tensor_parallel_size > 1:
             raise ConfigError(
-                "disk_cache keeps blocks of a whole model, and with tensor_parallel_size ranks have parts."
+                "disk_cache keeps blocks of a whole model; with tensor_parallel_size, ranks have parts."
             )
         if self.scheduler.scheduling_policy == "ltr" and not self.prediction.is_learned:
             raise ConfigError(
