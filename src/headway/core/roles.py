@@ -13,7 +13,10 @@ prompts that come next, of whom nothing is known yet, and without a limit a full
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+from headway.errors import ConfigError
 
 SHORT_TOKENS = 256
 """So many prompt tokens are always computed where the answer is: beside a batch that generates they cost about one
@@ -24,6 +27,29 @@ COPYING_SHARE = 0.1
 """Of the time of a transfer, what those who generate lose: blocks are copied into the device's memory beside steps."""
 BLOCK_S = 2e-5
 """What both replicas have to do for a block beside sending its bytes: find, announce, insert."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """How many replicas compute prompts only, and how many have requests from their arrival to their end."""
+
+    num_prefill: int
+    num_decode: int
+
+    @staticmethod
+    def parse(text: str) -> Roles:
+        """From 'prefill=1,decode=3'."""
+        found = re.fullmatch(r"prefill=([1-9]\d*),decode=([1-9]\d*)", text)
+        if found is None:
+            raise ConfigError(f"roles are given as prefill=P,decode=D, such as prefill=1,decode=3; not {text!r}.")
+        return Roles(int(found[1]), int(found[2]))
+
+    @property
+    def num_replicas(self) -> int:
+        return self.num_prefill + self.num_decode
+
+    def __str__(self) -> str:
+        return f"prefill={self.num_prefill},decode={self.num_decode}"
 
 
 @dataclass(frozen=True)
