@@ -18,11 +18,15 @@ from dataclasses import dataclass
 
 from headway.errors import ConfigError
 
+TOGETHER = "together"
+"""Instead of roles: every replica computes the prompts of its own requests."""
+
 SHORT_TOKENS = 256
 """So many prompt tokens are always computed where the answer is: beside a batch that generates they cost about one
 step, and another replica would first have to be asked."""
 MOST_COUNTED = 8
-"""Of the requests that generate, as many count."""
+"""Of the requests that generate, as many count. Of 1 to 64, the mean time of whole requests was shortest about here in
+simulations (8B on an H200; prompts of 1k and 4k, loads of 70% and 85%)."""
 COPYING_SHARE = 0.1
 """Of the time of a transfer, what those who generate lose: blocks are copied into the device's memory beside steps."""
 BLOCK_S = 2e-5

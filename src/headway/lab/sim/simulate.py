@@ -202,6 +202,12 @@ class Simulation:
     hidden_s: float = 0.0
     """Of the time that blocks travelled, in how much the replica they came to had something to do."""
 
+    @property
+    def hidden_share(self) -> float:
+        """The same as a part of that time; 0 if nothing travelled."""
+        travelled_s = sum(transfer.to_s - transfer.from_s for transfer in self.transfers)
+        return self.hidden_s / travelled_s if travelled_s else 0.0
+
 
 def simulate(
     work: Sequence[BenchRequest],
@@ -236,7 +242,7 @@ def simulate(
     decoding = dataclasses.replace(machine, num_host_slots=max(machine.num_host_slots, _num_staged(machine)))
     replicas = [Replica(decoding, scheduler, cache, each) for each in variations[: roles.num_decode]]
     prefill = [Replica(machine, scheduler, cache, each) for each in variations[roles.num_decode :]]
-    apart = _Prefill(prefill, replicas, router, machine, max_num_seqs=scheduler.max_num_seqs)
+    apart = _Prefill(prefill, replicas, router, machine, scheduler)
     return _Cluster(work, replicas, router, progress, max_num_seqs=scheduler.max_num_seqs, prefill=apart).run()
 
 
@@ -461,15 +467,15 @@ class _Prefill:
         others: Sequence[Replica],
         router: str,
         machine: Machine,
-        *,
-        max_num_seqs: int,
+        scheduler: SchedulerSettings,
     ) -> None:
         self.replicas, self._others = replicas, others
+        self._token_s = _prompt_token_s(machine, scheduler)
         self._block_size = machine.block_size
         self._link, self._bytes_per_block = machine.link, machine.bytes_per_block
         self.router = Router(router, block_size=machine.block_size, counts_uncached=True)
         for place, replica in enumerate(replicas):
-            self.router.add(place, max_num_seqs=max_num_seqs)
+            self.router.add(place, max_num_seqs=scheduler.max_num_seqs)
             replica.follow_cache()
         self._computing: dict[str, _Computed] = {}
         self._out_free_s = [0.0] * len(replicas)
@@ -484,16 +490,14 @@ class _Prefill:
         place = self.router.route(name, num_prompt_tokens=num_tokens, num_answer_tokens=1, digests=lambda: digests)
         num_uncached = router.num_uncached(name)
         num_blocks = num_full - (num_tokens - num_uncached) // self._block_size
-        token_s, there_s = self._others[to].token_s, self.replicas[place].token_s
-        known_s = token_s or there_s or 0.0  # before any step has run nothing is: the first prompt stays
         choice = PrefillChoice(
             num_uncached=num_uncached,
             # A beginning that is cached there counts as if its queue were shorter.
             num_queued_prefill=max(self.router.num_prompt_tokens(place) - num_uncached, 0),
             num_queued_decode=router.num_prompt_tokens(to) - num_uncached,
             num_generating=router.num_generating(to),
-            prefill_token_s=there_s or known_s,
-            decode_token_s=known_s,
+            prefill_token_s=self.replicas[place].token_s or self._token_s,
+            decode_token_s=self._others[to].token_s or self._token_s,
             transfer_s=self._link.seconds(num_blocks * self._bytes_per_block),
             num_blocks=num_blocks,
         )
@@ -514,6 +518,12 @@ class _Prefill:
         to_s = from_s + self._link.seconds(num_blocks * self._bytes_per_block)
         self._out_free_s[place] = self._in_free_s[computed.place] = to_s
         return computed, Transfer(computed.place, now_s, from_s, to_s, num_blocks)
+
+
+def _prompt_token_s(machine: Machine, scheduler: SchedulerSettings) -> float:
+    """What a token of a large prompt takes: what replicas go by before their first step."""
+    num_tokens = min(scheduler.max_num_batched_tokens, machine.max_model_len)
+    return machine.cost.seconds(StepWork(num_tokens, 1, 1, 0, 1, num_tokens * num_tokens / 2)) / num_tokens
 
 
 def _prompt_of(request: Request) -> Request:
