@@ -294,6 +294,7 @@ class _Cluster:
         self._news: list[_News] = []  # a heap of what the router learns, and when
         self._num_news = 0
         self._coming: list[tuple[float, int, _Computed]] = []  # a heap of requests whose blocks travel, by their ends
+        self._sent: set[str] = set()  # those that have been sent for and are not admitted yet
         self._agenda, self._log = Agenda(work), SampleLog()
         self.result = Simulation(
             [RequestTimeline(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work],
@@ -425,6 +426,8 @@ class _Cluster:
         for output in step.launched:
             for request_id in output.preempted_request_ids:
                 timelines[int(request_id)].num_preemptions += 1
+            if place < self._num_serving and self._sent:
+                self._uncount_sent(output)
         if self._log.is_due(is_idle=not self._busy):
             self._log.add(self._sample(now_s))
 
@@ -433,10 +436,16 @@ class _Cluster:
         if self._prefill is not None and update.finish_status is not None:
             computed, transfer = self._prefill.send(place - self._num_serving, update.request_id, now_s)
             self.result.transfers.append(transfer)
-            # What was sent is found where it comes to; only what was found where it was computed counts.
-            self.result.num_queried_tokens -= computed.request.num_prompt_tokens
-            self.result.num_hit_tokens -= len(computed.digests) * self._block_size
+            self._sent.add(update.request_id)
             heapq.heappush(self._coming, (transfer.to_s, len(self.result.transfers), computed))
+
+    def _uncount_sent(self, output: SchedulerOutput) -> None:
+        """What was sent is found where it came to, but only what was found where it was computed counts."""
+        for new in output.new_requests:
+            if new.request_id in self._sent:
+                self._sent.remove(new.request_id)
+                self.result.num_queried_tokens -= len(new.prompt_token_ids)
+                self.result.num_hit_tokens -= new.num_computed_tokens
 
     def _sample(self, at_s: float) -> BatchSample:
         """All replicas together."""
