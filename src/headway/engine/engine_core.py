@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.core import (
+    FarIndex,
     ModelRunnerOutput,
     Request,
     RequestStatus,
@@ -31,14 +32,19 @@ from headway.core import (
     SchedulerOutput,
     check_invariants,
 )
+from headway.core.scheduler_output import BlockMoves
 from headway.engine.step_report import BatchSnapshot, StepReport
 from headway.executor import Executor, PendingStep, UnsampledStep
+from headway.kv.block_store import BlockTransfers
 from headway.structured.guides import GuidedStep, GuideEnd, Guides
 from headway.tracing import span
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_SLEEP_S = 0.005
+STORE_REST_S = 8.0
+"""How long the end of an engine may take for storing what it has kept."""
+_LONGEST_SETTLING_S = 10.0  # so long transfers for another scheduler may take to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,9 @@ class EngineCore:
         self._last_result_s = float("-inf")
         self._goes_on = False  # whether requests waited for more when it came
         self._schedule_s = 0.0  # spent on planning since the last report
+        self._transfers = executor.transfers
+        if self._transfers is not None:
+            self._take_over(self._transfers)
 
     def add_request(self, request: Request) -> None:
         """Queue a request, or refuse it with the reason."""
@@ -115,10 +124,21 @@ class EngineCore:
         """Whether there is anything to step for. Steps may be in flight although no request waits for them any more."""
         return self.scheduler.has_unfinished_requests
 
+    @property
+    def only_waits_for_blocks(self) -> bool:
+        """Whether a step would do nothing but wait for a transfer to end. Who sleeps instead is woken by
+        `Executor.transfers`, and should come back after a second all the same."""
+        scheduler, transfers = self.scheduler, self._transfers
+        if transfers is None or not scheduler.num_fetching or transfers.has_ended:
+            return False
+        return scheduler.num_fetching == len(scheduler.requests) and not self._in_flight
+
     def step(self) -> CoreStep:
         """schedule → submit, while there is room in the pipeline; then the oldest result → update."""
         if len(self._in_flight) != len(self.scheduler.in_flight):
             self._find_lost()
+        if self._transfers is not None:
+            self._take_transfers()
         self._sample_awaiting()
         self._fill_pipeline()
         if self._in_flight:
@@ -141,8 +161,15 @@ class EngineCore:
         check_invariants(self.scheduler)
 
     def shutdown(self) -> None:
-        """Wait for what is in flight, then free the executor. The engine cannot be used afterwards."""
+        """Wait for what is in flight, then free the executor. The engine cannot be used afterwards. Kept blocks go to
+        disk first, as far as `STORE_REST_S` suffice."""
         self.drain()
+        try:
+            if self._transfers is not None and self._transfers.disk is not None:
+                self._store_rest(self._transfers)
+        except Exception:
+            logger.exception("blocks are lost that were to be stored")
+        self._transfers = None
         self.executor.shutdown()
 
     # ---- the parts of step() --------------------------------------------------------------------------------------
@@ -154,10 +181,73 @@ class EngineCore:
             with span("schedule"):
                 output = self.scheduler.schedule(now_s=started_s)
             self._schedule_s += self._now() - started_s
+            if output.moves.has_transfers:
+                self._begin_transfers(output.moves)
             if output.is_empty:
                 break
             self._launched.append(output)
             self._launch(output)
+
+    def _begin_transfers(self, moves: BlockMoves) -> None:
+        """Whatever goes wrong, each of them ends."""
+        try:
+            if self._transfers is not None:
+                self._transfers.begin(moves)
+                return
+        except Exception:
+            logger.exception("blocks can be neither fetched nor stored")
+        for digest, _, _ in moves.fetched:
+            self.scheduler.fetch_done(digest, False)
+        for digest, _ in moves.stored:
+            self.scheduler.store_done(digest, False)
+
+    def _take_transfers(self) -> None:
+        """Blocks that have come may let requests enter."""
+        assert self._transfers is not None
+        for ended in self._transfers.take():
+            if ended.is_fetch:
+                self.scheduler.fetch_done(ended.digest, ended.ok, seconds=ended.seconds)
+            else:
+                self.scheduler.store_done(ended.digest, ended.ok)
+        disk, tier = self._transfers.disk, self.scheduler.kv_cache.host_tier
+        if disk is not None and tier is not None and tier.far is not None:
+            added, lost = disk.take_changes()
+            for digest in added:
+                tier.far.add(digest)
+            for digest in lost:
+                tier.far.discard(digest)
+
+    def _store_rest(self, transfers: BlockTransfers) -> None:
+        """Bring all kept blocks to disk, as many at a time as host memory holds."""
+        until_s, kv_cache = self._now() + STORE_REST_S, self.scheduler.kv_cache
+        tier = kv_cache.host_tier
+        assert tier is not None
+        num_failed = tier.stats.num_failed_stores
+        while (left_s := until_s - self._now()) > 0:
+            self._take_transfers()
+            if tier.stats.num_failed_stores > num_failed:
+                break
+            moves = kv_cache.store_rest()
+            if moves.has_copies:
+                self.executor.move(moves)
+                kv_cache.landed(moves, has_failed=False)
+            if moves.has_transfers:
+                self._begin_transfers(moves)
+            if not moves.has_copies:
+                if not transfers.num_under_way:
+                    return
+                transfers.wait(left_s)
+        logger.warning("not all kept blocks could be stored")
+
+    def _take_over(self, transfers: BlockTransfers) -> None:
+        """From another scheduler, perhaps, whose blocks are forgotten. What is on disk is known."""
+        if not transfers.settle(_LONGEST_SETTLING_S):
+            raise RuntimeError("transfers of blocks do not end")
+        tier, disk = self.scheduler.kv_cache.host_tier, transfers.disk
+        if tier is not None and disk is not None:
+            tier.far = FarIndex(disk.max_blocks)
+            for digest in disk.digests():
+                tier.far.add(digest)
 
     def _has_room(self) -> bool:
         """Behind a step that could not be submitted nothing is launched: its requests are going to end. Nor is it
@@ -289,8 +379,12 @@ class EngineCore:
         return CoreStep(launched, updates, self._report(step.snapshot, updates, duration_s, failure))
 
     def _wait_for_batch(self) -> None:
-        """Nothing can be planned before a batch has been waited for; but not long, since others may come."""
+        """Nothing can be planned before a batch has been waited for, or blocks; but not long, since others may come."""
         opens_at_s = self.scheduler.opens_at_s()
+        if self.scheduler.num_fetching and self._transfers is not None:
+            waits_s = _LONGEST_SLEEP_S if opens_at_s is None else max(opens_at_s - self._now(), 0.0)
+            self._transfers.wait(min(waits_s, _LONGEST_SLEEP_S))
+            return
         if opens_at_s is None:
             raise RuntimeError("requests are waiting, nothing is in flight, and yet nothing can be planned")
         self._sleep(min(max(opens_at_s - self._now(), 0.0), _LONGEST_SLEEP_S))
@@ -308,7 +402,7 @@ class EngineCore:
             requests=requests,
             num_tokens=tuple([request.num_tokens for request in requests]),
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=scheduler.num_waiting,
             num_used_blocks=scheduler.kv_cache.num_used_blocks,
             num_used_slots=scheduler.num_used_slots,
         )

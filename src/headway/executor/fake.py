@@ -8,7 +8,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, ScheduledRequest, SchedulerOutput
+from headway.core.scheduler_output import (
+    BlockMoves,
+    ModelRunnerOutput,
+    SampledTokens,
+    ScheduledRequest,
+    SchedulerOutput,
+)
+from headway.kv.block_store import BlockTransfers
 from headway.structured.guides import TokenMasks
 
 NextToken = Callable[[str, int], int]
@@ -27,10 +34,12 @@ class FakeExecutor:
         *,
         max_in_flight: int = 1,
         guess: NextToken | None = None,
+        transfers: BlockTransfers | None = None,
     ) -> None:
         """`guess`: of drafts that are not given; then a step may be planned before those of another are verified."""
         self.max_in_flight = max_in_flight
         self.verifies_ahead = guess is not None
+        self.transfers = transfers
         self._guess = guess
         self.num_steps = 0
         self._next_token = next_token
@@ -61,6 +70,9 @@ class FakeExecutor:
     def forward(self, output: SchedulerOutput) -> FakeStep:
         """Take note of the plan; its tokens wait for `FakeStep.sample`."""
         return self.submit(output)
+
+    def move(self, moves: BlockMoves) -> None:
+        """There are no blocks."""
 
     def warm_up(self) -> int:
         """Every step is as fast as any other."""

@@ -10,7 +10,8 @@ import random
 from collections.abc import Callable
 from typing import NoReturn
 
-from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
+from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SampledTokens, SchedulerOutput
+from headway.kv.block_store import BlockTransfers
 
 StepTime = Callable[[SchedulerOutput], float]
 """A planned step → how many seconds it takes the device."""
@@ -59,6 +60,7 @@ class SimulatedExecutor:
     ) -> None:
         self.max_in_flight = max_in_flight
         self.verifies_ahead = True
+        self.transfers: BlockTransfers | None = None
         self.num_steps = 0
         self.busy_s = 0.0
         self._step_s = step_s
@@ -90,6 +92,9 @@ class SimulatedExecutor:
     def forward(self, output: SchedulerOutput) -> NoReturn:
         """A simulated request has no grammar."""
         raise NotImplementedError("a simulation chooses no tokens")
+
+    def move(self, moves: BlockMoves) -> None:
+        """There are no blocks."""
 
     def warm_up(self) -> int:
         """Every step is as fast as any other."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,6 +76,20 @@ class HostBlocks:
         for slot, block in pairs:
             for tensor, part in zip(self._blocks, self._parts(slot), strict=True):
                 tensor[block].copy_(part)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Size of a block as one piece."""
+        return self._slots.shape[1]
+
+    def bytes_of(self, slot: int) -> memoryview:
+        """The memory of a slot."""
+        return self._slots[slot].numpy().data.cast("B")
+
+    def settle(self, slots: Iterable[int]) -> None:
+        """Wait until no copy that was begun has to do with these slots."""
+        if self._staged is not None:
+            self._staged.settle(slots)
 
     def _parts(self, slot: int) -> tuple[Tensor, ...]:
         return self._slots[slot].split([tensor.shape[1] for tensor in self._blocks])

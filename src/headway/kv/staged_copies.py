@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,6 +81,11 @@ class StagedCopies:
         """Until all copies are made."""
         for stream in (torch.cuda.current_stream(self._device), self._way_out, self._way_in):
             stream.synchronize()
+
+    def settle(self, slots: Iterable[int]) -> None:
+        """Until the copies from and to these slots are made."""
+        for event in {self._last_copies[slot] for slot in slots if slot in self._last_copies}:
+            event.synchronize()
 
     @contextlib.contextmanager
     def _copying(self, stream: torch.cuda.Stream, slots: list[int]) -> Iterator[None]:

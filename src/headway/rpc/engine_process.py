@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
     wakeup, signalled = socket.socketpair()
     signalled.setblocking(False)
     signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
-    channel = EngineChannel(socket.socket(fileno=arguments.fd), wakeup=wakeup)
+    channel = EngineChannel(socket.socket(fileno=arguments.fd), wakeup=wakeup, waker=signalled)
     listener = None if arguments.listen_fd is None else socket.socket(fileno=arguments.listen_fd)
     try:
         return _serve(channel, arguments.factory, listener)
@@ -237,6 +237,7 @@ def _run(engine: LLMEngine, channel: EngineChannel | SharedChannel, start: Start
 
 
 def _ready(engine: LLMEngine) -> EngineReady:
+    from headway.engine.engine_core import STORE_REST_S
     from headway.loader.embedded import MODEL_NAME
 
     plan, limits, kv_cache = engine.plan, engine.config.scheduler, engine.core.scheduler.kv_cache
@@ -254,6 +255,7 @@ def _ready(engine: LLMEngine) -> EngineReady:
         scheduling_policy=engine.config.scheduler.scheduling_policy,
         prefix_caching=kv_cache.prefix_cache is not None,
         num_host_slots=0 if kv_cache.host_tier is None else kv_cache.host_tier.num_slots,
+        exit_s=STORE_REST_S if engine.config.cache.disk_cache else 0.0,
     )
 
 

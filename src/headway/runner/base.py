@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SchedulerOutput
 from headway.structured.guides import TokenMasks
 
 if TYPE_CHECKING:
     import torch
 
     from headway.attention import AttentionBackend
+    from headway.kv.block_store import BlockTransfers
     from headway.models.decoder import Decoder
 
 
@@ -45,12 +46,19 @@ class Runner(Protocol):
     """Whether a step may be submitted before it is known how many drafts the one before has accepted: then it is the
     runner that knows how many tokens a request has, and that guesses the drafts that are given as -1."""
 
+    transfers: BlockTransfers | None
+    """What fetches and stores blocks beside the steps."""
+
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Run a step, or queue it on the device. A request that cannot enter the batch fails alone."""
         ...
 
     def forward(self, output: SchedulerOutput) -> UnsampledStep:
         """The same up to the logits. Nothing may be submitted before its tokens have been sampled."""
+        ...
+
+    def move(self, moves: BlockMoves) -> None:
+        """Make the copies of these moves without a step."""
         ...
 
     def warm_up(self) -> int:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from headway.core.scheduler_output import (
+    BlockMoves,
     ModelRunnerOutput,
     NewRequest,
     PooledPrompt,
@@ -31,6 +32,7 @@ from headway.core.scheduler_output import (
     SampledTokens,
     SchedulerOutput,
 )
+from headway.kv.block_store import BlockTransfers
 from headway.kv.host_blocks import HostBlocks, apply_moves
 from headway.runner.base import PagedModel, PendingStep, RunnerSettings
 from headway.runner.draft_model import DraftModel
@@ -60,6 +62,7 @@ class StepRunner(Generic[StagedStep]):
         verifies_ahead: bool = False,
     ) -> None:
         self.verifies_ahead = verifies_ahead
+        self.transfers: BlockTransfers | None = None
         self.decoder, self.attention = model
         self.stage = stage
         self._drafter = drafter
@@ -91,6 +94,11 @@ class StepRunner(Generic[StagedStep]):
         with self._here():
             return self._sample(step, masks)
 
+    def move(self, moves: BlockMoves) -> None:
+        """Make the copies of these moves, behind what is queued."""
+        with self._here():
+            apply_moves(self._kv_caches, self._host_blocks, moves)
+
     @contextlib.contextmanager
     def _here(self) -> Iterator[None]:
         """The runner's own device and threads; the rest of the process may want others."""
@@ -119,6 +127,7 @@ class StepRunner(Generic[StagedStep]):
     def shutdown(self) -> None:
         """Drop the model and its cache."""
         self._is_shut_down = True
+        self.transfers = None
         del self.decoder, self.attention, self.stage, self._sampler, self._host_blocks, self._drafter, self._kv_caches
 
     # ---- the batch ------------------------------------------------------------------------------------------------
@@ -144,7 +153,7 @@ class StepRunner(Generic[StagedStep]):
         for request_id in (*output.finished_request_ids, *output.preempted_request_ids):
             self._rows.free(request_id)
             self._unseated.pop(request_id, None)
-        if any(output.moves):
+        if output.moves.has_copies:
             apply_moves(self._kv_caches, self._host_blocks, output.moves)
         if output.new_requests:
             self._seat(output.new_requests)
