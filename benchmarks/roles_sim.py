@@ -47,8 +47,8 @@ def cells(runs: Sequence[Simulation]) -> str:
         statistics.fmean(metrics.latencies[name].percentiles[percent] for metrics in found)
         for name, percent in LATENCIES
     ]
-    sent = statistics.fmean(len(run.transfers) / len(run.timelines) for run in runs)
-    waits_ms = [1e3 * (transfer.to_s - transfer.computed_s) for run in runs for transfer in run.transfers]
+    sent = statistics.fmean(run.num_elsewhere / len(run.timelines) for run in runs)
+    waits_ms = [1e3 * (transfer.to_s - transfer.asked_s) for run in runs for transfer in run.transfers]
     hidden = statistics.fmean(run.hidden_share for run in runs)
     told = f"{sent:.0%} | {statistics.fmean(waits_ms):.1f} | {hidden:.0%}" if waits_ms else "| | "
     return f"{served:.1f} | {latencies[0]:.0f} / {latencies[1]:.0f} | {latencies[2]:.1f} | {latencies[3]:,.0f} | {told}"

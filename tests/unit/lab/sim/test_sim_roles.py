@@ -45,15 +45,15 @@ def run(work: list[BenchRequest], roles: Roles | None, machine: Machine = MACHIN
 
 def test_times_of_a_prompt_that_is_computed_elsewhere() -> None:
     """One generates from 0 on, 10 ms a token; a prompt of 1,200 tokens comes at 105 ms: 70 ms of computing, 299 blocks
-    that take 30.9 ms, and the last 4 tokens in the step that begins at 210 ms."""
+    that are asked for with the next step and take 30.9 ms, and the last 4 tokens in the first step after that."""
     work = [BenchRequest(prompt(1, 8), 60), BenchRequest(prompt(2, 1200), 3, arrival_s=0.105)]
     result = run(work, Roles(1, 1))
     (sent,) = result.transfers
     assert (sent.place, sent.num_blocks) == (0, 299)
-    assert (sent.computed_s, sent.from_s) == (pytest.approx(0.175), pytest.approx(0.175))
-    assert sent.to_s == pytest.approx(0.175 + 0.001 + 0.0299)
+    assert sent.asked_s == sent.from_s == pytest.approx(0.1804)  # 8 tokens of the first prompt took 0.4 ms
+    assert sent.to_s == pytest.approx(0.1804 + 0.001 + 0.0299)
     first, second = result.timelines
-    start_s = 0.0104 + 20 * 0.010  # 8 tokens of the first prompt took 0.4 ms
+    start_s = 0.2204
     assert second.token_times_s[0] == pytest.approx(start_s + 0.010 + 5 * 5e-5)
     assert second.arrival_s == 0.105
     assert max(first.itls_s) == pytest.approx(0.01025), "it hardly notices"
@@ -76,7 +76,7 @@ def test_a_link_carries_one_prompt_after_the_other() -> None:
     """Two prompts are computed in one step; the blocks of the second wait for those of the first."""
     work = [*generating(4), *(BenchRequest(prompt(n, 800), 1, arrival_s=0.2) for n in (5, 6))]
     first, second = run(work, Roles(1, 1)).transfers
-    assert first.computed_s == second.computed_s
+    assert first.asked_s == second.asked_s
     assert second.from_s == first.to_s
 
 
@@ -127,7 +127,7 @@ def test_behind_a_link_that_is_too_slow_all_is_as_on_the_decode_replicas_alone(r
 
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize(
-    ("roles", "num_blocks", "seed"), [(Roles(1, 1), 500, 1), (Roles(1, 3), 450, 2), (Roles(3, 1), 700, 3)]
+    ("roles", "num_blocks", "seed"), [(Roles(1, 1), 500, 1), (Roles(1, 3), 400, 2), (Roles(3, 1), 700, 3)]
 )
 def test_no_request_is_lost_or_served_twice(
     roles: Roles, num_blocks: int, seed: int, router: str, monkeypatch: pytest.MonkeyPatch
@@ -144,11 +144,11 @@ def test_no_request_is_lost_or_served_twice(
     monkeypatch.setattr(Replica, "step", checked_step)
     rng = random.Random(seed)
     work: list[BenchRequest] = []
-    for number in range(80):
+    for number in range(48):
         start = prompt(rng.randint(0, 5), rng.choice([0, 300, 700]) + 1)
         tokens = [*start, *prompt(100 + number, rng.randint(1, 700))]
         after = rng.randrange(number) if number and rng.random() < 0.3 else None
-        work.append(BenchRequest(tokens, rng.randint(1, 40), arrival_s=rng.uniform(0, 2), after=after, think_s=0.01))
+        work.append(BenchRequest(tokens, rng.randint(1, 40), arrival_s=rng.uniform(0, 0.8), after=after, think_s=0.01))
     uneven = dataclasses.replace(DEVICE, spread=(0.3, 0.5, 1.5, 1.7))
     machine = dataclasses.replace(MACHINE, cost=uneven, num_blocks=num_blocks, max_model_len=1600, overlap=True)
     result = run(work, roles, machine, router=router, seed=seed)
@@ -156,12 +156,18 @@ def test_no_request_is_lost_or_served_twice(
     assert all(line.token_times_s == sorted(line.token_times_s) for line in result.timelines)
     assert all(line.token_times_s[0] > line.arrival_s for line in result.timelines)
     assert sum(result.num_routed[: roles.num_decode]) == len(work)
-    assert sum(result.num_routed[roles.num_decode :]) == len(result.transfers) > 10
-    assert any(line.num_preemptions for line in result.timelines)
+    assert sum(result.num_routed[roles.num_decode :]) == result.num_elsewhere > 10
+    assert len(result.transfers) > 10
+    assert any(line.num_preemptions for line in result.timelines) or roles != Roles(1, 1)
     assert 0.0 <= result.hidden_share <= 1.0
     assert 0 <= result.num_hit_tokens <= result.num_queried_tokens
-    same = run(work, roles, machine, router=router, seed=seed)
-    assert [line.token_times_s for line in same.timelines] == [line.token_times_s for line in result.timelines]
+
+
+def test_the_same_twice() -> None:
+    work = [BenchRequest(prompt(n, 300 + 20 * n), 20, arrival_s=0.02 * n) for n in range(30)]
+    uneven = dataclasses.replace(MACHINE, cost=dataclasses.replace(DEVICE, spread=(0.3, 0.5, 1.5, 1.7)))
+    one, other, third = (run(work, Roles(1, 2), uneven, seed=seed) for seed in (1, 1, 2))
+    assert one == other and one != third and one.transfers
 
 
 def test_what_roles_need() -> None:
