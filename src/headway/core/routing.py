@@ -217,6 +217,10 @@ class _Replica:
     max_num_seqs: int
     num_tokens: int = 0
     num_requests: int = 0
+    num_prompt_tokens: int = 0
+    """Of `num_tokens`, what is of prompts."""
+    num_generating: int = 0
+    """Of `num_requests`, those whose first token is out."""
     is_suspended: bool = False
 
 
@@ -228,10 +232,12 @@ _ABSENT = 3 << _RANK_BITS
 class Router:
     """Chooses, and keeps count of what it has chosen."""
 
-    def __init__(self, name: str, *, block_size: int) -> None:
+    def __init__(self, name: str, *, block_size: int, counts_uncached: bool = False) -> None:
+        """`counts_uncached`: what caches hold is asked for although no choice depends on it, for `num_uncached`."""
         if name not in ROUTERS:
             raise ConfigError(f"router must be one of {', '.join(ROUTERS)}; not {name!r}.")
         self.name = name
+        self._counts_uncached = counts_uncached
         self.block_size = block_size
         self.index = CacheIndex()
         self._replicas: dict[int, _Replica] = {}
@@ -243,7 +249,7 @@ class Router:
     @property
     def needs_digests(self) -> bool:
         """Whether it matters what caches hold."""
-        return self.name == "prefix-aware"
+        return self.name == "prefix-aware" or self._counts_uncached
 
     def add(self, place: int, *, max_num_seqs: int) -> None:
         """A replica takes requests, with an empty cache and nothing to do."""
@@ -272,6 +278,18 @@ class Router:
         """What a replica has to compute, as far as is known here."""
         return self._replicas[place].num_tokens
 
+    def num_prompt_tokens(self, place: int) -> int:
+        """What of that is of prompts."""
+        return self._replicas[place].num_prompt_tokens
+
+    def num_generating(self, place: int) -> int:
+        """How many requests of a replica have their first token."""
+        return self._replicas[place].num_generating
+
+    def num_uncached(self, request_id: str) -> int:
+        """Of a routed request's prompt, what its replica has to compute yet; 0 once its first token is out."""
+        return self._routed[request_id].num_prompt_tokens
+
     def route(
         self,
         request_id: str,
@@ -283,17 +301,28 @@ class Router:
         """The replica for a request. `digests`, of the full blocks of its prompt, are asked for only if they matter."""
         if not self._replicas:
             raise ValueError("there is no replica to choose from")
-        known = digests() if self.needs_digests and len(self._replicas) > 1 else ()
-        if self.name == "round-robin":
-            place, num_found = self._next(), 0
+        known = digests() if self.needs_digests and (len(self._replicas) > 1 or self._counts_uncached) else ()
+        found = self.index.find(known)
+        if self.name == "prefix-aware":
+            place, num_found = self._cheapest(found, num_prompt_tokens)
         else:
-            place, num_found = self._cheapest(self.index.find(known), num_prompt_tokens)
+            place = self._next() if self.name == "round-robin" else self._lightest()
+            num_found = next((count for holders, count in found if holders >> place & 1), 0)
         self._last = place
         announced = self.index.announce(place, known[num_found:]) if known else ()
         routed = _Routed(place, self._uncached(num_found, num_prompt_tokens), num_answer_tokens, announced)
         self._routed[request_id] = routed
+        self._replicas[place].num_prompt_tokens += routed.num_prompt_tokens
         self._count(place, routed.num_prompt_tokens + routed.num_answer_tokens, 1)
         return place
+
+    def note_elsewhere(self, request_id: str, num_left: int) -> None:
+        """Another replica computes its prompt, but for so many tokens; its blocks are still going to be here."""
+        routed = self._routed[request_id]
+        num_spared = routed.num_prompt_tokens - num_left
+        routed.num_prompt_tokens = num_left
+        self._replicas[routed.place].num_prompt_tokens -= num_spared
+        self._count(routed.place, -num_spared)
 
     def note_tokens(self, request_id: str, num_tokens: int) -> None:
         """So many tokens of its answer have come."""
@@ -301,16 +330,29 @@ class Router:
         if routed is not None:
             num_done = min(num_tokens, routed.num_answer_tokens)
             routed.num_answer_tokens -= num_done
-            self._count(routed.place, -num_done - routed.num_prompt_tokens)
-            routed.num_prompt_tokens = 0
+            if routed.num_prompt_tokens:
+                self._begin(routed)
+            self._count(routed.place, -num_done)
             self._withdraw(routed)
 
     def end(self, request_id: str) -> None:
         """It has ended, or moves."""
         routed = self._routed.pop(request_id, None)
         if routed is not None:
-            self._count(routed.place, -routed.num_prompt_tokens - routed.num_answer_tokens, -1)
+            if routed.num_prompt_tokens:
+                self._begin(routed)
+            self._replicas[routed.place].num_generating -= 1
+            self._count(routed.place, -routed.num_answer_tokens, -1)
             self._withdraw(routed)
+
+    def _begin(self, routed: _Routed) -> None:
+        """Its prompt is computed."""
+        replica = self._replicas[routed.place]
+        replica.num_prompt_tokens -= routed.num_prompt_tokens
+        replica.num_generating += 1
+        replica.num_tokens -= routed.num_prompt_tokens
+        self._num_tokens -= routed.num_prompt_tokens
+        routed.num_prompt_tokens = 0
 
     def _withdraw(self, routed: _Routed) -> None:
         if routed.announced:

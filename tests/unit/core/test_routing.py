@@ -285,3 +285,41 @@ def test_what_comes_and_goes_between_two_reports_is_not_told() -> None:
     changes.evict(b"b")
     changes.store(b"b")
     assert changes.report() is None
+
+
+def test_prompts_and_answers_are_counted_apart() -> None:
+    made = router("least-loaded", 1)
+    work = Work(made)
+    work.send("abc", num_answer_tokens=10)
+    work.send("ab", num_answer_tokens=10)
+    assert (made.num_prompt_tokens(0), made.num_generating(0), made.num_tokens(0)) == (13 + 9, 0, 13 + 9 + 20)
+    made.note_tokens("r1", 1)
+    made.note_tokens("r1", 1)
+    assert (made.num_prompt_tokens(0), made.num_generating(0), made.num_tokens(0)) == (9, 1, 9 + 18)
+    assert (made.num_uncached("r1"), made.num_uncached("r2")) == (0, 9)
+    made.end("r1")
+    made.end("r2")  # before its first token
+    assert (made.num_prompt_tokens(0), made.num_generating(0), made.num_tokens(0)) == (0, 0, 0)
+
+
+def test_a_prompt_that_is_computed_elsewhere_is_no_work_here() -> None:
+    made = router("prefix-aware", 2)
+    work = Work(made)
+    place = work.send("abc")
+    made.note_elsewhere("r1", 1)
+    assert (made.num_prompt_tokens(place), made.num_tokens(place), made.num_generating(place)) == (1, 2, 0)
+    assert work.send("abcd") == place, "its blocks are going to be here all the same"
+    made.note_tokens("r1", 1)
+    assert made.num_generating(place) == 1
+    work.finish(1)
+    work.finish(2)
+    assert (made.num_prompt_tokens(place), made.num_tokens(place), made.num_generating(place)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_what_is_cached_is_known_where_it_decides_nothing(name: str) -> None:
+    made = Router(name, block_size=BLOCK, counts_uncached=True)
+    made.add(0, max_num_seqs=8)
+    made.index.take(0, CacheReport(0, digests("ab")))
+    Work(made).send("abc")
+    assert made.num_uncached("r1") == BLOCK + 1
