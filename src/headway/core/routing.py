@@ -217,6 +217,10 @@ class _Replica:
     max_num_seqs: int
     num_tokens: int = 0
     num_requests: int = 0
+    num_prompt_tokens: int = 0
+    """Of the tokens, those of prompts."""
+    num_generating: int = 0
+    """Of the requests, those that have their first token."""
     is_suspended: bool = False
 
 
@@ -228,12 +232,14 @@ _ABSENT = 3 << _RANK_BITS
 class Router:
     """Chooses, and keeps count of what it has chosen."""
 
-    def __init__(self, name: str, *, block_size: int) -> None:
+    def __init__(self, name: str, *, block_size: int, counts_cached: bool = False) -> None:
+        """`counts_cached`: it matters how much of a prompt is cached, even where the choice does not depend on it."""
         if name not in ROUTERS:
             raise ConfigError(f"router must be one of {', '.join(ROUTERS)}; not {name!r}.")
         self.name = name
         self.block_size = block_size
         self.index = CacheIndex()
+        self._counts_cached = counts_cached
         self._replicas: dict[int, _Replica] = {}
         self._keys: list[int] = []  # by place
         self._routed: dict[str, _Routed] = {}
@@ -268,9 +274,26 @@ class Router:
             replica.is_suspended = is_suspended
             self._count(place)
 
+    @property
+    def has_healthy(self) -> bool:
+        """Whether there is a replica that is not suspended."""
+        return any(not replica.is_suspended for replica in self._replicas.values())
+
     def num_tokens(self, place: int) -> int:
         """What a replica has to compute, as far as is known here."""
         return self._replicas[place].num_tokens
+
+    def num_prompt_tokens(self, place: int) -> int:
+        """What of that are prompts."""
+        return self._replicas[place].num_prompt_tokens
+
+    def num_generating(self, place: int) -> int:
+        """Requests of a replica that have their first token."""
+        return self._replicas[place].num_generating
+
+    def num_uncached(self, request_id: str) -> int:
+        """What of a prompt has to be computed where it was sent; 0 once its first token is out."""
+        return self._routed[request_id].num_prompt_tokens
 
     def route(
         self,
@@ -283,17 +306,29 @@ class Router:
         """The replica for a request. `digests`, of the full blocks of its prompt, are asked for only if they matter."""
         if not self._replicas:
             raise ValueError("there is no replica to choose from")
-        known = digests() if self.needs_digests and len(self._replicas) > 1 else ()
-        if self.name == "round-robin":
-            place, num_found = self._next(), 0
+        has_choice = self.needs_digests and len(self._replicas) > 1
+        known = digests() if has_choice or self._counts_cached else ()
+        found = self.index.find(known)
+        if self.needs_digests:
+            place, num_found = self._cheapest(found, num_prompt_tokens)
         else:
-            place, num_found = self._cheapest(self.index.find(known), num_prompt_tokens)
+            place = self._next() if self.name == "round-robin" else self._lightest()
+            num_found = next((count for holders, count in found if holders >> place & 1), 0)
         self._last = place
         announced = self.index.announce(place, known[num_found:]) if known else ()
         routed = _Routed(place, self._uncached(num_found, num_prompt_tokens), num_answer_tokens, announced)
         self._routed[request_id] = routed
+        self._replicas[place].num_prompt_tokens += routed.num_prompt_tokens
         self._count(place, routed.num_prompt_tokens + routed.num_answer_tokens, 1)
         return place
+
+    def note_elsewhere(self, request_id: str, num_tokens: int) -> None:
+        """So many tokens of its prompt are computed by another replica."""
+        routed = self._routed[request_id]
+        num_spared = min(num_tokens, routed.num_prompt_tokens - 1)
+        routed.num_prompt_tokens -= num_spared
+        self._replicas[routed.place].num_prompt_tokens -= num_spared
+        self._count(routed.place, -num_spared)
 
     def note_tokens(self, request_id: str, num_tokens: int) -> None:
         """So many tokens of its answer have come."""
@@ -301,14 +336,26 @@ class Router:
         if routed is not None:
             num_done = min(num_tokens, routed.num_answer_tokens)
             routed.num_answer_tokens -= num_done
-            self._count(routed.place, -num_done - routed.num_prompt_tokens)
-            routed.num_prompt_tokens = 0
+            if routed.num_prompt_tokens:
+                self._begin_generating(routed)
+            self._count(routed.place, -num_done)
             self._withdraw(routed)
+
+    def _begin_generating(self, routed: _Routed) -> None:
+        replica = self._replicas[routed.place]
+        replica.num_generating += 1
+        replica.num_prompt_tokens -= routed.num_prompt_tokens
+        replica.num_tokens -= routed.num_prompt_tokens
+        self._num_tokens -= routed.num_prompt_tokens
+        routed.num_prompt_tokens = 0
 
     def end(self, request_id: str) -> None:
         """It has ended, or moves."""
         routed = self._routed.pop(request_id, None)
         if routed is not None:
+            replica = self._replicas[routed.place]
+            replica.num_prompt_tokens -= routed.num_prompt_tokens
+            replica.num_generating -= not routed.num_prompt_tokens
             self._count(routed.place, -routed.num_prompt_tokens - routed.num_answer_tokens, -1)
             self._withdraw(routed)
 

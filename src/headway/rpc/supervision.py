@@ -27,7 +27,16 @@ import msgspec
 
 from headway.errors import ConfigError, EngineStartError
 from headway.rpc.channel import EXIT_GRACE_S, EngineConnection, Home, LocalHome, News
-from headway.rpc.messages import EngineReady, EngineStats, Heartbeat, Shutdown, Start, StepBatch
+from headway.rpc.messages import (
+    BlockExchange,
+    EngineReady,
+    EngineStats,
+    Heartbeat,
+    Role,
+    Shutdown,
+    Start,
+    StepBatch,
+)
 from headway.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -206,6 +215,8 @@ class EngineSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     home: Home | None = None
     """Where its process comes from; None: it is started here, for this front end alone."""
+    blocks: BlockExchange | None = None
+    """Its part, where prefill and decode are apart."""
 
 
 def divided(spec: EngineSpec, num_replicas: int) -> list[EngineSpec]:
@@ -234,6 +245,58 @@ def visible_gpus() -> list[str]:
         return [str(number) for number in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
     except OSError:
         return []
+
+
+GPU_HOST_MEMORY = 2**30
+CPU_HOST_MEMORY = 2**28
+"""Where blocks arrive, if nothing is said: room for them is needed only until they are copied in."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """How many replicas only compute prompts, and how many answer."""
+
+    num_prefill: int
+    num_decode: int
+
+    def __post_init__(self) -> None:
+        if self.num_prefill < 1 or self.num_decode < 1:
+            raise ConfigError(
+                f"roles need at least one prefill and one decode replica, not prefill={self.num_prefill},"
+                f"decode={self.num_decode}; --replicas starts replicas that do both."
+            )
+
+    @staticmethod
+    def parse(text: str) -> Roles:
+        """From "prefill=1,decode=2"."""
+        numbers: dict[str, int] = {}
+        for part in text.split(","):
+            name, _, number = part.partition("=")
+            if name.strip() not in ("prefill", "decode") or name.strip() in numbers or not number.strip().isdecimal():
+                raise ConfigError(f"roles must be like prefill=1,decode=2; not {text!r}.")
+            numbers[name.strip()] = int(number)
+        return Roles(numbers.get("prefill", 0), numbers.get("decode", 0))
+
+    @property
+    def num_replicas(self) -> int:
+        return self.num_prefill + self.num_decode
+
+    def role_of(self, place: int) -> Role:
+        """Those that answer come first."""
+        return "decode" if place < self.num_decode else "prefill"
+
+    def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """An engine's options, with room for blocks to arrive in. What does not go with roles is refused."""
+        if not options.get("enable_prefix_caching", True):
+            raise ConfigError("roles need the prefix cache, by which blocks are found; it is switched off.")
+        if options.get("draft_model") is not None:
+            raise ConfigError("roles do not go with a draft model, whose blocks would have to travel as well.")
+        if options.get("preemption_mode") == "recompute":
+            raise ConfigError("roles do not go with --preemption-mode recompute: blocks that come are copied in.")
+        has_gpu = options.get("device") != "cpu" and bool(visible_gpus())
+        default = GPU_HOST_MEMORY if has_gpu else CPU_HOST_MEMORY
+        given = options.get("host_cache_memory")
+        return {**options, "host_cache_memory": default if given is None else given}
 
 
 class Owner(Protocol):
@@ -266,6 +329,8 @@ class Replica:
         rests: bool = False,
     ) -> None:
         self.place = place
+        self.role: Role | None = None if spec.blocks is None else spec.blocks.role
+        """None: it does everything."""
         self.info: EngineReady | None = None
         """What the engine said of itself when it got ready; stays while it is being restarted."""
         self.stats: EngineStats | None = None
@@ -393,6 +458,7 @@ class Replica:
             heartbeat_s=self._watchdog.patience.heartbeat_s,
             reports_cache=spec.reports_cache,
             cores=list(spec.cores),
+            blocks=spec.blocks,
         )
         self.info = await connection.open(start, spec.home or LocalHome(spec.factory, spec.environment))
         if connection.lost.is_set():  # it said that it was ready, and died

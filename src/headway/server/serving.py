@@ -20,7 +20,7 @@ from headway.predict import AnswerLengths
 from headway.predict.prediction_thread import PredictionThread
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.ray_cluster import RayCluster
-from headway.rpc.supervision import Patience, ScalingRule
+from headway.rpc.supervision import Patience, Roles, ScalingRule
 from headway.server.admission.service_classes import ServiceClasses, read_service_classes
 from headway.server.app import create_app
 from headway.server.http.http_server import bind, create_server, raise_file_limit
@@ -122,6 +122,7 @@ async def _serve(
         scaling=None if config.scaling is None else ScalingRule(*config.scaling),
         cluster=None if not config.ray else await asyncio.to_thread(RayCluster, config.address),
         reports_caches=config.kv_events,
+        roles=None if config.roles is None else Roles.parse(config.roles),
     )
     tokenizer = await asyncio.to_thread(load_model_tokenizer, engine_config.model)
     parts.end("tokenizer")

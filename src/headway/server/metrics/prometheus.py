@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -27,6 +27,8 @@ class ReplicaNumbers(Protocol):
     num_restarts: int
 
     @property
+    def role(self) -> str | None: ...
+    @property
     def problem(self) -> str | None: ...
 
 
@@ -43,6 +45,8 @@ class EngineNumbers(Protocol):
     def num_resumed(self) -> int: ...
     @property
     def replicas(self) -> Sequence[ReplicaNumbers]: ...
+    @property
+    def prefill_outcomes(self) -> Mapping[str, int]: ...
 
 
 def render(metrics: ServerMetrics, engine: EngineNumbers, queue: QueueLimits) -> bytes:
@@ -133,6 +137,26 @@ class _Snapshot(Collector):
                 for (replica, _), value in zip(numbers, values, strict=True):
                     family.add_metric((self._metrics.model, str(replica.place)), value)
                 yield family
+        if outcomes := self._engine.prefill_outcomes:
+            yield from self._roles(outcomes)
+
+    def _roles(self, outcomes: Mapping[str, int]) -> Iterator[Metric]:
+        """Where prefill and decode are apart."""
+        prefills = CounterMetricFamily(
+            PREFIX + "prefills",
+            "Prompts, by where they were computed: by a prefill replica (elsewhere), where the answer is (here), begun "
+            "by a prefill replica and not finished (failed), or left by their clients meanwhile (aborted).",
+            labels=("model_name", "outcome"),
+        )
+        for outcome, count in outcomes.items():
+            prefills.add_metric((self._metrics.model, outcome), count)
+        yield prefills
+        roles = GaugeMetricFamily(
+            PREFIX + "replica_role", "What a replica is for.", labels=("model_name", "replica", "role")
+        )
+        for replica in self._engine.replicas:
+            roles.add_metric((self._metrics.model, str(replica.place), str(replica.role)), 1)
+        yield roles
 
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         for name, help_text, value in (
