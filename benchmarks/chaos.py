@@ -100,17 +100,7 @@ def server(options: argparse.Namespace, address: str | None) -> Iterator[tuple[s
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "headway",
-        "serve",
-        "--port",
-        str(port),
-        "--no-access-log",
-        "--dtype",
-        options.dtype,
-    ]
+    command = [sys.executable, "-m", "headway", "serve", "--port", str(port), "--no-access-log", "--dtype", options.dtype]
     command += ["--replicas", str(options.replicas), "--engine-hang-timeout-s", "3", "--kv-cache-memory", "512MiB"]
     if address is not None:
         command += ["--ray", "--address", address]
