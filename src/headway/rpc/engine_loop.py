@@ -21,6 +21,7 @@ from headway.engine.llm_engine import LLMEngine
 from headway.engine.step_report import StepReport
 from headway.errors import HeadwayError, InvalidRequestError
 from headway.outputs import LogprobsOfOnePosition, RequestMetrics, RequestOutput, Streaming
+from headway.rpc.block_transfer import BlockServer
 from headway.rpc.engine_report import EngineCounters, SnapshotMaker
 from headway.rpc.messages import (
     AbortRequests,
@@ -84,10 +85,13 @@ class EngineLoop:
         *,
         counted: EngineStats | None = None,
         reports_cache: bool = False,
+        blocks: BlockServer | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`blocks`: hands out this engine's KV blocks between two steps."""
         self._engine = engine
         self._channel = channel
+        self._blocks = blocks
         self._now = now
         self._counters = EngineCounters(engine.core.scheduler, engine.beams, counted=counted)
         prefix_cache = engine.core.scheduler.kv_cache.prefix_cache
@@ -103,6 +107,7 @@ class EngineLoop:
         self._stats_are_stale = False
         self._is_prepared = False  # whether the first grammar need not wait for the tokenizer's trie
         self._has_checked = True  # whether blocks and requests were found to agree since the last step
+        self._has_blocks_to_serve = False
         self._num_failed_steps = 0
         self._drain_until_s: float | None = None
         self._turn_started_s: float | None = None
@@ -153,6 +158,8 @@ class EngineLoop:
             self._take_compiled()
         if not self._is_in_doubt:
             self._admit_line()
+        if self._blocks is not None:
+            self._has_blocks_to_serve = self._blocks.serve()
         if self._refused:
             self._send_step(self._refused)
             self._refused = []
@@ -177,13 +184,17 @@ class EngineLoop:
 
     def _take_request(self, request: AddRequest) -> None:
         """Into the line, with parameters of its own."""
+        if self._blocks is not None:
+            self._blocks.note_request(request.request_id)
         if request.params is None:
             request = msgspec.structs.replace(request, params=self._last_params)
         self._last_params = request.params
         if self._drain_until_s is not None:
             self._refused.append(_failure(request.request_id, SHUTTING_DOWN, status=503))
+            self._forget(request.request_id)
         elif request.params is None:
             self._refused.append(_failure(request.request_id, NO_PARAMS, status=400, param="params"))
+            self._forget(request.request_id)
         else:
             self._queue(request, request.params)
 
@@ -216,6 +227,7 @@ class EngineLoop:
                 self._line.append(request)
 
     def _refuse(self, request_id: str, error: BaseException) -> None:
+        self._forget(request_id)
         if isinstance(error, InvalidRequestError):
             self._refused.append(_failure(request_id, str(error), status=error.http_status, param=error.param))
         else:
@@ -266,6 +278,8 @@ class EngineLoop:
     def _forget(self, request_id: str) -> None:
         self._live.discard(request_id)
         self._silent.discard(request_id)
+        if self._blocks is not None:
+            self._blocks.note_end(request_id)
 
     def _check_itself(self) -> None:
         """There has been nothing to do for a while."""

@@ -285,3 +285,75 @@ def test_what_comes_and_goes_between_two_reports_is_not_told() -> None:
     changes.evict(b"b")
     changes.store(b"b")
     assert changes.report() is None
+
+
+# ---- prompts that are computed elsewhere ----------------------------------------------------------------------------
+
+
+def test_prompts_and_requests_that_generate_are_counted() -> None:
+    work = Work(router("least-loaded", 1))
+    for _ in range(3):
+        work.send("abcd", 10)
+    to = work.router
+    assert (to.num_prompt_tokens(0), to.num_generating(0), to.num_uncached("r1")) == (51, 0, 17)
+    work.router.note_tokens("r1", 1)
+    assert (to.num_prompt_tokens(0), to.num_generating(0), to.num_uncached("r1")) == (34, 1, 0)
+    work.router.note_tokens("r1", 1)
+    assert (to.num_prompt_tokens(0), to.num_generating(0), to.num_tokens(0)) == (34, 1, 34 + 28)
+    to.note_elsewhere("r2", 16)
+    assert (to.num_prompt_tokens(0), to.num_uncached("r2"), to.num_tokens(0)) == (18, 1, 18 + 28)
+    to.note_elsewhere("r2", 16)
+    assert to.num_uncached("r2") == 1, "its last token is computed where it answers"
+    for number in (1, 2, 3):
+        to.end(f"r{number}")
+    assert (to.num_prompt_tokens(0), to.num_generating(0), to.num_tokens(0)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", list(ROUTERS))
+def test_what_is_cached_is_counted_with_one_replica_and_any_router(name: str) -> None:
+    to = Router(name, block_size=BLOCK, counts_cached=True)
+    to.add(0, max_num_seqs=4)
+    to.index.take(0, CacheReport(0, digests("abc")))
+    work = Work(to)
+    work.send("abcdef")
+    assert to.num_uncached("r1") == 25 - 12
+    work.send("abcdef")
+    assert to.num_uncached("r2") == 1, "the first one computes them"
+    work.send("xyz")
+    assert to.num_uncached("r3") == 13
+
+
+def test_a_router_knows_whether_anyone_is_well() -> None:
+    to = router("least-loaded", 2)
+    to.suspend(0, True)
+    assert to.has_healthy
+    to.suspend(1, True)
+    assert not to.has_healthy
+    to.suspend(0, False)
+    to.remove(0)
+    assert not to.has_healthy
+
+
+@given(st.lists(st.tuples(st.sampled_from("rtef"), st.integers(0, 5), st.integers(1, 40)), max_size=60))
+def test_counts_are_those_of_the_requests_that_there_are(moves: list[tuple[str, int, int]]) -> None:
+    to = router("least-loaded", 2)
+    left: dict[int, list[int]] = {}  # prompt tokens, answer tokens
+    places: dict[int, int] = {}
+    for move, number, size in moves:
+        if move == "r" and number not in left:
+            places[number] = to.route(f"r{number}", num_prompt_tokens=size, num_answer_tokens=9, digests=list)
+            left[number] = [size, 9]
+        elif number in left and move == "t":
+            to.note_tokens(f"r{number}", size)
+            left[number] = [0, max(left[number][1] - size, 0)]
+        elif number in left and move == "f":
+            to.end(f"r{number}")
+            del left[number]
+        elif number in left and move == "e" and left[number][0]:
+            to.note_elsewhere(f"r{number}", size)
+            left[number][0] = max(left[number][0] - size, 1)
+        for place in range(2):
+            own = [counts for key, counts in left.items() if places[key] == place]
+            assert to.num_prompt_tokens(place) == sum(prompt for prompt, _ in own)
+            assert to.num_generating(place) == sum(not prompt for prompt, _ in own)
+            assert to.num_tokens(place) == sum(map(sum, own))
