@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from headway.core import (
+    FarIndex,
     HostTier,
     KVCacheManager,
     ModelRunnerOutput,
@@ -39,6 +40,7 @@ class Setting:
     block_size: int
     prefix_caching: bool = False
     num_host_slots: int = 0
+    num_far_blocks: int = 0
     restore_block_s: float = 0.0
     reserve_tokens: int = 0
 
@@ -68,6 +70,13 @@ class Result:
     duration_s: float
 
 
+def _host_tier(setting: Setting) -> HostTier | None:
+    if not setting.num_host_slots:
+        return None
+    far = FarIndex(setting.num_far_blocks) if setting.num_far_blocks else None
+    return HostTier(setting.num_host_slots, far=far)
+
+
 class DrivenScheduler:
     """`events` counts what really happened, for tests that want to see it happen."""
 
@@ -77,7 +86,7 @@ class DrivenScheduler:
             num_blocks=setting.num_blocks,
             block_size=setting.block_size,
             prefix_cache=PrefixCache() if setting.prefix_caching else None,
-            host_tier=HostTier(setting.num_host_slots) if setting.num_host_slots else None,
+            host_tier=_host_tier(setting),
             restore_block_s=setting.restore_block_s,
             reserve_tokens=setting.reserve_tokens,
         )
@@ -133,7 +142,7 @@ class DrivenScheduler:
         self._preempted += preempted
         self.on_planned(output)
         if output.is_empty:
-            assert not output.preempted_request_ids and not output.finished_request_ids and not any(output.moves)
+            assert not output.preempted_request_ids and not output.finished_request_ids and not output.moves.has_copies
             self.check()
             return False
         assert sorted(output.finished_request_ids) == sorted(self._left_batch), "the runner forgets other requests"

@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from headway.config import PREFILL_MODES, SCHEDULING_POLICIES, SchedulerConfig
 from headway.core import Request
@@ -305,6 +306,10 @@ class RandomPlay:
         while self.rng.random() < self.arrival_rate and len(self.driven.live) < MOST_REQUESTS:
             self.add()
 
+    def _more_options(self) -> dict[str, Any]:
+        """Of a request that comes."""
+        return {}
+
     def add(self) -> None:
         world, rng = self.world, self.rng
         is_beam = rng.random() < world.beam_rate
@@ -326,6 +331,7 @@ class RandomPlay:
             ),
             ttft_target_s=world.tick_s * rng.choice([1, 10, 60]) * rng.random() if has_ttft else None,
             tpot_target_s=rng.choice([None, None, 0.002, 0.008]),
+            **self._more_options(),
         )
         if self.driven.add(request, now_s=self.now_s if world.dates_arrivals else None):
             self._spoken = [*self._spoken[-20:], prompt]

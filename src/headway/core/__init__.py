@@ -5,7 +5,7 @@ Whatever drives these classes (the real engine, a simulator, a test) gets the sa
 
 from headway.core.blocks import BlockPool
 from headway.core.eviction import EvictionPolicy, create_eviction_policy
-from headway.core.host_tier import HostTier
+from headway.core.host_tier import FarIndex, HostTier
 from headway.core.invariants import check_invariants
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.policy import POLICIES, SchedulingPolicy, create_policy
@@ -28,6 +28,7 @@ __all__ = [
     "POLICIES",
     "BlockPool",
     "EvictionPolicy",
+    "FarIndex",
     "HostTier",
     "KVCacheManager",
     "ModelRunnerOutput",

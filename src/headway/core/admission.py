@@ -7,6 +7,7 @@ from headway.core.live_requests import Entrants, LiveRequests
 from headway.core.overtaking import Displacement, LongPrompts
 from headway.core.policy import SchedulingPolicy
 from headway.core.request import Request
+from headway.core.step_time import DecodePace
 from headway.core.steps import ShareAllocator, StepPlan
 from headway.settings import SchedulerSettings
 
@@ -24,6 +25,7 @@ class Admission:
         kv_cache: KVCacheManager,
         policy: SchedulingPolicy,
         live: LiveRequests,
+        pace: DecodePace,
         shares: ShareAllocator,
         long_prompts: LongPrompts,
     ) -> None:
@@ -32,6 +34,7 @@ class Admission:
         self._max_head_skips = config.max_head_skips
         self._kv_cache = kv_cache
         self._live = live
+        self._pace = pace
         self._waiting = live.waiting
         self._shares = shares
         self._long_prompts = long_prompts
@@ -54,6 +57,8 @@ class Admission:
                 break
             if has_seat and self._kv_cache.should_wait(request):
                 index += 1  # not for long, and not for want of room: requests that pass it take nothing from it
+            elif self._fetches(request):
+                continue  # it has left the queue
             elif has_seat and live.fits(request):
                 if request.num_tokens > plan.max_short_tokens:
                     self._long_prompts.shorten_for(plan, request)
@@ -72,6 +77,16 @@ class Admission:
             else:
                 index += 1
         live.note_admitted(entrants, is_step_full=not plan.budget.left or not has_time)
+
+    def _fetches(self, request: Request) -> bool:
+        """Whether the request waits for blocks from further away from now on."""
+        live = self._live
+        if self._kv_cache.host_tier is None or not live.may_fetch(request):
+            return False
+        digests = self._kv_cache.fetch(request, token_s=self._pace.step_time.per_token_s)
+        if digests:
+            live.fetch(request, digests)
+        return bool(digests)
 
     def _has_time_for(self, plan: StepPlan, request: Request) -> bool:
         """Whether the step has tokens left for a prompt. Where prompts are not cut, it must fit as a whole, unless it

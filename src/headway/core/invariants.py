@@ -23,8 +23,8 @@ def check_invariants(scheduler: Scheduler) -> None:
 def _check_places(live: LiveRequests) -> None:
     """No request is lost, twice there, or in another place than its status says."""
     waiting = list(live.waiting)
-    in_places = sorted(request.request_id for request in [*live.running, *waiting, *live.held])
-    assert in_places == sorted(live.by_id), "a live request is neither waiting nor running nor held, or is two of these"
+    in_places = sorted(request.request_id for request in [*live.running, *waiting, *live.held, *live.fetching])
+    assert in_places == sorted(live.by_id), "a live request is in no place, or in two"
     assert live.num_free_seats >= 0, "more requests run than max_num_seqs"
     assert live.orders.keys() == set(live.running), "a running request has no order, or another one has"
     orders = [live.orders[request] for request in live.running]
@@ -37,6 +37,11 @@ def _check_places(live: LiveRequests) -> None:
     for request in waiting:
         assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), f"{request} is in the queue"
         assert request.num_computed_tokens == 0, f"{request} waits but claims to be in the cache"
+    for request, awaited in live.fetching.items():
+        assert request.status is RequestStatus.FETCHING, f"{request} waits for blocks"
+        assert request.num_computed_tokens == 0 and request.has_fetched, f"{request} waits for blocks"
+        assert awaited.missing, f"{request} waits for nothing"
+        assert awaited.missing <= set(awaited.chain), f"{request} waits for blocks of another"
     assert live.num_skips.keys() <= set(waiting), "skips are counted for a request that does not wait"
     num_computed = sum(request.num_computed_tokens for request in [*live.running, *live.held])
     assert num_computed == live.num_computed_tokens, "the sum of computed tokens is wrong"
@@ -138,5 +143,8 @@ def _check_prefix_cache(scheduler: Scheduler) -> None:
                 del announced[digest]
     assert not announced, "blocks are announced that no request computes"
     cache.eviction.check_invariants(cache)
-    if kv_cache.host_tier is not None:
-        kv_cache.host_tier.check_invariants()
+    tier = kv_cache.host_tier
+    if tier is not None:
+        tier.check_invariants()
+    for awaited in scheduler.live.fetching.values():
+        assert tier is not None and all(map(tier.is_fetching, awaited.missing)), "a block is awaited and not fetched"

@@ -239,6 +239,55 @@ class KVCacheManager:
         self._num_promised_blocks += holding.promised
         return tuple(holding.table), num_computed
 
+    def fetch(self, request: Request, *, token_s: float | None) -> list[bytes]:
+        """Have blocks fetched that continue what is here of a waiting request's tokens: from disk if that is faster
+        than to compute them, or from the replica that it names. Returns those to wait for: none, if there are none or
+        no room for them. `token_s` as in `admit`."""
+        tier, source = self.host_tier, request.options.blocks_at
+        if tier is None or self.prefix_cache is None or not request.reads_cache:
+            return []
+        if not source and not tier.far:
+            return []
+        most = self._most_shared(request)
+        digests = request.block_digests(self.block_size, most)[:most]
+        num_found = self.prefix_cache.num_found(digests, most)
+        in_tier = tier.find(digests[num_found:])
+        num_found += len(in_tier)
+        is_whole = num_found == most
+        if is_whole or (not source and not self._is_worth_fetching(request, digests[num_found], tier, token_s)):
+            return []
+        tier.touch(reversed(in_tier))  # the first one last, since without it the others are of no use
+        awaited, keep = [], set(in_tier)
+        for digest in digests[num_found:]:
+            is_there = bool(source) or (tier.far is not None and digest in tier.far)
+            if digest in tier or not (tier.is_fetching(digest) or (is_there and tier.fetch(digest, source, keep=keep))):
+                break
+            awaited.append(digest)
+        return awaited
+
+    def _is_worth_fetching(self, request: Request, digest: bytes, tier: HostTier, token_s: float | None) -> bool:
+        """Whether the next block is on disk and there sooner than computed: decided once for each request."""
+        if tier.far is None or digest not in tier.far:
+            return False
+        block_s = self.block_size * token_s - self.restore_block_s if token_s is not None else math.inf
+        request.has_fetched = not tier.is_worth_fetching("", block_s)
+        return not request.has_fetched
+
+    def fetch_done(self, digest: bytes, ok: bool, *, seconds: float = 0.0) -> None:
+        """A fetch has ended, after so long: the block is in the host tier, or not."""
+        if self.host_tier is not None:
+            self.host_tier.fetch_done(digest, ok, seconds=seconds)
+
+    def touch(self, digests: Iterable[bytes]) -> None:
+        """Count blocks of the host tier as used just now, the last of them last."""
+        if self.host_tier is not None:
+            self.host_tier.touch(digests)
+
+    def store_done(self, digest: bytes, ok: bool) -> None:
+        """A block of the host tier has been stored, or not."""
+        if self.host_tier is not None:
+            self.host_tier.store_done(digest, ok)
+
     def _share(self, request: Request, holding: _Holding, cache: PrefixCache, *, restores: bool) -> int:
         """Take what is cached, and announce what is going to be. Returns how many tokens were found."""
         found = self._find(request)
@@ -451,20 +500,30 @@ class KVCacheManager:
     # ---- copies ---------------------------------------------------------------------------------------------------
 
     def take_moves(self) -> BlockMoves:
-        """All copies planned since the last call, to be made before the next step computes anything."""
-        if not (self._moved_out or self._copied or self._moved_in):
+        """All copies planned since the last call, to be made before the next step computes anything, and transfers."""
+        fetched, stored = ((), ()) if self.host_tier is None else self.host_tier.take_transfers()
+        if not (self._moved_out or self._copied or self._moved_in or fetched or stored):
             return NO_MOVES
-        moves = BlockMoves(tuple(self._moved_out), tuple(self._copied), tuple(self._moved_in))
+        moves = BlockMoves(tuple(self._moved_out), tuple(self._copied), tuple(self._moved_in), fetched, stored)
         for planned in (self._moved_out, self._copied, self._moved_in):
             planned.clear()
         if self.host_tier is not None:
             self.host_tier.step_planned()
         return moves
 
-    def distrust(self, moves: BlockMoves) -> None:
-        """Forget what these moves copied out: their step has failed, maybe before it made any."""
+    def take_transfers(self) -> BlockMoves:
+        """Those only: there is no step to make copies for."""
+        fetched, stored = ((), ()) if self.host_tier is None else self.host_tier.take_transfers()
+        return BlockMoves(fetched=fetched, stored=stored) if fetched or stored else NO_MOVES
+
+    def landed(self, moves: BlockMoves, *, has_failed: bool) -> None:
+        """The step that made these moves has a result. If it has failed, maybe before it made any, what it was to copy
+        out is forgotten."""
         if self.host_tier is not None and moves.moved_out:
-            self.host_tier.discard_slots({slot for _, slot in moves.moved_out})
+            slots = {slot for _, slot in moves.moved_out}
+            if has_failed:
+                self.host_tier.discard_slots(slots)
+            self.host_tier.landed(slot for _, slot in moves.moved_out)
 
     # ---- leaving --------------------------------------------------------------------------------------------------
 

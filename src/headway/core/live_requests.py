@@ -1,8 +1,9 @@
 """All live requests of a scheduler: where each of them is, and the moves from one place to another.
 
     add ──► waiting ──► running ──► finished
-               ▲           │
-               └─ preempt ─┘
+            │  ▲ ▲         │
+            ▼  │ └ preempt ┘
+          fetching
 
 A move changes all that must change together: the request's status, the queue, the block table, the policy's counts, and
 what the runner has to be told with the next step. Which requests move, and when, is decided elsewhere.
@@ -26,6 +27,9 @@ from headway.core.request import Request, RequestStatus
 from headway.core.scheduler_output import NewRequest, RequestUpdate
 from headway.errors import RequestNotFoundError
 
+FETCH_LIMIT_S = 30.0
+"""After so long a request does not wait for its blocks any more, whatever has become of them."""
+
 _BatchOrder = tuple[Any, int, int]  # the policy's key when the request was admitted, order index, arrival index
 
 
@@ -45,6 +49,17 @@ class Departures(NamedTuple):
     finished_request_ids: tuple[str, ...]
 
 
+class _Awaited:
+    """What a request that fetches waits for."""
+
+    __slots__ = ("began_s", "chain", "missing")
+
+    def __init__(self, chain: list[bytes], began_s: float) -> None:
+        self.chain = chain  # in order; without one, those behind it are of no use
+        self.missing = set(chain)
+        self.began_s = began_s
+
+
 class LiveRequests:
     """Waiting, running and held requests. `running` is in the order the requests had when they were admitted."""
 
@@ -58,6 +73,8 @@ class LiveRequests:
         self.running: list[Request] = []
         self.held: dict[Request, RequestStatus] = {}
         """Requests of a sealed batch that have their last token, and how they are going to end."""
+        self.fetching: dict[Request, _Awaited] = {}
+        """Requests that wait for blocks, the one that began first first."""
         self.by_id: dict[str, Request] = {}
         self.now_s = 0.0
         """When the step is planned."""
@@ -72,6 +89,7 @@ class LiveRequests:
         """Of running requests."""
         self.num_skips: dict[Request, int] = {}
         """Of waiting requests that did not fit: how many others have been admitted past them."""
+        self._waits_for: dict[bytes, list[Request]] = {}  # the requests that wait for a block
         self._preempted_request_ids: list[str] = []  # since the last step
         self._finished_request_ids: list[str] = []  # likewise
         self._num_arrivals = 0
@@ -89,6 +107,8 @@ class LiveRequests:
     def advance(self, now_s: float) -> None:
         """Set the time of the step that is being planned."""
         self.now_s = now_s
+        if self.fetching:
+            self._stop_waiting_long()
         self.waiting.advance(now_s)
 
     def entry_key(self, request: Request) -> Any:
@@ -160,6 +180,68 @@ class LiveRequests:
             block_ids=block_ids,
         )
 
+    # ---- waiting for blocks -----------------------------------------------------------------------------------------
+
+    def may_fetch(self, request: Request) -> bool:
+        """Whether a waiting request may wait for blocks: once, and not more of them than the batch has seats."""
+        is_new = not request.has_fetched and not request.num_preemptions and not request.is_fork
+        return is_new and len(self.fetching) < self._max_num_seqs
+
+    def fetch(self, request: Request, digests: list[bytes]) -> None:
+        """Take a waiting request out of the queue until these blocks have come."""
+        request.move_to(RequestStatus.FETCHING)
+        request.has_fetched = True
+        self.waiting.remove(request)
+        self.num_skips.pop(request, None)
+        self.fetching[request] = _Awaited(digests, self.now_s)
+        for digest in digests:
+            self._waits_for.setdefault(digest, []).append(request)
+
+    def fetch_done(self, digest: bytes, ok: bool) -> None:
+        """A block has come, or will not. Requests that have all they can get are queued again."""
+        for request in self._waits_for.pop(digest, ()):
+            awaited = self.fetching[request]
+            if ok:
+                awaited.missing.discard(digest)
+            else:
+                self._cut(request, awaited, awaited.chain.index(digest))
+            if not awaited.missing:
+                self._queue_again(request)
+
+    def _cut(self, request: Request, awaited: _Awaited, place: int) -> None:
+        """Wait for the first blocks of the chain only."""
+        chain, awaited.chain = awaited.chain, awaited.chain[:place]
+        for digest in chain[place:]:
+            if digest in awaited.missing:
+                awaited.missing.remove(digest)
+                self._forget_wait(request, digest)
+
+    def _forget_wait(self, request: Request, digest: bytes) -> None:
+        waits = self._waits_for.get(digest)
+        if waits is not None:
+            waits.remove(request)
+            if not waits:
+                del self._waits_for[digest]
+
+    def _stop_fetching(self, request: Request) -> None:
+        awaited = self.fetching[request]
+        self._cut(request, awaited, 0)
+        del self.fetching[request]
+
+    def _queue_again(self, request: Request) -> None:
+        """The first block counts as used last: without it the others are of no use."""
+        self._kv_cache.touch(reversed(self.fetching[request].chain))
+        self._stop_fetching(request)
+        request.move_to(RequestStatus.WAITING)
+        self.waiting.push(request)
+
+    def _stop_waiting_long(self) -> None:
+        while self.fetching:
+            request, awaited = next(iter(self.fetching.items()))
+            if self.now_s - awaited.began_s < FETCH_LIMIT_S:
+                return
+            self._queue_again(request)
+
     # ---- leaving --------------------------------------------------------------------------------------------------
 
     def preempt(self, request: Request) -> None:
@@ -194,6 +276,9 @@ class LiveRequests:
             self._stop_running(request)
         elif old_status is RequestStatus.HELD:
             del self.held[request]
+        elif old_status is RequestStatus.FETCHING:
+            self._stop_fetching(request)
+            return request
         else:
             self.waiting.remove(request)
             self.num_skips.pop(request, None)

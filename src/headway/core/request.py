@@ -1,14 +1,17 @@
 """A request: a list of tokens, how many of them are in the KV cache, and where it stands in its life.
 
     WAITING ──► RUNNING ──► FINISHED_*
-                │    ▲
-                ▼    │
-               PREEMPTED        (its blocks are gone, its tokens are kept; they are computed again when it comes back)
+     │   ▲      │    ▲
+     ▼   │      ▼    │
+    FETCHING   PREEMPTED        (its blocks are gone, its tokens are kept; they are computed again when it comes back)
+
+A request whose first blocks are further away than host memory may be FETCHING, once: it waits for them outside the
+queue, and is queued again when they have come or cannot.
 
 In a sealed batch a request that has its last token is HELD until all have, and FINISHED only then.
 
-A waiting request can also finish directly: aborted, or failed. So can a preempted one, which may also be ended by a
-token that was pending when it was preempted. Any other move raises.
+A waiting or fetching request can also finish directly: aborted, or failed. So can a preempted one, which may also be
+ended by a token that was pending when it was preempted. Any other move raises.
 
 Steps may be launched before the result of the step before is known. The token that a launched step is going to sample
 counts as one of the request's tokens, only its value is not known here yet: it is pending. So are tokens that were
@@ -37,6 +40,7 @@ class RequestStatus(enum.Enum):
     """Where a request stands. The `FINISHED_*` states are final."""
 
     WAITING = "waiting"
+    FETCHING = "fetching"
     RUNNING = "running"
     PREEMPTED = "preempted"
     HELD = "held"
@@ -61,7 +65,15 @@ _FINISHED = frozenset(
 )
 _LEGAL_MOVES = {
     RequestStatus.WAITING: frozenset(
-        (RequestStatus.RUNNING, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
+        (
+            RequestStatus.RUNNING,
+            RequestStatus.FETCHING,
+            RequestStatus.FINISHED_ABORTED,
+            RequestStatus.FINISHED_ERROR,
+        )
+    ),
+    RequestStatus.FETCHING: frozenset(
+        (RequestStatus.WAITING, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
     ),
     RequestStatus.RUNNING: _FINISHED | {RequestStatus.PREEMPTED, RequestStatus.HELD},
     RequestStatus.HELD: _FINISHED,
@@ -81,6 +93,7 @@ class Request:
         "arrival_s",
         "can_draft",
         "can_draft_ahead",
+        "has_fetched",
         "is_beam",
         "is_fork",
         "is_guided",
@@ -155,6 +168,7 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0  # of these, what was in the prefix cache when it was first admitted
         self.num_preemptions = 0
+        self.has_fetched = False  # whether it has waited for blocks, or is not going to: that is decided once
         self._digests: list[bytes] = [] if fork_of is None else fork_of._digests.copy()
 
     def resume(self, output_token_ids: Sequence[int]) -> None:

@@ -62,6 +62,8 @@ class RequestOptions:
     """Only requests with the same salt share cached prefixes."""
     cache_ttl_s: float = _option(0.0, _is_duration, "0 or more seconds")
     """How long the prompt's blocks stay pinned in the prefix cache, where there is room."""
+    blocks_at: str = _option("", _is_text, "a string")
+    """The address of a replica that has the full blocks of its tokens, by choice of the router: they are fetched."""
 
     def __post_init__(self) -> None:
         """`InvalidRequestError` names the option that is wrong."""

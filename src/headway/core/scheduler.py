@@ -94,6 +94,7 @@ class Scheduler:
             kv_cache=kv_cache,
             policy=self.policy,
             live=self.live,
+            pace=self.pace,
             shares=self._shares,
             long_prompts=self._long_prompts,
         )
@@ -133,9 +134,10 @@ class Scheduler:
         a `prefill_mode` other than "chunked" a step has either prompts or decodes.
 
         An empty plan is not a step: it needs no result, and what it would have told the runner comes with the next. If
-        no step is in flight and there are live requests, the plan is never empty, but for two cases: a batch is still
-        being formed (`opens_at_s`), or all of a sealed one are done (`release_held`). `now_s`: the time that policies
-        and pinned blocks go by.
+        no step is in flight and there are live requests, the plan is never empty, but for three cases: a batch is still
+        being formed (`opens_at_s`), all of a sealed one are done (`release_held`), or requests wait for blocks
+        (`num_fetching`). Even an empty plan may have transfers to begin. `now_s`: the time that policies and pinned
+        blocks go by.
         """
         self._advance(now_s)
         if self.speculation is not None and self.in_flight and self.speculation.must_await(self.in_flight[-1].output):
@@ -155,7 +157,9 @@ class Scheduler:
             self.speculation.note_planned()
             if not plan.preempted:
                 self.speculation.add_drafts(plan)
-        return self._launch(plan) if plan.scheduled else self.nothing()
+        if plan.scheduled:
+            return self._launch(plan)
+        return SchedulerOutput.empty(self._num_steps, self.kv_cache.take_transfers())
 
     def update(
         self, output: SchedulerOutput, result: ModelRunnerOutput, *, duration_s: float | None = None
@@ -208,6 +212,16 @@ class Scheduler:
         """
         return self.live.finish(request_id, status)
 
+    def fetch_done(self, digest: bytes, ok: bool, *, seconds: float = 0.0) -> None:
+        """A fetch of a plan's moves has ended, after so long: the block is in its slot, or not. Every fetch that was
+        planned has to end like this."""
+        self.kv_cache.fetch_done(digest, ok, seconds=seconds)
+        self.live.fetch_done(digest, ok)
+
+    def store_done(self, digest: bytes, ok: bool) -> None:
+        """A store of a plan's moves has ended, well or not. Every one has to."""
+        self.kv_cache.store_done(digest, ok)
+
     def release_held(self) -> list[RequestUpdate]:
         """If all of a sealed batch are done, end them; returns their ends. Their tokens have come before."""
         return self.live.release()
@@ -238,6 +252,16 @@ class Scheduler:
     def num_in_batch(self) -> int:
         """Requests that have a seat: running ones, and those of a sealed batch that are done and held."""
         return self.live.num_in_batch
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no seat."""
+        return len(self.live.waiting) + len(self.live.fetching)
+
+    @property
+    def num_fetching(self) -> int:
+        """Requests that wait for blocks."""
+        return len(self.live.fetching)
 
     @property
     def in_flight(self) -> deque[LaunchedStep]:

@@ -63,7 +63,8 @@ def advance_requests(scheduled: Mapping[Request, ScheduledRequest]) -> int:
 
 class BlockMoves(NamedTuple):
     """What is copied before a step computes anything. First all that goes out, then copies on the device, then what
-    comes in; all copies read before any of them is written."""
+    comes in; all copies read before any of them is written. And transfers, which begin with the step: fetches and
+    stores."""
 
     moved_out: tuple[tuple[int, int], ...] = ()
     """(block, slot of the host tier)"""
@@ -71,6 +72,21 @@ class BlockMoves(NamedTuple):
     """(from, to)"""
     moved_in: tuple[tuple[int, int], ...] = ()
     """(slot of the host tier, block)"""
+    fetched: tuple[tuple[bytes, int, str], ...] = ()
+    """(digest, slot of the host tier, source): a slot to be filled beside the steps, from disk (source "") or from the
+    replica at this address. No other copy of this or an earlier step that is not done has to do with the slot."""
+    stored: tuple[tuple[bytes, int], ...] = ()
+    """(digest, slot of the host tier): a slot to be written to disk beside the steps."""
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether something begins that the step does not wait for."""
+        return bool(self.fetched or self.stored)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether something is copied before the step."""
+        return bool(self.moved_out or self.copied or self.moved_in)
 
 
 NO_MOVES = BlockMoves()
@@ -80,7 +96,8 @@ NO_MOVES = BlockMoves()
 class SchedulerOutput:
     """One step: requests that enter the batch, what each computes, and requests that have left since the step before.
 
-    A request id among those that left may be among those that enter: leaving comes first.
+    A request id among those that left may be among those that enter: leaving comes first. A plan with nothing to
+    compute may have transfers to begin.
     """
 
     step_id: int
@@ -92,9 +109,9 @@ class SchedulerOutput:
     moves: BlockMoves = NO_MOVES
 
     @classmethod
-    def empty(cls, step_id: int) -> SchedulerOutput:
-        """A plan to do nothing."""
-        return cls(step_id, (), (), (), (), num_scheduled_tokens=0)
+    def empty(cls, step_id: int, moves: BlockMoves = NO_MOVES) -> SchedulerOutput:
+        """A plan to compute nothing."""
+        return cls(step_id, (), (), (), (), num_scheduled_tokens=0, moves=moves)
 
     @property
     def is_empty(self) -> bool:

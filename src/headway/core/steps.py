@@ -260,8 +260,8 @@ class Landing:
         step = self.in_flight.popleft()
         if duration_s is not None:
             self._observe(output, duration_s)
-        if output.moves.moved_out and _all_failed(output, result):
-            self._kv_cache.distrust(output.moves)
+        if output.moves.moved_out:
+            self._kv_cache.landed(output.moves, has_failed=_all_failed(output, result))
         if step.keeps:
             self._keep_computed(step, result)
         updates = _told_of_prompts(step.requests, result) if result.prompt_logprobs or result.pooled else []

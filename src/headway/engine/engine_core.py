@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.core import (
+    FarIndex,
     ModelRunnerOutput,
     Request,
     RequestStatus,
@@ -31,14 +32,17 @@ from headway.core import (
     SchedulerOutput,
     check_invariants,
 )
+from headway.core.scheduler_output import BlockMoves
 from headway.engine.step_report import BatchSnapshot, StepReport
 from headway.executor import Executor, PendingStep, UnsampledStep
+from headway.kv.block_store import BlockTransfers
 from headway.structured.guides import GuidedStep, GuideEnd, Guides
 from headway.tracing import span
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_SLEEP_S = 0.005
+_LONGEST_SETTLING_S = 10.0  # so long transfers for another scheduler may take to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,9 @@ class EngineCore:
         self._last_result_s = float("-inf")
         self._goes_on = False  # whether requests waited for more when it came
         self._schedule_s = 0.0  # spent on planning since the last report
+        self._transfers = executor.transfers
+        if self._transfers is not None:
+            self._take_over(self._transfers)
 
     def add_request(self, request: Request) -> None:
         """Queue a request, or refuse it with the reason."""
@@ -115,10 +122,21 @@ class EngineCore:
         """Whether there is anything to step for. Steps may be in flight although no request waits for them any more."""
         return self.scheduler.has_unfinished_requests
 
+    @property
+    def only_waits_for_blocks(self) -> bool:
+        """Whether a step would do nothing but wait for a transfer to end. Who sleeps instead is woken by
+        `Executor.transfers`, and should come back after a second all the same."""
+        scheduler, transfers = self.scheduler, self._transfers
+        if transfers is None or not scheduler.num_fetching or transfers.has_ended:
+            return False
+        return scheduler.num_fetching == len(scheduler.requests) and not self._in_flight
+
     def step(self) -> CoreStep:
         """schedule → submit, while there is room in the pipeline; then the oldest result → update."""
         if len(self._in_flight) != len(self.scheduler.in_flight):
             self._find_lost()
+        if self._transfers is not None:
+            self._take_transfers()
         self._sample_awaiting()
         self._fill_pipeline()
         if self._in_flight:
@@ -154,10 +172,51 @@ class EngineCore:
             with span("schedule"):
                 output = self.scheduler.schedule(now_s=started_s)
             self._schedule_s += self._now() - started_s
+            if output.moves.has_transfers:
+                self._begin_transfers(output.moves)
             if output.is_empty:
                 break
             self._launched.append(output)
             self._launch(output)
+
+    def _begin_transfers(self, moves: BlockMoves) -> None:
+        """Whatever goes wrong, each of them ends."""
+        try:
+            if self._transfers is not None:
+                self._transfers.begin(moves)
+                return
+        except Exception:
+            logger.exception("blocks can be neither fetched nor stored")
+        for digest, _, _ in moves.fetched:
+            self.scheduler.fetch_done(digest, False)
+        for digest, _ in moves.stored:
+            self.scheduler.store_done(digest, False)
+
+    def _take_transfers(self) -> None:
+        """Blocks that have come may let requests enter."""
+        assert self._transfers is not None
+        for ended in self._transfers.take():
+            if ended.is_fetch:
+                self.scheduler.fetch_done(ended.digest, ended.ok, seconds=ended.seconds)
+            else:
+                self.scheduler.store_done(ended.digest, ended.ok)
+        disk, tier = self._transfers.disk, self.scheduler.kv_cache.host_tier
+        if disk is not None and tier is not None and tier.far is not None:
+            added, lost = disk.take_changes()
+            for digest in added:
+                tier.far.add(digest)
+            for digest in lost:
+                tier.far.discard(digest)
+
+    def _take_over(self, transfers: BlockTransfers) -> None:
+        """From another scheduler, perhaps, whose blocks are forgotten. What is on disk is known."""
+        if not transfers.settle(_LONGEST_SETTLING_S):
+            raise RuntimeError("transfers of blocks do not end")
+        tier, disk = self.scheduler.kv_cache.host_tier, transfers.disk
+        if tier is not None and disk is not None:
+            tier.far = FarIndex(disk.max_blocks)
+            for digest in disk.digests():
+                tier.far.add(digest)
 
     def _has_room(self) -> bool:
         """Behind a step that could not be submitted nothing is launched: its requests are going to end. Nor is it
@@ -289,8 +348,12 @@ class EngineCore:
         return CoreStep(launched, updates, self._report(step.snapshot, updates, duration_s, failure))
 
     def _wait_for_batch(self) -> None:
-        """Nothing can be planned before a batch has been waited for; but not long, since others may come."""
+        """Nothing can be planned before a batch has been waited for, or blocks; but not long, since others may come."""
         opens_at_s = self.scheduler.opens_at_s()
+        if self.scheduler.num_fetching and self._transfers is not None:
+            waits_s = _LONGEST_SLEEP_S if opens_at_s is None else max(opens_at_s - self._now(), 0.0)
+            self._transfers.wait(min(waits_s, _LONGEST_SLEEP_S))
+            return
         if opens_at_s is None:
             raise RuntimeError("requests are waiting, nothing is in flight, and yet nothing can be planned")
         self._sleep(min(max(opens_at_s - self._now(), 0.0), _LONGEST_SLEEP_S))
@@ -308,7 +371,7 @@ class EngineCore:
             requests=requests,
             num_tokens=tuple([request.num_tokens for request in requests]),
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=scheduler.num_waiting,
             num_used_blocks=scheduler.kv_cache.num_used_blocks,
             num_used_slots=scheduler.num_used_slots,
         )

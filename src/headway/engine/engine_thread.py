@@ -17,6 +17,8 @@ collector. A `Condition`, an `Event` or a `Queue` promises neither.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
 import threading
@@ -148,6 +150,8 @@ class EngineThread:
         self._loop = _Loop(self._engine, self.inbox, weakref.ref(self, self.inbox.put))
         self._thread = threading.Thread(target=self._loop.run, name="headway-engine", daemon=True)
         self._stop = weakref.finalize(self, _stop_thread, self.inbox, self._thread)
+        if self._engine.core.executor.transfers is not None:
+            self._engine.core.executor.transfers.wake(functools.partial(self.inbox.put, _Loop.look))
         self._thread.start()
 
     def _restart_after_fork(self) -> None:
@@ -252,6 +256,9 @@ class _Loop:
         """Take all tickets that have come; without a running request, sleep until one comes."""
         if not self._is_driven():
             self._handle(self._inbox.get())
+        elif self._engine.core.only_waits_for_blocks:
+            with contextlib.suppress(Empty):
+                self._handle(self._inbox.get(timeout=_LOOK_S))
         while not self._inbox.empty():
             self._handle(self._inbox.get_nowait())
 
@@ -271,6 +278,9 @@ class _Loop:
             self._cancel(account)
 
     # ---- messages -------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Blocks have come: there may be something to do."""
 
     def end(self) -> None:
         """No step after this."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from headway.core.scheduler_output import SchedulerOutput
+from headway.kv.block_store import BlockTransfers
 from headway.runner.base import PendingStep, UnsampledStep
 
 __all__ = ["Executor", "PendingStep", "UnsampledStep"]
@@ -28,6 +29,8 @@ class Executor(Protocol):
     2: it is planned while the one before runs."""
     verifies_ahead: bool
     """As in `Runner`."""
+    transfers: BlockTransfers | None
+    """What fetches and stores blocks beside the steps, if anything does."""
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Start to compute the scheduled tokens and to sample where the plan says so. The plan is not empty."""

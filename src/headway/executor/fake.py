@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, ScheduledRequest, SchedulerOutput
+from headway.kv.block_store import BlockTransfers
 from headway.structured.guides import TokenMasks
 
 NextToken = Callable[[str, int], int]
@@ -27,10 +28,12 @@ class FakeExecutor:
         *,
         max_in_flight: int = 1,
         guess: NextToken | None = None,
+        transfers: BlockTransfers | None = None,
     ) -> None:
         """`guess`: of drafts that are not given; then a step may be planned before those of another are verified."""
         self.max_in_flight = max_in_flight
         self.verifies_ahead = guess is not None
+        self.transfers = transfers
         self._guess = guess
         self.num_steps = 0
         self._next_token = next_token

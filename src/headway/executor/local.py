@@ -22,6 +22,7 @@ class LocalExecutor:
         self.plan = plan
         self.max_in_flight = max_in_flight
         self.verifies_ahead = runner.verifies_ahead
+        self.transfers = runner.transfers
         self._runner: Runner | None = runner
         # Each thread has a current device of its own; steps belong to that of the thread that loads the model.
         self._cuda_device = torch.cuda.current_device() if plan.device.startswith("cuda") else None

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
+from headway.kv.block_store import BlockTransfers
 
 StepTime = Callable[[SchedulerOutput], float]
 """A planned step → how many seconds it takes the device."""
@@ -59,6 +60,7 @@ class SimulatedExecutor:
     ) -> None:
         self.max_in_flight = max_in_flight
         self.verifies_ahead = True
+        self.transfers: BlockTransfers | None = None
         self.num_steps = 0
         self.busy_s = 0.0
         self._step_s = step_s

@@ -270,14 +270,20 @@ class EngineChannel:
     """
 
     def __init__(
-        self, connection: socket.socket, *, wakeup: socket.socket | None = None, waits_for_reader: bool = True
+        self,
+        connection: socket.socket,
+        *,
+        wakeup: socket.socket | None = None,
+        waker: socket.socket | None = None,
+        waits_for_reader: bool = True,
     ) -> None:
-        """Bytes that arrive on `wakeup` end a wait; they mean nothing else. A front end that reads too slowly is waited
-        for, or given up."""
+        """Bytes that arrive on `wakeup` end a wait; they mean nothing else. `waker` is its other end, which does not
+        block. A front end that reads too slowly is waited for, or given up."""
         connection.setblocking(False)
         self._socket = connection
         self._waits_for_reader = waits_for_reader
         self._wakeup = wakeup
+        self._waker = waker
         self._frames = FrameReader()
         self._unsent = bytearray()
         self._sending = threading.Lock()
@@ -315,6 +321,12 @@ class EngineChannel:
             if not self._waits_for_reader:
                 raise ChannelClosedError("it does not read what it is sent")
             self.flush(timeout_s=float("inf"))
+
+    def wake(self) -> None:
+        """End a wait of `receive`. For any thread."""
+        if self._waker is not None:
+            with contextlib.suppress(OSError):  # it is full, so the wait ends anyway; or closed
+                self._waker.send(b".")
 
     def flush(self, *, timeout_s: float) -> bool:
         """Wait until everything is sent, at most `timeout_s`. Returns whether it was."""

@@ -74,6 +74,8 @@ class Channel(Protocol):
 
     def send(self, message: FromEngine) -> None: ...
 
+    def wake(self) -> None: ...
+
 
 class EngineLoop:
     """Drives one engine for one front end."""
@@ -111,6 +113,8 @@ class EngineLoop:
         self._num_failed_steps = 0
         self._drain_until_s: float | None = None
         self._turn_started_s: float | None = None
+        if engine.core.executor.transfers is not None:
+            engine.core.executor.transfers.wake(channel.wake)
 
     @property
     def turn_s(self) -> float:
@@ -145,12 +149,13 @@ class EngineLoop:
         if is_idle and self._is_watched and self._snapshots.is_map_stale:
             self._channel.send(self._snapshots.blocks())
         has_told = is_idle and self._tell_cache()
-        may_sleep = is_idle and not has_told and not self._is_in_doubt and self._drain_until_s is None
+        has_nothing_to_do = (is_idle and not has_told) or (not self._line and self._engine.core.only_waits_for_blocks)
+        may_sleep = has_nothing_to_do and not self._is_in_doubt and self._drain_until_s is None
         self._turn_started_s = None
         idle_s = COMPILE_POLL_S if self._compiling else IDLE_S
         messages = self._channel.receive(timeout_s=idle_s if may_sleep else 0.0)
         self._turn_started_s = self._now()
-        if may_sleep and not messages and not self._compiling:
+        if may_sleep and is_idle and not messages and not self._compiling:
             self._check_itself()
         for message in messages:
             self._take(message)

@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
     wakeup, signalled = socket.socketpair()
     signalled.setblocking(False)
     signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
-    channel = EngineChannel(socket.socket(fileno=arguments.fd), wakeup=wakeup)
+    channel = EngineChannel(socket.socket(fileno=arguments.fd), wakeup=wakeup, waker=signalled)
     listener = None if arguments.listen_fd is None else socket.socket(fileno=arguments.listen_fd)
     try:
         return _serve(channel, arguments.factory, listener)

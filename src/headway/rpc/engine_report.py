@@ -76,7 +76,7 @@ class EngineCounters:
         kv_cache = scheduler.kv_cache
         num_seated = self._num_seated_beams()
         stats.num_running = len(scheduler.running) + num_seated
-        stats.num_waiting = len(scheduler.waiting) - num_seated
+        stats.num_waiting = scheduler.num_waiting - num_seated
         stats.num_free_blocks = kv_cache.pool.num_free_blocks
         stats.num_cached_blocks = kv_cache.num_idle_blocks
         stats.num_used_blocks = kv_cache.num_used_blocks

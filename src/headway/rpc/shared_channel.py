@@ -11,6 +11,7 @@ tells it to, or when none has come for `LINGER_S`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import select
@@ -105,6 +106,7 @@ class SharedChannel:
         self._is_ending = False
         self._woken, self._wake = socket.socketpair()
         self._woken.setblocking(False)
+        self._wake.setblocking(False)
         threading.Thread(target=self._accept, name="front ends", daemon=True).start()
 
     # ---- what the loop calls --------------------------------------------------------------------------------------
@@ -130,6 +132,11 @@ class SharedChannel:
                 self._send_to(front_end, message)
         if isinstance(message, Heartbeat):
             self._parent.send(message)
+
+    def wake(self) -> None:
+        """End a wait of `receive`. For any thread."""
+        with contextlib.suppress(OSError):  # it is full, so the wait ends anyway
+            self._wake.send(b".")
 
     def flush(self, *, timeout_s: float) -> bool:
         """Wait until everything is sent, at most `timeout_s` for each. Returns whether it was."""
@@ -171,7 +178,7 @@ class SharedChannel:
             connection.close()
         else:
             self._greeted.put((connection, address))
-            self._wake.send(b".")
+            self.wake()
         finally:
             self._greetings.release()
 

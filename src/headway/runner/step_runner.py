@@ -31,6 +31,7 @@ from headway.core.scheduler_output import (
     SampledTokens,
     SchedulerOutput,
 )
+from headway.kv.block_store import BlockTransfers
 from headway.kv.host_blocks import HostBlocks, apply_moves
 from headway.runner.base import PagedModel, PendingStep, RunnerSettings
 from headway.runner.draft_model import DraftModel
@@ -60,6 +61,7 @@ class StepRunner(Generic[StagedStep]):
         verifies_ahead: bool = False,
     ) -> None:
         self.verifies_ahead = verifies_ahead
+        self.transfers: BlockTransfers | None = None
         self.decoder, self.attention = model
         self.stage = stage
         self._drafter = drafter
@@ -144,7 +146,7 @@ class StepRunner(Generic[StagedStep]):
         for request_id in (*output.finished_request_ids, *output.preempted_request_ids):
             self._rows.free(request_id)
             self._unseated.pop(request_id, None)
-        if any(output.moves):
+        if output.moves.has_copies:
             apply_moves(self._kv_caches, self._host_blocks, output.moves)
         if output.new_requests:
             self._seat(output.new_requests)

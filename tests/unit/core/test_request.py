@@ -18,6 +18,8 @@ LEGAL = {
     *((S.PREEMPTED, final) for final in FINAL),
     (S.RUNNING, S.HELD),
     *((S.HELD, final) for final in FINAL),
+    *((S.FETCHING, after) for after in (S.WAITING, S.FINISHED_ABORTED, S.FINISHED_ERROR)),
+    (S.WAITING, S.FETCHING),
 }
 
 

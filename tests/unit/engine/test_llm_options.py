@@ -49,6 +49,7 @@ OPTIONS: dict[str, list[Any]] = {
     "tpot_target_s": [None, 0.05, 1],
     "cache_salt": ["x", None, "y"],
     "cache_ttl_s": [1.5, 0, 2.0],
+    "blocks_at": ["10.0.0.1:8100", "", "10.0.0.2:8100"],
 }
 
 

@@ -73,6 +73,8 @@ class GuardedQueue(WaitingQueue):
         self._inner.push(request)
         if request.status is RequestStatus.PREEMPTED:
             self._lift_later(request, self._now_s + (self._now_s - request.arrival_s) + self._grace_s)
+        elif request.arrival_index < self._next_in_order:  # it has been away, and would have entered meanwhile
+            self._time(request)
         else:
             self._untimed[request.arrival_index] = request
 
@@ -132,9 +134,13 @@ class GuardedQueue(WaitingQueue):
         request = self._untimed.pop(self._next_in_order, None)
         self._next_in_order += 1
         if request is not None:
-            waited_s = max(self._now_s - request.arrival_s, 0.0)
-            allowed_s = max(self._stretch * waited_s, self._promise_s(request))
-            self._lift_later(request, request.arrival_s + allowed_s + self._grace_s)
+            self._time(request)
+
+    def _time(self, request: Request) -> None:
+        """Say when to lift a request that would have entered now."""
+        waited_s = max(self._now_s - request.arrival_s, 0.0)
+        allowed_s = max(self._stretch * waited_s, self._promise_s(request))
+        self._lift_later(request, request.arrival_s + allowed_s + self._grace_s)
 
     def _lift_later(self, request: Request, lift_at_s: float) -> None:
         self._timed[request.arrival_index] = request

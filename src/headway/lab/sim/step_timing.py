@@ -97,6 +97,7 @@ class _TimedExecutor:
         self.now = now
         self.max_in_flight = executor.max_in_flight
         self.verifies_ahead = executor.verifies_ahead
+        self.transfers = executor.transfers
         self.waited_s = 0.0
         self.result_at_s = 0.0
         self.device_s: float | None = None

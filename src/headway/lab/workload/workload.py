@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 # How long answers get is drawn with the work; what is predicted of it depends on the engine.
-_OPTIONS = tuple(name for name in OPTION_NAMES if name != "predicted_tokens")
+_OPTIONS = tuple(name for name in OPTION_NAMES if name not in ("predicted_tokens", "blocks_at"))
 
 DEFAULT_NUM_REQUESTS = 1_000
 """Where neither the workload nor a file says how many there are."""

@@ -37,8 +37,8 @@ NOT_SAMPLING_FIELDS = frozenset({"detokenize", "logprobs", "structured_outputs"}
 """Answers are text. OpenAI's two endpoints differ in what `logprobs` is: it is a field of theirs. What an answer must
 match has several fields, and is a record of its own: see `answer_requests`."""
 SAMPLING_TYPES: Mapping[str, Any] = {"early_stopping": bool | Literal["never"]}
-NOT_OPTION_FIELDS = frozenset({"predicted_tokens"})
-"""The server predicts lengths itself."""
+NOT_OPTION_FIELDS = frozenset({"predicted_tokens", "blocks_at"})
+"""The server predicts lengths itself, and its router knows where blocks are."""
 OPTION_NAMES: Mapping[str, HttpOption] = {
     "tenant": HttpOption("tenant", "user"),
     "ttft_target_s": HttpOption("ttft_target_s", "ttft_target_ms", 1e3),

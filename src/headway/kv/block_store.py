@@ -1,0 +1,185 @@
+"""KV blocks outside this engine's memory, and what brings them to slots of host memory and from there.
+
+    scheduler's plan ── BlockMoves.fetched, .stored ──► BlockTransfers ──► a store: a folder, other replicas
+                                                              │                 │ on threads of its own
+    scheduler  ◄── fetch_done, store_done ── engine, between steps ◄── done ────┘
+
+Nothing here waits for a transfer. Whatever goes wrong is a block that did not come: its tokens are computed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from headway.core.scheduler_output import BlockMoves
+
+Done = Callable[[bytes, bool], None]
+"""(digest, whether it went well); may be called by any thread."""
+
+
+class BlockStore(ABC):
+    """Blocks by digest outside this engine's memory. Methods are called by one thread and return at once; work is done
+    on threads of the store's own, which call `done` from there: once for each digest, whatever happens."""
+
+    @abstractmethod
+    def fetch(self, digests: Sequence[bytes], slots: Sequence[memoryview], source: str, done: Done) -> None:
+        """For each digest in order: fill its slot, exactly, and call `done(digest, True)`; or `done(digest, False)`,
+        after which nothing writes to the slot any more."""
+
+    def store(self, digest: bytes, slot: memoryview, done: Done) -> None:
+        """Keep a block; its slot stays as it is until `done`. Not every store can."""
+        done(digest, False)
+
+    def digests(self) -> Collection[bytes]:
+        """Those of all blocks that are here, the one used longest ago first."""
+        return ()
+
+    def take_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Digests that others have added, and those that are gone, since the last call."""
+        return (), ()
+
+    @property
+    def max_blocks(self) -> int:
+        """How many blocks may be here; 0: none are kept."""
+        return 0
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what is under way, soon, and the threads with it. Nothing may be asked afterwards."""
+
+
+class Transferred(NamedTuple):
+    """A transfer that has ended."""
+
+    digest: bytes
+    ok: bool
+    is_fetch: bool
+    seconds: float
+    """Of a fetch: its part of the time that fetches took."""
+
+
+class Slots(Protocol):
+    """Host memory that blocks are brought to: `HostBlocks`."""
+
+    def bytes_of(self, slot: int) -> memoryview:
+        """The memory of a slot."""
+        ...
+
+    def settle(self, slots: Iterable[int]) -> None:
+        """Wait until no copy that was begun has to do with these slots."""
+        ...
+
+
+class BlockTransfers:
+    """Begins transfers and collects those that have ended. For one thread, but for the stores' own calls."""
+
+    def __init__(self, slots: Slots, *, disk: BlockStore | None = None, peers: BlockStore | None = None) -> None:
+        """`disk`: source "" of fetches, and target of stores. `peers`: all other sources. Both are closed with this."""
+        self._slots = slots
+        self.disk, self.peers = disk, peers
+        self._ended: deque[Transferred] = deque()
+        self._num_begun = 0
+        self._num_taken = 0
+        self._has_ended = threading.Condition()
+        self._on_end: Callable[[], None] | None = None
+
+    @property
+    def num_under_way(self) -> int:
+        """Transfers whose end has not been taken."""
+        return self._num_begun - self._num_taken
+
+    def wake(self, on_end: Callable[[], None] | None) -> None:
+        """Have this called, by any thread, when a transfer has ended."""
+        self._on_end = on_end
+
+    def begin(self, moves: BlockMoves) -> None:
+        """Begin the transfers of a plan. All of them end, well or not; or none begins, if this raises."""
+        self._slots.settle([slot for _, slot, _ in moves.fetched] + [slot for _, slot in moves.stored])
+        self._num_begun += len(moves.fetched) + len(moves.stored)
+        by_source: dict[str, list[tuple[bytes, int]]] = {}
+        for digest, slot, source in moves.fetched:
+            by_source.setdefault(source, []).append((digest, slot))
+        for source, wanted in by_source.items():
+            self._fetch(source, wanted)
+        for digest, slot in moves.stored:
+            self._store(digest, slot)
+
+    def _fetch(self, source: str, wanted: Sequence[tuple[bytes, int]]) -> None:
+        store, clock = self.peers if source else self.disk, _FetchClock()
+
+        def done(digest: bytes, ok: bool) -> None:
+            self._end(Transferred(digest, ok, True, clock.lap()))
+
+        if store is None:
+            for digest, _ in wanted:
+                done(digest, False)
+        else:
+            views = [self._slots.bytes_of(slot) for _, slot in wanted]
+            store.fetch([digest for digest, _ in wanted], views, source, done)
+
+    def _store(self, digest: bytes, slot: int) -> None:
+        def done(digest: bytes, ok: bool) -> None:
+            self._end(Transferred(digest, ok, False, 0.0))
+
+        if self.disk is None:
+            done(digest, False)
+        else:
+            self.disk.store(digest, self._slots.bytes_of(slot), done)
+
+    def _end(self, ended: Transferred) -> None:
+        with self._has_ended:
+            self._ended.append(ended)
+            self._has_ended.notify_all()
+        if self._on_end is not None:
+            self._on_end()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._ended)
+
+    def take(self) -> list[Transferred]:
+        """Those that have ended since the last call."""
+        ended = []
+        while self._ended:
+            ended.append(self._ended.popleft())
+        self._num_taken += len(ended)
+        return ended
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until one has ended that was not taken, or so long. Returns whether one has."""
+        with self._has_ended:
+            return self._has_ended.wait_for(lambda: bool(self._ended), timeout_s)
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until none is under way, and forget them all. Returns whether it came to that."""
+        until_s = time.monotonic() + timeout_s
+        while self.num_under_way and (left_s := until_s - time.monotonic()) > 0:
+            self.wait(left_s)
+            self.take()
+        return not self.num_under_way
+
+    def close(self) -> None:
+        """End the stores."""
+        for store in (self.disk, self.peers):
+            if store is not None:
+                store.close()
+
+
+class _FetchClock:
+    """Divides the time since a fetch was begun among its blocks, as they come."""
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+        self._lock = threading.Lock()
+
+    def lap(self) -> float:
+        with self._lock:
+            now_s = time.monotonic()
+            seconds, self._last_s = now_s - self._last_s, now_s
+            return seconds

@@ -1,0 +1,215 @@
+"""Blocks further away than host memory: random requests, fetches and stores that end at any time, well or not, files
+that vanish, aborts and failed steps. Requests read back their own tokens, all of them end, and no slot is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from headway.config import SCHEDULING_POLICIES
+from headway.core import Request, RequestStatus, SchedulerOutput
+from headway.core.live_requests import FETCH_LIMIT_S
+from headway.core.request_options import RequestOptions
+from tests.property.driven_scheduler import DrivenScheduler, Setting
+from tests.property.random_play import RandomPlay, World, small_config, tree_world
+
+PEER = "peer:1"
+GARBAGE = [-1]
+
+
+class FarScheduler(DrivenScheduler):
+    """With a disk and another replica behind it, and slots that hold garbage until a fetch is done."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.disk: dict[bytes, list[int]] = {}
+        self.truth: dict[bytes, list[int]] = {}  # of all blocks of prompts that ever came; the other replica has it
+        self.fetches: list[tuple[bytes, int, str]] = []
+        self.stores: list[tuple[bytes, int]] = []
+
+    @property
+    def tier(self) -> Any:
+        return self.scheduler.kv_cache.host_tier
+
+    def add(self, request: Request, *, now_s: float | None = None) -> bool:
+        size = self.setting.block_size
+        num_blocks = request.num_prompt_tokens // size
+        numbers = self.memory.numbers(request.prompt_token_ids)
+        for place, digest in enumerate(request.block_digests(size, num_blocks)[:num_blocks]):
+            self.truth[digest] = numbers[place * size : (place + 1) * size]
+        return super().add(request, now_s=now_s)
+
+    def on_planned(self, output: SchedulerOutput) -> None:
+        copied = {slot for _, slot in output.moves.moved_out} | {slot for slot, _ in output.moves.moved_in}
+        for digest, slot, source in output.moves.fetched:
+            assert slot not in copied, "a slot is copied and filled at once"
+            self.memory.host[slot] = GARBAGE
+            self.fetches.append((digest, slot, source))
+        for digest, slot in output.moves.stored:
+            assert self.memory.host[slot] != GARBAGE
+            self.stores.append((digest, slot))
+        self.events["fetches"] += len(output.moves.fetched)
+        self.events["transfers without a step"] += output.is_empty and output.moves.has_transfers
+        self.events["fetching"] += self.scheduler.num_fetching
+        awaited = [digest for one in self.scheduler.live.fetching.values() for digest in one.missing]
+        self.events["awaited by several"] += sum(count > 1 for count in Counter(awaited).values())
+
+    def on_aborted(self, name: str) -> None:
+        self.events["aborted while fetching"] += self._was_fetching
+
+    def abort(self, name: str) -> None:
+        self._was_fetching = self.requests[name].status is RequestStatus.FETCHING
+        super().abort(name)
+
+    def end_fetch(self, place: int, *, may_fail: bool, seconds: float) -> None:
+        digest, slot, source = self.fetches.pop(place)
+        content = (self.truth if source else self.disk).get(digest)
+        ok = content is not None and not may_fail
+        self.events["fetched from " + (source or "disk") if ok else "failed"] += 1
+        if ok:
+            assert content is not None
+            self.memory.host[slot] = content
+        self.scheduler.fetch_done(digest, ok, seconds=seconds)
+        self.check()
+
+    def end_store(self, place: int, *, fails: bool) -> None:
+        digest, slot = self.stores.pop(place)
+        content = self.memory.host[slot]
+        assert digest not in self.truth or content == self.truth[digest], "something else was stored"
+        self.events["not stored" if fails else "stored"] += 1
+        if not fails:
+            self.disk[digest] = content
+        self.scheduler.store_done(digest, not fails)
+        self.check()
+
+
+class FarPlay(RandomPlay):
+    """Ends transfers at any time."""
+
+    driven: FarScheduler
+
+    def __init__(self, world: World, rng: random.Random, max_in_flight: int, *, failure_rate: float) -> None:
+        super().__init__(world, rng, max_in_flight, create=FarScheduler)
+        self.transfer_rate, self.transfer_failures = rng.choice([0.1, 0.5, 0.95]), failure_rate
+        self.seconds = rng.choice([0.0, 0.0, 1e-5, 1.0])
+
+    def disturb(self) -> None:
+        super().disturb()
+        while self.rng.random() < self.transfer_rate and self.end_transfer():
+            pass
+        if self.driven.tier.far is not None and self.rng.random() < 0.1:  # another engine shares the folder
+            for digest, content in self.driven.truth.items():
+                self.driven.disk[digest] = content
+                self.driven.tier.far.add(digest)
+        if self.driven.disk and self.rng.random() < 0.05:
+            digest = self.rng.choice(list(self.driven.disk))
+            del self.driven.disk[digest]
+            if self.rng.random() < 0.5:  # otherwise it is noticed when it is wanted
+                self.driven.tier.far.discard(digest)
+
+    def end_transfer(self) -> bool:
+        driven, rng = self.driven, self.rng
+        fails = rng.random() < self.transfer_failures
+        if driven.fetches and (rng.random() < 0.7 or not driven.stores):
+            driven.end_fetch(rng.randrange(len(driven.fetches)), may_fail=fails, seconds=self.seconds)
+        elif driven.stores:
+            driven.end_store(rng.randrange(len(driven.stores)), fails=fails)
+        return bool(driven.fetches or driven.stores)
+
+    def wait(self) -> None:
+        scheduler = self.driven.scheduler
+        if scheduler.num_fetching:
+            assert self.driven.fetches, "requests wait for blocks that are not on their way"
+            self.driven.events["only fetching"] += not scheduler.waiting
+            self.end_transfer()
+        else:
+            opens_at_s = scheduler.opens_at_s()
+            if opens_at_s is None or opens_at_s > self.now_s:  # another class may be first now
+                super().wait()
+
+    def _more_options(self) -> dict[str, Any]:
+        return {"blocks_at": self.rng.choice(["", "", PEER])}
+
+    def play(self, num_steps: int) -> None:
+        super().play(num_steps)
+        while self.end_transfer():
+            pass
+        self.driven.check()
+        tier = self.driven.tier
+        assert not tier.num_fetching and not tier.num_storing
+        assert not self.driven.scheduler.live._waits_for
+
+
+def far_world(rng: random.Random, policy: str, batching: str) -> World:
+    world = tree_world(rng)
+    config = dataclasses.replace(
+        small_config(rng, policy=policy, batching=batching),
+        preemption_mode=rng.choice(["auto", "recompute", "swap"]),
+    )
+    setting = dataclasses.replace(
+        world.setting,
+        config=config,
+        num_host_slots=rng.choice([1, 2, 5, 12]),
+        num_far_blocks=rng.choice([0, 3, 1000, 1000]),
+        restore_block_s=rng.choice([0.0, 0.0, 0.0, 1e-4]),
+    )
+    return dataclasses.replace(world, setting=setting, failure_rate=rng.choice([0.0, 0.05]))
+
+
+def play(seed: int, policy: str, batching: str = "continuous") -> FarPlay:
+    rng = random.Random(seed)
+    world = far_world(rng, policy, batching)
+    played = FarPlay(world, rng, max_in_flight=1 + seed % 3, failure_rate=rng.choice([0.0, 0.1, 0.1, 1.0]))
+    played.play(100)
+    return played
+
+
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+def test_all_requests_end_whatever_becomes_of_their_blocks(policy: str) -> None:
+    events: Counter[str] = Counter()
+    for seed in range(20):
+        events.update(play(seed, policy).driven.counts())
+    assert events[f"fetched from {PEER}"] >= 50
+    assert events["fetched from disk"] >= 15
+    assert events["failed"] >= 50
+
+
+@pytest.mark.parametrize("batching", ["static", "dynamic"])
+def test_in_sealed_batches(batching: str) -> None:
+    events: Counter[str] = Counter()
+    for seed in range(30):
+        events.update(play(1000 + seed, "fcfs", batching).driven.counts())
+    assert events["fetches"] >= 50
+    assert events["only fetching"] >= 5
+
+
+def test_it_really_happens() -> None:
+    """All of it, in the worlds of two policies."""
+    events: Counter[str] = Counter()
+    for seed in range(30):
+        events.update(play(seed, "fcfs" if seed % 2 else "slo").driven.counts())
+    for what in ("stored", "not stored", "awaited by several", "aborted while fetching", "transfers without a step"):
+        assert events[what] >= 5, (what, events)
+
+
+def test_no_request_waits_longer_than_the_limit() -> None:
+    """A store that never answers: the request is computed, and the slots come back when it does answer."""
+    rng = random.Random(1)
+    world = far_world(rng, "fcfs", "continuous")
+    setting = dataclasses.replace(world.setting, num_host_slots=5, num_far_blocks=0, num_blocks=20, block_size=2)
+    driven = FarScheduler(setting)
+    request = Request("a", [1, 0, 1, 0, 1], max_tokens=1, options=RequestOptions(blocks_at=PEER))
+    assert driven.add(request, now_s=0.0)
+    assert not driven.launch(lambda: 0, 0.0)
+    assert request.status is RequestStatus.FETCHING and len(driven.fetches) == 2
+    assert not driven.launch(lambda: 0, FETCH_LIMIT_S - 0.1)
+    assert driven.launch(lambda: 0, FETCH_LIMIT_S)
+    driven.end_fetch(0, may_fail=False, seconds=40.0)
+    driven.end_fetch(0, may_fail=True, seconds=40.0)
+    driven.land()
+    assert request.status.is_finished or driven.launch(lambda: 0, FETCH_LIMIT_S + 1)
+    assert not driven.tier.num_fetching
