@@ -218,9 +218,9 @@ class _Replica:
     num_tokens: int = 0
     num_requests: int = 0
     num_prompt_tokens: int = 0
-    """Of the tokens, those of prompts."""
+    """Of `num_tokens`, what is of prompts."""
     num_generating: int = 0
-    """Of the requests, those that have their first token."""
+    """Of `num_requests`, those whose first token is out."""
     is_suspended: bool = False
 
 
@@ -232,14 +232,14 @@ _ABSENT = 3 << _RANK_BITS
 class Router:
     """Chooses, and keeps count of what it has chosen."""
 
-    def __init__(self, name: str, *, block_size: int, counts_cached: bool = False) -> None:
-        """`counts_cached`: it matters how much of a prompt is cached, even where the choice does not depend on it."""
+    def __init__(self, name: str, *, block_size: int, counts_uncached: bool = False) -> None:
+        """`counts_uncached`: what caches hold is asked for although no choice depends on it, for `num_uncached`."""
         if name not in ROUTERS:
             raise ConfigError(f"router must be one of {', '.join(ROUTERS)}; not {name!r}.")
         self.name = name
+        self._counts_uncached = counts_uncached
         self.block_size = block_size
         self.index = CacheIndex()
-        self._counts_cached = counts_cached
         self._replicas: dict[int, _Replica] = {}
         self._keys: list[int] = []  # by place
         self._routed: dict[str, _Routed] = {}
@@ -249,7 +249,7 @@ class Router:
     @property
     def needs_digests(self) -> bool:
         """Whether it matters what caches hold."""
-        return self.name == "prefix-aware"
+        return self.name == "prefix-aware" or self._counts_uncached
 
     def add(self, place: int, *, max_num_seqs: int) -> None:
         """A replica takes requests, with an empty cache and nothing to do."""
@@ -284,15 +284,15 @@ class Router:
         return self._replicas[place].num_tokens
 
     def num_prompt_tokens(self, place: int) -> int:
-        """What of that are prompts."""
+        """What of that is of prompts."""
         return self._replicas[place].num_prompt_tokens
 
     def num_generating(self, place: int) -> int:
-        """Requests of a replica that have their first token."""
+        """How many requests of a replica have their first token."""
         return self._replicas[place].num_generating
 
     def num_uncached(self, request_id: str) -> int:
-        """What of a prompt has to be computed where it was sent; 0 once its first token is out."""
+        """Of a routed request's prompt, what its replica has to compute yet; 0 once its first token is out."""
         return self._routed[request_id].num_prompt_tokens
 
     def route(
@@ -306,10 +306,9 @@ class Router:
         """The replica for a request. `digests`, of the full blocks of its prompt, are asked for only if they matter."""
         if not self._replicas:
             raise ValueError("there is no replica to choose from")
-        has_choice = self.needs_digests and len(self._replicas) > 1
-        known = digests() if has_choice or self._counts_cached else ()
+        known = digests() if self.needs_digests and (len(self._replicas) > 1 or self._counts_uncached) else ()
         found = self.index.find(known)
-        if self.needs_digests:
+        if self.name == "prefix-aware":
             place, num_found = self._cheapest(found, num_prompt_tokens)
         else:
             place = self._next() if self.name == "round-robin" else self._lightest()
@@ -322,11 +321,11 @@ class Router:
         self._count(place, routed.num_prompt_tokens + routed.num_answer_tokens, 1)
         return place
 
-    def note_elsewhere(self, request_id: str, num_tokens: int) -> None:
-        """So many tokens of its prompt are computed by another replica."""
+    def note_elsewhere(self, request_id: str, num_left: int) -> None:
+        """Another replica computes its prompt, but for so many tokens; its blocks are still going to be here."""
         routed = self._routed[request_id]
-        num_spared = min(num_tokens, routed.num_prompt_tokens - 1)
-        routed.num_prompt_tokens -= num_spared
+        num_spared = routed.num_prompt_tokens - num_left
+        routed.num_prompt_tokens = num_left
         self._replicas[routed.place].num_prompt_tokens -= num_spared
         self._count(routed.place, -num_spared)
 
@@ -337,27 +336,28 @@ class Router:
             num_done = min(num_tokens, routed.num_answer_tokens)
             routed.num_answer_tokens -= num_done
             if routed.num_prompt_tokens:
-                self._begin_generating(routed)
+                self._begin(routed)
             self._count(routed.place, -num_done)
             self._withdraw(routed)
-
-    def _begin_generating(self, routed: _Routed) -> None:
-        replica = self._replicas[routed.place]
-        replica.num_generating += 1
-        replica.num_prompt_tokens -= routed.num_prompt_tokens
-        replica.num_tokens -= routed.num_prompt_tokens
-        self._num_tokens -= routed.num_prompt_tokens
-        routed.num_prompt_tokens = 0
 
     def end(self, request_id: str) -> None:
         """It has ended, or moves."""
         routed = self._routed.pop(request_id, None)
         if routed is not None:
-            replica = self._replicas[routed.place]
-            replica.num_prompt_tokens -= routed.num_prompt_tokens
-            replica.num_generating -= not routed.num_prompt_tokens
-            self._count(routed.place, -routed.num_prompt_tokens - routed.num_answer_tokens, -1)
+            if routed.num_prompt_tokens:
+                self._begin(routed)
+            self._replicas[routed.place].num_generating -= 1
+            self._count(routed.place, -routed.num_answer_tokens, -1)
             self._withdraw(routed)
+
+    def _begin(self, routed: _Routed) -> None:
+        """Its prompt is computed."""
+        replica = self._replicas[routed.place]
+        replica.num_prompt_tokens -= routed.num_prompt_tokens
+        replica.num_generating += 1
+        replica.num_tokens -= routed.num_prompt_tokens
+        self._num_tokens -= routed.num_prompt_tokens
+        routed.num_prompt_tokens = 0
 
     def _withdraw(self, routed: _Routed) -> None:
         if routed.announced:

@@ -236,7 +236,7 @@ class EngineClient:
         self._scaling = scaling
         self._patience = patience or Patience()
         self._resumes = resumes
-        self._router = Router(router, block_size=1, counts_cached=roles is not None)  # the size is learnt later
+        self._router = Router(router, block_size=1, counts_uncached=roles is not None)  # the size is learnt later
         is_reported = reports_caches or roles is not None or (most > 1 and self._router.needs_digests)
         spec = EngineSpec(dict(options or {}), factory, log_level, reports_cache=is_reported)
         specs = (divided if cluster is None else cluster.specs)(spec, most)
@@ -463,7 +463,7 @@ class EngineClient:
             self._end_prefill(request.request_id, "failed")
             return ""
         replica.sent_params = _PREFILL_PARAMS
-        self._router.note_elsewhere(request.request_id, num_blocks * block_size)
+        self._router.note_elsewhere(request.request_id, len(prompt) - num_whole * block_size)
         return f"{replica.info.blocks_at}#{request_id}"
 
     def _end_prefill(self, request_id: str, outcome: Outcome) -> None:

@@ -287,40 +287,42 @@ def test_what_comes_and_goes_between_two_reports_is_not_told() -> None:
     assert changes.report() is None
 
 
-# ---- prompts that are computed elsewhere ----------------------------------------------------------------------------
+def test_prompts_and_answers_are_counted_apart() -> None:
+    made = router("least-loaded", 1)
+    work = Work(made)
+    work.send("abc", num_answer_tokens=10)
+    work.send("ab", num_answer_tokens=10)
+    assert (made.num_prompt_tokens(0), made.num_generating(0), made.num_tokens(0)) == (13 + 9, 0, 13 + 9 + 20)
+    made.note_tokens("r1", 1)
+    made.note_tokens("r1", 1)
+    assert (made.num_prompt_tokens(0), made.num_generating(0), made.num_tokens(0)) == (9, 1, 9 + 18)
+    assert (made.num_uncached("r1"), made.num_uncached("r2")) == (0, 9)
+    made.end("r1")
+    made.end("r2")  # before its first token
+    assert (made.num_prompt_tokens(0), made.num_generating(0), made.num_tokens(0)) == (0, 0, 0)
 
 
-def test_prompts_and_requests_that_generate_are_counted() -> None:
-    work = Work(router("least-loaded", 1))
-    for _ in range(3):
-        work.send("abcd", 10)
-    to = work.router
-    assert (to.num_prompt_tokens(0), to.num_generating(0), to.num_uncached("r1")) == (51, 0, 17)
-    work.router.note_tokens("r1", 1)
-    assert (to.num_prompt_tokens(0), to.num_generating(0), to.num_uncached("r1")) == (34, 1, 0)
-    work.router.note_tokens("r1", 1)
-    assert (to.num_prompt_tokens(0), to.num_generating(0), to.num_tokens(0)) == (34, 1, 34 + 28)
-    to.note_elsewhere("r2", 16)
-    assert (to.num_prompt_tokens(0), to.num_uncached("r2"), to.num_tokens(0)) == (18, 1, 18 + 28)
-    to.note_elsewhere("r2", 16)
-    assert to.num_uncached("r2") == 1, "its last token is computed where it answers"
-    for number in (1, 2, 3):
-        to.end(f"r{number}")
-    assert (to.num_prompt_tokens(0), to.num_generating(0), to.num_tokens(0)) == (0, 0, 0)
+def test_a_prompt_that_is_computed_elsewhere_is_no_work_here() -> None:
+    made = router("prefix-aware", 2)
+    work = Work(made)
+    place = work.send("abc")
+    made.note_elsewhere("r1", 1)
+    assert (made.num_prompt_tokens(place), made.num_tokens(place), made.num_generating(place)) == (1, 2, 0)
+    assert work.send("abcd") == place, "its blocks are going to be here all the same"
+    made.note_tokens("r1", 1)
+    assert made.num_generating(place) == 1
+    work.finish(1)
+    work.finish(2)
+    assert (made.num_prompt_tokens(place), made.num_tokens(place), made.num_generating(place)) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("name", list(ROUTERS))
-def test_what_is_cached_is_counted_with_one_replica_and_any_router(name: str) -> None:
-    to = Router(name, block_size=BLOCK, counts_cached=True)
-    to.add(0, max_num_seqs=4)
-    to.index.take(0, CacheReport(0, digests("abc")))
-    work = Work(to)
-    work.send("abcdef")
-    assert to.num_uncached("r1") == 25 - 12
-    work.send("abcdef")
-    assert to.num_uncached("r2") == 1, "the first one computes them"
-    work.send("xyz")
-    assert to.num_uncached("r3") == 13
+@pytest.mark.parametrize("name", ROUTERS)
+def test_what_is_cached_is_known_where_it_decides_nothing(name: str) -> None:
+    made = Router(name, block_size=BLOCK, counts_uncached=True)
+    made.add(0, max_num_seqs=8)
+    made.index.take(0, CacheReport(0, digests("ab")))
+    Work(made).send("abc")
+    assert made.num_uncached("r1") == BLOCK + 1
 
 
 def test_a_router_knows_whether_anyone_is_well() -> None:
@@ -349,9 +351,9 @@ def test_counts_are_those_of_the_requests_that_there_are(moves: list[tuple[str, 
         elif number in left and move == "f":
             to.end(f"r{number}")
             del left[number]
-        elif number in left and move == "e" and left[number][0]:
+        elif number in left and move == "e" and left[number][0] >= size:
             to.note_elsewhere(f"r{number}", size)
-            left[number][0] = max(left[number][0] - size, 1)
+            left[number][0] = size
         for place in range(2):
             own = [counts for key, counts in left.items() if places[key] == place]
             assert to.num_prompt_tokens(place) == sum(prompt for prompt, _ in own)

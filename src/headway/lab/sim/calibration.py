@@ -20,7 +20,7 @@ import numpy as np
 from headway.config import CacheConfig, SchedulerConfig, check_names, did_you_mean
 from headway.errors import ConfigError
 from headway.lab.bench.environment import device_name, versions
-from headway.lab.sim.cost_model import CostModel, non_negative_least_squares
+from headway.lab.sim.cost_model import CostModel, Link, Ranks, non_negative_least_squares
 from headway.settings import CacheSettings, SchedulerSettings
 
 if TYPE_CHECKING:
@@ -94,6 +94,11 @@ class Machine:
     host: HostTime = field(default_factory=HostTime)
     num_host_slots: int = 0
     restore_block_s: float = 0.0
+    bytes_per_block: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
+    """If it is one of several devices that have a part of the model each."""
+    link: Link = field(default_factory=Link)
+    """From each of them to the others, and to other machines."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,10 @@ class Calibration:
     num_host_slots: int = 0
     restore_block_s: float = 0.0
     bytes_per_block: int = 0
+    tensor_parallel_size: int = 1
+    """Measured was one rank of so many, without waiting for the others: what travels between them is added."""
+    num_layers: int = 0
+    hidden_size: int = 0
     model: str = ""
     device: str = ""
     device_name: str = ""
@@ -142,6 +151,8 @@ class Calibration:
             num_host_slots=plan.num_host_slots,
             restore_block_s=plan.restore_block_s,
             bytes_per_block=plan.bytes_per_block,
+            num_layers=engine.model_config.num_layers,
+            hidden_size=engine.model_config.hidden_size,
             model=model,
             device=plan.device,
             device_name=device_name(plan.device),
@@ -150,7 +161,13 @@ class Calibration:
             versions=versions(),
         )
 
-    def machine(self, *, num_blocks: int | None = None) -> Machine:
+    @property
+    def ranks(self) -> Ranks:
+        """What travels between the devices that have a part of the model each."""
+        value_bytes = _VALUE_BYTES.get(self.dtype, 2)
+        return Ranks(self.tensor_parallel_size, self.num_layers, self.hidden_size, self.vocab_size, value_bytes)
+
+    def machine(self, *, num_blocks: int | None = None, link: Link | None = None) -> Machine:
         return Machine(
             cost=self.cost,
             num_blocks=num_blocks or self.num_blocks,
@@ -160,6 +177,9 @@ class Calibration:
             host=self.host,
             num_host_slots=self.num_host_slots,
             restore_block_s=self.restore_block_s,
+            bytes_per_block=self.bytes_per_block,
+            ranks=self.ranks,
+            link=link or Link(),
         )
 
     @property
@@ -236,6 +256,7 @@ def shipped_machines() -> dict[str, Path]:
 
 
 CACHE_OPTIONS = ("enable_prefix_caching", "eviction_policy", "kv_allocation", "kv_cache_dtype")
+_VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _COUNTS = ("num_blocks", "block_size", "max_model_len", "vocab_size")
 
 
@@ -243,7 +264,9 @@ def _parse(document: dict[str, Any]) -> Calibration:
     names = {item.name for item in dataclasses.fields(Calibration)}
     if unknown := sorted(set(document) - names):
         raise ValueError(f"'{unknown[0]}' is not known")
-    for name in _COUNTS:
+    num_ranks = document.setdefault("tensor_parallel_size", 1)
+    of_ranks = ("num_layers", "hidden_size") if num_ranks != 1 else ()
+    for name in (*_COUNTS, "tensor_parallel_size", *of_ranks):
         if isinstance(document[name], bool) or not isinstance(document[name], int) or document[name] < 1:
             raise ValueError(f"{name} is {document[name]!r}, not a whole number of at least 1")
     for name in ("num_host_slots", "restore_block_s", "bytes_per_block"):

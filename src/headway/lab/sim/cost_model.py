@@ -14,6 +14,9 @@ Rows and tokens may cost more from certain numbers on, where reading the weights
 is negative, so a step with more in it is never faster than another of its kind. But for one: a single row alone has
 kernels of its own on many devices, and is in proportion to what the terms say of it.
 
+A model that is divided among several devices (`Ranks`) also waits for sums and logits to travel between them. That is
+not fitted: it follows from what travels and from how fast the link is (`Link`).
+
 Steps with the same work do not take the same time: other processes, clocks, caches. What is fitted is the mean, and how
 far the measured steps spread around it is kept (`spread`), for a simulation to draw from.
 """
@@ -109,6 +112,46 @@ class StepWork:
         if not self.num_chunks:
             return "decode"
         return "mixed" if self.num_chunks < self.num_rows else "prefill"
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between two devices, in each direction at once. By default about as fast as NVLink."""
+
+    gb_s: float = 450.0
+    latency_s: float = 8e-6
+
+    def seconds(self, num_bytes: float) -> float:
+        """From the first byte sent to the last one there."""
+        return self.latency_s + num_bytes / (1e9 * self.gb_s)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Devices that have a part of every layer each, and what they tell each other in a step: after attention and after
+    the MLP of every layer the sum of all parts, and in the end the logits."""
+
+    number: int = 1
+    num_layers: int = 0
+    hidden_size: int = 0
+    vocab_size: int = 0
+    value_bytes: int = 2
+    """Of an activation."""
+
+    def seconds(self, work: StepWork, link: Link) -> float:
+        """What a step takes beside the computing."""
+        if self.number == 1:
+            return 0.0
+        sums_s = 2 * self.num_layers * self._sum_s(work.num_tokens * self.hidden_size * self.value_bytes, link)
+        logits = work.num_sampled * self.vocab_size * self.value_bytes
+        return sums_s + (link.seconds(logits * (self.number - 1) / self.number) if logits else 0.0)
+
+    def _sum_s(self, num_bytes: int, link: Link) -> float:
+        """Each sends all it has to all others at once; or parts go round twice, to be added up and to be told."""
+        num_others = self.number - 1
+        at_once_s = link.seconds(num_others * num_bytes)
+        ring_s = 2 * num_others * link.seconds(num_bytes / self.number)
+        return min(at_once_s, ring_s)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 from headway.config import SchedulerConfig, check_names
 from headway.errors import ConfigError
 from headway.lab.sim.calibration import Calibration, Machine
+from headway.lab.sim.cost_model import Link
 from headway.lab.workload.bench_requests import BenchRequest
 from headway.settings import CacheSettings, SchedulerSettings
 
@@ -31,8 +32,9 @@ class Setup:
     """What is not as it was measured."""
 
 
-def set_up(calibration: Calibration, options: Mapping[str, Any]) -> Setup:
-    """The calibrated engine with these options of its scheduler and cache put over its own."""
+def set_up(calibration: Calibration, options: Mapping[str, Any], *, link: Link | None = None) -> Setup:
+    """The calibrated engine with these options of its scheduler and cache put over its own. `link`: between it and
+    others."""
     check_names(options)
     for name, reason in _UNPREDICTABLE.items():
         if name in options and options[name] != calibration.cache.get(name):
@@ -40,7 +42,7 @@ def set_up(calibration: Calibration, options: Mapping[str, Any]) -> Setup:
     scheduler = _scheduler(calibration, {name: value for name, value in options.items() if name in _SCHEDULER})
     cache_options = {name: value for name, value in options.items() if name not in _SCHEDULER}
     cache = calibration.cache_settings(**cache_options)
-    machine, notes = _machine(calibration, cache, scheduler)
+    machine, notes = _machine(calibration, cache, scheduler, link)
     return Setup(machine, scheduler, cache, notes)
 
 
@@ -58,9 +60,9 @@ def _scheduler(calibration: Calibration, options: Mapping[str, Any]) -> Schedule
 
 
 def _machine(
-    calibration: Calibration, cache: CacheSettings, scheduler: SchedulerSettings
+    calibration: Calibration, cache: CacheSettings, scheduler: SchedulerSettings, link: Link | None
 ) -> tuple[Machine, Sequence[str]]:
-    machine, notes = calibration.machine(), []
+    machine, notes = calibration.machine(link=link), []
     block_size = cache.block_size
     num_blocks = machine.num_blocks * machine.block_size // block_size
     bytes_per_block = calibration.bytes_per_block * block_size // machine.block_size
@@ -83,8 +85,30 @@ def _machine(
     measured_seqs = calibration.scheduler.get("max_num_seqs") or scheduler.max_num_seqs
     if scheduler.max_num_seqs > 2 * measured_seqs:
         notes.append(f"Steps of up to {scheduler.max_num_seqs} requests; measured were up to {measured_seqs}.")
-    changed = dataclasses.replace(machine, num_blocks=num_blocks, block_size=block_size, num_host_slots=num_host_slots)
+    if calibration.tensor_parallel_size > 1:
+        notes.append(
+            f"{calibration.tensor_parallel_size} ranks: steps of one were measured alone; what travels between them is "
+            f"computed, at {machine.link.gb_s:g} GB/s and {1e6 * machine.link.latency_s:g} µs."
+        )
+    changed = dataclasses.replace(
+        machine,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_host_slots=num_host_slots,
+        bytes_per_block=bytes_per_block,
+    )
     return changed, notes
+
+
+def check_ranks(calibration: Calibration, tensor_parallel_size: int | None) -> None:
+    """Refuse to simulate so many ranks with the steps of another number."""
+    measured = calibration.tensor_parallel_size
+    if tensor_parallel_size is not None and tensor_parallel_size != measured:
+        raise ConfigError(
+            f"--tensor-parallel-size {tensor_parallel_size}: the calibration is that of one rank of {measured}, and "
+            "what a smaller or larger part of the model takes is not known. Give one that 'headway calibrate "
+            f"--tensor-parallel-size {tensor_parallel_size} --output FILE' has written."
+        )
 
 
 def _divided(num_bytes: int, bytes_per_block: int, name: str) -> int:

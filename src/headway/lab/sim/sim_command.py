@@ -16,14 +16,17 @@ from headway.cli.flags import add_flags, count, positive
 from headway.cli.output_files import check_writable, print_table, write_json, write_text
 from headway.cli.progress import progress_bar
 from headway.config import SCHEDULING_POLICIES, did_you_mean
+from headway.core.roles import Roles
 from headway.errors import ConfigError
 from headway.lab.bench.load_flags import add_judging_flags, judging_of
 from headway.lab.charts.html_page import write_page
 from headway.lab.sim.sim_flags import (
     PREDICTORS,
     add_calibration_flag,
+    add_link_flags,
     add_work_flags,
     draw_work,
+    link_of,
     load_calibration,
     load_work,
     simulated_flags,
@@ -49,8 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "simulated one after the other, e.g. 5,10,20.",
     )
     parser.add_argument(
-        "--replicas", type=count(1), default=1, metavar="N", help="So many such machines. (default: %(default)s)"
+        "--replicas", type=count(1), metavar="N", help="So many such machines. (default: 1, or those of --roles)"
     )
+    parser.add_argument(
+        "--roles",
+        metavar="prefill=P,decode=D",
+        help="P replicas compute prompts, where that is worth it, and D have all requests: blocks travel from the ones "
+        "to the others. (default: all do both)",
+    )
+    add_link_flags(parser)
     from headway.core.routing import ROUTERS
 
     parser.add_argument(
@@ -125,9 +135,12 @@ class _Simulator:
         from headway.lab.sim.setup import set_up
 
         self._arguments, self._calibration, self._options = arguments, calibration, options
+        self._roles = None if arguments.roles is None else Roles.parse(arguments.roles)
+        self._num_replicas = _num_replicas(arguments.replicas, self._roles)
+        self._link = link_of(arguments, [calibration], has_roles=self._roles is not None)
         self._workload: Workload = load_work(arguments)
         self._judging = judging_of(arguments)
-        self._plain: Setup = set_up(calibration, options)
+        self._plain: Setup = set_up(calibration, options, link=self._link)
         self._took_s = 0.0
         self._most: float | None = None
 
@@ -145,7 +158,7 @@ class _Simulator:
         for rate in self._arguments.rate:
             works = [self._draw(rate, number) for number in range(self._arguments.seeds)]
             for policy in policies:
-                setup = set_up(self._calibration, {**self._options, "scheduling_policy": policy})
+                setup = set_up(self._calibration, {**self._options, "scheduling_policy": policy}, link=self._link)
                 runs = [self._simulate(work, setup, number) for number, work in enumerate(works)]
                 beyond = overload(runs[0].metrics, partial(self._capacity, works[0]))
                 cases.append(Case(policy, rate, runs, beyond))
@@ -156,7 +169,8 @@ class _Simulator:
         from headway.lab.sim.sim_comparison import capacity
 
         if self._most is None:
-            self._most = self._arguments.replicas * capacity(work, self._calibration, self._options)
+            most = capacity(work, self._calibration, self._options, link=self._link, roles=self._roles)
+            self._most = most if self._roles is not None else self._num_replicas * most
         return self._most
 
     def tell_one(self, case: Case) -> list[str]:
@@ -255,8 +269,9 @@ class _Simulator:
                 setup.machine,
                 setup.scheduler,
                 setup.cache,
-                num_replicas=arguments.replicas,
+                num_replicas=self._num_replicas,
                 router=arguments.router,
+                roles=self._roles,
                 seed=arguments.sim_seed + number,
                 progress=progress,
             )
@@ -271,14 +286,10 @@ class _Simulator:
 
     def _trust(self, run: SimRun) -> list[str]:
         """What stands beside all simulated numbers."""
-        from headway.lab.sim.sim_report import trust_notes
+        from headway.lab.sim.sim_report import replica_notes, trust_notes
 
-        notes = [*trust_notes(self._calibration), *self._plain.notes]
-        num_routed = run.simulation.num_routed
-        if len(num_routed) > 1:
-            shares = ", ".join(f"{number:,}" for number in num_routed)
-            notes.append(f"{len(num_routed)} replicas, with {shares} requests.")
-        return notes
+        told = replica_notes(run.simulation, self._plain.machine)
+        return [*trust_notes(self._calibration), *self._plain.notes, *told]
 
     def _speed_note(self, run: SimRun) -> str:
         simulation = run.simulation
@@ -290,6 +301,14 @@ class _Simulator:
             f"{simulation.most_waiting or 'no'} request{'' if simulation.most_waiting < 2 else 's'} waited for a seat"
             f"{' at once, at most' if simulation.most_waiting else ''}."
         )
+
+
+def _num_replicas(given: int | None, roles: Roles | None) -> int:
+    if roles is None:
+        return given or 1
+    if given not in (None, roles.num_replicas):
+        raise ConfigError(f"--roles {roles} are {roles.num_replicas} replicas, not {given}; leave --replicas out.")
+    return roles.num_replicas
 
 
 def _rates(text: str) -> list[float | None]:

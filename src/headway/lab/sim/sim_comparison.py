@@ -18,12 +18,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from headway.core.roles import Roles
 from headway.lab.bench.online_metrics import THIN_MARK, OnlineMetrics, is_thin, thin_note
 from headway.lab.bench.serving_report import SERVED_CAPTION, target_lines
 from headway.lab.bench.slo_targets import Targets, attainment, class_names, own_targets, targets_by_class
 from headway.lab.bench.timelines import RequestTimeline, percentile
 from headway.lab.charts import Page, Series, cdf_chart, line_chart
 from headway.lab.sim.calibration import Calibration
+from headway.lab.sim.cost_model import Link
 from headway.lab.sim.setup import set_up
 from headway.lab.sim.simulate import Simulation, simulate
 from headway.lab.workload.bench_requests import BenchRequest, Work
@@ -72,13 +74,28 @@ def overload(metrics: OnlineMetrics, capacity_of_all: Callable[[], float]) -> Ov
     return Overload(offered, metrics.requests_s, most) if offered > most else None
 
 
-def capacity(work: Work, calibration: Calibration, options: Mapping[str, Any]) -> float:
-    """Requests each second that one machine serves while its batch is full, in order of arrival: an order that lets
-    short ones go first would only show that these are quick."""
-    setup = set_up(calibration, {**options, "scheduling_policy": "fcfs"})
-    num_seqs = setup.scheduler.max_num_seqs
+def capacity(
+    work: Work,
+    calibration: Calibration,
+    options: Mapping[str, Any],
+    *,
+    link: Link | None = None,
+    roles: Roles | None = None,
+) -> float:
+    """Requests each second that one machine serves while its batch is full, or replicas with these roles together; in
+    order of arrival: an order that lets short ones go first would only show that these are quick."""
+    setup = set_up(calibration, {**options, "scheduling_policy": "fcfs"}, link=link)
+    num_seqs = setup.scheduler.max_num_seqs * (1 if roles is None else roles.num_decode)
     crowd = _crowd(work, max(_FULL_BATCHES * num_seqs, len(work)))
-    timelines = simulate(crowd, setup.machine, setup.scheduler, setup.cache).timelines
+    timelines = simulate(
+        crowd,
+        setup.machine,
+        setup.scheduler,
+        setup.cache,
+        num_replicas=1 if roles is None else roles.num_replicas,
+        router="least-loaded",
+        roles=roles,
+    ).timelines
     begun = [timeline.token_times_s[0] for timeline in timelines]
     from_s, to_s = percentile(begun, 25), max(begun)  # the batch has filled; the last one has got its place
     ended = [timeline.token_times_s[-1] for timeline in timelines]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.flags import FlagSpec, chosen, count, engine_flags, positive, shape_defaults
@@ -10,6 +11,7 @@ from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.lab.sim.calibration import Calibration
+    from headway.lab.sim.cost_model import Link
     from headway.lab.workload.bench_requests import BenchRequest
     from headway.lab.workload.workload import Workload
     from headway.tokenizer import Tokenizer
@@ -83,15 +85,17 @@ def simulated_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return chosen(arguments, simulated_flags())
 
 
-def add_calibration_flag(parser: argparse.ArgumentParser) -> None:
+def add_calibration_flag(parser: argparse.ArgumentParser, *, takes_several: bool = False) -> None:
     from headway.lab.sim.calibration import shipped_machines
 
+    several = " Several of one model in other numbers of ranks may be given, with --replicas." if takes_several else ""
     parser.add_argument(
         "--calibration",
         metavar="FILE",
         required=True,
+        action="append" if takes_several else "store",
         help="The machine: what 'headway calibrate' wrote, or the name of one that is shipped: "
-        f"{', '.join(shipped_machines())}.",
+        f"{', '.join(shipped_machines())}.{several}",
     )
 
 
@@ -100,6 +104,51 @@ def load_calibration(text: str) -> Calibration:
     from headway.lab.sim.calibration import Calibration
 
     return Calibration.find(text)
+
+
+def add_link_flags(parser: argparse.ArgumentParser) -> None:
+    """Of several devices: ranks of one model, and what lies between them, or between replicas with roles."""
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=count(1),
+        metavar="N",
+        help="Devices that share each model; the calibration has to be that of one rank of N. (default: as calibrated)",
+    )
+    parser.add_argument(
+        "--link-gb-s",
+        type=positive,
+        metavar="X",
+        help="With --roles, or ranks: how fast a device sends to another, and receives at the same time; 450 is about "
+        "NVLink, 25 PCIe. (default: 450)",
+    )
+    parser.add_argument(
+        "--link-latency-us",
+        type=positive,
+        metavar="Y",
+        help="And how long the first byte takes, in microseconds. (default: 8)",
+    )
+
+
+def link_of(arguments: argparse.Namespace, calibrations: Sequence[Calibration], *, has_roles: bool) -> Link:
+    """The link of the flags; `ConfigError` if nothing travels on it."""
+    from headway.lab.sim.cost_model import Link
+    from headway.lab.sim.setup import check_ranks
+
+    for calibration in calibrations:
+        check_ranks(calibration, arguments.tensor_parallel_size)
+    given = {
+        "gb_s": arguments.link_gb_s,
+        "latency_s": None if arguments.link_latency_us is None else 1e-6 * arguments.link_latency_us,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and not has_roles and all(calibration.tensor_parallel_size == 1 for calibration in calibrations):
+        raise ConfigError(
+            "--link-gb-s and --link-latency-us are of the link between replicas with --roles, or between the ranks of "
+            "a calibration of several: here nothing travels."
+        )
+    if not all(0.0 < value < float("inf") for value in given.values()):
+        raise ConfigError("--link-gb-s and --link-latency-us have to be finite.")
+    return Link(**given)
 
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:

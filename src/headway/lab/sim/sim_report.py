@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from headway.lab.sim.calibration import Calibration
+from headway.lab.bench.timelines import percentile
+from headway.lab.sim.calibration import Calibration, Machine
 from headway.lab.sim.cost_model import StepWork
 from headway.lab.sim.sim_accuracy import Check, percent_text
 from headway.lab.sim.simulate import Simulation
@@ -30,6 +32,7 @@ def calibration_facts(calibration: Calibration) -> dict[str, str]:
             for name in ("max_num_seqs", "max_num_batched_tokens", "target_itl_ms", "scheduling_policy")
             if name in scheduler
         ),
+        **({"ranks": f"one of {calibration.tensor_parallel_size}"} if calibration.tensor_parallel_size > 1 else {}),
         "steps": "planned while the one before runs" if calibration.overlap else "one after the other",
         "host": f"{1e3 * host.before(1):.2f} ms before a step and {1e3 * host.after(1):.2f} ms after it, "
         f"{1e6 * (host.before_row_s + host.after_row_s):.0f} µs more for each request",
@@ -105,6 +108,7 @@ def simulation_json(result: dict[str, Any], calibration: Calibration, simulation
     """The keys of a benchmark, and beside them that it was none and how far off it may be."""
     return {
         **result,
+        **_transfer_numbers(simulation),
         "simulated": True,
         "num_steps": simulation.num_steps,
         "most_waiting": simulation.most_waiting,
@@ -118,6 +122,51 @@ def simulation_json(result: dict[str, Any], calibration: Calibration, simulation
             "verified": calibration.verified,
         },
     }
+
+
+def _transfer_numbers(simulation: Simulation) -> dict[str, Any]:
+    """Of replicas with roles; nothing without."""
+    if not simulation.num_prefill:
+        return {}
+    transfers = simulation.transfers
+    waited_ms = [1e3 * (transfer.to_s - transfer.computed_s) for transfer in transfers]
+    return {
+        "prefill_replicas": simulation.num_prefill,
+        "prompts_elsewhere": len(transfers),
+        "transferred_blocks": sum(transfer.num_blocks for transfer in transfers),
+        "mean_transfer_ms": statistics.fmean(waited_ms) if waited_ms else None,
+        "p99_transfer_ms": percentile(waited_ms, 99) if waited_ms else None,
+        "transfer_hidden_share": simulation.hidden_share,
+    }
+
+
+def replica_notes(simulation: Simulation, machine: Machine) -> list[str]:
+    """Who did how much, where there are several."""
+    num_routed = simulation.num_routed
+    if len(num_routed) == 1:
+        return []
+    num_serving = len(num_routed) - simulation.num_prefill
+    shares = [f"{number:,}" for number in num_routed]
+    if not simulation.num_prefill:
+        return [f"{num_serving} replicas, with {', '.join(shares)} requests."]
+    numbers, link = _transfer_numbers(simulation), machine.link
+    who = (
+        f"Decode replicas: {num_serving}, with {', '.join(shares[:num_serving])} requests; prefill replicas: "
+        f"{simulation.num_prefill}, with {', '.join(shares[num_serving:])} prompts."
+    )
+    num_sent, speed = len(simulation.transfers), f"{link.gb_s:g} GB/s and {1e6 * link.latency_s:g} µs"
+    told = f"Computed elsewhere, with a simulated link of {speed}: "
+    if not num_sent:
+        return [who, f"{told}no prompt."]
+    share = num_sent / len(simulation.timelines)
+    num_gb = numbers["transferred_blocks"] * machine.bytes_per_block / 1e9
+    mean, p99 = (f"{numbers[key]:.2f} ms" for key in ("mean_transfer_ms", "p99_transfer_ms"))
+    return [
+        who,
+        f"{told}{num_sent:,} prompts ({share:.0%}). Their blocks, {num_gb:,.1f} GB, took {mean} a prompt in the mean, "
+        f"{p99} in the P99, waiting for the link included; {simulation.hidden_share:.0%} of that hidden behind steps "
+        "for others.",
+    ]
 
 
 def trust_notes(calibration: Calibration) -> list[str]:

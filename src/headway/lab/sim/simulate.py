@@ -3,11 +3,19 @@
 A replica is the real loop, scheduler and cache on a simulated device, with a clock of its own. The one that is furthest
 behind steps next, and a request is routed when all that are busy have come as far as its arrival: a router never sees
 what is to come.
+
+With roles, some replicas compute prompts only. Such a prompt is a request for one token there; then its blocks travel,
+one prompt after the other on the link out of a replica and on the link into one; then the request comes to the replica
+that was chosen for it, which has the blocks in its host memory, copies them in and computes the rest. It is on no
+replica while they travel, as a request that waits for blocks holds no seat.
 """
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
 import heapq
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from headway.config import CacheConfig
 from headway.core import Request, RequestStatus, RequestUpdate, Scheduler, SchedulerOutput
+from headway.core.roles import PrefillChoice, Roles, computes_elsewhere
 from headway.core.routing import CacheChanges, CacheReport, Router, expected_tokens
 from headway.core.scheduler import create_scheduler
 from headway.engine.engine_core import CoreStep, EngineCore
@@ -23,7 +32,7 @@ from headway.executor.simulated import SimulatedExecutor, StepTime, VirtualClock
 from headway.lab.bench.replay import Agenda
 from headway.lab.bench.timelines import BatchSample, RequestTimeline, SampleLog, sample_of
 from headway.lab.sim.calibration import Machine
-from headway.lab.sim.cost_model import CostModel
+from headway.lab.sim.cost_model import StepWork
 from headway.lab.workload.bench_requests import BenchRequest
 from headway.settings import CacheSettings, SchedulerSettings
 
@@ -40,12 +49,15 @@ class Variation:
     speed: Callable[[float], float] | None = None
     """Time → how many times as long everything takes by then."""
 
-    def step_time(self, cost: CostModel, clock: VirtualClock) -> StepTime:
+    def step_time(self, machine: Machine, clock: VirtualClock) -> StepTime:
         """The time of a step, on a device with this clock."""
+        cost = machine.cost
         step_s: StepTime = cost.step_s
         speed = self.speed
         if self.seed is not None and len(cost.spread) > 1:
             step_s = _spread(step_s, cost.spread, random.Random(self.seed))
+        if machine.ranks.number > 1:
+            step_s = _with_ranks(step_s, machine)
         if speed is None:
             return step_s
         return lambda output: speed(clock.now_s) * step_s(output)
@@ -62,6 +74,11 @@ def _spread(step_s: StepTime, quantiles: tuple[float, ...], rng: random.Random) 
     return drawn_s
 
 
+def _with_ranks(step_s: StepTime, machine: Machine) -> StepTime:
+    ranks, link = machine.ranks, machine.link
+    return lambda output: step_s(output) + ranks.seconds(StepWork.of(output), link)
+
+
 class Replica:
     """An engine that serves its share of the requests."""
 
@@ -71,7 +88,7 @@ class Replica:
         self.clock = VirtualClock()
         self._after_s = machine.host.after
         self.executor = SimulatedExecutor(
-            variation.step_time(machine.cost, self.clock),
+            variation.step_time(machine, self.clock),
             self.clock,
             max_in_flight=2 if machine.overlap else 1,
             host_s=machine.host.before,
@@ -81,6 +98,8 @@ class Replica:
             create_scheduler(scheduler, cache, machine), self.executor, now=self.clock.now, sleep=self.clock.sleep
         )
         self._changes: CacheChanges | None = None
+        self.spans: list[tuple[float, float]] = []
+        """When it had something to do: from, to."""
 
     @property
     def now_s(self) -> float:
@@ -100,11 +119,35 @@ class Replica:
 
     def step(self) -> CoreStep:
         """One step, up to the time when its tokens are out."""
+        started_s = self.clock.now_s
         step = self.core.step()
         num_rows = len(step.report.snapshot.output.scheduled)
         if num_rows:
             self.clock.sleep(self._after_s(num_rows))
+        if self.spans and self.spans[-1][1] == started_s:
+            started_s = self.spans.pop()[0]
+        self.spans.append((started_s, self.clock.now_s))
         return step
+
+    @property
+    def token_s(self) -> float | None:
+        """What it has found a prompt token to take; `None` before its first step."""
+        return self.core.scheduler.pace.step_time.per_token_s
+
+    def num_known(self, digests: Sequence[bytes]) -> int:
+        """How many of a prompt's first blocks it has."""
+        kv_cache = self.core.scheduler.kv_cache
+        assert kv_cache.prefix_cache is not None
+        num_cached = kv_cache.prefix_cache.num_found(digests, len(digests))
+        tier = kv_cache.host_tier
+        return num_cached + (0 if tier is None else len(tier.find(digests[num_cached:])))
+
+    def receive(self, digests: Sequence[bytes]) -> None:
+        """Blocks have come, into its host memory."""
+        tier = self.core.scheduler.kv_cache.host_tier
+        assert tier is not None
+        for digest in digests:
+            tier.put(digest)
 
     def follow_cache(self) -> None:
         """Have something to report: a router wants to know."""
@@ -115,6 +158,20 @@ class Replica:
         """What its prefix cache has to tell."""
         while self._changes is not None and (report := self._changes.report()) is not None:
             yield report
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The blocks of a prompt on their way."""
+
+    place: int
+    """Of the replica that they come to."""
+    computed_s: float
+    """When its prompt was."""
+    from_s: float
+    """When the links were free."""
+    to_s: float
+    num_blocks: int
 
 
 @dataclass
@@ -137,7 +194,19 @@ class Simulation:
     """How many requests each replica got."""
     num_queried_tokens: int = 0
     num_hit_tokens: int = 0
-    """Of tokens that were looked up in prefix caches, how many were found."""
+    """Of tokens that were looked up in prefix caches, how many were found; without blocks that were sent for."""
+    transfers: list[Transfer] = field(default_factory=list)
+    """One for each prompt that was computed elsewhere."""
+    num_prefill: int = 0
+    """The last replicas of all, which computed these."""
+    hidden_s: float = 0.0
+    """Of the time that blocks travelled, in how much the replica they came to had something to do."""
+
+    @property
+    def hidden_share(self) -> float:
+        """The same as a part of that time; 0 if nothing travelled."""
+        travelled_s = sum(transfer.to_s - transfer.from_s for transfer in self.transfers)
+        return self.hidden_s / travelled_s if travelled_s else 0.0
 
 
 def simulate(
@@ -148,14 +217,15 @@ def simulate(
     *,
     num_replicas: int = 1,
     router: str = "round-robin",
+    roles: Roles | None = None,
     seed: int | None = 0,
     speed: Callable[[float], float] | None = None,
     progress: Meter | None = None,
 ) -> Simulation:
     """Replay the work from its first arrival to the end of its last request.
 
-    `seed`: of the spread of steps around their means; `None`: every step takes what the cost model says. `speed`: how
-    many times as long steps take at a certain time.
+    `roles`: of the replicas; without any, all do both. `seed`: of the spread of steps around their means; `None`:
+    every step takes what the cost model says. `speed`: how many times as long steps take at a certain time.
     """
     if scheduler.speculation != "off" and not scheduler.spec_synthetic_acceptance:
         raise ConfigError(
@@ -164,8 +234,34 @@ def simulate(
         )
     cache = cache or CacheConfig().resolve("cpu")  # nothing of it that counts here depends on the device
     seeds = [None if seed is None else f"{seed}/{place}" for place in range(num_replicas)]
-    replicas = [Replica(machine, scheduler, cache, Variation(seed, speed)) for seed in seeds]
-    return _Cluster(work, replicas, router, progress, max_num_seqs=scheduler.max_num_seqs).run()
+    variations = [Variation(seed, speed) for seed in seeds]
+    if roles is None:
+        replicas = [Replica(machine, scheduler, cache, each) for each in variations]
+        return _Cluster(work, replicas, router, progress, max_num_seqs=scheduler.max_num_seqs).run()
+    _check_roles(roles, machine, cache, num_replicas)
+    decoding = dataclasses.replace(machine, num_host_slots=max(machine.num_host_slots, _num_staged(machine)))
+    replicas = [Replica(decoding, scheduler, cache, each) for each in variations[: roles.num_decode]]
+    prefill = [Replica(machine, scheduler, cache, each) for each in variations[roles.num_decode :]]
+    apart = _Prefill(prefill, replicas, router, machine, scheduler)
+    return _Cluster(work, replicas, router, progress, max_num_seqs=scheduler.max_num_seqs, prefill=apart).run()
+
+
+_STAGED_SHARE = 4
+
+
+def _num_staged(machine: Machine) -> int:
+    """Slots of host memory that blocks come into, where none were calibrated: a quarter of the KV blocks, and room for
+    one prompt at least."""
+    return max(machine.num_blocks // _STAGED_SHARE, -(-machine.max_model_len // machine.block_size))
+
+
+def _check_roles(roles: Roles, machine: Machine, cache: CacheSettings, num_replicas: int) -> None:
+    if roles.num_replicas != num_replicas:
+        raise ConfigError(f"Roles {roles} are those of {roles.num_replicas} replicas, not of {num_replicas}.")
+    if not cache.shares_prefixes:
+        raise ConfigError("Blocks that come from other replicas are found in the prefix cache: leave it on with roles.")
+    if not machine.bytes_per_block:
+        raise ConfigError("How large a KV block is, and so how long it travels, was not measured: calibrate again.")
 
 
 _News = tuple[float, int, int, Sequence[CacheReport], Sequence[RequestUpdate]]
@@ -183,28 +279,38 @@ class _Cluster:
         progress: Meter | None,
         *,
         max_num_seqs: int,
+        prefill: _Prefill | None = None,
     ) -> None:
-        self._work, self._replicas, self._progress = work, replicas, progress
+        self._work, self._progress, self._prefill = work, progress, prefill
+        self._replicas = [*replicas, *(prefill.replicas if prefill is not None else ())]
+        self._num_serving = len(replicas)
         self._block_size = replicas[0].core.scheduler.kv_cache.block_size
-        self._router = Router(router, block_size=self._block_size)
+        self._router = Router(router, block_size=self._block_size, counts_uncached=prefill is not None)
         for place, replica in enumerate(replicas):
             self._router.add(place, max_num_seqs=max_num_seqs)
-            if len(replicas) > 1 and self._router.needs_digests:
+            if len(self._replicas) > 1 and self._router.needs_digests:
                 replica.follow_cache()
         self._busy: list[tuple[float, int]] = []  # a heap of (its time, its place) of replicas with something to do
         self._news: list[_News] = []  # a heap of what the router learns, and when
         self._num_news = 0
+        self._coming: list[tuple[float, int, _Computed]] = []  # a heap of requests whose blocks travel, by their ends
         self._agenda, self._log = Agenda(work), SampleLog()
         self.result = Simulation(
             [RequestTimeline(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work],
-            num_routed=[0] * len(replicas),
+            num_routed=[0] * len(self._replicas),
+            num_prefill=len(self._replicas) - len(replicas),
         )
 
     def run(self) -> Simulation:
         result, agenda = self.result, self._agenda
         while True:
             due_s = agenda.next_due_s
-            if due_s < float("inf") and (not self._busy or due_s <= self._busy[0][0]):
+            come_s = self._coming[0][0] if self._coming else float("inf")
+            next_s = min(due_s, come_s)
+            if next_s < float("inf") and (not self._busy or next_s <= self._busy[0][0]):
+                if come_s <= due_s:
+                    self._receive(heapq.heappop(self._coming)[2], come_s)
+                    continue
                 for index, _ in agenda.take_due(due_s):
                     self._route(index, due_s)
             elif self._busy:
@@ -220,7 +326,15 @@ class _Cluster:
             if cache is not None:
                 result.num_queried_tokens += cache.stats.num_queried_tokens
                 result.num_hit_tokens += cache.stats.num_hit_tokens
+        result.hidden_s = sum(map(self._hidden_s, result.transfers))
         return result
+
+    def _hidden_s(self, transfer: Transfer) -> float:
+        """In how much of this time the replica that blocks come to had something to do."""
+        spans = self._replicas[transfer.place].spans
+        places = range(max(bisect.bisect(spans, (transfer.from_s,)) - 1, 0), len(spans))
+        during = itertools.takewhile(lambda span: span[0] < transfer.to_s, map(spans.__getitem__, places))
+        return sum(max(min(to_s, transfer.to_s) - max(from_s, transfer.from_s), 0.0) for from_s, to_s in during)
 
     def _step(self, place: int) -> None:
         """One of the replica whose clock is behind the others'."""
@@ -234,13 +348,25 @@ class _Cluster:
     def _route(self, index: int, due_s: float) -> None:
         request = _request(str(index), self._work[index])
         place = 0 if len(self._replicas) == 1 else self._choose(request, due_s)
-        self.result.num_routed[place] += 1
         self.result.timelines[index].arrival_s = due_s
+        elsewhere = None if self._prefill is None else self._prefill.choose(request, self._router, place)
+        if elsewhere is None:
+            self._add(place, request, due_s)
+        else:
+            self._add(self._num_serving + elsewhere, _prompt_of(request), due_s)
+
+    def _add(self, place: int, request: Request, at_s: float) -> None:
+        self.result.num_routed[place] += 1
         replica = self._replicas[place]
         was_busy = replica.is_busy
-        replica.add(request, at_s=due_s)
+        replica.add(request, at_s=at_s)
         if not was_busy:
             heapq.heappush(self._busy, (replica.now_s, place))
+
+    def _receive(self, computed: _Computed, at_s: float) -> None:
+        """A request goes on where it was routed to, with its blocks."""
+        self._replicas[computed.place].receive(computed.digests)
+        self._add(computed.place, computed.request, at_s)
 
     def _choose(self, request: Request, now_s: float) -> int:
         while self._news and self._news[0][0] <= now_s:
@@ -263,6 +389,8 @@ class _Cluster:
 
     def _learn(self, place: int, reports: Sequence[CacheReport], updates: Sequence[RequestUpdate]) -> None:
         router = self._router
+        if self._prefill is not None and place >= self._num_serving:
+            router, place = self._prefill.router, place - self._num_serving
         for report in reports:
             router.index.take(place, report)
         for update in updates:
@@ -277,6 +405,11 @@ class _Cluster:
         replica = self._replicas[place]
         now_s, timelines = replica.now_s, self.result.timelines
         for update in step.updates:
+            if update.finish_status is RequestStatus.FINISHED_ERROR:
+                raise RuntimeError(f"request {update.request_id} failed: {update.error}")
+            if place >= self._num_serving:
+                self._send(place, update, now_s)
+                continue
             timeline = timelines[int(update.request_id)]
             times_s, num_new = timeline.token_times_s, len(update.new_token_ids)
             if num_new == 1:
@@ -285,8 +418,6 @@ class _Cluster:
                 times_s.extend([now_s] * num_new)
             if update.finish_status is None:
                 continue
-            if update.finish_status is RequestStatus.FINISHED_ERROR:
-                raise RuntimeError(f"request {update.request_id} failed: {update.error}")
             self._agenda.ended(int(update.request_id), now_s)
             if self._progress is not None:
                 self._progress.advance()
@@ -297,6 +428,16 @@ class _Cluster:
         if self._log.is_due(is_idle=not self._busy):
             self._log.add(self._sample(now_s))
 
+    def _send(self, place: int, update: RequestUpdate, now_s: float) -> None:
+        """A prompt is computed: its blocks travel."""
+        if self._prefill is not None and update.finish_status is not None:
+            computed, transfer = self._prefill.send(place - self._num_serving, update.request_id, now_s)
+            self.result.transfers.append(transfer)
+            # What was sent is found where it comes to; only what was found where it was computed counts.
+            self.result.num_queried_tokens -= computed.request.num_prompt_tokens
+            self.result.num_hit_tokens -= len(computed.digests) * self._block_size
+            heapq.heappush(self._coming, (transfer.to_s, len(self.result.transfers), computed))
+
     def _sample(self, at_s: float) -> BatchSample:
         """All replicas together."""
         if len(self._replicas) == 1:
@@ -304,6 +445,93 @@ class _Cluster:
         each = [sample_of(replica.core.scheduler, at_s) for replica in self._replicas]
         num_running, num_waiting = sum(one.num_running for one in each), sum(one.num_waiting for one in each)
         return BatchSample(at_s, num_running, num_waiting, sum(one.kv_used for one in each) / len(each))
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """A request whose prompt is computed elsewhere."""
+
+    request: Request
+    place: int
+    """Where it is going to be."""
+    digests: Sequence[bytes]
+    """Of the blocks that need not be computed there."""
+
+
+class _Prefill:
+    """Replicas that compute prompts for others, and the links between."""
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        others: Sequence[Replica],
+        router: str,
+        machine: Machine,
+        scheduler: SchedulerSettings,
+    ) -> None:
+        self.replicas, self._others = replicas, others
+        self._token_s = _prompt_token_s(machine, scheduler)
+        self._block_size = machine.block_size
+        self._link, self._bytes_per_block = machine.link, machine.bytes_per_block
+        self.router = Router(router, block_size=machine.block_size, counts_uncached=True)
+        for place, replica in enumerate(replicas):
+            self.router.add(place, max_num_seqs=scheduler.max_num_seqs)
+            replica.follow_cache()
+        self._computing: dict[str, _Computed] = {}
+        self._out_free_s = [0.0] * len(replicas)
+        self._in_free_s = [0.0] * len(others)
+
+    def choose(self, request: Request, router: Router, to: int) -> int | None:
+        """Which of these is to compute the prompt of a request that was routed to one of the others; `None`: that one
+        itself."""
+        name, num_tokens = request.request_id, request.num_prompt_tokens
+        num_full = (num_tokens - 1) // self._block_size
+        digests = request.block_digests(self._block_size, num_full)[:num_full]
+        place = self.router.route(name, num_prompt_tokens=num_tokens, num_answer_tokens=1, digests=lambda: digests)
+        num_uncached = router.num_uncached(name)
+        num_blocks = num_full - (num_tokens - num_uncached) // self._block_size
+        choice = PrefillChoice(
+            num_uncached=num_uncached,
+            # A beginning that is cached there counts as if its queue were shorter.
+            num_queued_prefill=max(self.router.num_prompt_tokens(place) - num_uncached, 0),
+            num_queued_decode=router.num_prompt_tokens(to) - num_uncached,
+            num_generating=router.num_generating(to),
+            prefill_token_s=self.replicas[place].token_s or self._token_s,
+            decode_token_s=self._others[to].token_s or self._token_s,
+            transfer_s=self._link.seconds(num_blocks * self._bytes_per_block),
+            num_blocks=num_blocks,
+        )
+        if not computes_elsewhere(choice):
+            self.router.end(name)
+            return None
+        router.note_elsewhere(name, num_tokens - num_full * self._block_size)
+        self._computing[name] = _Computed(request, to, digests)
+        return place
+
+    def send(self, place: int, name: str, now_s: float) -> tuple[_Computed, Transfer]:
+        """Blocks that the other replica does not have leave when both links are free."""
+        computed = self._computing.pop(name)
+        num_blocks = len(computed.digests) - self._others[computed.place].num_known(computed.digests)
+        if not num_blocks:
+            return computed, Transfer(computed.place, now_s, now_s, now_s, 0)
+        from_s = max(now_s, self._out_free_s[place], self._in_free_s[computed.place])
+        to_s = from_s + self._link.seconds(num_blocks * self._bytes_per_block)
+        self._out_free_s[place] = self._in_free_s[computed.place] = to_s
+        return computed, Transfer(computed.place, now_s, from_s, to_s, num_blocks)
+
+
+def _prompt_token_s(machine: Machine, scheduler: SchedulerSettings) -> float:
+    """What a token of a large prompt takes: what replicas go by before their first step."""
+    num_tokens = min(scheduler.max_num_batched_tokens, machine.max_model_len)
+    return machine.cost.seconds(StepWork(num_tokens, 1, 1, 0, 1, num_tokens * num_tokens / 2)) / num_tokens
+
+
+def _prompt_of(request: Request) -> Request:
+    """It alone, as a request for a token."""
+    options = request.options
+    if options.predicted_tokens is not None:
+        options = dataclasses.replace(options, predicted_tokens=1.0)
+    return Request(request.request_id, request.prompt_token_ids, max_tokens=1, options=options)
 
 
 def _note_batch(result: Simulation, scheduler: Scheduler) -> None:

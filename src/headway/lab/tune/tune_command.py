@@ -4,7 +4,9 @@ Options of scheduler and cache that are given on the command line stay as they a
 log does not tell what was in the prompts (or not in a form that is read here), so its requests have random ones: what
 the prefix cache saved is not seen.
 
-With `--replicas` the question is another one: how many of these machines are enough for what is promised.
+With `--replicas` the question is another one: how many of these machines are enough for what is promised, with
+`--roles all` whether some of them should compute prompts for the others, and with several calibrations among how many
+devices the model should be divided.
 """
 
 from __future__ import annotations
@@ -20,15 +22,18 @@ from headway.cli.flags import add_flags, count, engine_flags
 from headway.cli.output_files import check_writable, print_table, write_json
 from headway.cli.progress import meter
 from headway.config import EngineConfig
+from headway.core.roles import TOGETHER
 from headway.errors import ConfigError
 from headway.lab.charts.html_page import write_page
 from headway.lab.sim.sim_flags import (
     PREDICTORS,
     add_calibration_flag,
+    add_link_flags,
     add_rate_flag,
     add_work_flags,
     draw_work,
     engine_options,
+    link_of,
     load_calibration,
     load_work,
     simulated_options,
@@ -39,9 +44,10 @@ from headway.predict.traffic_log import read_traffic
 if TYPE_CHECKING:
     from headway.lab.charts import Page
     from headway.lab.sim.calibration import Calibration
+    from headway.lab.sim.cost_model import Link
     from headway.lab.tune.tune_goal import Goal
     from headway.lab.tune.tune_report import Verified
-    from headway.lab.tune.tune_search import Space, Trial, Tuned
+    from headway.lab.tune.tune_search import Fleet, Space, Trial, Tuned
 
 
 _TRIALS = 40
@@ -76,7 +82,7 @@ def traffic_work(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_calibration_flag(parser)
+    add_calibration_flag(parser, takes_several=True)
     add_rate_flag(parser)
     parser.add_argument(
         "--traffic-log",
@@ -108,6 +114,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=(*ROUTERS, _ALL),
         help="With --replicas: how requests are divided among them. all: whichever is best. (default: prefix-aware)",
     )
+    parser.add_argument(
+        "--roles",
+        choices=(TOGETHER, _ALL),
+        default=TOGETHER,
+        help="With --replicas: whether all replicas do both, or also every number of prefill replicas beside decode "
+        "replicas is tried. (default: %(default)s)",
+    )
+    add_link_flags(parser)
     parser.add_argument(
         "--trials",
         type=count(1),
@@ -149,7 +163,7 @@ def replica_numbers(text: str) -> list[int]:
     return sorted(numbers)
 
 
-_NOT_TAKEN = frozenset({"traffic_log", "traffic_log_content", "length_predictor"})
+_NOT_TAKEN = frozenset({"traffic_log", "traffic_log_content", "length_predictor", "tensor_parallel_size"})
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -169,14 +183,17 @@ def run(arguments: argparse.Namespace) -> int:
     Goal.parse(arguments.slo)  # refuses what cannot be promised, before anything is drawn
     _check_engine_options(arguments)
     _check_replicas(arguments)
-    calibration = load_calibration(arguments.calibration)
+    calibrations = _calibrations(arguments)
+    link = link_of(arguments, calibrations, has_roles=arguments.roles == _ALL)
+    calibration = calibrations[0]
     work = _work(arguments, calibration)
     goal = Goal.of(arguments.slo, work)
     fixed = simulated_options(arguments)
-    check_work(work, set_up(calibration, fixed).machine)
+    for each in calibrations:
+        check_work(work, set_up(each, fixed).machine)
     if arguments.replicas is not None:
-        return _size(arguments, calibration, work, goal, fixed)
-    space = Space.of(calibration, work, fixed)
+        return _size(arguments, calibrations, work, goal, fixed, link)
+    space = Space.of(calibration, work, fixed, link=link)
     with meter(arguments.trials, "Searching") as shown:
         tuned = search(space, goal, work, limits=SearchLimits(arguments.trials, arguments.search_seed), progress=shown)
     print(f"{goal}\n")
@@ -187,7 +204,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("\nPredicted and measured:")
         print_table(*verified_table(space, verified))
     warnings = [*filter(None, [_beyond(space, work, tuned, best), tuned.default.metrics.thin_note])]
-    notes = [*trust_notes(calibration), _searched(space, calibration)]
+    notes = [*trust_notes(calibration), *_link_notes(arguments, calibrations, link), _searched(space, calibration)]
     print("\n" + "\n".join([recommendation(space, tuned, best, verified), *warnings, *notes]))
     if verified and best is tuned.default and not tuned.is_default_best:
         print("What was best in simulation was not clearly better than the default when it was measured.")
@@ -221,55 +238,118 @@ def _check_replicas(arguments: argparse.Namespace) -> None:
     if arguments.replicas is None:
         if arguments.router is not None:
             raise ConfigError("--router divides requests among several engines: give --replicas, e.g. 1-16.")
+        if arguments.roles != TOGETHER:
+            raise ConfigError("--roles are those of several engines: give --replicas, e.g. 1-16.")
     elif arguments.verify:
         raise ConfigError("--verify measures one engine in this process; it does not go with --replicas.")
 
 
+def _calibrations(arguments: argparse.Namespace) -> list[Calibration]:
+    """One, or several that differ in their ranks."""
+    found = [load_calibration(name) for name in arguments.calibration]
+    if len(found) > 1 and arguments.replicas is None:
+        raise ConfigError("--calibration: several are compared with --replicas; without it, give one.")
+    if len({(one.model, one.vocab_size) for one in found}) > 1:
+        raise ConfigError("--calibration: several have to be of one model, in other numbers of ranks.")
+    if len({one.tensor_parallel_size for one in found}) < len(found):
+        raise ConfigError("--calibration: two have the same number of ranks (tensor_parallel_size); give one of them.")
+    if arguments.verify and found[0].tensor_parallel_size > 1:
+        raise ConfigError("--verify measures an engine on one device, and the calibration is that of several ranks.")
+    return found
+
+
 def _size(
     arguments: argparse.Namespace,
-    calibration: Calibration,
+    calibrations: Sequence[Calibration],
     work: Sequence[BenchRequest],
     goal: Goal,
     fixed: dict[str, Any],
+    link: Link,
 ) -> int:
     """How many replicas are enough, instead of which options are best on one."""
-    from headway.core.routing import ROUTERS
     from headway.lab.sim.sim_report import trust_notes
-    from headway.lab.tune import SearchLimits, Space
     from headway.lab.tune.tune_report import fleet_json, fleet_page, fleet_recommendation, fleet_table
-    from headway.lab.tune.tune_search import fewest, most_trials
+    from headway.lab.tune.tune_search import fewest_devices
 
     if goal.is_empty:
         raise ConfigError(
             "--replicas: how many are enough depends on what is promised. Give --slo, e.g. p99_ttft_ms=1000, or a "
             "workload whose classes have targets."
         )
+    fleets, searched = [], ""
+    for calibration in calibrations:
+        fleet, space = _fewest(arguments, calibration, work, goal, fixed, link)
+        fleets.append(fleet)
+        searched = _searched(space, calibration)
+    print(f"{goal}\n")
+    for fleet in fleets:
+        print_table(*fleet_table(fleet))
+        print()
+    best = fewest_devices(fleets)
+    notes = [*trust_notes(calibrations[best]), *_link_notes(arguments, calibrations, link), searched]
+    others = [line for place, fleet in enumerate(fleets) if place != best for line in fleet_recommendation(goal, fleet)]
+    lines = fleet_recommendation(goal, fleets[best])
+    if others:
+        lines = [f"With the fewest devices: {lines[0]}", *lines[1:], *(f"Otherwise: {line}" for line in others)]
+    print("\n".join([*lines, *notes]))
+    if arguments.output_json is not None:
+        told = [fleet_json(goal, fleet) for fleet in fleets]
+        write_json(
+            arguments.output_json,
+            told[0] if len(told) == 1 else {"simulated": True, "recommended": told[best], "by_ranks": told},
+        )
+    if arguments.html is not None:
+        page = fleet_page(goal, fleets[best], title=_title(arguments), notes=[*lines, *notes] if others else notes)
+        _write_page(arguments, page, calibrations[best])
+    return 0
+
+
+def _fewest(
+    arguments: argparse.Namespace,
+    calibration: Calibration,
+    work: Sequence[BenchRequest],
+    goal: Goal,
+    fixed: dict[str, Any],
+    link: Link,
+) -> tuple[Fleet, Space]:
+    """Of these machines."""
+    from headway.core.routing import ROUTERS
+    from headway.lab.tune import SearchLimits, Space
+    from headway.lab.tune.tune_search import fewest, most_trials
+
     # The first of them is the default.
     routers = list(ROUTERS)[::-1] if arguments.router == _ALL else [arguments.router or "prefix-aware"]
-    spaces = [Space.of(calibration, work, fixed, num_replicas=number, routers=routers) for number in arguments.replicas]
+    spaces = [
+        Space.of(
+            calibration,
+            work,
+            fixed,
+            num_replicas=number,
+            routers=routers,
+            has_roles=arguments.roles == _ALL,
+            link=link,
+        )
+        for number in arguments.replicas
+    ]
     limits = SearchLimits(arguments.trials, arguments.search_seed)
     with meter(most_trials(spaces, limits), "Searching") as shown:
-        fleet = fewest(spaces, goal, work, limits=limits, progress=shown)
-    print(f"{goal}\n")
-    print_table(*fleet_table(fleet))
-    notes = [*trust_notes(calibration), _searched(spaces[-1], calibration)]
-    print("\n" + "\n".join([*fleet_recommendation(goal, fleet), *notes]))
-    if arguments.output_json is not None:
-        write_json(arguments.output_json, fleet_json(goal, fleet))
-    if arguments.html is not None:
-        page = fleet_page(goal, fleet, title=_title(arguments), notes=notes)
-        _write_page(arguments, page, calibration)
-    return 0
+        return fewest(spaces, goal, work, limits=limits, progress=shown), spaces[-1]
+
+
+def _link_notes(arguments: argparse.Namespace, calibrations: Sequence[Calibration], link: Link) -> list[str]:
+    if arguments.roles == TOGETHER and all(one.tensor_parallel_size == 1 for one in calibrations):
+        return []
+    return [f"The link between devices is simulated, with {link.gb_s:g} GB/s and {1e6 * link.latency_s:g} µs."]
 
 
 def _beyond(space: Space, work: Sequence[BenchRequest], tuned: Tuned, best: Trial) -> str:
     """If the load is more than the machine can serve: by default, and with what is recommended."""
-    from headway.lab.sim.sim_comparison import BEYOND, capacity, overload
+    from headway.lab.sim.sim_comparison import BEYOND, overload
 
     trials = {"by default": tuned.default, **({"as recommended": best} if best is not tuned.default else {})}
     told = []
     for name, trial in trials.items():
-        most = partial(capacity, work, space.calibration, {**space.fixed, **trial.options})
+        most = partial(space.capacity, trial.options, work)
         if (found := overload(trial.metrics, most)) is not None:
             told.append(f"{found} {name}")
     return f"Beyond capacity: {'; '.join(told)}. {BEYOND}" if told else ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.config import EngineConfig
+from headway.core.roles import TOGETHER
 from headway.engine.llm_engine import LLMEngine
 from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.bench.replay import replay
@@ -216,10 +217,13 @@ def fleet_table(fleet: Fleet) -> Table:
 
 
 def sized_flags(sized: Sized) -> str:
-    """What has to be given: the number, the router if there is anything to route, and options that were changed."""
+    """What has to be given: the number, ranks if there are several, the router if there is anything to route, and
+    options that were changed."""
     changes = sized.space.changes(sized.trial.options)
     router = {"router": sized.trial.options["router"]} if sized.num_replicas > 1 else {}
-    return flags_text({"replicas": sized.num_replicas, **router, **changes})
+    num_ranks = sized.space.calibration.tensor_parallel_size
+    ranks = {"tensor_parallel_size": num_ranks} if num_ranks > 1 else {}
+    return flags_text({"replicas": sized.num_replicas, **ranks, **router, **changes})
 
 
 def fleet_recommendation(goal: Goal, fleet: Fleet) -> list[str]:
@@ -249,7 +253,9 @@ def fleet_json(goal: Goal, fleet: Fleet) -> dict[str, Any]:
         "slo": {objective.key: objective.bound for objective in goal.objectives},
         "targets": str(goal),
         "replicas": None if enough is None else enough.num_replicas,
+        "tensor_parallel_size": fleet.tried[0].space.calibration.tensor_parallel_size,
         "router": None if enough is None else enough.trial.options.get("router"),
+        "roles": None if enough is None else enough.trial.options.get("roles", TOGETHER),
         "recommended": {} if enough is None else enough.space.changes(enough.trial.options),
         "tried": [
             {

@@ -10,20 +10,25 @@ steps twice as large as those that were measured, no further. The block size is 
 one, and how another changes their time is not known. Everything is drawn with a seed, so a search can be repeated.
 
 How many replicas are enough is found by halving: more are taken to be no worse. First with options as by default, then
-below that number with a whole search at each, since better options may do with fewer.
+below that number with a whole search at each, since better options may do with fewer. Where roles are searched, each
+number of replicas may have all of them do both, or be divided in every way.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headway.core.roles import TOGETHER, Roles
 from headway.errors import ConfigError
 from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.sim.calibration import Calibration
+from headway.lab.sim.cost_model import Link
 from headway.lab.sim.setup import Setup, set_up
 from headway.lab.sim.sim_comparison import Overload, capacity, overload
 from headway.lab.sim.simulate import simulate
@@ -45,6 +50,9 @@ _KEPT = 1 / 3
 _HALVING_SHARE = 0.7  # of the budget; the rest is for the coordinate search
 _LEAST_REQUESTS = 50
 
+_OF_FLEET = ("router", "roles")
+"""Options of all replicas, not of each engine."""
+
 
 @dataclass(frozen=True)
 class Space:
@@ -57,6 +65,7 @@ class Space:
     fixed: Mapping[str, Any]
     """Options that were given; all else that is not a knob is as calibrated."""
     num_replicas: int = 1
+    link: Link = field(default_factory=Link)
 
     @staticmethod
     def of(
@@ -66,9 +75,14 @@ class Space:
         *,
         num_replicas: int = 1,
         routers: Sequence[str] = ("round-robin",),
+        has_roles: bool = False,
+        link: Link | None = None,
     ) -> Space:
-        """What can be searched for this work on this machine, or on several: then the router is an option, too."""
+        """What can be searched for this work on this machine, or on several: then the router is an option, too, and so
+        are roles, if wanted."""
         setup = set_up(calibration, fixed)
+        if has_roles and not setup.cache.shares_prefixes:
+            raise ConfigError("--roles: blocks of other replicas are found in the prefix cache, which is off.")
         limits = setup.scheduler
         knobs: dict[str, Sequence[Any]] = {
             "max_num_seqs": _up_to(_SEQS, 2 * limits.max_num_seqs),
@@ -84,15 +98,25 @@ class Space:
         if num_replicas > 1:
             default["router"] = routers[0]
             searched |= {"router": routers} if len(routers) > 1 else {}
-        return Space(calibration, default, searched, dict(fixed), num_replicas)
+            if has_roles:
+                default["roles"] = TOGETHER
+                apart = (Roles(number, num_replicas - number) for number in range(1, num_replicas))
+                searched["roles"] = [TOGETHER, *map(str, apart)]
+        return Space(calibration, default, searched, dict(fixed), num_replicas, link or Link())
 
     def set_up(self, options: Options) -> Setup:
         """Each replica. `ConfigError` for what its engine would not take."""
-        return set_up(self.calibration, self.of_engine(options))
+        return set_up(self.calibration, self.of_engine(options), link=self.link)
 
     def of_engine(self, options: Options) -> dict[str, Any]:
-        """With those that were given, without the router."""
-        return {**self.fixed, **{name: value for name, value in options.items() if name != "router"}}
+        """With those that were given, without the router and roles."""
+        return {**self.fixed, **{name: value for name, value in options.items() if name not in _OF_FLEET}}
+
+    def capacity(self, options: Options, work: Sequence[BenchRequest]) -> float:
+        """Requests each second that all replicas serve with full batches."""
+        roles = roles_in(options)
+        most = capacity(work, self.calibration, self.of_engine(options), link=self.link, roles=roles)
+        return most if roles is not None else self.num_replicas * most
 
     def is_valid(self, options: Options) -> bool:
         """Whether the engine would take them, and no two of them are one thing twice."""
@@ -127,9 +151,21 @@ class Space:
                 if other != place and self.is_valid(changed):
                     yield changed
 
+    def fleets(self) -> Iterator[dict[str, Any]]:
+        """Every router with all roles, and else no option changed; the default first."""
+        names = [name for name in _OF_FLEET if name in self.knobs]
+        for values in itertools.product(*(self.knobs[name] for name in names)):
+            yield {**self.default, **dict(zip(names, values, strict=True))}
+
     def changes(self, options: Options) -> dict[str, Any]:
         """What is not as by default."""
         return {name: value for name, value in options.items() if value != self.default[name]}
+
+
+def roles_in(options: Options) -> Roles | None:
+    """Of replicas; `None` if all do both."""
+    text = options.get("roles", TOGETHER)
+    return None if text == TOGETHER else Roles.parse(text)
 
 
 def _policies(work: Sequence[BenchRequest]) -> list[str]:
@@ -220,6 +256,7 @@ def simulate_trial(
         setup.cache,
         num_replicas=space.num_replicas,
         router=options.get("router", "round-robin"),
+        roles=roles_in(options),
         seed=seed,
     )
     metrics = OnlineMetrics.of(result.timelines, result.duration_s)
@@ -366,6 +403,11 @@ class Sized:
         return self.space.num_replicas
 
     @property
+    def num_devices(self) -> int:
+        """Of all ranks of all replicas."""
+        return self.num_replicas * self.space.calibration.tensor_parallel_size
+
+    @property
     def is_enough(self) -> bool:
         return self.trial.score.is_kept and self.overload is None
 
@@ -404,10 +446,21 @@ def fewest(
     return Fleet(run.best[found] if found < len(spaces) else None, tried, run.num_simulated)
 
 
+def fewest_devices(fleets: Sequence[Fleet]) -> int:
+    """Of fleets with other numbers of ranks, the place of the one with the fewest devices that are enough, of equals
+    the one with the shortest tail; the first, if none is."""
+
+    def key(place: int) -> tuple[float, float]:
+        enough = fleets[place].enough
+        return (math.inf, 0.0) if enough is None else (enough.num_devices, enough.trial.score.tail)
+
+    return min(range(len(fleets)), key=key)
+
+
 def most_trials(spaces: Sequence[Space], limits: SearchLimits) -> int:
     """How many simulations of the whole work `fewest` takes at most, about."""
-    num_routers = max(len(space.knobs.get("router", [""])) for space in spaces)
-    return len(spaces).bit_length() * (num_routers + limits.num_trials)
+    num_fleets = max(len(list(space.fleets())) for space in spaces)
+    return len(spaces).bit_length() * (num_fleets + limits.num_trials)
 
 
 class _Sizing:
@@ -426,16 +479,19 @@ class _Sizing:
         """By the place of their number."""
 
     def is_enough_by_default(self, place: int) -> bool:
-        """With each router, and else no option changed."""
+        """With each router and all roles, and else no option changed."""
         space = self._spaces[place]
         trials = []
-        for router in space.knobs.get("router", [space.default.get("router")]):
-            options = {**space.default, **({} if router is None else {"router": router})}
+        for options in space.fleets():
             trials.append(simulate_trial(space, self._goal, options, self._work))
             self.num_simulated += 1
             self.at(1.0)
             self._used += 1.0
-        return self._note(place, sorted(trials, key=_by_goodput))
+        trials.sort(key=_by_goodput)
+        together = next(trial for trial in trials if roles_in(trial.options) is None)
+        if not trials[0].score.is_better_than(together.score):
+            trials = [together, *trials]  # roles have to be worth it
+        return self._note(place, trials)
 
     def is_enough_tuned(self, place: int) -> bool:
         """With whatever options."""
@@ -457,7 +513,7 @@ class _Sizing:
         space = self._spaces[place]
 
         def most() -> float:
-            return space.num_replicas * capacity(self._work, space.calibration, space.of_engine(trial.options))
+            return space.capacity(trial.options, self._work)
 
         return Sized(space, trial, overload(trial.metrics, most))
 
