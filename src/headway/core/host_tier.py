@@ -108,6 +108,11 @@ class HostTier:
             found.append(digest)
         return found
 
+    def slot_of(self, digest: bytes) -> int | None:
+        """Where a block is, if its bytes are there: no step that copies them is in flight."""
+        slot = self._slots.get(digest)
+        return None if slot is None or slot in self._unlanded else slot
+
     def put(self, digest: bytes) -> int | None:
         """Take a slot for a block that is about to be evicted. `None` if it is here already or about to be, or no slot
         can be given up."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,6 +76,15 @@ class HostBlocks:
         for slot, block in pairs:
             for tensor, part in zip(self._blocks, self._parts(slot), strict=True):
                 tensor[block].copy_(part)
+
+    def bytes_of(self, slot: int) -> memoryview:
+        """The memory of a slot."""
+        return self._slots[slot].numpy().data
+
+    def settle(self, slots: Iterable[int]) -> None:
+        """Wait until no copy that was begun has to do with these slots."""
+        if self._staged is not None:
+            self._staged.settle(slots)
 
     @property
     def block_bytes(self) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,6 +98,12 @@ class StagedCopies:
         copied = torch.cuda.Event()
         copied.record(self._way_out)
         return copied
+
+    def settle(self, slots: Iterable[int]) -> None:
+        """Wait for the copies from and to these slots."""
+        for slot in slots:
+            if slot in self._last_copies:
+                self._last_copies[slot].synchronize()
 
     def wait(self) -> None:
         """Until all copies are made."""

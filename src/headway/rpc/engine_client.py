@@ -38,7 +38,7 @@ import msgspec
 
 from headway.core.blocks import block_digests, root_digest
 from headway.core.request_options import RequestOptions
-from headway.core.roles import PrefillChoice, computes_elsewhere
+from headway.core.roles import PrefillChoice, Roles, computes_elsewhere
 from headway.core.routing import CacheReport, Router, expected_tokens
 from headway.errors import ConfigError, EngineStartError, EngineUnavailableError, InvalidRequestError
 from headway.outputs import Told
@@ -58,7 +58,17 @@ from headway.rpc.messages import (
     Watch,
 )
 from headway.rpc.streams import CacheEvent, CacheStream, RequestStream, SnapshotStream, present_state
-from headway.rpc.supervision import TICK_S, Backoff, EngineSpec, Patience, Replica, Roles, ScalingRule, divided
+from headway.rpc.supervision import (
+    TICK_S,
+    Backoff,
+    EngineSpec,
+    Patience,
+    Replica,
+    ScalingRule,
+    apart,
+    divided,
+    options_apart,
+)
 from headway.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -77,8 +87,10 @@ TOO_MANY_DEATHS = "the engine stopped again and again when it came to this reque
 SHUTTING_DOWN = "the server is shutting down"
 SLOW_PREFILL = 4.0
 """A prompt that takes so many times as long as was expected is not waited for any more."""
-LEAST_PREFILL_S = 5.0
+LEAST_PREFILL_S = 10.0
 """But as long as this."""
+UNKNOWN_PREFILL_S = 60.0
+"""And so long where nothing can be expected, before a replica has computed anything."""
 SECRET_BYTES = 32
 _PREFILL_PARAMS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
 
@@ -161,7 +173,7 @@ class _Prefills:
     """Prompts that prefill replicas compute, and how they ended."""
 
     def __init__(self, router: str) -> None:
-        self.router = Router("prefix-aware" if router == "prefix-aware" else "least-loaded", block_size=1)
+        self.router = Router(router, block_size=1, counts_uncached=True)
         self.num_by_outcome: dict[Outcome, int] = {"elsewhere": 0, "here": 0, "failed": 0, "aborted": 0}
         self._live: dict[str, _Prefill] = {}
         self._by_request: dict[str, _Prefill] = {}
@@ -229,7 +241,7 @@ class EngineClient:
         if roles is not None:
             if scaling is not None or cluster is not None:
                 raise ConfigError("roles are for a fixed number of replicas of this machine, without Ray and scaling.")
-            num_replicas, options = roles.num_replicas, roles.options(options or {})
+            num_replicas, options = roles.num_replicas, options_apart(options or {})
         most = num_replicas if scaling is None else scaling.most
         if not (1 if scaling is None else scaling.least) <= num_replicas <= most:
             raise ConfigError(f"There must be at least one replica, within the limits of scaling, not {num_replicas}.")
@@ -244,12 +256,8 @@ class EngineClient:
         self._prefills: _Prefills | None = None
         if roles is not None:
             self._prefills, self._folder = _Prefills(router), tempfile.TemporaryDirectory(prefix="headway-")
-            exchange = functools.partial(
-                BlockExchange, folder=self._folder.name, carrier=carrier, secret=os.urandom(SECRET_BYTES)
-            )
-            specs = [
-                dataclasses.replace(own, blocks=exchange(role=roles.role_of(place))) for place, own in enumerate(specs)
-            ]
+            exchange = BlockExchange("decode", self._folder.name, carrier, os.urandom(SECRET_BYTES))
+            specs = apart(specs, roles, exchange)
         self.replicas = [
             Replica(place, own, self, patience=self._patience, backoff=backoff(), rests=place >= num_replicas)
             for place, own in enumerate(specs)
@@ -328,7 +336,7 @@ class EngineClient:
     @property
     def prefill_outcomes(self) -> Mapping[str, int]:
         """Where prompts were computed, and how that ended; empty unless prefill and decode are apart."""
-        return {} if self._prefills is None else {**self._prefills.num_by_outcome}
+        return {} if self._prefills is None else dict(self._prefills.num_by_outcome.items())
 
     @property
     def num_restarts(self) -> int:
@@ -433,10 +441,10 @@ class EngineClient:
         )
         replica = self.replicas[place]
         here, there = decode.stats or EngineStats(), replica.stats or EngineStats()
-        num_own = prefills.router.num_uncached(request_id)
         choice = PrefillChoice(
             num_uncached=num_uncached,
-            num_queued_prefill=prefills.router.num_prompt_tokens(place) - num_own,
+            # A beginning that is cached there counts as if its queue were shorter.
+            num_queued_prefill=max(prefills.router.num_prompt_tokens(place) - num_uncached, 0),
             num_queued_decode=self._router.num_prompt_tokens(decode.place) - num_uncached,
             num_generating=self._router.num_generating(decode.place),
             prefill_token_s=there.prompt_token_s or here.prompt_token_s,
@@ -454,8 +462,9 @@ class EngineClient:
             ttft_target_s=request.options.ttft_target_s,
             cache_salt=request.options.cache_salt,
         )
-        expected_s = choice.prefill_token_s * (choice.num_queued_prefill + num_own)
-        until_s = asyncio.get_running_loop().time() + max(LEAST_PREFILL_S, SLOW_PREFILL * expected_s)
+        expected_s = choice.prefill_token_s * prefills.router.num_prompt_tokens(place)
+        allowed_s = max(LEAST_PREFILL_S, SLOW_PREFILL * expected_s) if expected_s else UNKNOWN_PREFILL_S
+        until_s = asyncio.get_running_loop().time() + allowed_s
         prefills.add(_Prefill(request_id, request.request_id, replica, until_s))
         try:
             replica.send(AddRequest(request_id, prompt[: num_whole * block_size], _PREFILL_PARAMS, options))

@@ -21,7 +21,7 @@ from headway.engine.llm_engine import LLMEngine
 from headway.engine.step_report import StepReport
 from headway.errors import HeadwayError, InvalidRequestError
 from headway.outputs import LogprobsOfOnePosition, RequestMetrics, RequestOutput, Streaming
-from headway.rpc.block_transfer import BlockServer
+from headway.rpc.block_transfer import BlockServer, PeerBlocks
 from headway.rpc.engine_report import EngineCounters, SnapshotMaker
 from headway.rpc.messages import (
     AbortRequests,
@@ -150,6 +150,7 @@ class EngineLoop:
             self._channel.send(self._snapshots.blocks())
         has_told = is_idle and self._tell_cache()
         has_nothing_to_do = (is_idle and not has_told) or (not self._line and self._engine.core.only_waits_for_blocks)
+        has_nothing_to_do = has_nothing_to_do and not self._has_blocks_to_serve
         may_sleep = has_nothing_to_do and not self._is_in_doubt and self._drain_until_s is None
         self._turn_started_s = None
         idle_s = COMPILE_POLL_S if self._compiling else IDLE_S
@@ -325,7 +326,10 @@ class EngineLoop:
 
     def _send_step(self, deltas: list[Delta], *, begun: Sequence[str] = ()) -> None:
         self._stats_are_stale = False
-        self._channel.send(StepBatch(deltas, self._counters.stats(), list(begun)))
+        stats, transfers = self._counters.stats(), self._engine.core.executor.transfers
+        if transfers is not None and isinstance(transfers.peers, PeerBlocks):
+            stats.transfer_block_s = transfers.peers.block_s
+        self._channel.send(StepBatch(deltas, stats, list(begun)))
 
     def _add_deltas(self, deltas: list[Delta], output: RequestOutput, errors: Mapping[str, str] = NO_ERRORS) -> None:
         """A delta for each completion that has news; the last of a request that has ended says so. Why a request failed

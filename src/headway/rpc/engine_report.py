@@ -82,6 +82,7 @@ class EngineCounters:
         stats.num_used_blocks = kv_cache.num_used_blocks
         stats.num_used_slots = scheduler.num_used_slots
         stats.num_table_entries = kv_cache.num_table_entries
+        stats.prompt_token_s = scheduler.pace.step_time.per_token_s or 0.0
         if kv_cache.prefix_cache is not None:
             self._count_cache(kv_cache.prefix_cache.stats)
         if kv_cache.host_tier is not None:

@@ -19,12 +19,13 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
 
+from headway.core.roles import Roles
 from headway.errors import ConfigError, EngineStartError
 from headway.rpc.channel import EXIT_GRACE_S, EngineConnection, Home, LocalHome, News
 from headway.rpc.messages import (
@@ -252,51 +253,28 @@ CPU_HOST_MEMORY = 2**28
 """Where blocks arrive, if nothing is said: room for them is needed only until they are copied in."""
 
 
-@dataclass(frozen=True)
-class Roles:
-    """How many replicas only compute prompts, and how many answer."""
+def apart(specs: Sequence[EngineSpec], roles: Roles, exchange: BlockExchange) -> list[EngineSpec]:
+    """The same with their parts: those that answer come first."""
+    parts: dict[Role, int] = {"decode": roles.num_decode, "prefill": roles.num_prefill}
+    each = [role for role, number in parts.items() for _ in range(number)]
+    return [
+        replace(spec, blocks=msgspec.structs.replace(exchange, role=role))
+        for spec, role in zip(specs, each, strict=True)
+    ]
 
-    num_prefill: int
-    num_decode: int
 
-    def __post_init__(self) -> None:
-        if self.num_prefill < 1 or self.num_decode < 1:
-            raise ConfigError(
-                f"roles need at least one prefill and one decode replica, not prefill={self.num_prefill},"
-                f"decode={self.num_decode}; --replicas starts replicas that do both."
-            )
-
-    @staticmethod
-    def parse(text: str) -> Roles:
-        """From "prefill=1,decode=2"."""
-        numbers: dict[str, int] = {}
-        for part in text.split(","):
-            name, _, number = part.partition("=")
-            if name.strip() not in ("prefill", "decode") or name.strip() in numbers or not number.strip().isdecimal():
-                raise ConfigError(f"roles must be like prefill=1,decode=2; not {text!r}.")
-            numbers[name.strip()] = int(number)
-        return Roles(numbers.get("prefill", 0), numbers.get("decode", 0))
-
-    @property
-    def num_replicas(self) -> int:
-        return self.num_prefill + self.num_decode
-
-    def role_of(self, place: int) -> Role:
-        """Those that answer come first."""
-        return "decode" if place < self.num_decode else "prefill"
-
-    def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """An engine's options, with room for blocks to arrive in. What does not go with roles is refused."""
-        if not options.get("enable_prefix_caching", True):
-            raise ConfigError("roles need the prefix cache, by which blocks are found; it is switched off.")
-        if options.get("draft_model") is not None:
-            raise ConfigError("roles do not go with a draft model, whose blocks would have to travel as well.")
-        if options.get("preemption_mode") == "recompute":
-            raise ConfigError("roles do not go with --preemption-mode recompute: blocks that come are copied in.")
-        has_gpu = options.get("device") != "cpu" and bool(visible_gpus())
-        default = GPU_HOST_MEMORY if has_gpu else CPU_HOST_MEMORY
-        given = options.get("host_cache_memory")
-        return {**options, "host_cache_memory": default if given is None else given}
+def options_apart(options: Mapping[str, Any]) -> dict[str, Any]:
+    """An engine's options where prefill and decode are apart: there is room for blocks to arrive in. What does not go
+    with that is refused."""
+    if not options.get("enable_prefix_caching", True):
+        raise ConfigError("roles need the prefix cache, by which blocks are found; it is switched off.")
+    if options.get("draft_model") is not None:
+        raise ConfigError("roles do not go with a draft model, whose blocks would have to travel as well.")
+    if options.get("preemption_mode") == "recompute":
+        raise ConfigError("roles do not go with --preemption-mode recompute: blocks that come are copied in.")
+    given = options.get("host_cache_memory")
+    has_gpu = options.get("device") != "cpu" and bool(visible_gpus())
+    return {**options, "host_cache_memory": given or (GPU_HOST_MEMORY if has_gpu else CPU_HOST_MEMORY)}
 
 
 class Owner(Protocol):

@@ -61,7 +61,7 @@ class StepRunner(Generic[StagedStep]):
         verifies_ahead: bool = False,
     ) -> None:
         self.verifies_ahead = verifies_ahead
-        self.transfers: BlockTransfers | None = None
+        self.transfers = None if host_blocks is None else BlockTransfers(host_blocks)
         self.decoder, self.attention = model
         self.stage = stage
         self._drafter = drafter
@@ -121,6 +121,8 @@ class StepRunner(Generic[StagedStep]):
     def shutdown(self) -> None:
         """Drop the model and its cache."""
         self._is_shut_down = True
+        if self.transfers is not None:
+            self.transfers.close()
         del self.decoder, self.attention, self.stage, self._sampler, self._host_blocks, self._drafter, self._kv_caches
 
     # ---- the batch ------------------------------------------------------------------------------------------------

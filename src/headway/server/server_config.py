@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.config import check_values, option
+from headway.core.roles import Roles
 from headway.core.routing import ROUTERS
 from headway.errors import ConfigError
-from headway.rpc.supervision import Roles
 from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 
 API_KEY_VARIABLE = "HEADWAY_API_KEY"

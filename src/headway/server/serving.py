@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import EngineConfig, PredictionConfig
+from headway.core.roles import Roles
 from headway.errors import ConfigError
 from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.predict import AnswerLengths
 from headway.predict.prediction_thread import PredictionThread
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.ray_cluster import RayCluster
-from headway.rpc.supervision import Patience, Roles, ScalingRule
+from headway.rpc.supervision import Patience, ScalingRule
 from headway.server.admission.service_classes import ServiceClasses, read_service_classes
 from headway.server.app import create_app
 from headway.server.http.http_server import bind, create_server, raise_file_limit
