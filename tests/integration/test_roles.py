@@ -5,20 +5,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
+import re
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from headway import AsyncLLM, SamplingParams
+from headway.core.roles import Roles
 from headway.outputs import RequestOutput
 from headway.rpc import engine_client
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest, EngineStats
 from headway.sampling_params import StructuredOutputsParams
+from tests.integration.server_process import ServerProcess, running_server
 
 SCHEMA = {
     "type": "object",
@@ -179,12 +189,12 @@ def test_tokens_do_not_depend_on_the_death_of_a_decode_replica(
     asyncio.run(test())
 
 
-def test_aborted_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aborted_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """In the queue of the prefill replica, while blocks travel, and while tokens come."""
     monkeypatch.setattr(engine_client, "computes_elsewhere", always)
 
     async def test() -> None:
-        client = EngineClient(OPTIONS, roles=engine_client.Roles.parse("prefill=1,decode=1"), log_level="CRITICAL")
+        client = EngineClient(OPTIONS, roles=Roles.parse("prefill=1,decode=1"), log_level="ERROR")
         await client.start()
         try:
             rng = random.Random(3)
@@ -204,7 +214,94 @@ def test_aborted_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None
             assert outcomes["aborted"] > 2 and sum(outcomes.values()) == 24
             stream = client.submit(AddRequest("last", list(range(5, 500)), SamplingParams(max_tokens=3)))
             assert [delta async for deltas in stream for delta in deltas][-1].finish_reason == "length"
+            await asyncio.sleep(2.5)  # an engine that is idle for a second checks itself, its slots among the rest
+            assert "disagree" not in capfd.readouterr().err
         finally:
             await client.shutdown()
 
     asyncio.run(test())
+
+
+# ---- the server -----------------------------------------------------------------------------------------------------
+
+ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--kv-cache-memory", "512MiB", "--no-access-log")
+BODIES: list[dict[str, Any]] = [
+    {"temperature": 0.0, "max_tokens": 12},
+    {"temperature": 0.9, "seed": 5, "max_tokens": 12},
+    {"temperature": 0.7, "seed": 6, "max_tokens": 8, "n": 2},
+    {"temperature": 0.0, "max_tokens": 30, "stop": [" the", ","]},
+    {"temperature": 0.5, "seed": 1, "max_tokens": 30, "structured_outputs": {"json": SCHEMA}},
+]
+
+
+def ask(server: ServerProcess, number: int) -> list[tuple[Any, ...]]:
+    """A long prompt of its own."""
+    rng = random.Random(number)
+    prompt = [rng.randrange(5, 2000) for _ in range(420)]
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": prompt, **BODIES[number]}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return [(each["text"], each["finish_reason"]) for each in answer.json()["choices"]]
+
+
+def generate_long(server: ServerProcess, is_over: threading.Event, started: threading.Semaphore) -> None:
+    """A stream that is left in the middle."""
+    body = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as answer:
+        for number, _ in enumerate(answer.iter_lines()):
+            if number == 4:
+                started.release()
+            if is_over.is_set():
+                return
+
+
+def outcomes(server: ServerProcess) -> dict[str, float]:
+    text = httpx.get(f"{server.url}/metrics").text
+    return {name: float(value) for name, value in re.findall(r'headway:prefills_total{.*outcome="(.+)"} (.+)', text)}
+
+
+def test_a_server_with_roles_answers_as_one_without() -> None:
+    with running_server(*ARGUMENTS) as server, ThreadPoolExecutor(8) as pool:
+        expected = list(pool.map(functools.partial(ask, server), range(len(BODIES))))
+        assert not outcomes(server)
+    with running_server(*ARGUMENTS, "--roles", "prefill=1,decode=1") as server, ThreadPoolExecutor(16) as pool:
+        metrics = httpx.get(f"{server.url}/metrics").text
+        assert re.search(r'replica_role{.*replica="1",role="prefill"} 1', metrics)
+        is_over, started = threading.Event(), threading.Semaphore(0)
+        streams = [pool.submit(generate_long, server, is_over, started) for _ in range(6)]
+        for _ in streams:
+            assert started.acquire(timeout=60)
+        assert ask(server, 0) == expected[0]
+        assert list(pool.map(functools.partial(ask, server), range(1, 3))) == expected[1:3]
+        assert outcomes(server)["elsewhere"] >= 1, "six streams would have waited"
+        asking = [pool.submit(ask, server, number) for number in range(3, len(BODIES))]
+        pid = server.process.pid
+        prefill = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[1])
+        os.kill(prefill, signal.SIGKILL)
+        assert [each.result() for each in asking] == expected[3:]
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        is_over.set()
+        for stream in streams:
+            stream.result()
+        server.wait_until_idle(timeout_s=60)
+        assert not any("disagree" in line for line in server.log)
+        assert server.terminate() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--roles", "prefill=1"), "prefill=P,decode=D"),
+        (("--roles", "prefill=1,decode=0"), "prefill=P,decode=D"),
+        (("--roles", "prefill=1,thinking=1"), "prefill=P,decode=D"),
+        (("--roles", "prefill=1,decode=1", "--replicas", "3"), "2 replicas"),
+        (("--roles", "prefill=1,decode=1", "--ray"), "--ray"),
+        (("--roles", "prefill=1,decode=1", "--max-replicas", "3"), "max_replicas"),
+        (("--roles", "prefill=1,decode=1", "--no-enable-prefix-caching"), "prefix cache"),
+        (("--roles", "prefill=1,decode=1", "--preemption-mode", "recompute"), "recompute"),
+        (("--roles", "prefill=1,decode=1", "--speculation", "draft", "--draft-model", "x"), "draft model"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], why: str) -> None:
+    command = [sys.executable, "-m", "headway", "serve", "--port", "0", "--device", "cpu", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode != 0 and why in ended.stderr, ended.stderr
