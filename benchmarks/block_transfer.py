@@ -56,7 +56,7 @@ class AllThere:
             for _ in range(num_layers)
         ]
         self._blocks = HostBlocks(caches, 1)
-        self.block_bytes = self._blocks.block_bytes
+        self.block_bytes = self._blocks.slot_bytes
         self._places = {digest(number): number for number in range(num_blocks)}
 
     def find(self, wanted: bytes) -> BlockAt | None:

@@ -95,6 +95,9 @@ _DEFAULTS = {
 """By the kind of device: what its options are that were left open."""
 
 
+_HOST_BYTES_BEFORE_DISK = 2**30  # blocks pass through host memory on their way
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Which model, and in which number format."""
@@ -161,6 +164,18 @@ class CacheConfig:
         "request needs them. Default: none.",
         metavar="BYTES",
     )
+    disk_cache: str = option(
+        "",
+        "Folder for KV blocks that leave host memory, and for all that are kept when the engine ends: they are read "
+        "where that is faster than computing, also by later engines and by others that share the folder. Takes 1 GiB "
+        "of host_cache_memory if none is given.",
+        metavar="DIR",
+    )
+    disk_cache_size: int = option(
+        16 * 2**30,
+        "Bytes that the files in disk_cache may take together; those used longest ago are deleted first.",
+        metavar="BYTES",
+    )
     enable_prefix_caching: bool = option(
         True,
         "Keep the KV blocks of finished requests while there is room, and start requests that begin with the same "
@@ -202,13 +217,22 @@ class CacheConfig:
             raise ConfigError("host_cache_memory keeps blocks of the prefix cache, and enable_prefix_caching is False.")
         if self.host_cache_memory is not None and self.kv_allocation != "paged":
             raise ConfigError(f"host_cache_memory needs paged KV blocks, and kv_allocation is '{self.kv_allocation}'.")
+        if self.disk_cache and not self.enable_prefix_caching:
+            raise ConfigError("disk_cache keeps blocks of the prefix cache, and enable_prefix_caching is False.")
+        if self.disk_cache and self.kv_allocation != "paged":
+            raise ConfigError(f"disk_cache needs paged KV blocks, and kv_allocation is '{self.kv_allocation}'.")
+        _check_at_least(self, "disk_cache_size", 1)
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise ConfigError("kv_cache_memory and num_kv_blocks both size the KV cache; give one of them.")
 
     def resolve(self, device: str) -> CacheSettings:
         """Settle what depends on the kind of device, "cpu" or "cuda"."""
         block_size = self.block_size or _DEFAULTS[device].block_size
-        return CacheSettings(**{**dataclasses.asdict(self), "block_size": block_size})
+        host_cache_memory = self.host_cache_memory
+        if host_cache_memory is None and self.disk_cache:
+            host_cache_memory = _HOST_BYTES_BEFORE_DISK
+        settled = {"block_size": block_size, "host_cache_memory": host_cache_memory}
+        return CacheSettings(**{**dataclasses.asdict(self), **settled})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,9 @@ class CacheSettings:
     kv_cache_memory: int | None
     num_kv_blocks: int | None
     host_cache_memory: int | None
+    disk_cache: str
+    """Empty: none."""
+    disk_cache_size: int
     enable_prefix_caching: bool
     eviction_policy: str
     kv_allocation: str

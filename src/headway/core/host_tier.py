@@ -237,8 +237,9 @@ class HostTier:
         self._slots[digest] = slot
         self.stats.num_fetched += 1
         self.stats.fetch_s += seconds
-        mean_s = self.fetch_block_s.get(source, seconds)
-        self.fetch_block_s[source] = mean_s + _SMOOTHING * (seconds - mean_s)
+        if not source:  # of other replicas there are many addresses, and they are named because it is worth it
+            mean_s = self.fetch_block_s.get(source, seconds)
+            self.fetch_block_s[source] = mean_s + _SMOOTHING * (seconds - mean_s)
         if self.far is None:
             return
         if not source:

@@ -516,6 +516,23 @@ class KVCacheManager:
         fetched, stored = ((), ()) if self.host_tier is None else self.host_tier.take_transfers()
         return BlockMoves(fetched=fetched, stored=stored) if fetched or stored else NO_MOVES
 
+    def store_rest(self) -> BlockMoves:
+        """For the end, while nothing is in flight and no request runs: the next moves on the way of all kept blocks to
+        disk, those used last first. Ends with empty ones, when all that has been begun is done."""
+        tier, cache = self.host_tier, self.prefix_cache
+        if tier is None or tier.far is None or cache is None:
+            return NO_MOVES
+        tier.store_some(tier.num_slots)
+        kept = [block for block in cache if block.is_idle and block.tail is None]
+        for block in sorted(kept, key=lambda block: -block.last_used):
+            if block.digest in tier or block.digest in tier.far:
+                continue
+            slot = tier.put(block.digest)
+            if slot is None:
+                break
+            self._moved_out.append((block.block_id, slot))
+        return self.take_moves()
+
     def landed(self, moves: BlockMoves, *, has_failed: bool) -> None:
         """The step that made these moves has a result. If it has failed, maybe before it made any, what it was to copy
         out is forgotten."""

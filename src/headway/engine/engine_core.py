@@ -42,6 +42,8 @@ from headway.tracing import span
 logger = logging.getLogger(__name__)
 
 _LONGEST_SLEEP_S = 0.005
+STORE_REST_S = 8.0
+"""How long the end of an engine may take for storing what it has kept."""
 _LONGEST_SETTLING_S = 10.0  # so long transfers for another scheduler may take to end
 
 
@@ -159,8 +161,15 @@ class EngineCore:
         check_invariants(self.scheduler)
 
     def shutdown(self) -> None:
-        """Wait for what is in flight, then free the executor. The engine cannot be used afterwards."""
+        """Wait for what is in flight, then free the executor. The engine cannot be used afterwards. Kept blocks go to
+        disk first, as far as `STORE_REST_S` suffice."""
         self.drain()
+        try:
+            if self._transfers is not None and self._transfers.disk is not None:
+                self._store_rest(self._transfers)
+        except Exception:
+            logger.exception("blocks are lost that were to be stored")
+        self._transfers = None
         self.executor.shutdown()
 
     # ---- the parts of step() --------------------------------------------------------------------------------------
@@ -207,6 +216,28 @@ class EngineCore:
                 tier.far.add(digest)
             for digest in lost:
                 tier.far.discard(digest)
+
+    def _store_rest(self, transfers: BlockTransfers) -> None:
+        """Bring all kept blocks to disk, as many at a time as host memory holds."""
+        until_s, kv_cache = self._now() + STORE_REST_S, self.scheduler.kv_cache
+        tier = kv_cache.host_tier
+        assert tier is not None
+        num_failed = tier.stats.num_failed_stores
+        while (left_s := until_s - self._now()) > 0:
+            self._take_transfers()
+            if tier.stats.num_failed_stores > num_failed:
+                break
+            moves = kv_cache.store_rest()
+            if moves.has_copies:
+                self.executor.move(moves)
+                kv_cache.landed(moves, has_failed=False)
+            if moves.has_transfers:
+                self._begin_transfers(moves)
+            if not moves.has_copies:
+                if not transfers.num_under_way:
+                    return
+                transfers.wait(left_s)
+        logger.warning("not all kept blocks could be stored")
 
     def _take_over(self, transfers: BlockTransfers) -> None:
         """From another scheduler, perhaps, whose blocks are forgotten. What is on disk is known."""

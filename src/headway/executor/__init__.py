@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from headway.core.scheduler_output import SchedulerOutput
+from headway.core.scheduler_output import BlockMoves, SchedulerOutput
 from headway.kv.block_store import BlockTransfers
 from headway.runner.base import PendingStep, UnsampledStep
 
@@ -39,6 +39,10 @@ class Executor(Protocol):
     def forward(self, output: SchedulerOutput) -> UnsampledStep:
         """Start to compute the scheduled tokens, up to the logits. Tokens are chosen when the masks are there; nothing
         may be submitted before."""
+        ...
+
+    def move(self, moves: BlockMoves) -> None:
+        """Make the copies of these moves without a step, while nothing is in flight."""
         ...
 
     def warm_up(self) -> int:

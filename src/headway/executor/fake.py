@@ -8,7 +8,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, ScheduledRequest, SchedulerOutput
+from headway.core.scheduler_output import (
+    BlockMoves,
+    ModelRunnerOutput,
+    SampledTokens,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 from headway.kv.block_store import BlockTransfers
 from headway.structured.guides import TokenMasks
 
@@ -64,6 +70,9 @@ class FakeExecutor:
     def forward(self, output: SchedulerOutput) -> FakeStep:
         """Take note of the plan; its tokens wait for `FakeStep.sample`."""
         return self.submit(output)
+
+    def move(self, moves: BlockMoves) -> None:
+        """There are no blocks."""
 
     def warm_up(self) -> int:
         """Every step is as fast as any other."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from headway.config import ResolvedConfig
-from headway.core.scheduler_output import SchedulerOutput
+from headway.core.scheduler_output import BlockMoves, SchedulerOutput
 from headway.errors import ConfigError
 from headway.executor import PendingStep, UnsampledStep
+from headway.kv.block_store import BlockTransfers
 from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
 from headway.runner import Runner
@@ -22,7 +23,7 @@ class LocalExecutor:
         self.plan = plan
         self.max_in_flight = max_in_flight
         self.verifies_ahead = runner.verifies_ahead
-        self.transfers = runner.transfers
+        self.transfers: BlockTransfers | None = runner.transfers
         self._runner: Runner | None = runner
         # Each thread has a current device of its own; steps belong to that of the thread that loads the model.
         self._cuda_device = torch.cuda.current_device() if plan.device.startswith("cuda") else None
@@ -51,6 +52,10 @@ class LocalExecutor:
         """Run a step, or start it, up to the logits."""
         return self._ready().forward(output)
 
+    def move(self, moves: BlockMoves) -> None:
+        """Copy blocks without a step."""
+        self._ready().move(moves)
+
     def warm_up(self) -> int:
         """Make ready what would slow down first steps; returns for how many kinds of steps there was something to
         do."""
@@ -66,6 +71,9 @@ class LocalExecutor:
 
     def shutdown(self) -> None:
         """Drop the model and its cache."""
+        if self.transfers is not None:
+            self.transfers.close()
+            self.transfers = None
         if self._runner is not None:
             self._runner.shutdown()
         self._runner = None

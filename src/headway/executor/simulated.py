@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from typing import NoReturn
 
-from headway.core.scheduler_output import ModelRunnerOutput, SampledTokens, SchedulerOutput
+from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SampledTokens, SchedulerOutput
 from headway.kv.block_store import BlockTransfers
 
 StepTime = Callable[[SchedulerOutput], float]
@@ -92,6 +92,9 @@ class SimulatedExecutor:
     def forward(self, output: SchedulerOutput) -> NoReturn:
         """A simulated request has no grammar."""
         raise NotImplementedError("a simulation chooses no tokens")
+
+    def move(self, moves: BlockMoves) -> None:
+        """There are no blocks."""
 
     def warm_up(self) -> int:
         """Every step is as fast as any other."""

@@ -77,19 +77,19 @@ class HostBlocks:
             for tensor, part in zip(self._blocks, self._parts(slot), strict=True):
                 tensor[block].copy_(part)
 
+    @property
+    def slot_bytes(self) -> int:
+        """Size of a block as one piece."""
+        return self._slots.shape[1]
+
     def bytes_of(self, slot: int) -> memoryview:
         """The memory of a slot."""
-        return self._slots[slot].numpy().data
+        return self._slots[slot].numpy().data.cast("B")
 
     def settle(self, slots: Iterable[int]) -> None:
         """Wait until no copy that was begun has to do with these slots."""
         if self._staged is not None:
             self._staged.settle(slots)
-
-    @property
-    def block_bytes(self) -> int:
-        """Of a block as one piece."""
-        return self._slots.shape[1]
 
     def copy_out(self, blocks: Pairs, slots: Pairs, pieces: Tensor) -> Callable[[], None]:
         """Begin to copy blocks (block, row) and slots (slot, row) as they are now, behind what is queued on the device,

@@ -99,16 +99,15 @@ class StagedCopies:
         copied.record(self._way_out)
         return copied
 
-    def settle(self, slots: Iterable[int]) -> None:
-        """Wait for the copies from and to these slots."""
-        for slot in slots:
-            if slot in self._last_copies:
-                self._last_copies[slot].synchronize()
-
     def wait(self) -> None:
         """Until all copies are made."""
         for stream in (torch.cuda.current_stream(self._device), self._way_out, self._way_in):
             stream.synchronize()
+
+    def settle(self, slots: Iterable[int]) -> None:
+        """Until the copies from and to these slots are made."""
+        for event in {self._last_copies[slot] for slot in slots if slot in self._last_copies}:
+            event.synchronize()
 
     @contextlib.contextmanager
     def _copying(self, stream: torch.cuda.Stream, slots: list[int]) -> Iterator[None]:

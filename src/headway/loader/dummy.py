@@ -79,6 +79,9 @@ class DummyCheckpoint(Checkpoint):
             for name, shape in expected_tensors(self.config).items()
         }
 
+    def identity(self) -> bytes:
+        return repr((self.config, sorted(self.index.items()), self._seed)).encode()
+
     def read(self, name: str, *, device: torch.device | str = "cpu") -> Tensor:
         shape = self.index[name].shape
         if name.endswith("norm.weight"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from headway.layers.quantized_weight import Weight
     from headway.tokenizer import Tokenizer
+
+
+_NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,23 @@ class Checkpoint(ABC):
     index: Mapping[str, TensorInfo]
     quantized: Collection[str] = frozenset()
     """The weights that are stored as codes and scales."""
+
+    def identity(self) -> bytes:
+        """Changes with the weights: with whatever is known without reading all of them. Their files are known by size,
+        time of change and samples."""
+        digest = hashlib.blake2b(repr((self.config, sorted(self.index.items()))).encode(), digest_size=16)
+        for path in self._weight_files():
+            size, changed_ns = path.stat().st_size, path.stat().st_mtime_ns
+            digest.update(f"{path.name} {size} {changed_ns}".encode())
+            with path.open("rb") as file:
+                for place in range(_NUM_SAMPLES):
+                    file.seek(size * place // _NUM_SAMPLES)
+                    digest.update(file.read(_SAMPLE_BYTES))
+        return digest.digest()
+
+    def _weight_files(self) -> Sequence[Path]:
+        assert self.path is not None, "weights without a file need an identity of their own"
+        return sorted(self.path.glob("*.safetensors")) if self.path.is_dir() else [self.path]
 
     @property
     def num_bytes(self) -> int:

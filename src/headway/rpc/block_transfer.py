@@ -233,7 +233,7 @@ class EngineBlocks:
 
     @property
     def block_bytes(self) -> int:
-        return self._memory.block_bytes
+        return self._memory.slot_bytes
 
     def find(self, digest: bytes) -> BlockAt | None:
         """A block is in the cache once its step has come back, and nothing writes to it while it is."""

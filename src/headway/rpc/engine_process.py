@@ -273,6 +273,7 @@ def _run(
 
 
 def _ready(engine: LLMEngine, blocks_at: str = "") -> EngineReady:
+    from headway.engine.engine_core import STORE_REST_S
     from headway.loader.embedded import MODEL_NAME
 
     plan, limits, kv_cache = engine.plan, engine.config.scheduler, engine.core.scheduler.kv_cache
@@ -290,6 +291,7 @@ def _ready(engine: LLMEngine, blocks_at: str = "") -> EngineReady:
         scheduling_policy=engine.config.scheduler.scheduling_policy,
         prefix_caching=kv_cache.prefix_cache is not None,
         num_host_slots=0 if kv_cache.host_tier is None else kv_cache.host_tier.num_slots,
+        exit_s=STORE_REST_S if engine.config.cache.disk_cache else 0.0,
         blocks_at=blocks_at,
     )
 

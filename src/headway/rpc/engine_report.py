@@ -88,6 +88,8 @@ class EngineCounters:
         if kv_cache.host_tier is not None:
             stats.num_host_blocks = len(kv_cache.host_tier)
             self._count_moves(kv_cache.host_tier.stats)
+            stats.num_fetching = scheduler.num_fetching
+            stats.num_disk_blocks = 0 if kv_cache.host_tier.far is None else len(kv_cache.host_tier.far)
         if scheduler.speculation is not None:
             self._count_drafts(scheduler.speculation.stats, scheduler.speculation.accepted_at)
         return stats
@@ -100,8 +102,15 @@ class EngineCounters:
         stats.num_evicted_blocks = before.num_evicted_blocks + found.num_evicted_blocks
 
     def _count_moves(self, moved: HostTierStats) -> None:
-        self._stats.num_moved_out_blocks = self._before.num_moved_out_blocks + moved.num_moved_out
-        self._stats.num_moved_in_blocks = self._before.num_moved_in_blocks + moved.num_moved_in
+        stats, before = self._stats, self._before
+        stats.num_moved_out_blocks = before.num_moved_out_blocks + moved.num_moved_out
+        stats.num_moved_in_blocks = before.num_moved_in_blocks + moved.num_moved_in
+        stats.num_fetched_blocks = before.num_fetched_blocks + moved.num_fetched
+        stats.num_failed_fetches = before.num_failed_fetches + moved.num_failed_fetches
+        stats.fetch_s = before.fetch_s + moved.fetch_s
+        stats.num_stored_blocks = before.num_stored_blocks + moved.num_stored
+        num_unstored = moved.num_failed_stores + moved.num_dropped
+        stats.num_unstored_blocks = before.num_unstored_blocks + num_unstored
 
     def _count_drafts(self, drafted: SpeculationStats, accepted_at: Sequence[int]) -> None:
         stats, before = self._stats, self._before

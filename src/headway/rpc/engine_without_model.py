@@ -15,7 +15,7 @@ from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.core.scheduler_output import SchedulerOutput
 from headway.engine.input_processor import PreparedRequest, Prompt
 from headway.engine.llm_engine import LLMEngine
-from headway.errors import InvalidRequestError
+from headway.errors import ConfigError, InvalidRequestError
 from headway.executor.fake import FakeExecutor, FakeStep
 from headway.loader import open_checkpoint
 from headway.loader.embedded import embedded_model_path
@@ -30,6 +30,8 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
     """Options are those of `EngineConfig`, and `step_s`: the time that a step takes, 0 by default."""
     step_s = float(options.pop("step_s", 0.0))
     config = EngineConfig.from_options(**options).resolve("cpu")
+    if config.cache.disk_cache:
+        raise ConfigError("disk_cache keeps KV blocks, and this engine has none.")
     checkpoint = open_checkpoint(config.model.model or str(embedded_model_path()), config.model.load_format)
     tokenizer = checkpoint.tokenizer()
     token_ids = [1] if tokenizer is None else tokenizer.encode(TEXT, add_special_tokens=False)

@@ -121,6 +121,8 @@ class EngineReady(_Message):
     prefix_caching: bool = True
     num_host_slots: int = 0
     """Blocks for which there is room in host memory."""
+    exit_s: float = 0.0
+    """What the engine may take to store blocks when it is ended."""
     hidden_size: int = 0
     """The length of the model's vectors."""
     blocks_at: str = ""
@@ -235,6 +237,18 @@ class EngineStats(_Part):
     num_moved_out_blocks: int = 0
     num_moved_in_blocks: int = 0
     """Blocks that went to host memory, and came back."""
+    num_fetching: int = 0
+    """Of the waiting requests, those that wait for blocks."""
+    num_disk_blocks: int = 0
+    """Blocks that are known to be on disk."""
+    num_fetched_blocks: int = 0
+    """Blocks that came from disk, or from other replicas."""
+    num_failed_fetches: int = 0
+    fetch_s: float = 0.0
+    """What fetches took, in all."""
+    num_stored_blocks: int = 0
+    num_unstored_blocks: int = 0
+    """Blocks that went to disk, and those that should have."""
     num_drafts: int = 0
     """How often a request has verified a draft."""
     num_draft_tokens: int = 0

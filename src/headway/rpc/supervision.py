@@ -352,9 +352,9 @@ class Replica:
         self._tasks.append(asyncio.create_task(self._keep_running()))
 
     async def shutdown(self, drain_s: float = 0.0) -> None:
-        """Let its requests go on for at most `drain_s` seconds, and end the process: it has `EXIT_GRACE_S` for that,
-        and none if it gives no sign of life. Called again, it does not wait."""
-        deadline_s = asyncio.get_running_loop().time() + drain_s + EXIT_GRACE_S
+        """Let its requests go on for at most `drain_s` seconds, and end the process: it has `EXIT_GRACE_S` for that
+        and what it has asked for, and none if it gives no sign of life. Called again, it does not wait."""
+        deadline_s = asyncio.get_running_loop().time() + drain_s + self._exit_s
         is_first, self._closing = not self._closing, True
         self._state = "the server is shutting down"
         process = self._connection
@@ -388,11 +388,16 @@ class Replica:
             self._owner.note_problem(self)
             process.send(Shutdown(drain_s))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.lost.wait(), drain_s + EXIT_GRACE_S)
+                await asyncio.wait_for(process.lost.wait(), drain_s + self._exit_s)
             if not process.lost.is_set():
                 process.kill()
         while not self.is_ready and not self._closing:
             await asyncio.sleep(TICK_S / 5)
+
+    @property
+    def _exit_s(self) -> float:
+        """How long the process may take to exit."""
+        return EXIT_GRACE_S + (0.0 if self.info is None else self.info.exit_s)
 
     @property
     def is_ready(self) -> bool:
@@ -473,6 +478,7 @@ class Replica:
                 num_cached_blocks=0,
                 num_table_entries=0,
                 num_host_blocks=0,
+                num_fetching=0,
                 num_free_blocks=self.info.num_blocks,
             )
 

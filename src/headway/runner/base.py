@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SchedulerOutput
 from headway.structured.guides import TokenMasks
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ class Runner(Protocol):
 
     def forward(self, output: SchedulerOutput) -> UnsampledStep:
         """The same up to the logits. Nothing may be submitted before its tokens have been sampled."""
+        ...
+
+    def move(self, moves: BlockMoves) -> None:
+        """Make the copies of these moves without a step."""
         ...
 
     def warm_up(self) -> int:

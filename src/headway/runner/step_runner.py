@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from headway.core.scheduler_output import (
+    BlockMoves,
     ModelRunnerOutput,
     NewRequest,
     PooledPrompt,
@@ -61,7 +62,7 @@ class StepRunner(Generic[StagedStep]):
         verifies_ahead: bool = False,
     ) -> None:
         self.verifies_ahead = verifies_ahead
-        self.transfers = None if host_blocks is None else BlockTransfers(host_blocks)
+        self.transfers: BlockTransfers | None = None
         self.decoder, self.attention = model
         self.stage = stage
         self._drafter = drafter
@@ -93,6 +94,11 @@ class StepRunner(Generic[StagedStep]):
         with self._here():
             return self._sample(step, masks)
 
+    def move(self, moves: BlockMoves) -> None:
+        """Make the copies of these moves, behind what is queued."""
+        with self._here():
+            apply_moves(self._kv_caches, self._host_blocks, moves)
+
     @contextlib.contextmanager
     def _here(self) -> Iterator[None]:
         """The runner's own device and threads; the rest of the process may want others."""
@@ -121,8 +127,7 @@ class StepRunner(Generic[StagedStep]):
     def shutdown(self) -> None:
         """Drop the model and its cache."""
         self._is_shut_down = True
-        if self.transfers is not None:
-            self.transfers.close()
+        self.transfers = None
         del self.decoder, self.attention, self.stage, self._sampler, self._host_blocks, self._drafter, self._kv_caches
 
     # ---- the batch ------------------------------------------------------------------------------------------------

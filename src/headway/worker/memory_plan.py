@@ -45,6 +45,10 @@ class MemoryPlan:
     """Blocks for which there is room in host memory, beside the cache."""
     restore_block_s: float = 0.0
     """Time to copy one of these back, measured."""
+    num_disk_blocks: int = 0
+    """Blocks that find room in the disk cache."""
+    num_known_blocks: int = 0
+    """Of these, what was there at the start."""
 
     @property
     def kv_bytes(self) -> int:
@@ -68,7 +72,7 @@ class MemoryPlan:
             f"{self.num_blocks:,} blocks of {self.block_size} tokens\n"
             f"capacity  {self.num_tokens:,} tokens = {self.num_full_requests:.1f} requests of full length "
             f"({self.max_model_len:,} tokens)"
-            f"{self._host_line}"
+            f"{self._host_line}{self._disk_line}"
         )
 
     @property
@@ -77,6 +81,13 @@ class MemoryPlan:
             return ""
         rate = f", {self.bytes_per_block / self.restore_block_s / 1e9:.1f} GB/s back" if self.restore_block_s else ""
         return f"\nhost      {_mib(self.num_host_slots * self.bytes_per_block)} = {self.num_host_slots:,} blocks{rate}"
+
+    @property
+    def _disk_line(self) -> str:
+        if not self.num_disk_blocks:
+            return ""
+        room = _mib(self.num_disk_blocks * self.bytes_per_block)
+        return f"\ndisk      {room} = {self.num_disk_blocks:,} blocks, {self.num_known_blocks:,} there"
 
 
 def longest_request(max_model_len: int | None, model: DecoderConfig) -> int:

@@ -10,8 +10,10 @@ runner.submit(output)                                                step after 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 
@@ -19,6 +21,8 @@ from headway import native
 from headway.attention import create_backend
 from headway.config import ResolvedConfig
 from headway.errors import ConfigError
+from headway.kv.block_store import BlockTransfers
+from headway.kv.disk_store import DiskStore
 from headway.kv.host_blocks import HostBlocks
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers import create_ops
@@ -31,6 +35,7 @@ from headway.runner import PagedModel, Runner, RunnerSettings, create_runner
 from headway.worker.formats import choose_formats
 from headway.worker.memory_plan import MemoryPlan, free_cuda_bytes, longest_request, plan_memory
 
+_BLOCK_FORMAT = 1  # changes when blocks of the same model come to hold something else
 # Each is of another way that a layer takes, or of another size of its programs.
 _COMPILED_ROWS = (1, 16, 64, 128, 256)
 _NUM_COMPILING = 8
@@ -50,6 +55,7 @@ class ModelWorker:
         self._config = config
         self._eos_token_ids = eos_token_ids
         self._max_model_len = longest_request(config.model.max_model_len, model)
+        self._identities: tuple[bytes, ...] = ()  # of the weights, where it matters
         self._decoder: Decoder | None = None
         self._draft: Decoder | None = None
 
@@ -61,6 +67,8 @@ class ModelWorker:
             self._check_draft(checkpoint.config, draft.config)
         if self.formats.native_threads is not None:
             native.set_num_threads(self.formats.native_threads)
+        if self._config.cache.disk_cache:
+            self._identities = tuple(one.identity() for one in (checkpoint, draft) if one is not None)
         self._decoder = self._load(checkpoint, progress)
         if draft is not None:
             self._draft = self._load(draft, progress)
@@ -131,6 +139,11 @@ class ModelWorker:
             kv_caches = [cache for model in models for cache in model.attention.kv_caches]
             host_blocks = HostBlocks(kv_caches, plan.num_host_slots)
             plan = dataclasses.replace(plan, restore_block_s=host_blocks.measure_restore())
+        transfers = None if host_blocks is None else BlockTransfers(host_blocks)
+        if config.cache.disk_cache and host_blocks is not None:
+            disk = self._open_disk(plan, host_blocks)
+            transfers = BlockTransfers(host_blocks, disk=disk)
+            plan = dataclasses.replace(plan, num_disk_blocks=disk.max_blocks, num_known_blocks=len(disk.digests()))
         settings = RunnerSettings(
             device=self.formats.device,
             max_num_seqs=config.scheduler.max_num_seqs,
@@ -144,7 +157,22 @@ class ModelWorker:
             synthetic_acceptance=config.scheduler.synthetic_chance,
             num_threads=self.formats.torch_threads,
         )
-        return plan, create_runner(models[0], settings, draft=models[1] if draft else None, host_blocks=host_blocks)
+        runner = create_runner(models[0], settings, draft=models[1] if draft else None, host_blocks=host_blocks)
+        runner.transfers = transfers
+        return plan, runner
+
+    def _open_disk(self, plan: MemoryPlan, host_blocks: HostBlocks) -> DiskStore:
+        """The folder of blocks that this engine can use: all that decides what is in one is in its name."""
+        formats, cache = self.formats, self._config.cache
+        layout = (plan.block_size, host_blocks.slot_bytes, formats.kv_format.name, formats.kernels)
+        numbers = (str(formats), formats.device.type, formats.attention_backend, formats.quantization)
+        identity = repr((_BLOCK_FORMAT, layout, numbers, self._identities)).encode()
+        return DiskStore(
+            Path(cache.disk_cache).expanduser(),
+            fingerprint=hashlib.blake2b(identity, digest_size=16).hexdigest(),
+            block_bytes=host_blocks.slot_bytes,
+            max_bytes=cache.disk_cache_size,
+        )
 
     def _paged(self, plan: MemoryPlan, decoder: Decoder) -> PagedModel:
         """A model with its layers of the KV cache."""

@@ -93,7 +93,7 @@ def test_blocks_are_copied_out_as_they_were(name: str, device: str, monkeypatch:
     before = contents(caches)
     host.move_out([(4, 2), (5, 6)])
     for target in {"cpu", device}:
-        pieces = torch.zeros(6, host.block_bytes, dtype=torch.uint8, device=target)
+        pieces = torch.zeros(6, host.slot_bytes, dtype=torch.uint8, device=target)
         if device == "cuda" and target == "cpu":
             pieces = pieces.pin_memory()
         wait = host.copy_out([(3, 1), (9, 4), (0, 5)], [(2, 0), (6, 2)], pieces)

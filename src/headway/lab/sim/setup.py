@@ -75,6 +75,8 @@ def _machine(
         num_blocks = cache.num_kv_blocks
     elif cache.kv_cache_memory is not None:
         num_blocks = _divided(cache.kv_cache_memory, bytes_per_block, "kv_cache_memory")
+    if cache.disk_cache:
+        raise ConfigError("--disk-cache: a simulation has no disk.")
     num_host_slots = machine.num_host_slots
     if cache.host_cache_memory is not None:
         num_host_slots = _divided(cache.host_cache_memory, bytes_per_block, "host_cache_memory")

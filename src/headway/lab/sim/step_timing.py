@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headway.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SchedulerOutput
 from headway.lab.sim.cost_model import CostModel, StepWork
 
 if TYPE_CHECKING:
@@ -115,6 +115,9 @@ class _TimedExecutor:
 
     def forward(self, output: SchedulerOutput) -> UnsampledStep:
         return self._executor.forward(output)  # measured work has no grammars
+
+    def move(self, moves: BlockMoves) -> None:
+        self._executor.move(moves)
 
     def warm_up(self) -> int:
         return self._executor.warm_up()

@@ -94,6 +94,8 @@ class _Snapshot(Collector):
             stats.num_free_blocks if self._engine.stats is not None else num_blocks,
         )
         yield self._gauge("kv_blocks_host", "KV blocks kept in host memory.", stats.num_host_blocks)
+        yield self._gauge("kv_blocks_disk", "KV blocks known to be on disk.", stats.num_disk_blocks)
+        yield self._gauge("requests_fetching", "Waiting sequences whose blocks are fetched.", stats.num_fetching)
         waste = 1.0 - _share(stats.num_used_slots, used_slots) if used_slots else 0.0
         yield self._gauge("kv_waste_perc", "Share of slots in used KV blocks that hold no token.", waste)
         sharing = stats.num_table_entries / stats.num_used_blocks if stats.num_used_blocks else 1.0
@@ -167,6 +169,11 @@ class _Snapshot(Collector):
             ("prefix_cache_evicted_blocks", "KV blocks given up for room.", stats.num_evicted_blocks),
             ("kv_blocks_moved_out", "KV blocks copied to host memory.", stats.num_moved_out_blocks),
             ("kv_blocks_moved_in", "KV blocks copied back from there.", stats.num_moved_in_blocks),
+            ("kv_blocks_fetched", "KV blocks fetched from disk or another replica.", stats.num_fetched_blocks),
+            ("kv_blocks_not_fetched", "KV blocks that should have been.", stats.num_failed_fetches),
+            ("kv_blocks_fetch_seconds", "Time that fetches took.", stats.fetch_s),
+            ("kv_blocks_stored", "KV blocks written to disk.", stats.num_stored_blocks),
+            ("kv_blocks_not_stored", "KV blocks that should have been.", stats.num_unstored_blocks),
             ("spec_decode_num_drafts", "How often a request has verified guesses.", stats.num_drafts),
             ("spec_decode_num_draft_tokens", "Guesses of tokens that were verified.", stats.num_draft_tokens),
             ("spec_decode_num_accepted_tokens", "Of these, right ones.", stats.num_accepted_tokens),

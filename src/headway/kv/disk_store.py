@@ -1,0 +1,348 @@
+"""KV blocks in a folder, one file each, which outlive the process and may be shared by several engines.
+
+    DIR/<fingerprint>/<digest>.kv        header (magic, version, length, checksum), then the bytes of a slot
+    DIR/<fingerprint>/<digest>.*.tmp     being written, and locked meanwhile; without a lock, its writer is dead
+
+The fingerprint is of all that keys and values depend on beside the tokens: weights, number formats, layout. An engine
+looks only into its own folder. The limit of size is for all of them, and files used longest ago are deleted first,
+whosever they are; when a file was last used is its time of modification.
+
+Nothing is flushed to the disk, since nothing depends on it: a name appears only when its file has been written, and
+what a crash of the machine leaves of one is found out by its checksum. A file that is wrong in any way is deleted and
+was never there. If files cannot be written, that is said once, and tried again after a while; if they cannot be read,
+blocks are computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import logging
+import os
+import queue
+import struct
+import threading
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+
+from headway.cache_dir import why_not_writable
+from headway.core.blocks import DIGEST_BYTES
+from headway.errors import ConfigError
+from headway.kv.block_store import BlockStore, Done
+
+logger = logging.getLogger(__name__)
+
+NUM_READERS = 4
+PAUSE_S = 30.0
+"""After a write has failed, none is tried for so long."""
+RESCAN_S = 60.0
+"""A folder is looked through again before files are deleted, but not more often than this."""
+USE_NOTED_S = 60.0
+"""A file that was used is marked so, unless it was within this time."""
+CLOSE_S = 2.0
+_VERSION = 1
+_HEADER = struct.Struct("<8sIIQ16s24x")
+_MAGIC = b"HWKVBLCK"
+_PIECE_BYTES = 2**16
+_SUFFIX, _TEMPORARY = ".kv", ".tmp"
+_Job = Callable[[], None]
+
+
+class DiskStore(BlockStore):
+    """`fingerprint`: a name for a folder; blocks of another one are never found. `block_bytes`: the size of a slot."""
+
+    def __init__(self, folder: Path, *, fingerprint: str, block_bytes: int, max_bytes: int) -> None:
+        self._root, self._folder = folder, folder / fingerprint
+        self._identity = fingerprint.encode()
+        self._block_bytes = block_bytes
+        self._max_bytes = max_bytes
+        _check_usable(folder)
+        if error := why_not_writable(self._folder):
+            raise ConfigError(f"No files can be put into disk_cache '{folder}': {error.strerror}.")
+        self._own = fingerprint + "/"
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, int] = OrderedDict()  # "fingerprint/digest" → bytes; used longest ago first
+        self._num_bytes = 0
+        self._added: list[bytes] = []  # these two for `take_changes`
+        self._lost: list[bytes] = []
+        self._scanned_s = 0.0
+        self._paused_until_s = 0.0
+        self._has_warned = False
+        self._numbers = itertools.count()
+        self._is_closed = False
+        self._scan()
+        self._added.clear()
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        # Daemons: a read that hangs, as in a file system that is gone, must not keep the process.
+        self._threads = [
+            threading.Thread(target=_work, args=(jobs,), name=name, daemon=True)
+            for jobs, name in [(self._reads, "disk reader")] * NUM_READERS + [(self._writes, "disk writer")]
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def max_blocks(self) -> int:
+        return max(1, self._max_bytes // (self._block_bytes + _HEADER.size))
+
+    def digests(self) -> Collection[bytes]:
+        with self._lock:
+            return [_digest(name) for name in self._files if name.startswith(self._own)]
+
+    def take_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        if not self._added and not self._lost:
+            return (), ()
+        with self._lock:
+            changes = self._added, self._lost
+            self._added, self._lost = [], []
+            return changes
+
+    def fetch(self, digests: Sequence[bytes], slots: Sequence[memoryview], source: str, done: Done) -> None:
+        if os.getpid() != self._pid:
+            self._start()  # a forked process has no threads
+        for digest, slot in zip(digests, slots, strict=True):
+            self._reads.put(lambda digest=digest, slot=slot: self._fetch(digest, slot, done))  # type: ignore[misc]
+
+    def store(self, digest: bytes, slot: memoryview, done: Done) -> None:
+        if os.getpid() != self._pid:
+            self._start()
+        self._writes.put(lambda: self._store(digest, slot, done))
+
+    def close(self) -> None:
+        self._is_closed = True
+        for thread in self._threads:
+            (self._writes if thread is self._threads[-1] else self._reads).put(None)
+        until_s = time.monotonic() + CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+    # ---- reading --------------------------------------------------------------------------------------------------
+
+    def _fetch(self, digest: bytes, slot: memoryview, done: Done) -> None:
+        ok = False
+        try:
+            ok = not self._is_closed and self._read(digest, slot)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                logger.debug("a KV block cannot be read: %s", error)
+        except Exception:
+            logger.exception("a KV block cannot be read")
+        finally:
+            if not ok:
+                self._forget(self._name(digest))
+            done(digest, ok)
+
+    def _read(self, digest: bytes, slot: memoryview) -> bool:
+        path, header = self._path(digest), bytearray(_HEADER.size)
+        with _opened(path, os.O_RDONLY) as file:
+            status = os.fstat(file)
+            is_whole = status.st_size == _HEADER.size + slot.nbytes and _fill(file, [memoryview(header), slot])
+            if not is_whole or bytes(header) != self._header(digest, slot):
+                logger.warning("a file of the disk cache is damaged and deleted: %s", path.name)
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                return False
+            if time.time() - status.st_mtime > USE_NOTED_S:
+                with contextlib.suppress(OSError):
+                    os.utime(file)
+        with self._lock:
+            if self._name(digest) in self._files:
+                self._files.move_to_end(self._name(digest))
+        return True
+
+    def _header(self, digest: bytes, slot: memoryview) -> bytes:
+        """As it must be for these contents. A CRC of each piece, five times as fast as a hash of all, and a hash of
+        them and of what the block is."""
+        checksum = hashlib.blake2b(digest_size=16, key=self._identity[:64])
+        checksum.update(digest)
+        for start in range(0, slot.nbytes, _PIECE_BYTES):
+            checksum.update(zlib.crc32(slot[start : start + _PIECE_BYTES]).to_bytes(4, "little"))
+        return _HEADER.pack(_MAGIC, _VERSION, _HEADER.size, slot.nbytes, checksum.digest())
+
+    # ---- writing --------------------------------------------------------------------------------------------------
+
+    def _store(self, digest: bytes, slot: memoryview, done: Done) -> None:
+        ok = False
+        try:
+            ok = not self._is_closed and time.monotonic() >= self._paused_until_s and self._write(digest, slot)
+        except OSError as error:
+            self._pause(error)
+        except Exception:
+            logger.exception("a KV block cannot be stored")
+        finally:
+            done(digest, ok)
+
+    def _write(self, digest: bytes, slot: memoryview) -> bool:
+        name, size = self._name(digest), _HEADER.size + slot.nbytes
+        if size > self._max_bytes:
+            return False
+        if name in self._files and self._path(digest).exists():
+            return True
+        self._make_room(size)
+        try:
+            self._write_file(digest, slot)
+        except FileNotFoundError:  # the folder has been deleted
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._write_file(digest, slot)
+        with self._lock:
+            self._num_bytes += size - self._files.pop(name, 0)
+            self._files[name] = size
+        if self._has_warned:
+            self._has_warned = False
+            logger.warning("the disk cache can be written again")
+        return True
+
+    def _write_file(self, digest: bytes, slot: memoryview) -> None:
+        path = self._path(digest)
+        temporary = path.with_name(f"{path.stem}.{os.getpid()}-{next(self._numbers)}{_TEMPORARY}")
+        try:
+            with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                _write_all(file, [memoryview(self._header(digest, slot)), slot])
+                os.rename(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def _pause(self, error: OSError) -> None:
+        """Say it once, until a file can be written again."""
+        self._paused_until_s = time.monotonic() + PAUSE_S
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "no file can be written to the disk cache (%s); tried again after %g s",
+                error.strerror or error,
+                PAUSE_S,
+            )
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Delete the files used longest ago, until there is room for one more."""
+        if self._num_bytes + num_bytes > self._max_bytes and time.monotonic() - self._scanned_s > RESCAN_S:
+            self._scan()  # others may have added files, used or deleted them
+        while self._num_bytes + num_bytes > self._max_bytes and self._files:
+            with self._lock:
+                name = next(iter(self._files))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._root / (name + _SUFFIX))
+            self._forget(name)
+
+    # ---- the index ------------------------------------------------------------------------------------------------
+
+    def _name(self, digest: bytes) -> str:
+        return self._own + digest.hex()
+
+    def _path(self, digest: bytes) -> Path:
+        return self._folder / (digest.hex() + _SUFFIX)
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            size = self._files.pop(name, None)
+            if size is not None:
+                self._num_bytes -= size
+                if name.startswith(self._own):
+                    self._lost.append(_digest(name))
+
+    def _scan(self) -> None:
+        """Look through all folders, at names and sizes only."""
+        found: list[tuple[float, str, int]] = []
+        for folder in _entries(self._root):
+            if folder.is_dir(follow_symlinks=False):
+                found += _files(folder)
+        found.sort()
+        with self._lock:
+            before, self._files = self._files, OrderedDict((name, size) for _, name, size in found)
+            self._num_bytes = sum(self._files.values())
+            self._scanned_s = time.monotonic()
+            own = {name for name in self._files if name.startswith(self._own)}
+            known = {name for name in before if name.startswith(self._own)}
+            self._added += map(_digest, own - known)
+            self._lost += map(_digest, known - own)
+
+
+def _digest(name: str) -> bytes:
+    return bytes.fromhex(name.rpartition("/")[2])
+
+
+def _files(folder: os.DirEntry[str]) -> Iterator[tuple[float, str, int]]:
+    """(when it was last used, name, bytes) of each block; what dead writers have left is deleted."""
+    for entry in _entries(folder.path):
+        stem, suffix = os.path.splitext(entry.name)
+        if suffix == _TEMPORARY:
+            _delete_unlocked(entry.path)
+        elif suffix == _SUFFIX and len(stem) == 2 * DIGEST_BYTES and not set(stem) - set("0123456789abcdef"):
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                yield status.st_mtime, f"{folder.name}/{stem}", status.st_size
+
+
+def _entries(folder: Path | str) -> Iterator[os.DirEntry[str]]:
+    """None, if there is no such folder any more."""
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except OSError:
+        return
+
+
+def _delete_unlocked(path: str) -> None:
+    with contextlib.suppress(OSError), _opened(Path(path), os.O_RDONLY) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+
+
+def _check_usable(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"disk_cache '{folder}' is a file; give a folder.")
+    if error := why_not_writable(folder):
+        raise ConfigError(f"No files can be put into disk_cache '{folder}': {error.strerror}.")
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _fill(file: int, parts: Sequence[memoryview]) -> bool:
+    """Read so many bytes. False if there are fewer."""
+    left = list(parts)
+    while left:
+        count = os.readv(file, left)
+        if not count:
+            return False
+        left = _behind(left, count)
+    return True
+
+
+def _write_all(file: int, parts: Sequence[memoryview]) -> None:
+    left = list(parts)
+    while left:
+        left = _behind(left, os.writev(file, left))
+
+
+def _behind(parts: list[memoryview], count: int) -> list[memoryview]:
+    """What is left after so many bytes."""
+    while parts and count >= parts[0].nbytes:
+        count -= parts[0].nbytes
+        parts = parts[1:]
+    return [parts[0][count:], *parts[1:]] if parts else []
+
+
+def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()

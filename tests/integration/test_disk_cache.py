@@ -1,0 +1,228 @@
+"""The disk cache changes speed only: tokens in float32, greedy and drawn, are those of each request alone, in the next
+engine too, however the last one ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from headway import LLM, SamplingParams
+from headway.core import HostTier
+from headway.errors import ConfigError
+from tests.integration.conversations import Alone, Conversations
+from tests.integration.server_process import running_server
+from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM
+
+MAX_MODEL_LEN = 160
+MAX_TOKENS = 24
+NUM_KILLS = int(os.environ.get("HEADWAY_KILL_ROUNDS", "4"))
+
+# Host memory for few blocks, so that nearly all are on disk only.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "blocks of 2": {"block_size": 2, "num_kv_blocks": 60, "host_cache_memory": 2**15},
+    "blocks of 16": {"block_size": 16, "num_kv_blocks": 12, "host_cache_memory": 2**16},
+    "three slots": {"block_size": 4, "num_kv_blocks": 40, "host_cache_memory": 3 * 4 * 512},
+    "overlapping steps": {
+        "block_size": 5,
+        "num_kv_blocks": 40,
+        "host_cache_memory": 2**15,
+        "async_scheduling": True,
+    },
+    "small disk": {"block_size": 4, "num_kv_blocks": 40, "host_cache_memory": 2**15, "disk_cache_size": 40 * 2112},
+    "swapping": {"block_size": 2, "num_kv_blocks": 24, "host_cache_memory": 2**15, "preemption_mode": "swap"},
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
+    return TinyLLM(tmp_path_factory.mktemp("tiny"), MAX_MODEL_LEN)
+
+
+@pytest.fixture(scope="module")
+def alone(tiny: TinyLLM) -> Alone:
+    return Alone(tiny.on_cpu(enable_prefix_caching=False), MAX_TOKENS)
+
+
+@pytest.fixture
+def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This model computes faster than any disk reads."""
+    monkeypatch.setattr(HostTier, "is_worth_fetching", lambda *_: True)
+
+
+def tier_of(llm: LLM) -> HostTier:
+    tier = llm.engine.core.scheduler.kv_cache.host_tier
+    assert tier is not None and tier.far is not None
+    return tier
+
+
+@pytest.mark.usefixtures("always_worth_it")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tokens_are_those_of_each_request_alone_over_several_lives(
+    tiny: TinyLLM, alone: Alone, tmp_path: Path, variant: str
+) -> None:
+    num_fetched = num_stored = 0
+    for _ in range(3):
+        llm = tiny.on_cpu(max_num_seqs=6, disk_cache=str(tmp_path), **VARIANTS[variant])
+        max_prompt = 20 if variant == "swapping" else 100
+        talk = Conversations(llm, random.Random(3), vocab_size=VOCAB_SIZE, max_prompt=max_prompt, max_tokens=12)
+        alone.check(talk.run(25))  # the same prompts in each life
+        stats = tier_of(llm).stats
+        llm.shutdown()
+        num_fetched += stats.num_fetched
+        num_stored += stats.num_stored
+        assert not stats.num_failed_stores
+    assert num_fetched >= 5 and num_stored >= 20
+    assert list(tmp_path.glob("*/*.kv")) and not list(tmp_path.glob("*/*.tmp"))
+
+
+@pytest.mark.usefixtures("always_worth_it")
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=MAX_TOKENS),
+        SamplingParams(temperature=1.5, top_p=0.9, seed=11, max_tokens=MAX_TOKENS, n=2),
+        SamplingParams(temperature=1.0, seed=5, max_tokens=3, logprobs=2),
+    ],
+)
+def test_a_restarted_engine_finds_its_prefixes(tiny: TinyLLM, tmp_path: Path, params: SamplingParams) -> None:
+    rng = random.Random(1)
+    prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (97, 50, 17)]
+    plain = tiny.on_cpu(enable_prefix_caching=False)
+    expected = [tokens(plain, prompt, params) for prompt in prompts]
+    options = {"block_size": 16, "disk_cache": str(tmp_path)}
+    first = tiny.on_cpu(**options)
+    assert [tokens(first, prompt, params) for prompt in prompts] == expected
+    first.shutdown()
+    second = tiny.on_cpu(**options, host_cache_memory=7 * 16 * 512)
+    outputs = [second.generate(prompt, params, use_tqdm=False)[0] for prompt in prompts]
+    assert [[one.token_ids for one in output.outputs] for output in outputs] == expected
+    assert [output.num_cached_tokens for output in outputs] == [96, 48, 16]
+    assert tier_of(second).stats.num_fetched == 6 + 3 + 1
+    second.shutdown()
+
+
+def tokens(llm: LLM, prompt: list[int], params: SamplingParams) -> list[list[int]]:
+    (output,) = llm.generate(prompt, params, use_tqdm=False)
+    return [one.token_ids for one in output.outputs]
+
+
+@pytest.mark.usefixtures("always_worth_it")
+def test_another_model_or_format_finds_nothing(tiny: TinyLLM, tmp_path: Path) -> None:
+    prompt = list(range(64))
+    params = SamplingParams(temperature=0, max_tokens=1)
+    own = {"disk_cache": str(tmp_path / "kv"), "block_size": 16}
+    first = tiny.on_cpu(**own)
+    first.generate(prompt, params, use_tqdm=False)
+    first.shutdown()
+    deeper = TinyLLM(tmp_path, MAX_MODEL_LEN, num_hidden_layers=3)
+    changes: list[tuple[TinyLLM, dict[str, Any]]] = [
+        (tiny, {"seed": 1}),
+        (tiny, {"block_size": 8}),
+        (tiny, {"kv_cache_dtype": "int8"}),
+        (deeper, {}),
+    ]
+    for model, options in changes:
+        llm = model.on_cpu(**{**own, **options})
+        assert not len(tier_of(llm).far or ()), options
+        assert llm.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens == 0
+        llm.shutdown()
+    again = tiny.on_cpu(**own)
+    assert again.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens == 48
+    again.shutdown()
+
+
+def test_what_is_slower_than_computing_is_computed(tiny: TinyLLM, tmp_path: Path) -> None:
+    prompt, params = list(range(96)), SamplingParams(temperature=0, max_tokens=4)
+    first = tiny.on_cpu(block_size=16, disk_cache=str(tmp_path))
+    first.generate(prompt, params, use_tqdm=False)
+    first.shutdown()
+    second = tiny.on_cpu(block_size=16, disk_cache=str(tmp_path))
+    second.generate(list(range(100, 190)), params, use_tqdm=False)  # it knows now how long that takes
+    tier_of(second).fetch_block_s[""] = 10.0
+    assert second.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens == 0
+    assert tier_of(second).fetch_block_s[""] < 10.0, "some time it is tried again"
+    second.shutdown()
+
+
+def test_what_cannot_be_had_is_refused(tiny: TinyLLM, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for options, words in (
+        ({"disk_cache": str(tmp_path / "file")}, "is a file"),
+        ({"disk_cache": "/proc/headway"}, "No files can be put into disk_cache"),
+        ({"disk_cache": str(tmp_path), "enable_prefix_caching": False}, "enable_prefix_caching is False"),
+        ({"disk_cache": str(tmp_path), "kv_allocation": "contiguous-max"}, "needs paged KV blocks"),
+        ({"disk_cache": str(tmp_path), "disk_cache_size": 0}, "disk_cache_size"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            tiny.on_cpu(**options)
+
+
+LIFE = """
+import json, random, sys
+from pathlib import Path
+from headway.core import HostTier
+from tests.integration.conversations import Conversations
+from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM
+HostTier.is_worth_fetching = lambda *_: True
+folder, seed = Path(sys.argv[1]), int(sys.argv[2])
+llm = TinyLLM(folder, 160).on_cpu(
+    max_num_seqs=6, disk_cache=str(folder / "kv"), block_size=4, num_kv_blocks=40, host_cache_memory=2**15,
+    disk_cache_size=300 * 2112,
+)
+print("ready", flush=True)
+for number in range(1000):
+    talk = Conversations(llm, random.Random(number % 7), vocab_size=VOCAB_SIZE, max_prompt=100, max_tokens=12)
+    for turn in talk.run(10):
+        print(json.dumps([turn.prompt, turn.answers]), flush=True)
+    stats = llm.engine.core.scheduler.kv_cache.host_tier.stats
+    print(json.dumps([stats.num_fetched, stats.num_stored]), flush=True)
+"""
+
+
+def test_engines_that_are_killed_leave_nothing_wrong(alone: Alone, tmp_path: Path) -> None:
+    """Again and again, in the same folder: whatever an engine answers until it is killed is right."""
+    rng, num_answers, num_fetched = random.Random(8), 0, 0
+    for turn in range(NUM_KILLS):
+        command = [sys.executable, "-c", LIFE, str(tmp_path), str(turn)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            time.sleep(rng.uniform(0.3, 1.5))
+            assert process.poll() is None, "it has failed by itself"
+            process.send_signal(signal.SIGKILL)
+            lines = process.stdout.read().splitlines()
+        for line in lines:
+            if not line.endswith("]"):
+                continue  # the last one, half written
+            told = json.loads(line)
+            if isinstance(told[0], int):
+                num_fetched += told[0] > 0
+                continue
+            prompt, answers = told
+            expected = alone.answer(tuple(prompt))
+            assert all(answer == expected[: len(answer)] for answer in answers)
+            num_answers += 1
+    assert num_answers >= 10 * NUM_KILLS and num_fetched >= NUM_KILLS // 2
+
+
+def test_a_server_that_is_stopped_and_started_again_finds_its_prefixes(tmp_path: Path) -> None:
+    body = {"prompt": "Once upon a time there was a queue. " * 40, "max_tokens": 3, "temperature": 0}
+    answers = []
+    for _ in range(2):
+        with running_server("--disk-cache", str(tmp_path), "--max-model-len", "1024") as server:
+            answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).json()
+            answers.append((answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]))
+            gauges = server.gauges()
+            assert server.terminate() == 0
+    assert answers[0][0] == answers[1][0]
+    assert answers[0][1] == 0 and answers[1][1] >= 300
+    assert gauges["kv_blocks_fetched_total"] >= 20 and gauges["kv_blocks_disk"] >= 20

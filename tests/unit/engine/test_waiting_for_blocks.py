@@ -1,0 +1,285 @@
+"""An engine whose requests wait for blocks: it sleeps until one has come, and whatever becomes of them, it goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from headway.config import EngineConfig
+from headway.core import RequestStatus
+from headway.core.request_options import RequestOptions
+from headway.core.scheduler_output import BlockMoves
+from headway.engine import engine_core
+from headway.engine.engine_thread import EngineThread
+from headway.engine.llm_engine import LLMEngine
+from headway.executor.fake import FakeExecutor
+from headway.kv.block_store import BlockStore, BlockTransfers, Done
+from headway.rpc.channel import ChannelClosedError, EngineChannel, FrameReader, pack
+from headway.rpc.engine_loop import EngineLoop
+from headway.rpc.messages import AbortRequests, AddRequest, StepBatch, decode_from_engine
+from headway.sampling_params import SamplingParams
+from tests.unit.no_model import nominal_config, nominal_plan
+
+BLOCK, THERE = 4, RequestOptions(blocks_at="there:1")
+PARAMS = SamplingParams(max_tokens=2, detokenize=False)
+PROMPT = list(range(5, 18))  # three full blocks, and a token that must be computed
+
+
+class Store(BlockStore):
+    """Answers when it is told to, unless it has been told before."""
+
+    def __init__(self, *, answers: bool | None = None) -> None:
+        self.answers = answers
+        self.fetches: list[tuple[bytes, Done]] = []
+        self.stored: list[bytes] = []
+
+    def fetch(self, digests: Sequence[bytes], slots: Sequence[memoryview], source: str, done: Done) -> None:
+        self.fetches += [(digest, done) for digest in digests]
+        if self.answers is not None:
+            self.answer(self.answers)
+
+    def store(self, digest: bytes, slot: memoryview, done: Done) -> None:
+        self.stored.append(digest)
+        if self.answers is not None:
+            done(digest, self.answers)
+
+    @property
+    def max_blocks(self) -> int:
+        return 1000
+
+    def answer(self, ok: bool) -> None:
+        fetches, self.fetches = self.fetches, []
+        for digest, done in fetches:
+            done(digest, ok)
+
+    def close(self) -> None: ...
+
+
+class Slots:
+    def bytes_of(self, slot: int) -> memoryview:
+        return memoryview(bytearray(1))
+
+    def settle(self, slots: Any) -> None: ...
+
+
+class Executor(FakeExecutor):
+    def __init__(self, transfers: BlockTransfers) -> None:
+        super().__init__(lambda name, count: 7, transfers=transfers)
+        self.moves: list[BlockMoves] = []
+
+    def move(self, moves: BlockMoves) -> None:
+        self.moves.append(moves)
+
+
+def make_engine(
+    *, peers: Store | None = None, disk: Store | None = None, now: Callable[[], float] = time.perf_counter, **plan: int
+) -> LLMEngine:
+    executor = Executor(BlockTransfers(Slots(), disk=disk, peers=peers))
+    sizes = {"num_blocks": 64, "block_size": BLOCK, "max_model_len": 200}
+    return LLMEngine(
+        EngineConfig.from_options(max_num_seqs=4, max_num_batched_tokens=64).resolve("cpu"),
+        executor=executor,
+        tokenizer=None,
+        model_config=nominal_config(vocab_size=100, max_model_len=200),
+        plan=dataclasses.replace(nominal_plan(**sizes), num_host_slots=8, **plan),
+        now=now,
+    )
+
+
+def run_to_end(engine: LLMEngine) -> dict[str, int]:
+    """How many tokens each request found."""
+    found = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step().outputs:
+            if output.finished:
+                found[output.request_id] = output.num_cached_tokens
+        engine.check_invariants()
+    return found
+
+
+@pytest.mark.parametrize(("ok", "num_found"), [(True, 12), (False, 0)])
+def test_a_request_waits_for_its_blocks_and_computes_what_does_not_come(ok: bool, num_found: int) -> None:
+    engine = make_engine(peers=(peers := Store()))
+    engine.add_request("a", PROMPT, PARAMS, THERE)
+    assert not engine.core.only_waits_for_blocks, "it has not been looked at"
+    assert not engine.step().outputs and len(peers.fetches) == 3
+    engine.check_invariants()
+    assert engine.core.only_waits_for_blocks
+    report = engine.step().report
+    assert (report.num_running, report.num_waiting) == (0, 1)
+    peers.answer(ok)
+    assert not engine.core.only_waits_for_blocks, "there is something to do"
+    assert run_to_end(engine) == {"a": num_found}
+    assert not peers.fetches, "asked once"
+
+
+def test_others_go_on_meanwhile_and_those_with_the_same_prompt_join() -> None:
+    engine = make_engine(peers=(peers := Store()))
+    for name in ("a", "b"):
+        engine.add_request(name, PROMPT, PARAMS, THERE)
+    engine.add_request("other", [90, 91], PARAMS)
+    engine.step()
+    assert len(peers.fetches) == 3 and not engine.core.only_waits_for_blocks
+    ended = []
+    while not ended:
+        ended = [output.request_id for output in engine.step().outputs if output.finished]
+    assert ended == ["other"] and engine.core.only_waits_for_blocks
+    engine.abort("a")
+    engine.check_invariants()
+    peers.answer(True)
+    assert run_to_end(engine) == {"b": 12}
+
+
+def test_without_anybody_to_ask_nothing_is_waited_for() -> None:
+    engine = make_engine()
+    engine.add_request("a", PROMPT, PARAMS, THERE)
+    assert run_to_end(engine) == {"a": 0}
+
+
+def test_transfers_that_cannot_begin_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(peers=Store(answers=True))
+    monkeypatch.setattr(Slots, "settle", lambda *_: 1 / 0)
+    engine.add_request("a", PROMPT, PARAMS, THERE)
+    assert run_to_end(engine) == {"a": 0}
+
+
+def test_a_store_that_never_answers_is_given_up() -> None:
+    seconds = [0.0]
+    engine = make_engine(peers=Store(), now=lambda: seconds[0])
+    engine.add_request("a", PROMPT, PARAMS, THERE)
+    for _ in range(3):
+        engine.step()
+    assert engine.core.only_waits_for_blocks
+    seconds[0] = 31.0
+    assert run_to_end(engine) == {"a": 0}
+    engine.add_request("b", PROMPT, PARAMS, THERE)
+    assert run_to_end(engine) == {"b": 12}, "computed, and kept"
+
+
+class Counted:
+    """Counts steps of an engine."""
+
+    def __init__(self, engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_steps = 0
+        step = engine.step
+
+        def counted() -> Any:
+            self.num_steps += 1
+            return step()
+
+        monkeypatch.setattr(engine, "step", counted)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+
+
+def test_the_thread_of_an_llm_sleeps_until_a_block_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(peers=(peers := Store()))
+    counted = Counted(engine, monkeypatch)
+    thread = EngineThread(engine)
+    ticket = thread.open_call()
+    ticket.submit([engine.prepare("a", PROMPT, PARAMS, THERE)], stream=False)
+    wait_until(lambda: engine.core.only_waits_for_blocks)
+    assert ticket.take(timeout_s=0.3) is None
+    assert counted.num_steps <= 3, "it polls"
+    peers.answer(True)
+    started_s = time.monotonic()
+    delivery = ticket.take(timeout_s=20)
+    assert delivery is not None and delivery.outputs[0].num_cached_tokens == 12
+    assert time.monotonic() - started_s < 0.5, "it was not woken"
+    thread.stop()
+
+
+@pytest.fixture
+def front_end() -> Iterator[tuple[socket.socket, EngineChannel]]:
+    ours, theirs = socket.socketpair()
+    wakeup, waker = socket.socketpair()
+    waker.setblocking(False)
+    yield ours, EngineChannel(theirs, wakeup=wakeup, waker=waker)
+    for each in (ours, theirs, wakeup, waker):
+        each.close()
+
+
+def test_the_loop_of_the_engine_process_sleeps_until_a_block_has_come(
+    front_end: tuple[socket.socket, EngineChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, channel = front_end
+    engine = make_engine(peers=(peers := Store()))
+    counted = Counted(engine, monkeypatch)
+    loop = EngineLoop(engine, channel)
+
+    def serve() -> None:
+        with pytest.raises(ChannelClosedError):
+            loop.run()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    for name in ("a", "gone"):
+        ours.sendall(pack(AddRequest(name, PROMPT, PARAMS, THERE)))
+    wait_until(lambda: engine.core.scheduler.num_fetching == 2)
+    time.sleep(0.3)
+    assert counted.num_steps <= 5, "it polls"
+    ours.sendall(pack(AbortRequests(["gone"])))
+    wait_until(lambda: engine.core.scheduler.num_fetching == 1)
+    started_s = time.monotonic()
+    peers.answer(True)
+    frames, ended, waiting = FrameReader(), {}, []
+    ours.settimeout(20)
+    while not ended:
+        for payload in frames.feed(ours.recv(2**16)):
+            batch = decode_from_engine(payload)
+            if isinstance(batch, StepBatch):
+                waiting.append((batch.stats.num_waiting, batch.stats.num_fetching))
+                ended |= {one.request_id: one.timings for one in batch.deltas if one.is_last}
+    assert time.monotonic() - started_s < 0.5, "it was not woken"
+    assert ended["a"].num_cached_tokens == 12
+    assert (2, 2) in waiting and (0, 0) in waiting
+    ours.close()
+    thread.join(20)
+
+
+def test_at_the_end_kept_blocks_are_stored(caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine(disk=(disk := Store(answers=True)))
+    for first in (0, 20, 40):
+        engine.add_request(f"r{first}", range(first, first + 17), PARAMS)
+    run_to_end(engine)
+    assert not disk.stored
+    engine.shutdown()
+    digests = [digest for digest in disk.stored if digest]
+    assert len(digests) == len(set(digests)) == 12, "more than there are slots"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("answers", [False, None])
+def test_a_disk_that_fails_or_hangs_does_not_hold_up_the_end(
+    answers: bool | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_core, "STORE_REST_S", 0.2)
+    engine = make_engine(disk=(disk := Store(answers=answers)))
+    for first in (0, 20, 40):
+        engine.add_request(f"r{first}", range(first, first + 17), PARAMS)
+    run_to_end(engine)
+    started_s = time.monotonic()
+    engine.shutdown()
+    assert time.monotonic() - started_s < 2.0
+    assert len(disk.stored) == 8 and "not all kept blocks" in caplog.text
+
+
+def test_a_request_that_waits_can_fail_from_outside() -> None:
+    engine = make_engine(peers=(peers := Store()))
+    engine.add_request("a", PROMPT, PARAMS, THERE)
+    engine.step()
+    engine.core.finish_request("a", RequestStatus.FINISHED_ERROR)
+    engine.check_invariants()
+    peers.answer(True)
+    assert not engine.has_unfinished_requests()

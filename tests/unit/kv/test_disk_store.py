@@ -1,0 +1,430 @@
+"""Blocks in a folder: what comes out is what went in, or nothing, whatever happens to files, disk and processes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import queue
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.core.scheduler_output import BlockMoves
+from headway.errors import ConfigError
+from headway.kv import disk_store
+from headway.kv.block_store import BlockStore, BlockTransfers, Done
+from headway.kv.disk_store import DiskStore
+
+BYTES = 200_000  # several pieces of a checksum, the last one short
+PRINT = "a" * 32
+NUM_ROUNDS = int(os.environ.get("HEADWAY_KILL_ROUNDS", "10"))
+
+
+def digest_of(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def content_of(number: int, size: int = BYTES) -> bytes:
+    return random.Random(number).randbytes(size)
+
+
+class Stored:
+    """A store whose calls wait for their end."""
+
+    def __init__(self, folder: Path, *, fingerprint: str = PRINT, max_bytes: int = 10**9, size: int = BYTES) -> None:
+        self.store = DiskStore(folder, fingerprint=fingerprint, block_bytes=size, max_bytes=max_bytes)
+        self._size = size
+        self._ends: queue.SimpleQueue[tuple[bytes, bool]] = queue.SimpleQueue()
+
+    def _done(self, digest: bytes, ok: bool) -> None:
+        self._ends.put((digest, ok))
+
+    def put(self, number: int, content: bytes | None = None) -> bool:
+        self.store.store(digest_of(number), memoryview(content or content_of(number, self._size)), self._done)
+        return self._end(number)
+
+    def get(self, number: int) -> bytes | None:
+        slot = bytearray(self._size)
+        self.store.fetch([digest_of(number)], [memoryview(slot)], "", self._done)
+        return bytes(slot) if self._end(number) else None
+
+    def _end(self, number: int) -> bool:
+        digest, ok = self._ends.get(timeout=20)
+        assert digest == digest_of(number)
+        return ok
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[..., Stored]]:
+    stores: list[Stored] = []
+
+    def open_store(**options: Any) -> Stored:
+        stores.append(Stored(tmp_path, **options))
+        return stores[-1]
+
+    yield open_store
+    for one in stores:
+        one.store.close()
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*"))
+
+
+def test_what_was_stored_is_found_by_the_next_process(opened: Callable[..., Stored], tmp_path: Path) -> None:
+    first = opened()
+    assert first.get(1) is None
+    assert all(first.put(number) for number in range(5))
+    second = opened()
+    assert set(second.store.digests()) == {digest_of(number) for number in range(5)}
+    for number in range(5):
+        assert second.get(number) == first.get(number) == content_of(number)
+    assert not list(tmp_path.glob("*/*.tmp"))
+
+
+def test_fetches_end_in_order_of_their_chain_or_not_but_each_once(opened: Callable[..., Stored]) -> None:
+    one = opened()
+    for number in range(0, 20, 2):
+        one.put(number)
+    ends: queue.SimpleQueue[tuple[bytes, bool]] = queue.SimpleQueue()
+    slots = [bytearray(BYTES) for _ in range(20)]
+    one.store.fetch(
+        [digest_of(number) for number in range(20)], list(map(memoryview, slots)), "", lambda *end: ends.put(end)
+    )
+    got = dict(ends.get(timeout=20) for _ in range(20))
+    assert got == {digest_of(number): number % 2 == 0 for number in range(20)}
+    assert all(slots[number] == content_of(number) for number in range(0, 20, 2))
+
+
+def _flip(content: bytearray, rng: random.Random) -> bytearray:
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    return content
+
+
+DAMAGES: dict[str, Callable[[bytearray, random.Random], bytes | bytearray]] = {
+    "a bit": _flip,
+    "a bit of the header": lambda content, rng: _flip(content[:40], rng) + content[40:],
+    "a page of zeros": lambda content, rng: content[:4096] + bytes(4096) + content[8192:],
+    "pieces exchanged": lambda content, rng: (
+        content[:64] + content[64 + 65536 : 64 + 131072] + content[64:65600] + content[131136:]
+    ),
+    "the end": lambda content, rng: content[: rng.randrange(len(content))],
+    "everything": lambda content, rng: b"",
+    "only the header": lambda content, rng: content[:64],
+    "a byte too many": lambda content, rng: content + b"x",
+    "all zeros": lambda content, rng: bytes(len(content)),
+    "another version": lambda content, rng: content[:8] + b"\x02" + content[9:],
+    "other contents": lambda content, rng: content[:64] + rng.randbytes(len(content) - 64),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_never_used_and_is_deleted(
+    opened: Callable[..., Stored], tmp_path: Path, damage: str
+) -> None:
+    rng = random.Random(damage)
+    one = opened()
+    for _ in range(30 if damage.startswith("a bit") else 3):
+        assert one.put(7)
+        (path,) = files_in(tmp_path)
+        path.write_bytes(DAMAGES[damage](bytearray(path.read_bytes()), rng))
+        assert one.get(7) is None
+        assert not path.exists()
+        assert one.store.take_changes()[1] == [digest_of(7)]
+    assert one.put(7) and one.get(7) == content_of(7)
+
+
+def test_a_block_under_another_name_is_not_taken_for_it(opened: Callable[..., Stored], tmp_path: Path) -> None:
+    one = opened()
+    one.put(1)
+    (path,) = files_in(tmp_path)
+    path.with_name(digest_of(2).hex() + ".kv").write_bytes(path.read_bytes())
+    other_model = tmp_path / ("b" * 32)
+    other_model.mkdir()
+    (other_model / path.name).write_bytes(path.read_bytes())
+    assert one.get(2) is None and one.get(1) == content_of(1)
+    other = opened(fingerprint="b" * 32)
+    assert list(other.store.digests()) == [digest_of(1)], "the name is there"
+    assert other.get(1) is None, "but it was another model's"
+    assert opened(size=BYTES + 1).get(1) is None
+
+
+def test_other_models_blocks_are_not_found(opened: Callable[..., Stored]) -> None:
+    opened().put(1)
+    other = opened(fingerprint="b" * 32)
+    assert not other.store.digests() and other.get(1) is None
+
+
+def test_the_files_used_longest_ago_go_first_whosever_they_are(
+    opened: Callable[..., Stored], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_store, "USE_NOTED_S", -1.0)
+    other = opened(fingerprint="b" * 32)
+    other.put(100)
+    one = opened(max_bytes=4 * (BYTES + 64) + 10)
+    assert one.store.max_blocks == 4
+    for number in range(3):
+        one.put(number)
+    assert one.get(0) is not None  # used last now
+    one.put(3)
+    assert other.get(100) is None
+    one.put(4)
+    assert sorted(one.store.digests()) == [digest_of(number) for number in (0, 2, 3, 4)]
+    assert one.store.take_changes() == ([], [digest_of(1)])
+    assert len(files_in(tmp_path)) == 4
+    assert opened(max_bytes=4 * (BYTES + 64)).store.digests(), "the next process goes on from there"
+    again = opened(max_bytes=4 * (BYTES + 64))
+    again.put(5)
+    assert digest_of(2) not in again.store.digests() and digest_of(0) in again.store.digests()
+
+
+def test_what_others_add_counts_before_files_are_deleted(
+    opened: Callable[..., Stored], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_store, "RESCAN_S", 0.0)
+    one, other = opened(max_bytes=6 * (BYTES + 64)), opened(max_bytes=6 * (BYTES + 64))
+    for number in range(30):
+        (one if number % 2 else other).put(number)
+    assert len(files_in(tmp_path)) <= 7
+    added, _ = one.store.take_changes()
+    assert added and all(int.from_bytes(digest) % 2 == 0 for digest in added)
+
+
+def test_a_block_larger_than_the_limit_is_not_stored(opened: Callable[..., Stored], tmp_path: Path) -> None:
+    assert not opened(max_bytes=BYTES).put(1)
+    assert not files_in(tmp_path)
+
+
+def test_what_dead_writers_leave_is_deleted_and_what_live_ones_write_is_not(
+    opened: Callable[..., Stored], tmp_path: Path
+) -> None:
+    folder = tmp_path / PRINT
+    folder.mkdir()
+    dead, living = folder / f"{digest_of(1).hex()}.1-0.tmp", folder / f"{digest_of(2).hex()}.2-0.tmp"
+    dead.write_bytes(b"half")
+    stranger = folder / "notes.txt"
+    stranger.write_text("not ours")
+    with living.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert not opened().store.digests()
+        assert living.exists() and not dead.exists() and stranger.exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES, errno.EDQUOT])
+def test_a_disk_that_fails_costs_hits_only(
+    opened: Callable[..., Stored],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+) -> None:
+    one, write, is_broken = opened(), os.writev, True
+    one.put(1)
+
+    def writev(file: int, parts: list[memoryview]) -> int:
+        if is_broken:
+            write(file, [parts[0][:10]])  # some of it is there before the disk is full
+            raise OSError(code, os.strerror(code))
+        return write(file, [part[: max(1, part.nbytes // 3)] for part in parts[:1]])  # few bytes at a time
+
+    monkeypatch.setattr(disk_store.os, "writev", writev)
+    with caplog.at_level(logging.WARNING):
+        assert not any(one.put(number) for number in range(2, 20))
+    assert len(caplog.records) == 1 and os.strerror(code) in caplog.text
+    assert not list(tmp_path.glob("*/*.tmp")), "nothing is left lying about"
+    assert one.get(1) == content_of(1), "what is there is found"
+    is_broken = False
+    assert not one.put(2), "not tried again at once"
+    one.store._paused_until_s = 0.0
+    assert one.put(2) and one.get(2) == content_of(2)
+
+
+def test_a_read_that_fails_is_a_miss(opened: Callable[..., Stored], monkeypatch: pytest.MonkeyPatch) -> None:
+    one = opened()
+    one.put(1)
+
+    def readv(file: int, parts: list[memoryview]) -> int:
+        raise OSError(errno.EIO, "input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_store.os, "readv", readv)
+        assert one.get(1) is None
+    assert one.get(1) == content_of(1)
+
+
+def test_a_folder_that_is_deleted_comes_back(opened: Callable[..., Stored], tmp_path: Path) -> None:
+    one = opened()
+    one.put(1)
+    for path in files_in(tmp_path):
+        path.unlink()
+    (tmp_path / PRINT).rmdir()
+    assert one.get(1) is None
+    assert one.put(2) and one.get(2) == content_of(2)
+    assert one.put(1) and one.get(1) == content_of(1)
+
+
+def test_a_real_limit_of_the_system(tmp_path: Path) -> None:
+    """A process that may write files of some kilobytes only."""
+    code = (
+        "import resource, signal, sys; from pathlib import Path; from tests.unit.kv.test_disk_store import Stored\n"
+        f"one = Stored(Path(sys.argv[1])); signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))\n"
+        "assert not one.put(1) and one.get(1) is None\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
+        "one.store._paused_until_s = 0.0\n"
+        "assert one.put(1) and one.get(1) is not None\n"
+    )
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path, words in (
+        (tmp_path / "file", "is a file; give a folder"),
+        (tmp_path / "file" / "below", "No files can be put into disk_cache"),
+        (Path("/proc/headway"), "No files can be put into disk_cache"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            DiskStore(path, fingerprint=PRINT, block_bytes=1, max_bytes=100)
+
+
+def test_after_the_end_nothing_is_promised(opened: Callable[..., Stored]) -> None:
+    one = opened()
+    one.put(1)
+    threads = one.store._threads
+    one.store.close()
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_several_engines_share_a_folder(tmp_path: Path) -> None:
+    """They write, read and delete the same few files at once; what is read is right."""
+    size, wrong = 70_000, []
+    stores = [Stored(tmp_path, max_bytes=5 * (size + 64), size=size) for _ in range(3)]
+
+    def work(one: Stored, seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(150):
+            number = rng.randrange(8)
+            if rng.random() < 0.5:
+                one.put(number)
+            elif (found := one.get(number)) not in (None, content_of(number, size)):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(one, seed)) for seed, one in enumerate(stores)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in stores:
+        one.store.close()
+    assert not wrong
+
+
+WRITER = """
+import random, sys
+from pathlib import Path
+from tests.unit.kv.test_disk_store import Stored, content_of
+size, rng = 400_000, random.Random(int(sys.argv[2]))
+one = Stored(Path(sys.argv[1]), max_bytes=12 * (size + 64), size=size)
+print("ready", flush=True)
+while True:
+    number = rng.randrange(20)
+    if rng.random() < 0.7:
+        assert one.put(number, content_of(number, size))
+    else:
+        assert one.get(number) in (None, content_of(number, size))
+"""
+
+
+def test_a_process_that_is_killed_leaves_nothing_wrong(tmp_path: Path) -> None:
+    """Killed at any moment, again and again, in the same folder."""
+    rng, size, num_found = random.Random(5), 400_000, 0
+    for turn in range(NUM_ROUNDS):
+        command = [sys.executable, "-c", WRITER, str(tmp_path), str(turn)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            time.sleep(rng.uniform(0.0, 0.1))
+            assert process.poll() is None, "it has failed by itself"
+            process.send_signal(signal.SIGKILL)
+        one = Stored(tmp_path, max_bytes=12 * (size + 64), size=size)
+        assert not list(tmp_path.glob("*/*.tmp")), "what it was writing is gone"
+        for digest in one.store.digests():
+            number = int.from_bytes(digest)
+            assert one.get(number) == content_of(number, size)
+            num_found += 1
+        one.store.close()
+    assert num_found > NUM_ROUNDS
+
+
+class Slots:
+    """Host memory, as plain bytes."""
+
+    def __init__(self, num_slots: int, size: int) -> None:
+        self.memory = [bytearray(size) for _ in range(num_slots)]
+        self.settled: list[int] = []
+
+    def bytes_of(self, slot: int) -> memoryview:
+        return memoryview(self.memory[slot])
+
+    def settle(self, slots: Any) -> None:
+        self.settled += slots
+
+
+class Peers(BlockStore):
+    """Another replica that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[bytes], str, Done]] = []
+        self.is_closed = False
+
+    def fetch(self, digests: Any, slots: Any, source: str, done: Done) -> None:
+        for slot in slots:
+            slot[:] = b"p" * slot.nbytes
+        self.asked.append((list(digests), source, done))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_transfers_go_where_they_belong_and_tell_their_ends(tmp_path: Path) -> None:
+    slots, peers, woken = Slots(5, 100), Peers(), threading.Event()
+    disk = DiskStore(tmp_path, fingerprint=PRINT, block_bytes=100, max_bytes=10**6)
+    transfers = BlockTransfers(slots, disk=disk, peers=peers)
+    transfers.wake(woken.set)
+    slots.memory[0][:] = b"d" * 100
+    transfers.begin(BlockMoves(stored=((digest_of(1), 0),)))
+    assert transfers.wait(10.0) and woken.wait(10.0)
+    assert [(end.digest, end.ok, end.is_fetch) for end in transfers.take()] == [(digest_of(1), True, False)]
+    fetched = ((digest_of(1), 1, ""), (digest_of(2), 2, "there:1"), (digest_of(3), 3, "there:1"))
+    transfers.begin(BlockMoves(fetched=fetched))
+    assert slots.settled == [0, 1, 2, 3]
+    assert transfers.wait(10.0)
+    (end,) = transfers.take()
+    assert end.ok and end.is_fetch and end.seconds > 0 and slots.memory[1] == slots.memory[0]
+    assert transfers.num_under_way == 2 and not transfers.wait(0.01) and not transfers.settle(0.01)
+    ((digests, source, done),) = peers.asked
+    assert digests == [digest_of(2), digest_of(3)] and source == "there:1"
+    done(digest_of(2), True)
+    done(digest_of(3), False)
+    assert [end.ok for end in transfers.take()] == [True, False] and transfers.settle(1.0)
+    transfers.close()
+    assert peers.is_closed
+
+
+def test_what_nobody_can_fetch_does_not_come() -> None:
+    transfers = BlockTransfers(Slots(2, 10))
+    transfers.begin(BlockMoves(fetched=((b"a", 0, ""), (b"b", 1, "there:1")), stored=((b"c", 1),)))
+    assert [end.ok for end in transfers.take()] == [False] * 3
+    assert not transfers.num_under_way
