@@ -23,6 +23,7 @@ import itertools
 import logging
 import os
 import queue
+import re
 import struct
 import threading
 import time
@@ -51,6 +52,8 @@ _HEADER = struct.Struct("<8sIIQ16s24x")
 _MAGIC = b"HWKVBLCK"
 _PIECE_BYTES = 2**16
 _SUFFIX, _TEMPORARY = ".kv", ".tmp"
+_NAME_LENGTH = 2 * DIGEST_BYTES
+_BLOCK_NAME = re.compile(rf"[0-9a-f]{{{_NAME_LENGTH}}}\.kv")
 _Job = Callable[[], None]
 
 
@@ -265,10 +268,8 @@ class DiskStore(BlockStore):
             before, self._files = self._files, OrderedDict((name, size) for _, name, size in found)
             self._num_bytes = sum(self._files.values())
             self._scanned_s = time.monotonic()
-            own = {name for name in self._files if name.startswith(self._own)}
-            known = {name for name in before if name.startswith(self._own)}
-            self._added += map(_digest, own - known)
-            self._lost += map(_digest, known - own)
+            self._added += [_digest(name) for name in self._files.keys() - before.keys() if name.startswith(self._own)]
+            self._lost += [_digest(name) for name in before.keys() - self._files.keys() if name.startswith(self._own)]
 
 
 def _digest(name: str) -> bytes:
@@ -278,13 +279,15 @@ def _digest(name: str) -> bytes:
 def _files(folder: os.DirEntry[str]) -> Iterator[tuple[float, str, int]]:
     """(when it was last used, name, bytes) of each block; what dead writers have left is deleted."""
     for entry in _entries(folder.path):
-        stem, suffix = os.path.splitext(entry.name)
-        if suffix == _TEMPORARY:
-            _delete_unlocked(entry.path)
-        elif suffix == _SUFFIX and len(stem) == 2 * DIGEST_BYTES and not set(stem) - set("0123456789abcdef"):
-            with contextlib.suppress(OSError):
+        name = entry.name
+        if _BLOCK_NAME.fullmatch(name):
+            try:
                 status = entry.stat(follow_symlinks=False)
-                yield status.st_mtime, f"{folder.name}/{stem}", status.st_size
+            except OSError:  # deleted meanwhile
+                continue
+            yield status.st_mtime, f"{folder.name}/{name[:_NAME_LENGTH]}", status.st_size
+        elif name.endswith(_TEMPORARY):
+            _delete_unlocked(entry.path)
 
 
 def _entries(folder: Path | str) -> Iterator[os.DirEntry[str]]:

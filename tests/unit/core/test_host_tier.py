@@ -4,6 +4,7 @@ import pytest
 
 from headway.config import SchedulerConfig
 from headway.core import (
+    FarIndex,
     HostTier,
     KVCacheManager,
     ModelRunnerOutput,
@@ -14,6 +15,8 @@ from headway.core import (
     SchedulerOutput,
     check_invariants,
 )
+from headway.core.queue import GuardedQueue, KeyedQueue
+from headway.core.request_options import RequestOptions
 from headway.core.step_time import TOKENS_PER_BASE
 
 BLOCK_SIZE = 4
@@ -135,3 +138,162 @@ def test_the_faster_way_back_unless_one_is_asked_for(
     check_invariants(scheduler)
     assert len(output.moves.moved_in) == (2 if is_restored else 0)
     assert output.new_requests[0].num_computed_tokens == (8 if is_restored else 0)
+
+
+# ---- further away ---------------------------------------------------------------------------------------------------
+
+
+def far_tier(num_slots: int, *on_disk: bytes) -> HostTier:
+    tier = HostTier(num_slots, far=FarIndex(100))
+    for digest in on_disk:
+        assert tier.far is not None
+        tier.far.add(digest)
+    return tier
+
+
+def landed_put(tier: HostTier, digest: bytes) -> int:
+    slot = tier.put(digest)
+    assert slot is not None
+    tier.landed([slot])
+    return slot
+
+
+def test_a_fetched_block_is_found_when_it_has_come() -> None:
+    tier = far_tier(2, b"a", b"b")
+    assert tier.fetch(b"a", "") and tier.fetch(b"b", "")
+    ((digest, slot, source), _), stored = tier.take_transfers()
+    assert (digest, source, stored) == (b"a", "", ()) and b"a" not in tier
+    assert tier.take_transfers() == ((), ()), "begun once"
+    assert tier.put(b"c") is None, "slots that are being filled are not given away"
+    assert tier.put(b"a") is None, "it is on its way"
+    tier.fetch_done(b"a", True, seconds=0.5)
+    tier.fetch_done(b"b", False)
+    assert tier.read(b"a") == slot and tier.find([b"b"]) == []
+    assert tier.far is not None and b"b" not in tier.far, "it is not there after all"
+    assert (tier.stats.num_fetched, tier.stats.num_failed_fetches) == (1, 1)
+    tier.check_invariants()
+
+
+def test_a_fetch_takes_no_slot_that_is_needed() -> None:
+    tier = HostTier(3)
+    read, kept = landed_put(tier, b"read"), landed_put(tier, b"kept")
+    unlanded = tier.put(b"new")
+    assert unlanded is not None
+    tier.read(b"read")
+    assert not tier.fetch(b"a", "there", keep={b"kept"})
+    assert tier.fetch(b"a", "there")
+    assert tier.take_transfers()[0] == ((b"a", kept, "there"),)
+    tier.discard(b"new")  # its step has failed, and another one may be copying to its slot
+    assert not tier.fetch(b"b", "there")
+    tier.landed([unlanded])
+    assert tier.fetch(b"b", "there") and not tier.fetch(b"c", "there")
+    tier.step_planned()
+    assert tier.fetch(b"c", "there")
+    assert [slot for _, slot, _ in tier.take_transfers()[0]] == [unlanded, read]
+    tier.check_invariants()
+
+
+def test_the_oldest_blocks_are_stored_once_slots_become_scarce() -> None:
+    tier = far_tier(8, b"4")
+    for number in range(5):
+        landed_put(tier, str(number).encode())
+    assert tier.take_transfers() == ((), ())
+    tier.touch([b"0"])
+    landed_put(tier, b"5")
+    stored = dict(tier.take_transfers()[1])
+    assert list(stored) == [b"1", b"2", b"3", b"0", b"5"], "4 is on disk already"
+    for digest in (b"1", b"2"):
+        tier.store_done(digest, digest == b"1")
+    assert tier.put(b"6") is not None and tier.put(b"7") is not None  # the last free ones
+    assert [tier.put(name) for name in (b"8", b"9")] == [stored[b"1"], stored[b"2"]], "3 is being stored"
+    assert tier.put(b"10") is not None and b"4" not in tier
+    assert tier.stats.num_dropped == 0
+    for name in (b"11", b"12"):
+        assert tier.put(name) is not None
+    assert tier.stats.num_dropped == 2, "the disk is too slow"
+    assert (tier.stats.num_stored, tier.stats.num_failed_stores) == (1, 1)
+    tier.check_invariants()
+
+
+def test_what_a_step_in_flight_copies_out_is_not_stored() -> None:
+    tier = far_tier(1)
+    slot = tier.put(b"a")
+    assert slot is not None and tier.take_transfers() == ((), ())
+    tier.landed([slot])
+    assert tier.take_transfers() == ((), ((b"a", slot),))
+
+
+def test_a_block_of_another_replica_goes_to_disk_too() -> None:
+    tier = far_tier(1)
+    tier.fetch(b"a", "there")
+    tier.take_transfers()
+    tier.fetch_done(b"a", True)
+    assert [digest for digest, _ in tier.take_transfers()[1]] == [b"a"]
+
+
+def test_the_index_of_the_disk_is_bounded() -> None:
+    far = FarIndex(2)
+    for digest in (b"a", b"b", b"a", b"c"):
+        far.add(digest)
+    assert len(far) == 2 and b"a" in far and b"b" not in far
+    far.discard(b"b")
+    far.discard(b"a")
+    assert len(far) == 1
+
+
+def test_fetches_are_compared_with_computing_and_tried_again_some_time() -> None:
+    tier = far_tier(4, b"a", b"b")
+    assert tier.is_worth_fetching("", 1e-9), "not known yet"
+    tier.fetch(b"a", "")
+    tier.fetch_done(b"a", True, seconds=1.0)
+    assert tier.is_worth_fetching("", 1.1) and tier.is_worth_fetching("there", 0.1)
+    assert sum(not tier.is_worth_fetching("", 0.9) for _ in range(100)) == 11
+
+
+def test_a_request_is_fetched_from_disk_or_from_the_replica_it_names() -> None:
+    """What is on the device or the host is not asked for; chains are not asked for behind a hole."""
+    scheduler = make(num_blocks=20)
+    run(scheduler, "a", range(5))  # one block on the device
+    tier = scheduler.kv_cache.host_tier
+    assert tier is not None
+    tier.far = FarIndex(10)
+    digests = Request("x", range(17), max_tokens=1).block_digests(BLOCK_SIZE, 4)
+    for place in (0, 1, 3):
+        tier.far.add(digests[place])
+    scheduler.add_request(Request("disk", range(17), max_tokens=1))
+    moves = scheduler.schedule().moves
+    check_invariants(scheduler)
+    assert [(digest, source) for digest, _, source in moves.fetched] == [(digests[1], "")]
+    named = Request("named", range(17), max_tokens=1, options=RequestOptions(blocks_at="there"))
+    scheduler.add_request(named)
+    moves = scheduler.schedule().moves
+    check_invariants(scheduler)
+    assert [(digest, source) for digest, _, source in moves.fetched] == [(one, "there") for one in digests[2:]]
+    assert scheduler.num_fetching == scheduler.num_waiting == 2
+    scheduler.fetch_done(digests[1], True)
+    assert scheduler.num_fetching == 1
+    (new,) = scheduler.schedule().new_requests
+    assert (new.request_id, new.num_computed_tokens) == ("disk", 8)
+    scheduler.fetch_done(digests[3], True)
+    scheduler.fetch_done(digests[2], False)
+    check_invariants(scheduler)
+    assert scheduler.num_fetching == 0 and named.has_fetched
+
+
+def test_a_request_that_was_away_is_still_guarded_against_starvation() -> None:
+    queue = GuardedQueue(
+        KeyedQueue(lambda request: request.num_prompt_tokens, front_size=4),
+        grace_s=1.0,
+        stretch=1.0,
+        promise_s=lambda request: 0.0,
+    )
+    away, short = Request("away", range(9), max_tokens=1), Request("short", range(2), max_tokens=1)
+    for index, request in enumerate((away, short)):
+        request.arrive(index, now_s=0.0)
+        queue.push(request)
+    queue.remove(away)
+    queue.advance(2.0)
+    queue.admit(short)
+    queue.push(away)
+    assert queue.lift_at_s(away) == 3.0
+    queue.check_invariants()

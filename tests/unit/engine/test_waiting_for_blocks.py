@@ -78,16 +78,15 @@ class Executor(FakeExecutor):
 
 
 def make_engine(
-    *, peers: Store | None = None, disk: Store | None = None, now: Callable[[], float] = time.perf_counter, **plan: int
+    *, peers: Store | None = None, disk: Store | None = None, now: Callable[[], float] = time.perf_counter
 ) -> LLMEngine:
     executor = Executor(BlockTransfers(Slots(), disk=disk, peers=peers))
-    sizes = {"num_blocks": 64, "block_size": BLOCK, "max_model_len": 200}
     return LLMEngine(
         EngineConfig.from_options(max_num_seqs=4, max_num_batched_tokens=64).resolve("cpu"),
         executor=executor,
         tokenizer=None,
         model_config=nominal_config(vocab_size=100, max_model_len=200),
-        plan=dataclasses.replace(nominal_plan(**sizes), num_host_slots=8, **plan),
+        plan=dataclasses.replace(nominal_plan(num_blocks=64, block_size=BLOCK, max_model_len=200), num_host_slots=8),
         now=now,
     )
 
@@ -126,7 +125,7 @@ def test_others_go_on_meanwhile_and_those_with_the_same_prompt_join() -> None:
     engine.add_request("other", [90, 91], PARAMS)
     engine.step()
     assert len(peers.fetches) == 3 and not engine.core.only_waits_for_blocks
-    ended = []
+    ended: list[str] = []
     while not ended:
         ended = [output.request_id for output in engine.step().outputs if output.finished]
     assert ended == ["other"] and engine.core.only_waits_for_blocks
@@ -233,7 +232,8 @@ def test_the_loop_of_the_engine_process_sleeps_until_a_block_has_come(
     wait_until(lambda: engine.core.scheduler.num_fetching == 1)
     started_s = time.monotonic()
     peers.answer(True)
-    frames, ended, waiting = FrameReader(), {}, []
+    frames, waiting = FrameReader(), []
+    ended: dict[str, Any] = {}
     ours.settimeout(20)
     while not ended:
         for payload in frames.feed(ours.recv(2**16)):

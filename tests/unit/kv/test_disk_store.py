@@ -100,7 +100,10 @@ def test_fetches_end_in_order_of_their_chain_or_not_but_each_once(opened: Callab
     ends: queue.SimpleQueue[tuple[bytes, bool]] = queue.SimpleQueue()
     slots = [bytearray(BYTES) for _ in range(20)]
     one.store.fetch(
-        [digest_of(number) for number in range(20)], list(map(memoryview, slots)), "", lambda *end: ends.put(end)
+        [digest_of(number) for number in range(20)],
+        [memoryview(slot) for slot in slots],
+        "",
+        lambda *end: ends.put(end),
     )
     got = dict(ends.get(timeout=20) for _ in range(20))
     assert got == {digest_of(number): number % 2 == 0 for number in range(20)}
@@ -183,8 +186,10 @@ def test_the_files_used_longest_ago_go_first_whosever_they_are(
     assert sorted(one.store.digests()) == [digest_of(number) for number in (0, 2, 3, 4)]
     assert one.store.take_changes() == ([], [digest_of(1)])
     assert len(files_in(tmp_path)) == 4
-    assert opened(max_bytes=4 * (BYTES + 64)).store.digests(), "the next process goes on from there"
+    for number, used_s in ((0, 3), (2, 1), (3, 2), (4, 4)):  # as if more time had passed
+        os.utime(tmp_path / PRINT / (digest_of(number).hex() + ".kv"), (used_s, used_s))
     again = opened(max_bytes=4 * (BYTES + 64))
+    assert list(again.store.digests()) == [digest_of(number) for number in (2, 3, 0, 4)]
     again.put(5)
     assert digest_of(2) not in again.store.digests() and digest_of(0) in again.store.digests()
 
@@ -278,8 +283,8 @@ def test_a_real_limit_of_the_system(tmp_path: Path) -> None:
     """A process that may write files of some kilobytes only."""
     code = (
         "import resource, signal, sys; from pathlib import Path; from tests.unit.kv.test_disk_store import Stored\n"
-        f"one = Stored(Path(sys.argv[1])); signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))\n"
+        "one = Stored(Path(sys.argv[1])); signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))\n"
         "assert not one.put(1) and one.get(1) is None\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
         "one.store._paused_until_s = 0.0\n"
@@ -319,7 +324,7 @@ def test_several_engines_share_a_folder(tmp_path: Path) -> None:
             number = rng.randrange(8)
             if rng.random() < 0.5:
                 one.put(number)
-            elif (found := one.get(number)) not in (None, content_of(number, size)):
+            elif one.get(number) not in (None, content_of(number, size)):
                 wrong.append(number)
 
     threads = [threading.Thread(target=work, args=(one, seed)) for seed, one in enumerate(stores)]

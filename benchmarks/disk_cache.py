@@ -1,0 +1,80 @@
+"""Time to the first token of a known prompt: computed, from the device, from host memory, from disk after a restart.
+
+    python benchmarks/disk_cache.py --folder FOLDER [--model M] [--tokens 1900] [--repeat 5]
+
+Each life of the engine has another prompt in between, which takes all blocks of the device. From disk twice: as the
+system has the files in memory, and after it was told to forget them. FOLDER is left as it is found, but for its blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from headway import LLM, SamplingParams
+
+PARAMS = SamplingParams(max_tokens=1, temperature=0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--model")
+    parser.add_argument("--tokens", type=int, default=1900)
+    parser.add_argument("--repeat", type=int, default=5)
+    options = parser.parse_args()
+    times: dict[str, list[tuple[float, int]]] = {}
+    rng = random.Random(time.time_ns())  # not what is there from another run
+    vocabulary = range(1000, 30000)
+    prompts = [rng.choices(vocabulary, k=options.tokens) for _ in range(options.repeat + 1)]
+    for is_cold in (None, False, True):
+        if is_cold:
+            _forget(options.folder)
+        llm = _start(options)
+        for prompt in prompts[:-1]:
+            if is_cold is None:
+                times.setdefault("computed", []).append(_ask(llm, prompt))
+                times.setdefault("device", []).append(_ask(llm, prompt))
+                _ask(llm, prompts[-1])
+                times.setdefault("host memory", []).append(_ask(llm, prompt))
+            else:
+                name = "disk, cold" if is_cold else "disk, after a restart"
+                times.setdefault(name, []).append(_ask(llm, prompt))
+        started_s = time.perf_counter()
+        llm.shutdown()
+        print(f"ended in {time.perf_counter() - started_s:.2f} s")
+    print(f"\n| prefix of {options.tokens} tokens | TTFT, median | range | tokens found |\n|---|--:|--:|--:|")
+    for name, found in times.items():
+        seconds = [one for one, _ in found]
+        spread = f"{min(seconds):.3f} – {max(seconds):.3f}"
+        print(f"| {name} | {statistics.median(seconds):.3f} s | {spread} | {found[-1][1]} |")
+
+
+def _start(options: argparse.Namespace) -> LLM:
+    more: dict[str, Any] = {} if options.model is None else {"model": options.model}
+    num_blocks = options.tokens // 16 + 8
+    return LLM(block_size=16, num_kv_blocks=num_blocks, disk_cache=str(options.folder), **more)
+
+
+def _ask(llm: LLM, prompt: list[int]) -> tuple[float, int]:
+    started_s = time.perf_counter()
+    (output,) = llm.generate(prompt, PARAMS, use_tqdm=False)
+    return time.perf_counter() - started_s, output.num_cached_tokens
+
+
+def _forget(folder: Path) -> None:
+    """Have the system read the files from the disk again."""
+    for path in folder.glob("*/*.kv"):
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+
+if __name__ == "__main__":
+    main()
