@@ -22,7 +22,7 @@ from headway.kv.host_blocks import HostBlocks, _as_bytes
 from headway.kv.layer_cache import LayerKVCache
 from headway.rpc.block_transfer import BlockAt, BlockServer, Carrier, PeerBlocks, open_cuda, share_cuda
 
-pytestmark = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")]
 
 NUM_BLOCKS, NUM_SLOTS = 64, 8
 SECRET = b"not to be told"

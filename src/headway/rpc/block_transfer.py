@@ -106,8 +106,6 @@ class CudaHandle(msgspec.Struct, array_like=True):
     offset_bytes: int
     counter_handle: bytes
     counter_offset: int
-    event_handle: bytes
-    needs_event: bool
 
 
 class Offer(msgspec.Struct, tag=True):
@@ -281,7 +279,6 @@ class Places:
         self.block_bytes = block_bytes
         self.num_places = num_places
         self.descriptor = -1
-        self.cuda: CudaHandle | None = None
         numbers_bytes, data_bytes = _numbers_bytes(num_places), num_places * block_bytes
         if carrier == "tcp":
             is_pinned = device.startswith("cuda")
@@ -297,7 +294,6 @@ class Places:
             self.pieces = torch.from_numpy(memory[numbers_bytes:].reshape(num_places, block_bytes))
         else:
             self.pieces = torch.empty(num_places, block_bytes, dtype=torch.uint8, device=device)
-            self.cuda = share_cuda(self.pieces)
 
     def begin_write(self, places: Sequence[int]) -> None:
         """What they hold is not valid any more. Odd numbers say so."""
@@ -317,13 +313,13 @@ class Places:
 
 
 def share_cuda(memory: Tensor) -> CudaHandle:
-    """A handle with which another process can open this memory, as long as it lives here."""
-    return CudaHandle(*memory.untyped_storage()._share_cuda_())
+    """A handle with which one other process can open this memory, as long as it lives here."""
+    return CudaHandle(*memory.untyped_storage()._share_cuda_()[:6])
 
 
 def open_cuda(handle: CudaHandle, num_rows: int, row_bytes: int, *, device: int) -> Tensor:
     """uint8 [num_rows, row_bytes]: the memory behind a handle, for copies on this process's `device`. The GPU that has
-    it need not be visible here."""
+    it need not be visible here. What is written there is not waited for."""
     import torch
 
     storage = torch.UntypedStorage._new_shared_cuda(
@@ -333,8 +329,8 @@ def open_cuda(handle: CudaHandle, num_rows: int, row_bytes: int, *, device: int)
         handle.offset_bytes,
         handle.counter_handle,
         handle.counter_offset,
-        handle.event_handle,
-        handle.needs_event,
+        b"",
+        False,
     )
     opened = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return opened.set_(storage, 0, (num_rows, row_bytes), (row_bytes, 1))
@@ -380,15 +376,15 @@ class BlockServer:
         self._wake = wake
         self._now = now
         self.places = Places(carrier, reader.block_bytes, _num_places(reader.block_bytes, places_bytes), device)
-        self.offer = Offer(
-            FORMAT, fingerprint, reader.block_bytes, self.places.num_places, carrier, cuda=self.places.cuda
-        )
+        self.offer = Offer(FORMAT, fingerprint, reader.block_bytes, self.places.num_places, carrier)
         self.lock = threading.Lock()
         self.free = list(range(self.places.num_places))  # under the lock, as the connections
         self._connections: list[_Connection] = []
         self._lives: collections.OrderedDict[str, bool] = collections.OrderedDict()  # requests: whether they go on
         self._is_closed = False
         self.num_sent_blocks = 0
+        self.num_early_blocks = 0
+        """Of these, while the request that computes them went on: their way took no time of its own."""
         self._thread = threading.Thread(target=self._accept, name="block server", daemon=True)
         self._thread.start()
 
@@ -440,6 +436,7 @@ class BlockServer:
             wait = reader.copy_out(found, self.places.pieces, places)
             wanted.num_sent += len(found)
             self.num_sent_blocks += len(found)
+            self.num_early_blocks += len(found) if self._lives.get(wanted.request_id) else 0
             connection.give(pieces, wait, started_s)
         if wanted.num_sent == len(wanted.digests):
             connection.end(wanted, is_whole=True)
@@ -493,16 +490,15 @@ class BlockServer:
             if struct.unpack("3i", credentials)[1] != os.getuid():
                 raise RefusedError("another user")
             connection.settimeout(SILENT_S)
-            socket.send_fds(connection, [_pack(self.offer)], [self.places.descriptor])
+            offer = self.offer
+            if offer.carrier == "cuda":  # each client counts as one that has the memory
+                offer = msgspec.structs.replace(offer, cuda=share_cuda(self.places.pieces))
+            socket.send_fds(connection, [_pack(offer)], [self.places.descriptor])
         else:
             prepare_tcp(connection)
             greet(connection, self._secret, is_engine=True)
             connection.settimeout(SILENT_S)
             connection.sendall(_pack(self.offer))
-
-    def note_news(self) -> None:
-        """There is something to serve."""
-        self._wake()
 
     def forget(self, connection: _Connection, places: Sequence[int]) -> None:
         """It is gone, and so is its claim to these places."""
@@ -510,7 +506,7 @@ class BlockServer:
             if connection in self._connections:
                 self._connections.remove(connection)
             self.free += places
-        self.note_news()
+        self._wake()
 
 
 class _Batch(NamedTuple):
@@ -564,7 +560,7 @@ class _Connection:
             self._socket.settimeout(None)
             while not self._is_closed:
                 self._take(_decode_to_server(_receive(self._socket)))
-        except (OSError, HeadwayError, msgspec.DecodeError) as error:
+        except (OSError, HeadwayError, msgspec.DecodeError, RuntimeError) as error:
             if not self._is_closed and not isinstance(error, ConnectionResetError):
                 logger.warning("a client of this engine's blocks is given up: %s", error)
         finally:
@@ -606,7 +602,7 @@ class _Connection:
                 for place in message.places:
                     del self._held[place]
                 server.free += message.places
-        server.note_news()
+        server._wake()
 
     def _write(self) -> None:
         try:

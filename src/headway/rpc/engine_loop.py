@@ -165,10 +165,15 @@ class EngineLoop:
         if not self._is_in_doubt:
             self._admit_line()
         if self._blocks is not None:
-            self._has_blocks_to_serve = self._blocks.serve()
+            self._serve_blocks(self._blocks)
         if self._refused:
             self._send_step(self._refused)
             self._refused = []
+
+    def _serve_blocks(self, blocks: BlockServer) -> None:
+        num_before = blocks.num_sent_blocks
+        self._has_blocks_to_serve = blocks.serve()
+        self._stats_are_stale |= blocks.num_sent_blocks > num_before
 
     def _take(self, message: ToEngine | UnreadableRequest) -> None:
         if isinstance(message, AddRequest):
@@ -326,6 +331,8 @@ class EngineLoop:
 
     def _send_step(self, deltas: list[Delta], *, begun: Sequence[str] = ()) -> None:
         self._stats_are_stale = False
+        if self._blocks is not None:
+            self._counters.count_sent(num_blocks=self._blocks.num_sent_blocks, num_early=self._blocks.num_early_blocks)
         stats, transfers = self._counters.stats(), self._engine.core.executor.transfers
         if transfers is not None and isinstance(transfers.peers, PeerBlocks):
             stats.transfer_block_s = transfers.peers.block_s

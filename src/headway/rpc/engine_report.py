@@ -94,6 +94,11 @@ class EngineCounters:
             self._count_drafts(scheduler.speculation.stats, scheduler.speculation.accepted_at)
         return stats
 
+    def count_sent(self, *, num_blocks: int, num_early: int) -> None:
+        """Blocks that have gone to other engines since the start."""
+        self._stats.num_sent_blocks = self._before.num_sent_blocks + num_blocks
+        self._stats.num_early_blocks = self._before.num_early_blocks + num_early
+
     def _count_cache(self, found: PrefixCacheStats) -> None:
         stats, before, beams = self._stats, self._before, self._beams.lookups
         stats.num_queried_tokens = before.num_queried_tokens + found.num_queried_tokens - beams.num_queried_tokens

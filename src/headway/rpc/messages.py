@@ -258,6 +258,10 @@ class EngineStats(_Part):
     """How much of that at each place of a draft."""
     prompt_token_s: float = 0.0
     """What a prompt token adds to a step, as learnt from those that have run; 0: not known."""
+    num_sent_blocks: int = 0
+    """Blocks that went to other engines."""
+    num_early_blocks: int = 0
+    """Of these, while the rest of their prompt was being computed."""
     transfer_block_s: float = 0.0
     """What a block from another engine takes to come; 0: not known."""
 

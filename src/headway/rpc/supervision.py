@@ -266,6 +266,8 @@ def apart(specs: Sequence[EngineSpec], roles: Roles, exchange: BlockExchange) ->
 def options_apart(options: Mapping[str, Any]) -> dict[str, Any]:
     """An engine's options where prefill and decode are apart: there is room for blocks to arrive in. What does not go
     with that is refused."""
+    if sys.platform != "linux":
+        raise ConfigError("roles need Linux, for the memory that engine processes share.")
     if not options.get("enable_prefix_caching", True):
         raise ConfigError("roles need the prefix cache, by which blocks are found; it is switched off.")
     if options.get("draft_model") is not None:

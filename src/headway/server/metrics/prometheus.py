@@ -172,6 +172,8 @@ class _Snapshot(Collector):
             ("kv_blocks_fetched", "KV blocks fetched from disk or another replica.", stats.num_fetched_blocks),
             ("kv_blocks_not_fetched", "KV blocks that should have been.", stats.num_failed_fetches),
             ("kv_blocks_fetch_seconds", "Time that fetches took.", stats.fetch_s),
+            ("kv_blocks_sent", "KV blocks sent to decode replicas.", stats.num_sent_blocks),
+            ("kv_blocks_sent_early", "Of these, amid their prompt.", stats.num_early_blocks),
             ("kv_blocks_stored", "KV blocks written to disk.", stats.num_stored_blocks),
             ("kv_blocks_not_stored", "KV blocks that should have been.", stats.num_unstored_blocks),
             ("spec_decode_num_drafts", "How often a request has verified guesses.", stats.num_drafts),
