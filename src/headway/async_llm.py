@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from headway.config import EngineConfig
 from headway.core.request_options import OPTION_NAMES, RequestOptions
+from headway.core.roles import Roles
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt, options_each
 from headway.errors import EngineUnavailableError, InvalidRequestError
 from headway.loader.model_tokenizer import load_model_tokenizer
@@ -62,12 +63,14 @@ class AsyncLLM:
         resume: bool = True,
         replicas: int = 1,
         router: str = "prefix-aware",
+        roles: str | None = None,
         **options: Any,
     ) -> None:
         """Check the options; nothing is started yet. Without a model: the embedded one.
 
         `replicas`: so many engine processes, a GPU or a share of the cores each, among which `router` divides requests.
-        Without `resume`, requests fail with the process that has them.
+        Or `roles`, as "prefill=1,decode=2": prefill and decode apart. Without `resume`, requests fail with the process
+        that has them.
 
         `engine_factory`, "module:function", builds the engine in place of the usual one, for tests.
         """
@@ -80,6 +83,7 @@ class AsyncLLM:
             resumes=resume,
             num_replicas=replicas,
             router=router,
+            roles=None if roles is None else Roles.parse(roles),
         )
         self._threads = TokenizerThreads(tokenizer_threads)
         self._inputs: InputProcessor | None = None

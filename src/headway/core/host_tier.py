@@ -108,6 +108,11 @@ class HostTier:
             found.append(digest)
         return found
 
+    def slot_of(self, digest: bytes) -> int | None:
+        """Where a block is, if its bytes are there: no step that copies them is in flight."""
+        slot = self._slots.get(digest)
+        return None if slot is None or slot in self._unlanded else slot
+
     def put(self, digest: bytes) -> int | None:
         """Take a slot for a block that is about to be evicted. `None` if it is here already or about to be, or no slot
         can be given up."""
@@ -232,8 +237,9 @@ class HostTier:
         self._slots[digest] = slot
         self.stats.num_fetched += 1
         self.stats.fetch_s += seconds
-        mean_s = self.fetch_block_s.get(source, seconds)
-        self.fetch_block_s[source] = mean_s + _SMOOTHING * (seconds - mean_s)
+        if not source:  # of other replicas there are many addresses, and they are named because it is worth it
+            mean_s = self.fetch_block_s.get(source, seconds)
+            self.fetch_block_s[source] = mean_s + _SMOOTHING * (seconds - mean_s)
         if self.far is None:
             return
         if not source:

@@ -274,6 +274,11 @@ class Router:
             replica.is_suspended = is_suspended
             self._count(place)
 
+    @property
+    def has_healthy(self) -> bool:
+        """Whether there is a replica that is not suspended."""
+        return any(not replica.is_suspended for replica in self._replicas.values())
+
     def num_tokens(self, place: int) -> int:
         """What a replica has to compute, as far as is known here."""
         return self._replicas[place].num_tokens

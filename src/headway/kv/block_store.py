@@ -80,7 +80,7 @@ class BlockTransfers:
 
     def __init__(self, slots: Slots, *, disk: BlockStore | None = None, peers: BlockStore | None = None) -> None:
         """`disk`: source "" of fetches, and target of stores. `peers`: all other sources. Both are closed with this."""
-        self._slots = slots
+        self.slots = slots
         self.disk, self.peers = disk, peers
         self._ended: deque[Transferred] = deque()
         self._num_begun = 0
@@ -99,7 +99,7 @@ class BlockTransfers:
 
     def begin(self, moves: BlockMoves) -> None:
         """Begin the transfers of a plan. All of them end, well or not; or none begins, if this raises."""
-        self._slots.settle([slot for _, slot, _ in moves.fetched] + [slot for _, slot in moves.stored])
+        self.slots.settle([slot for _, slot, _ in moves.fetched] + [slot for _, slot in moves.stored])
         self._num_begun += len(moves.fetched) + len(moves.stored)
         by_source: dict[str, list[tuple[bytes, int]]] = {}
         for digest, slot, source in moves.fetched:
@@ -119,7 +119,7 @@ class BlockTransfers:
             for digest, _ in wanted:
                 done(digest, False)
         else:
-            views = [self._slots.bytes_of(slot) for _, slot in wanted]
+            views = [self.slots.bytes_of(slot) for _, slot in wanted]
             store.fetch([digest for digest, _ in wanted], views, source, done)
 
     def _store(self, digest: bytes, slot: int) -> None:
@@ -129,7 +129,7 @@ class BlockTransfers:
         if self.disk is None:
             done(digest, False)
         else:
-            self.disk.store(digest, self._slots.bytes_of(slot), done)
+            self.disk.store(digest, self.slots.bytes_of(slot), done)
 
     def _end(self, ended: Transferred) -> None:
         with self._has_ended:

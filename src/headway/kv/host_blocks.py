@@ -91,8 +91,28 @@ class HostBlocks:
         if self._staged is not None:
             self._staged.settle(slots)
 
+    def copy_out(self, blocks: Pairs, slots: Pairs, pieces: Tensor) -> Callable[[], None]:
+        """Begin to copy blocks (block, row) and slots (slot, row) as they are now, behind what is queued on the device,
+        to rows of `pieces`: memory of the host, pinned if there is a device, or of the device. Returns what waits until
+        they are there."""
+        if self._staged is not None:
+            return self._staged.copy_to(pieces, blocks, slots).synchronize
+        rows, start = pieces.numpy(), 0
+        for tensor in self._blocks:
+            in_cache, end = tensor.numpy(), start + tensor.shape[1]
+            for block, row in blocks:
+                rows[row, start:end] = in_cache[block]
+            start = end
+        for slot, row in slots:
+            pieces[row].copy_(self._slots[slot])
+        return _nothing
+
     def _parts(self, slot: int) -> tuple[Tensor, ...]:
         return self._slots[slot].split([tensor.shape[1] for tensor in self._blocks])
+
+
+def _nothing() -> None:
+    """What was to be waited for is there."""
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:

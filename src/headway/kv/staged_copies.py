@@ -77,6 +77,28 @@ class StagedCopies:
             scatter_blocks(stage.memory, blocks, self._layout)
             stage.is_free.record(steps)
 
+    def copy_to(
+        self, pieces: Tensor, blocks: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]
+    ) -> torch.cuda.Event:
+        """Copy blocks (block, row) and slots (slot, row) to rows of `pieces`, beside the steps; the blocks may be
+        written by what is queued from now on. Returns the event after which they are there."""
+        steps = torch.cuda.current_stream(self._device)
+        for stage, rows, sources in self._batches([row for _, row in blocks], [block for block, _ in blocks]):
+            steps.wait_event(stage.is_free)
+            gather_blocks(stage.memory, sources, self._layout)
+            self._way_out.wait_stream(steps)
+            with torch.cuda.stream(self._way_out):
+                for place, row in enumerate(rows):
+                    pieces[row].copy_(stage.memory[place], non_blocking=True)
+            stage.is_free.record(self._way_out)
+        if slots:
+            with self._copying(self._way_out, [slot for slot, _ in slots]):
+                for slot, row in slots:
+                    pieces[row].copy_(self._slots[slot], non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(self._way_out)
+        return copied
+
     def wait(self) -> None:
         """Until all copies are made."""
         for stream in (torch.cuda.current_stream(self._device), self._way_out, self._way_in):

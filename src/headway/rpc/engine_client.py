@@ -11,20 +11,34 @@ tokens that were told, behind which come the tokens that it would have had there
 A request may be what kills engines. Of those that have seen `SUSPECT_DEATHS` of them and got no token in between, few
 are tried at a time beside the others: half as many after each death, more with each that gets a token. One that was
 tried alone when `MAX_TRIALS` engines died ends with an error.
+
+Where prefill and decode are apart, a prompt may be computed by a replica of its own:
+
+    submit ──► router ──► decode replica ◄── blocks ── prefill replica ◄── the prompt, as a request for one token
+                               └──► deltas
+
+Both get it at once, and blocks travel as they are computed. The request itself is complete without them: whatever
+happens to the prefill replica, the decode replica computes what does not come.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
+import itertools
 import logging
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from headway.core.blocks import block_digests, root_digest
+from headway.core.request_options import RequestOptions
+from headway.core.roles import PrefillChoice, Roles, computes_elsewhere
 from headway.core.routing import CacheReport, Router, expected_tokens
 from headway.errors import ConfigError, EngineStartError, EngineUnavailableError, InvalidRequestError
 from headway.outputs import Told
@@ -32,6 +46,7 @@ from headway.rpc.channel import News
 from headway.rpc.messages import (
     AbortRequests,
     AddRequest,
+    BlockExchange,
     BlockSnapshot,
     CacheNews,
     Delta,
@@ -43,7 +58,18 @@ from headway.rpc.messages import (
     Watch,
 )
 from headway.rpc.streams import CacheEvent, CacheStream, RequestStream, SnapshotStream, present_state
-from headway.rpc.supervision import TICK_S, Backoff, EngineSpec, Patience, Replica, ScalingRule, divided
+from headway.rpc.supervision import (
+    TICK_S,
+    Backoff,
+    EngineSpec,
+    Patience,
+    Replica,
+    ScalingRule,
+    apart,
+    divided,
+    options_apart,
+)
+from headway.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +85,14 @@ FAILED_START_S = 30.0
 """Until it is tried again."""
 TOO_MANY_DEATHS = "the engine stopped again and again when it came to this request"
 SHUTTING_DOWN = "the server is shutting down"
+SLOW_PREFILL = 4.0
+"""A prompt that takes so many times as long as was expected is not waited for any more."""
+LEAST_PREFILL_S = 10.0
+"""But as long as this."""
+UNKNOWN_PREFILL_S = 60.0
+"""And so long where nothing can be expected, before a replica has computed anything."""
+SECRET_BYTES = 32
+_PREFILL_PARAMS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +116,7 @@ class Cluster(Protocol):
 class _Open:
     """A request that was submitted and has neither ended nor been aborted."""
 
-    __slots__ = ("num_deaths", "num_trials", "parked_s", "replica", "request", "stream", "told")
+    __slots__ = ("blocks_at", "num_deaths", "num_trials", "parked_s", "replica", "request", "stream", "told")
 
     def __init__(self, request: AddRequest, stream: RequestStream) -> None:
         self.request = request
@@ -91,6 +125,7 @@ class _Open:
         self.parked_s = 0.0  # since when
         self.num_deaths = 0  # of engines that had it, since its last token
         self.num_trials = 0  # of these, while it was tried alone
+        self.blocks_at: str | None = None  # where its prompt is computed, "": where it answers; None: not decided
         self.told: list[Told] | None = None
         params = request.params
         if params is not None and params.can_stream:
@@ -108,9 +143,74 @@ class _Open:
 
     def message(self) -> AddRequest:
         """What a replica is to do now."""
+        request, blocks_at = self.request, self.blocks_at or ""
+        if request.options.blocks_at != blocks_at:  # nobody else may say where to fetch something from
+            options = dataclasses.replace(request.options, blocks_at=blocks_at)
+            request = msgspec.structs.replace(request, options=options)
         if self.told is None or not any(own.token_ids or own.is_finished for own in self.told):
-            return self.request
-        return msgspec.structs.replace(self.request, told=self.told)
+            return request
+        return msgspec.structs.replace(request, told=self.told)
+
+
+Outcome = Literal["elsewhere", "here", "failed", "aborted"]
+"""elsewhere: a prefill replica has computed the prompt · here: that was not worth it · failed: it was begun there, and
+not finished · aborted: its client left meanwhile."""
+
+
+@dataclass(eq=False, slots=True)
+class _Prefill:
+    """A prompt that a prefill replica computes."""
+
+    request_id: str
+    """Its own there."""
+    of: str
+    """The request that it is for."""
+    replica: Replica
+    until_s: float
+
+
+class _Prefills:
+    """Prompts that prefill replicas compute, and how they ended."""
+
+    def __init__(self, router: str) -> None:
+        self.router = Router(router, block_size=1, counts_uncached=True)
+        self.num_by_outcome: dict[Outcome, int] = {"elsewhere": 0, "here": 0, "failed": 0, "aborted": 0}
+        self._live: dict[str, _Prefill] = {}
+        self._by_request: dict[str, _Prefill] = {}
+        self._ids = itertools.count()
+
+    def next_id(self) -> str:
+        """For a request of its own."""
+        return f"#prefill-{next(self._ids)}"
+
+    def add(self, prefill: _Prefill) -> None:
+        """It has been sent."""
+        self._live[prefill.request_id] = self._by_request[prefill.of] = prefill
+
+    def of_request(self, request_id: str) -> _Prefill | None:
+        """What is being computed for a request."""
+        return self._by_request.get(request_id)
+
+    def at(self, replica: Replica) -> list[_Prefill]:
+        """What a replica has to compute."""
+        return [prefill for prefill in self._live.values() if prefill.replica is replica]
+
+    def late(self, now_s: float) -> list[_Prefill]:
+        """What has taken too long."""
+        return [prefill for prefill in self._live.values() if prefill.until_s < now_s]
+
+    def take(self, deltas: Sequence[Delta]) -> None:
+        """Its tokens mean nothing, its end does."""
+        for delta in deltas:
+            prefill = self._live.get(delta.request_id)
+            if prefill is not None and delta.is_last:
+                self.end(prefill, "elsewhere" if delta.error is None else "failed")
+
+    def end(self, prefill: _Prefill, outcome: Outcome) -> None:
+        """It has ended, or is not waited for."""
+        del self._live[prefill.request_id], self._by_request[prefill.of]
+        self.router.end(prefill.request_id)
+        self.num_by_outcome[outcome] += 1
 
 
 class EngineClient:
@@ -130,24 +230,39 @@ class EngineClient:
         cluster: Cluster | None = None,
         scaling: ScalingRule | None = None,
         reports_caches: bool = False,
+        roles: Roles | None = None,
+        carrier: Literal["auto", "tcp"] = "auto",
     ) -> None:
         """`options` are those of `EngineConfig`, flat. `factory` names another engine, see `engine_process`. Without
         `resumes`, requests end with the process that has them. Engines run on this machine, or on a `cluster`;
         `num_replicas` of them, with `scaling` in the beginning. `reports_caches`: replicas tell what their prefix
-        caches hold even where the router does not ask, so that it can be followed."""
+        caches hold even where the router does not ask, so that it can be followed. `roles`: prefill and decode apart,
+        on this machine, in place of `num_replicas`; `carrier`: what their blocks travel over, as in `BlockExchange`."""
+        if roles is not None:
+            if scaling is not None or cluster is not None:
+                raise ConfigError("roles are for a fixed number of replicas of this machine, without Ray and scaling.")
+            num_replicas, options = roles.num_replicas, options_apart(options or {})
         most = num_replicas if scaling is None else scaling.most
         if not (1 if scaling is None else scaling.least) <= num_replicas <= most:
             raise ConfigError(f"There must be at least one replica, within the limits of scaling, not {num_replicas}.")
         self._scaling = scaling
         self._patience = patience or Patience()
         self._resumes = resumes
-        self._router = Router(router, block_size=1)  # learnt when the first replica is ready
-        is_reported = reports_caches or (most > 1 and self._router.needs_digests)
+        self._router = Router(router, block_size=1, counts_uncached=roles is not None)  # the size is learnt later
+        is_reported = reports_caches or roles is not None or (most > 1 and self._router.needs_digests)
         spec = EngineSpec(dict(options or {}), factory, log_level, reports_cache=is_reported)
+        specs = (divided if cluster is None else cluster.specs)(spec, most)
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._prefills: _Prefills | None = None
+        if roles is not None:
+            self._prefills, self._folder = _Prefills(router), tempfile.TemporaryDirectory(prefix="headway-")
+            exchange = BlockExchange("decode", self._folder.name, carrier, os.urandom(SECRET_BYTES))
+            specs = apart(specs, roles, exchange)
         self.replicas = [
             Replica(place, own, self, patience=self._patience, backoff=backoff(), rests=place >= num_replicas)
-            for place, own in enumerate((divided if cluster is None else cluster.specs)(spec, most))
+            for place, own in enumerate(specs)
         ]
+        self._answering = [replica for replica in self.replicas if replica.role != "prefill"]
         self.num_resumed = 0
         """How often a request went on in another process."""
         self._open: dict[str, _Open] = {}
@@ -193,6 +308,8 @@ class EngineClient:
         for viewers in self._viewers.values():
             for viewer in viewers.copy():
                 viewer.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     async def restart(self, drain_s: float = 0.0) -> None:
         """Replace the processes one after the other, each when the one before is ready again. Requests end where they
@@ -214,7 +331,12 @@ class EngineClient:
             return self.replicas[0].stats
         if all(replica.stats is None for replica in self.replicas):
             return None
-        return summed([replica.stats or _unused(replica) for replica in self.replicas])
+        return summed([_counted(replica) for replica in self.replicas])
+
+    @property
+    def prefill_outcomes(self) -> Mapping[str, int]:
+        """Where prompts were computed, and how that ended; empty unless prefill and decode are apart."""
+        return {} if self._prefills is None else dict(self._prefills.num_by_outcome.items())
 
     @property
     def num_restarts(self) -> int:
@@ -226,7 +348,7 @@ class EngineClient:
         """Good only while requests are taken and make progress, by one replica at least."""
         if self._closing:
             return Health(False, SHUTTING_DOWN)
-        problems = [replica.problem for replica in self.replicas]
+        problems = [replica.problem for replica in self._answering]
         if None in problems:
             return _HEALTHY
         return Health(False, problems[0] or ENGINE_STOPPED)
@@ -262,18 +384,21 @@ class EngineClient:
 
     def _place(self, own: _Open) -> bool:
         """Send it to a replica, if there is one."""
-        if self._closing or not any(replica.is_ready for replica in self.replicas):
+        if self._closing or not any(replica.is_ready for replica in self._answering):
             return False
         if own.num_deaths >= SUSPECT_DEATHS:
             if own not in self._tried and len(self._tried) >= self._most_tried:
                 return False
             self._tried.add(own)
-        request = own.message()
         replica = self.replicas[0] if len(self.replicas) == 1 else self.replicas[self._route(own)]
+        if self._prefills is not None and own.blocks_at is None:
+            own.blocks_at = self._begin_prefill(own, replica, self._prefills)
+        request = own.message()
         is_known = request.params is replica.sent_params
         try:
             replica.send(msgspec.structs.replace(request, params=None) if is_known else request)
         except (UnicodeEncodeError, OverflowError, TypeError) as error:
+            self._end_prefill(request.request_id, "failed")
             self._router.end(request.request_id)
             raise InvalidRequestError("The request has a text or a number that cannot be stored.") from error
         replica.sent_params = request.params
@@ -288,17 +413,74 @@ class EngineClient:
         num_told = sum(len(each.token_ids) for each in told)
         num_answer = request.params.n * expected_tokens(max_tokens, request.options.predicted_tokens) - num_told
 
-        def digests() -> Sequence[bytes]:
-            num_blocks = len(prompt) // info.block_size
-            tokens = tuple(prompt[: num_blocks * info.block_size])
-            return block_digests(root_digest(request.options.cache_salt), tokens, info.block_size)
-
         return self._router.route(
             request.request_id,
             num_prompt_tokens=len(prompt) + num_told,
             num_answer_tokens=max(num_answer, 1),
-            digests=digests,
+            digests=functools.partial(_digests, request, len(prompt) // info.block_size, info.block_size),
         )
+
+    def _begin_prefill(self, own: _Open, decode: Replica, prefills: _Prefills) -> str:
+        """Have a prompt computed by a prefill replica, if that is better. Returns where its blocks come from."""
+        request, info, params = own.request, decode.info, own.request.params
+        assert info is not None and params is not None
+        prompt, block_size = request.prompt_token_ids, info.block_size
+        num_uncached = self._router.num_uncached(request.request_id)
+        num_whole = (len(prompt) - 1) // block_size  # the last token is computed where the answer is
+        num_blocks = max(num_whole - (len(prompt) - num_uncached) // block_size, 0)
+        needs_all = params.prompt_logprobs is not None or params.pooling is not None
+        if needs_all or not num_blocks or not prefills.router.has_healthy:
+            prefills.num_by_outcome["here"] += 1
+            return ""
+        request_id = prefills.next_id()
+        place = prefills.router.route(
+            request_id,
+            num_prompt_tokens=num_whole * block_size,
+            num_answer_tokens=1,
+            digests=functools.partial(_digests, request, num_whole, block_size),
+        )
+        replica = self.replicas[place]
+        here, there = decode.stats or EngineStats(), replica.stats or EngineStats()
+        choice = PrefillChoice(
+            num_uncached=num_uncached,
+            # A beginning that is cached there counts as if its queue were shorter.
+            num_queued_prefill=max(prefills.router.num_prompt_tokens(place) - num_uncached, 0),
+            num_queued_decode=self._router.num_prompt_tokens(decode.place) - num_uncached,
+            num_generating=self._router.num_generating(decode.place),
+            prefill_token_s=there.prompt_token_s or here.prompt_token_s,
+            decode_token_s=here.prompt_token_s or there.prompt_token_s,
+            transfer_s=here.transfer_block_s * num_blocks,
+            num_blocks=num_blocks,
+        )
+        if replica.info is None or not computes_elsewhere(choice):
+            prefills.router.end(request_id)
+            prefills.num_by_outcome["here"] += 1
+            return ""
+        options = RequestOptions(
+            priority=request.options.priority,
+            tenant=request.options.tenant,
+            ttft_target_s=request.options.ttft_target_s,
+            cache_salt=request.options.cache_salt,
+        )
+        expected_s = choice.prefill_token_s * prefills.router.num_prompt_tokens(place)
+        allowed_s = max(LEAST_PREFILL_S, SLOW_PREFILL * expected_s) if expected_s else UNKNOWN_PREFILL_S
+        until_s = asyncio.get_running_loop().time() + allowed_s
+        prefills.add(_Prefill(request_id, request.request_id, replica, until_s))
+        try:
+            replica.send(AddRequest(request_id, prompt[: num_whole * block_size], _PREFILL_PARAMS, options))
+        except (UnicodeEncodeError, OverflowError, TypeError):  # as it is going to be said of the request itself
+            self._end_prefill(request.request_id, "failed")
+            return ""
+        replica.sent_params = _PREFILL_PARAMS
+        self._router.note_elsewhere(request.request_id, len(prompt) - num_whole * block_size)
+        return f"{replica.info.blocks_at}#{request_id}"
+
+    def _end_prefill(self, request_id: str, outcome: Outcome) -> None:
+        """What is computed for a request is not needed any more, or not waited for."""
+        prefill = None if self._prefills is None else self._prefills.of_request(request_id)
+        if self._prefills is not None and prefill is not None:
+            self._prefills.end(prefill, outcome)
+            self._abort_at(prefill.replica, prefill.request_id)
 
     def _park(self, own: _Open) -> None:
         """It waits until there is a replica."""
@@ -310,6 +492,7 @@ class EngineClient:
         own.stream.push(Delta(request_id, finish_reason="error", error=why, error_status=status, is_last=True))
 
     def _forget(self, request_id: str) -> _Open | None:
+        self._end_prefill(request_id, "failed")
         self._router.end(request_id)
         own = self._open.pop(request_id, None)
         if own is not None and own in self._tried:
@@ -335,12 +518,16 @@ class EngineClient:
             return True
 
     def _abort(self, request_id: str) -> None:
-        """All aborts of one turn of the event loop travel together."""
+        self._end_prefill(request_id, "aborted")
         own = self._forget(request_id)
         if own is not None and own.replica is not None:
-            if not self._aborted:
-                asyncio.get_running_loop().call_soon(self._send_aborts)
-            self._aborted.setdefault(own.replica, []).append(request_id)
+            self._abort_at(own.replica, request_id)
+
+    def _abort_at(self, replica: Replica, request_id: str) -> None:
+        """All aborts of one turn of the event loop travel together."""
+        if not self._aborted:
+            asyncio.get_running_loop().call_soon(self._send_aborts)
+        self._aborted.setdefault(replica, []).append(request_id)
 
     def _send_aborts(self) -> None:
         aborted, self._aborted = self._aborted, {}
@@ -367,7 +554,7 @@ class EngineClient:
         return follower
 
     def _present_cache(self, place: int) -> list[CacheEvent]:
-        index, info = self._router.index, self.info
+        index, info = self._router_of(self.replicas[place]).index, self.info
         return present_state(
             index.blocks_of(place),
             place=place,
@@ -401,7 +588,7 @@ class EngineClient:
                 viewer.push(news)
 
     def _take_report(self, replica: Replica, report: CacheReport) -> None:
-        is_known = self._router.index.take(replica.place, report)
+        is_known = self._router_of(replica).index.take(replica.place, report)
         if not is_known:
             replica.send(TellCache())
         block_size = 0 if replica.info is None else replica.info.block_size
@@ -414,6 +601,8 @@ class EngineClient:
 
     def _take_step(self, replica: Replica, step: StepBatch) -> None:
         requests, routes = self._open, len(self.replicas) > 1
+        if self._prefills is not None and replica.role == "prefill":
+            self._prefills.take(step.deltas)
         for request_id in step.begun:
             own = requests.get(request_id)
             if own is not None and own.replica is replica:
@@ -452,8 +641,9 @@ class EngineClient:
     def note_ready(self, replica: Replica) -> None:
         """A replica takes requests: those that wait go on there."""
         assert replica.info is not None
-        self._router.block_size = replica.info.block_size
-        self._router.add(replica.place, max_num_seqs=replica.info.max_num_seqs)
+        router = self._router_of(replica)
+        router.block_size = replica.info.block_size
+        router.add(replica.place, max_num_seqs=replica.info.max_num_seqs)
         if self._viewers[replica.place]:
             self._tell_watching(replica.place)
         if num_placed := self._place_parked():
@@ -461,7 +651,9 @@ class EngineClient:
 
     def note_loss(self, replica: Replica) -> None:
         """A replica is gone: what it had goes on elsewhere, or ends."""
-        self._router.remove(replica.place)
+        if self._prefills is not None and replica.role == "prefill":
+            self._lose_prefills(replica, self._prefills)
+        self._router_of(replica).remove(replica.place)
         for follower in self._followers:
             follower.start_anew(replica.place)
         lost = [own for own in self._open.values() if own.replica is replica]
@@ -483,12 +675,24 @@ class EngineClient:
 
     def note_problem(self, replica: Replica) -> None:
         """A replica that gives no sign of life gets no new requests while others can take them."""
-        self._router.suspend(replica.place, replica.is_leaving or replica.problem is not None)
+        self._router_of(replica).suspend(replica.place, replica.is_leaving or replica.problem is not None)
+
+    def _router_of(self, replica: Replica) -> Router:
+        return self._prefills.router if self._prefills is not None and replica.role == "prefill" else self._router
+
+    def _lose_prefills(self, replica: Replica, prefills: _Prefills) -> None:
+        """Decode replicas notice by themselves that no blocks come; nobody asks this process again."""
+        for prefill in prefills.at(replica):
+            prefills.end(prefill, "failed")
+        address = "" if replica.info is None else f"{replica.info.blocks_at}#"
+        for own in self._open.values():
+            if address and own.blocks_at and own.blocks_at.startswith(address):
+                own.blocks_at = ""
 
     def _note_leaving(self, replica: Replica) -> None:
         """A process shuts down by itself, and refuses requests."""
         replica.is_leaving = True
-        self._router.suspend(replica.place, True)
+        self._router_of(replica).suspend(replica.place, True)
 
     def _move(self, own: _Open) -> None:
         self.num_resumed += 1
@@ -527,26 +731,51 @@ class EngineClient:
             await asyncio.sleep(FAILED_START_S)
 
     async def _watch_parked(self) -> None:
-        """Requests do not wait for ever."""
+        """Requests do not wait for ever, neither for an engine nor for a prompt."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(TICK_S)
+            for prefill in () if self._prefills is None else self._prefills.late(loop.time()):
+                self._end_prefill(prefill.of, "failed")
             oldest_s = loop.time() - self._patience.resume_s
             for own in list(self._open.values()):
                 if own.replica is None and own.parked_s < oldest_s:
                     self._fail(own, ENGINE_STOPPED)
 
 
-def _unused(replica: Replica) -> EngineStats:
-    """The numbers of a replica that has made no step yet."""
-    return EngineStats(num_free_blocks=0 if replica.info is None else replica.info.num_blocks)
+def _digests(request: AddRequest, num_blocks: int, block_size: int) -> Sequence[bytes]:
+    """Of the first blocks of a prompt."""
+    tokens = tuple(request.prompt_token_ids[: num_blocks * block_size])
+    return block_digests(root_digest(request.options.cache_salt), tokens, block_size)
 
 
-_COUNTS = tuple(
-    field.name
-    for field in msgspec.structs.fields(EngineStats)
-    if field.name not in ("step_s", "schedule_s", "kind", "num_step_tokens", "num_accepted_at")
+def _counted(replica: Replica) -> EngineStats:
+    """A replica's numbers, as they count among those of all. A prompt that is computed for another replica counts
+    there."""
+    if replica.stats is None:  # it has made no step yet
+        return EngineStats(num_free_blocks=0 if replica.info is None else replica.info.num_blocks)
+    if replica.role != "prefill":
+        return replica.stats
+    return msgspec.structs.replace(replica.stats, **dict.fromkeys(_OF_REQUESTS, 0))
+
+
+_OF_REQUESTS = (
+    "prompt_tokens",
+    "generation_tokens",
+    "num_queried_tokens",
+    "num_hit_tokens",
+    "num_saved_tokens",
 )
+_OF_A_STEP = (
+    "step_s",
+    "schedule_s",
+    "kind",
+    "num_step_tokens",
+    "num_accepted_at",
+    "prompt_token_s",
+    "transfer_block_s",
+)
+_COUNTS = tuple(field.name for field in msgspec.structs.fields(EngineStats) if field.name not in _OF_A_STEP)
 
 
 def summed(each: Sequence[EngineStats]) -> EngineStats:

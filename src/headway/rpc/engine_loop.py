@@ -21,6 +21,7 @@ from headway.engine.llm_engine import LLMEngine
 from headway.engine.step_report import StepReport
 from headway.errors import HeadwayError, InvalidRequestError
 from headway.outputs import LogprobsOfOnePosition, RequestMetrics, RequestOutput, Streaming
+from headway.rpc.block_transfer import BlockServer, PeerBlocks
 from headway.rpc.engine_report import EngineCounters, SnapshotMaker
 from headway.rpc.messages import (
     AbortRequests,
@@ -86,10 +87,13 @@ class EngineLoop:
         *,
         counted: EngineStats | None = None,
         reports_cache: bool = False,
+        blocks: BlockServer | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`blocks`: hands out this engine's KV blocks between two steps."""
         self._engine = engine
         self._channel = channel
+        self._blocks = blocks
         self._now = now
         self._counters = EngineCounters(engine.core.scheduler, engine.beams, counted=counted)
         prefix_cache = engine.core.scheduler.kv_cache.prefix_cache
@@ -105,6 +109,7 @@ class EngineLoop:
         self._stats_are_stale = False
         self._is_prepared = False  # whether the first grammar need not wait for the tokenizer's trie
         self._has_checked = True  # whether blocks and requests were found to agree since the last step
+        self._has_blocks_to_serve = False
         self._num_failed_steps = 0
         self._drain_until_s: float | None = None
         self._turn_started_s: float | None = None
@@ -145,6 +150,7 @@ class EngineLoop:
             self._channel.send(self._snapshots.blocks())
         has_told = is_idle and self._tell_cache()
         has_nothing_to_do = (is_idle and not has_told) or (not self._line and self._engine.core.only_waits_for_blocks)
+        has_nothing_to_do = has_nothing_to_do and not self._has_blocks_to_serve
         may_sleep = has_nothing_to_do and not self._is_in_doubt and self._drain_until_s is None
         self._turn_started_s = None
         idle_s = COMPILE_POLL_S if self._compiling else IDLE_S
@@ -158,9 +164,16 @@ class EngineLoop:
             self._take_compiled()
         if not self._is_in_doubt:
             self._admit_line()
+        if self._blocks is not None:
+            self._serve_blocks(self._blocks)
         if self._refused:
             self._send_step(self._refused)
             self._refused = []
+
+    def _serve_blocks(self, blocks: BlockServer) -> None:
+        num_before = blocks.num_sent_blocks
+        self._has_blocks_to_serve = blocks.serve()
+        self._stats_are_stale |= blocks.num_sent_blocks > num_before
 
     def _take(self, message: ToEngine | UnreadableRequest) -> None:
         if isinstance(message, AddRequest):
@@ -182,13 +195,17 @@ class EngineLoop:
 
     def _take_request(self, request: AddRequest) -> None:
         """Into the line, with parameters of its own."""
+        if self._blocks is not None:
+            self._blocks.note_request(request.request_id)
         if request.params is None:
             request = msgspec.structs.replace(request, params=self._last_params)
         self._last_params = request.params
         if self._drain_until_s is not None:
             self._refused.append(_failure(request.request_id, SHUTTING_DOWN, status=503))
+            self._forget(request.request_id)
         elif request.params is None:
             self._refused.append(_failure(request.request_id, NO_PARAMS, status=400, param="params"))
+            self._forget(request.request_id)
         else:
             self._queue(request, request.params)
 
@@ -221,6 +238,7 @@ class EngineLoop:
                 self._line.append(request)
 
     def _refuse(self, request_id: str, error: BaseException) -> None:
+        self._forget(request_id)
         if isinstance(error, InvalidRequestError):
             self._refused.append(_failure(request_id, str(error), status=error.http_status, param=error.param))
         else:
@@ -271,6 +289,8 @@ class EngineLoop:
     def _forget(self, request_id: str) -> None:
         self._live.discard(request_id)
         self._silent.discard(request_id)
+        if self._blocks is not None:
+            self._blocks.note_end(request_id)
 
     def _check_itself(self) -> None:
         """There has been nothing to do for a while."""
@@ -311,7 +331,12 @@ class EngineLoop:
 
     def _send_step(self, deltas: list[Delta], *, begun: Sequence[str] = ()) -> None:
         self._stats_are_stale = False
-        self._channel.send(StepBatch(deltas, self._counters.stats(), list(begun)))
+        if self._blocks is not None:
+            self._counters.count_sent(num_blocks=self._blocks.num_sent_blocks, num_early=self._blocks.num_early_blocks)
+        stats, transfers = self._counters.stats(), self._engine.core.executor.transfers
+        if transfers is not None and isinstance(transfers.peers, PeerBlocks):
+            stats.transfer_block_s = transfers.peers.block_s
+        self._channel.send(StepBatch(deltas, stats, list(begun)))
 
     def _add_deltas(self, deltas: list[Delta], output: RequestOutput, errors: Mapping[str, str] = NO_ERRORS) -> None:
         """A delta for each completion that has news; the last of a request that has ended says so. Why a request failed

@@ -24,16 +24,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headway.errors import HeadwayError
+from headway.errors import ConfigError, HeadwayError
 from headway.rpc.channel import BrokenFrameError, ChannelClosedError, EngineChannel
-from headway.rpc.messages import EngineReady, Heartbeat, Start, StartUpFailed
+from headway.rpc.messages import BlockExchange, EngineReady, Heartbeat, Start, StartUpFailed
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
+    from headway.rpc.block_transfer import BlockServer, Carrier
     from headway.rpc.engine_loop import EngineLoop
     from headway.rpc.shared_channel import SharedChannel
 
@@ -167,6 +169,7 @@ def _build_and_run(
 ) -> int:
     try:
         engine = _load_factory(factory)(dict(start.options))
+        blocks = None if start.blocks is None else _exchange_blocks(engine, start.blocks, channel.wake)
         _warm_up(engine)
         spare_the_collector()
     except HeadwayError as error:
@@ -176,11 +179,38 @@ def _build_and_run(
         return _fail_to_start(channel, f"{type(error).__name__}: {error}")
     try:
         if listener is None:
-            channel.send(_ready(engine))
-            return _run(engine, channel, start, pulse)
+            channel.send(_ready(engine, "" if blocks is None else blocks.address))
+            return _run(engine, channel, start, pulse, blocks)
         return _run(engine, _shared(channel, listener, start, _ready(engine), pulse), start, pulse)
     finally:
+        if blocks is not None:
+            blocks.close()
         engine.shutdown()
+
+
+def _exchange_blocks(engine: LLMEngine, exchange: BlockExchange, wake: Callable[[], None]) -> BlockServer | None:
+    """Let an engine have blocks of others, or others its own."""
+    from headway.kv.host_blocks import HostBlocks
+    from headway.rpc.block_transfer import BlockServer, EngineBlocks, PeerBlocks, fingerprint
+
+    transfers, device = engine.core.executor.transfers, engine.plan.device
+    if transfers is None or not isinstance(transfers.slots, HostBlocks):
+        raise ConfigError("An engine with a role needs host memory for KV blocks (host_cache_memory), and has none.")
+    if exchange.role == "decode":
+        cuda_device = int(device.partition(":")[2] or 0) if device.startswith("cuda") else None
+        transfers.peers = PeerBlocks(fingerprint=fingerprint(engine), secret=exchange.secret, cuda_device=cuda_device)
+        return None
+    own: Carrier = "cuda" if device.startswith("cuda") else "shm"
+    return BlockServer(
+        EngineBlocks(engine.core.scheduler.kv_cache, transfers.slots),
+        carrier=own if exchange.carrier == "auto" else exchange.carrier,
+        fingerprint=fingerprint(engine),
+        folder=Path(exchange.folder),
+        host="127.0.0.1",
+        secret=exchange.secret,
+        device=device if device.startswith("cuda") else "cpu",
+        wake=wake,
+    )
 
 
 def _shared(
@@ -219,10 +249,16 @@ def _receive_start(channel: EngineChannel) -> Start:
     return messages[0]
 
 
-def _run(engine: LLMEngine, channel: EngineChannel | SharedChannel, start: Start, pulse: Pulse) -> int:
+def _run(
+    engine: LLMEngine,
+    channel: EngineChannel | SharedChannel,
+    start: Start,
+    pulse: Pulse,
+    blocks: BlockServer | None = None,
+) -> int:
     from headway.rpc.engine_loop import EngineLoop  # brings torch, which a wrong option need not wait for
 
-    loop = EngineLoop(engine, channel, counted=start.counted, reports_cache=start.reports_cache)
+    loop = EngineLoop(engine, channel, counted=start.counted, reports_cache=start.reports_cache, blocks=blocks)
     pulse.follow(loop)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain(SIGTERM_DRAIN_S))
     try:
@@ -236,7 +272,7 @@ def _run(engine: LLMEngine, channel: EngineChannel | SharedChannel, start: Start
     return 0
 
 
-def _ready(engine: LLMEngine) -> EngineReady:
+def _ready(engine: LLMEngine, blocks_at: str = "") -> EngineReady:
     from headway.engine.engine_core import STORE_REST_S
     from headway.loader.embedded import MODEL_NAME
 
@@ -256,6 +292,7 @@ def _ready(engine: LLMEngine) -> EngineReady:
         prefix_caching=kv_cache.prefix_cache is not None,
         num_host_slots=0 if kv_cache.host_tier is None else kv_cache.host_tier.num_slots,
         exit_s=STORE_REST_S if engine.config.cache.disk_cache else 0.0,
+        blocks_at=blocks_at,
     )
 
 

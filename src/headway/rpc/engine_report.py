@@ -82,6 +82,7 @@ class EngineCounters:
         stats.num_used_blocks = kv_cache.num_used_blocks
         stats.num_used_slots = scheduler.num_used_slots
         stats.num_table_entries = kv_cache.num_table_entries
+        stats.prompt_token_s = scheduler.pace.step_time.per_token_s or 0.0
         if kv_cache.prefix_cache is not None:
             self._count_cache(kv_cache.prefix_cache.stats)
         if kv_cache.host_tier is not None:
@@ -92,6 +93,11 @@ class EngineCounters:
         if scheduler.speculation is not None:
             self._count_drafts(scheduler.speculation.stats, scheduler.speculation.accepted_at)
         return stats
+
+    def count_sent(self, *, num_blocks: int, num_early: int) -> None:
+        """Blocks that have gone to other engines since the start."""
+        self._stats.num_sent_blocks = self._before.num_sent_blocks + num_blocks
+        self._stats.num_early_blocks = self._before.num_early_blocks + num_early
 
     def _count_cache(self, found: PrefixCacheStats) -> None:
         stats, before, beams = self._stats, self._before, self._beams.lookups

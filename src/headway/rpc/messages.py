@@ -19,6 +19,7 @@ from headway.sampling_params import SamplingParams
 
 StepKind = Literal["decode", "prefill", "mixed"]
 """decode: one token for each request · prefill: chunks of prompts only · mixed: both."""
+Role = Literal["prefill", "decode"]
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True):
@@ -30,6 +31,18 @@ class _Part(msgspec.Struct, array_like=True, gc=False):
 
 
 # ---- to the engine --------------------------------------------------------------------------------------------------
+
+
+class BlockExchange(_Part):
+    """How KV blocks go from engines that compute prompts to those that answer."""
+
+    role: Role
+    """prefill: this engine hands them out · decode: it fetches them."""
+    folder: str
+    """For sockets; nobody else's."""
+    carrier: Literal["auto", "tcp"] = "auto"
+    """auto: what the processes of one machine share. tcp: over the network, with the secret."""
+    secret: bytes = b""
 
 
 class Start(_Message):
@@ -46,6 +59,8 @@ class Start(_Message):
     """Whether it is to tell which blocks its prefix cache holds."""
     cores: list[int] = []
     """The cores that it may run on, where it is not to take all of them."""
+    blocks: BlockExchange | None = None
+    """Where prefill and decode are apart: its part in that."""
 
 
 class AddRequest(_Message):
@@ -110,6 +125,8 @@ class EngineReady(_Message):
     """What the engine may take to store blocks when it is ended."""
     hidden_size: int = 0
     """The length of the model's vectors."""
+    blocks_at: str = ""
+    """Where it hands out KV blocks, if it does: see `block_transfer`."""
 
 
 class StartUpFailed(_Message):
@@ -239,6 +256,14 @@ class EngineStats(_Part):
     """Of these, what was right."""
     num_accepted_at: list[int] = []
     """How much of that at each place of a draft."""
+    prompt_token_s: float = 0.0
+    """What a prompt token adds to a step, as learnt from those that have run; 0: not known."""
+    num_sent_blocks: int = 0
+    """Blocks that went to other engines."""
+    num_early_blocks: int = 0
+    """Of these, while the rest of their prompt was being computed."""
+    transfer_block_s: float = 0.0
+    """What a block from another engine takes to come; 0: not known."""
 
 
 class StepBatch(_Message):

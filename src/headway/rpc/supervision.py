@@ -19,15 +19,25 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
 
+from headway.core.roles import Roles
 from headway.errors import ConfigError, EngineStartError
 from headway.rpc.channel import EXIT_GRACE_S, EngineConnection, Home, LocalHome, News
-from headway.rpc.messages import EngineReady, EngineStats, Heartbeat, Shutdown, Start, StepBatch
+from headway.rpc.messages import (
+    BlockExchange,
+    EngineReady,
+    EngineStats,
+    Heartbeat,
+    Role,
+    Shutdown,
+    Start,
+    StepBatch,
+)
 from headway.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -206,6 +216,8 @@ class EngineSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     home: Home | None = None
     """Where its process comes from; None: it is started here, for this front end alone."""
+    blocks: BlockExchange | None = None
+    """Its part, where prefill and decode are apart."""
 
     @property
     def num_ranks(self) -> int:
@@ -246,6 +258,37 @@ def visible_gpus() -> list[str]:
         return []
 
 
+GPU_HOST_MEMORY = 2**30
+CPU_HOST_MEMORY = 2**28
+"""Where blocks arrive, if nothing is said: room for them is needed only until they are copied in."""
+
+
+def apart(specs: Sequence[EngineSpec], roles: Roles, exchange: BlockExchange) -> list[EngineSpec]:
+    """The same with their parts: those that answer come first."""
+    parts: dict[Role, int] = {"decode": roles.num_decode, "prefill": roles.num_prefill}
+    each = [role for role, number in parts.items() for _ in range(number)]
+    return [
+        replace(spec, blocks=msgspec.structs.replace(exchange, role=role))
+        for spec, role in zip(specs, each, strict=True)
+    ]
+
+
+def options_apart(options: Mapping[str, Any]) -> dict[str, Any]:
+    """An engine's options where prefill and decode are apart: there is room for blocks to arrive in. What does not go
+    with that is refused."""
+    if sys.platform != "linux":
+        raise ConfigError("roles need Linux, for the memory that engine processes share.")
+    if not options.get("enable_prefix_caching", True):
+        raise ConfigError("roles need the prefix cache, by which blocks are found; it is switched off.")
+    if options.get("draft_model") is not None:
+        raise ConfigError("roles do not go with a draft model, whose blocks would have to travel as well.")
+    if options.get("preemption_mode") == "recompute":
+        raise ConfigError("roles do not go with --preemption-mode recompute: blocks that come are copied in.")
+    given = options.get("host_cache_memory")
+    has_gpu = options.get("device") != "cpu" and bool(visible_gpus())
+    return {**options, "host_cache_memory": given or (GPU_HOST_MEMORY if has_gpu else CPU_HOST_MEMORY)}
+
+
 class Owner(Protocol):
     """Who wants to know."""
 
@@ -276,6 +319,8 @@ class Replica:
         rests: bool = False,
     ) -> None:
         self.place = place
+        self.role: Role | None = None if spec.blocks is None else spec.blocks.role
+        """None: it does everything."""
         self.info: EngineReady | None = None
         """What the engine said of itself when it got ready; stays while it is being restarted."""
         self.stats: EngineStats | None = None
@@ -408,6 +453,7 @@ class Replica:
             heartbeat_s=self._watchdog.patience.heartbeat_s,
             reports_cache=spec.reports_cache,
             cores=list(spec.cores),
+            blocks=spec.blocks,
         )
         self.info = await connection.open(start, spec.home or LocalHome(spec.factory, spec.environment))
         if connection.lost.is_set():  # it said that it was ready, and died

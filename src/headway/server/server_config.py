@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.config import check_values, option
+from headway.core.roles import Roles
 from headway.core.routing import ROUTERS
 from headway.errors import ConfigError
 from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
@@ -102,6 +103,12 @@ class ServerConfig:
     max_replicas: int = option(
         0, "As many there may be: one is added when requests have waited for 5 seconds. 0: as many as --replicas."
     )
+    roles: str | None = option(
+        None,
+        "Prefill and decode apart, e.g. prefill=1,decode=2: so many engine processes in place of --replicas. Those of "
+        "the first kind compute prompts where that makes others wait less, and send KV blocks to those that answer.",
+        metavar="ROLES",
+    )
     ray: bool = option(
         False,
         "Run the replicas on the nodes and GPUs of a Ray cluster, which front ends share. Starts one here if there is "
@@ -189,6 +196,8 @@ class ServerConfig:
                 raise ConfigError(f"allowed_host must be a name without a port, like example.org, or *; not {name!r}.")
         if not 1 <= (self.min_replicas or self.replicas) <= self.replicas <= (self.max_replicas or self.replicas):
             raise ConfigError("replicas must be at least min_replicas and at most max_replicas.")
+        if self.roles is not None:
+            self._check_roles(Roles.parse(self.roles))
         if self.address is not None and not self.ray:
             raise ConfigError("address is that of a Ray cluster: give --ray, too.")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
@@ -199,6 +208,14 @@ class ServerConfig:
             )
         if self.cache_salt_by_key and not self.api_key:
             raise ConfigError("cache_salt_by_key tells requests apart by their API key; give an api_key.")
+
+    def _check_roles(self, roles: Roles) -> None:
+        if self.replicas not in (1, roles.num_replicas):
+            raise ConfigError(f"roles={self.roles} are {roles.num_replicas} replicas, and replicas={self.replicas}.")
+        if self.ray:
+            raise ConfigError("roles are for the engine processes of one machine: --ray does not go with them.")
+        if self.min_replicas or self.max_replicas:
+            raise ConfigError("roles fix the number of replicas: leave min_replicas and max_replicas out.")
 
     @property
     def keeps_keys_apart(self) -> bool:

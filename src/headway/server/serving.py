@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import EngineConfig, PredictionConfig
+from headway.core.roles import Roles
 from headway.errors import ConfigError
 from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.predict import AnswerLengths
@@ -122,6 +123,7 @@ async def _serve(
         scaling=None if config.scaling is None else ScalingRule(*config.scaling),
         cluster=None if not config.ray else await asyncio.to_thread(RayCluster, config.address),
         reports_caches=config.kv_events,
+        roles=None if config.roles is None else Roles.parse(config.roles),
     )
     tokenizer = await asyncio.to_thread(load_model_tokenizer, engine_config.model)
     parts.end("tokenizer")

@@ -158,7 +158,7 @@ class ModelWorker:
             kv_caches = [cache for model in models for cache in model.attention.kv_caches]
             host_blocks = HostBlocks(kv_caches, plan.num_host_slots)
             plan = dataclasses.replace(plan, restore_block_s=host_blocks.measure_restore())
-        transfers = None
+        transfers = None if host_blocks is None else BlockTransfers(host_blocks)
         if config.cache.disk_cache and host_blocks is not None:
             disk = self._open_disk(plan, host_blocks)
             transfers = BlockTransfers(host_blocks, disk=disk)

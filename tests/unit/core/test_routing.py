@@ -323,3 +323,39 @@ def test_what_is_cached_is_known_where_it_decides_nothing(name: str) -> None:
     made.index.take(0, CacheReport(0, digests("ab")))
     Work(made).send("abc")
     assert made.num_uncached("r1") == BLOCK + 1
+
+
+def test_a_router_knows_whether_anyone_is_well() -> None:
+    to = router("least-loaded", 2)
+    to.suspend(0, True)
+    assert to.has_healthy
+    to.suspend(1, True)
+    assert not to.has_healthy
+    to.suspend(0, False)
+    to.remove(0)
+    assert not to.has_healthy
+
+
+@given(st.lists(st.tuples(st.sampled_from("rtef"), st.integers(0, 5), st.integers(1, 40)), max_size=60))
+def test_counts_are_those_of_the_requests_that_there_are(moves: list[tuple[str, int, int]]) -> None:
+    to = router("least-loaded", 2)
+    left: dict[int, list[int]] = {}  # prompt tokens, answer tokens
+    places: dict[int, int] = {}
+    for move, number, size in moves:
+        if move == "r" and number not in left:
+            places[number] = to.route(f"r{number}", num_prompt_tokens=size, num_answer_tokens=9, digests=list)
+            left[number] = [size, 9]
+        elif number in left and move == "t":
+            to.note_tokens(f"r{number}", size)
+            left[number] = [0, max(left[number][1] - size, 0)]
+        elif number in left and move == "f":
+            to.end(f"r{number}")
+            del left[number]
+        elif number in left and move == "e" and left[number][0] >= size:
+            to.note_elsewhere(f"r{number}", size)
+            left[number][0] = size
+        for place in range(2):
+            own = [counts for key, counts in left.items() if places[key] == place]
+            assert to.num_prompt_tokens(place) == sum(prompt for prompt, _ in own)
+            assert to.num_generating(place) == sum(not prompt for prompt, _ in own)
+            assert to.num_tokens(place) == sum(map(sum, own))

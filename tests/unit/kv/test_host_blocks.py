@@ -78,3 +78,27 @@ def test_random_moves_are_those_of_plain_lists(name: str, device: str, monkeypat
     assert torch.equal(contents(caches), blocks)
     assert host.measure_restore() > 0.0
     assert not contents(caches)[:NUM_SLOTS].any(), "the measurement leaves empty blocks"
+
+
+@pytest.mark.parametrize("name", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if ON_GPU else [])])
+def test_blocks_are_copied_out_as_they_were(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To memory of the host and of the device, before what is queued afterwards writes over them."""
+    if device == "cuda":
+        from headway.kv import staged_copies
+
+        monkeypatch.setattr(staged_copies, "_STAGE_BYTES", 1)
+    caches = random_caches(name, token_major=device == "cuda", device=device)
+    host = HostBlocks(caches, NUM_SLOTS)
+    before = contents(caches)
+    host.move_out([(4, 2), (5, 6)])
+    for target in {"cpu", device}:
+        pieces = torch.zeros(6, host.slot_bytes, dtype=torch.uint8, device=target)
+        if device == "cuda" and target == "cpu":
+            pieces = pieces.pin_memory()
+        wait = host.copy_out([(3, 1), (9, 4), (0, 5)], [(2, 0), (6, 2)], pieces)
+        host.move_in([(2, 3), (2, 9)])
+        wait()
+        assert torch.equal(pieces[[1, 4, 5, 0, 2]].cpu(), before[[3, 9, 0, 4, 5]]) and not pieces[3].any()
+        before[[3, 9]] = before[[4, 4]]
+    assert host.copy_out([], [], pieces) is not None

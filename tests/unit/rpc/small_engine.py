@@ -10,6 +10,7 @@ The n-th token of a sequence is the n-th byte of the alphabet, over and over. Wh
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import string
@@ -17,11 +18,16 @@ import threading
 import time
 from typing import Any
 
+import torch
+
 from headway.config import EngineConfig
 from headway.core import SchedulerOutput
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import ConfigError
 from headway.executor.fake import FakeExecutor, FakeStep
+from headway.kv.block_store import BlockTransfers
+from headway.kv.host_blocks import HostBlocks
+from headway.kv.layer_cache import LayerKVCache
 from headway.tokenizer import Tokenizer
 from headway.tokenizer.from_gguf import tokenizer_from_gguf
 from tests.unit.no_model import nominal_config, nominal_plan
@@ -29,11 +35,12 @@ from tests.unit.tokenizer.small import byte_level_metadata
 
 SLOW_STEP_S = 1.0
 MAX_MODEL_LEN = 4096
+NUM_HOST_SLOTS = 512
 
 
 class Executor(FakeExecutor):
-    def __init__(self, token_ids: list[int], step_s: float) -> None:
-        super().__init__(lambda request_id, num_tokens: token_ids[num_tokens % len(token_ids)])
+    def __init__(self, token_ids: list[int], step_s: float, transfers: BlockTransfers | None = None) -> None:
+        super().__init__(lambda request_id, num_tokens: token_ids[num_tokens % len(token_ids)], transfers=transfers)
         self._step_s = step_s
 
     def submit(self, output: SchedulerOutput) -> FakeStep:
@@ -63,7 +70,13 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
     token_ids = [tokenizer.encode(letter)[0] for letter in string.ascii_lowercase]
     model = nominal_config(vocab_size=tokenizer.vocab_size, max_model_len=MAX_MODEL_LEN)
     plan = nominal_plan(num_blocks=config.cache.num_kv_blocks or 1024, block_size=4, max_model_len=MAX_MODEL_LEN)
-    return LLMEngine(config, executor=Executor(token_ids, step_s), tokenizer=tokenizer, model_config=model, plan=plan)
+    transfers = None
+    if config.cache.host_cache_memory:  # blocks that travel, although nothing is computed with them
+        caches = [LayerKVCache.zeros(plan.num_blocks, 1, 8, 4, dtype=torch.float32, device="cpu")]
+        transfers = BlockTransfers(HostBlocks(caches, NUM_HOST_SLOTS))
+        plan = dataclasses.replace(plan, num_host_slots=NUM_HOST_SLOTS)
+    executor = Executor(token_ids, step_s, transfers)
+    return LLMEngine(config, executor=executor, tokenizer=tokenizer, model_config=model, plan=plan)
 
 
 def create_slow_engine(options: dict[str, Any]) -> LLMEngine:

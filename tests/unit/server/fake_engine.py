@@ -62,6 +62,7 @@ class FakeEngine:
         self.stats: EngineStats | None = EngineStats(num_free_blocks=100)
         self.num_restarts = self.num_resumed = 0
         self.replicas: list[Any] = []
+        self.prefill_outcomes: dict[str, int] = {}
         self.health = Health(True, "")
         self.requests: list[AddRequest] = []
         self.aborted: list[str] = []

@@ -85,6 +85,7 @@ class ScriptedEngine:
         self.stats: EngineStats | None = EngineStats(num_free_blocks=num_blocks)
         self.health = Health(True, "")
         self.replicas: list[Any] = []
+        self.role: str | None = None
         self.viewers: list[SnapshotStream] = []
         self._free = deque(range(num_blocks))
         self._kept: deque[int] = deque()

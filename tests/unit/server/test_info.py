@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,6 +115,19 @@ def test_metrics_have_the_names_that_dashboards_look_for() -> None:
     text = FakeServer().call("GET", "/metrics").text
     for name in (*VLLM_NAMES, *OWN_NAMES):
         assert re.search(rf"^# TYPE headway:{name}(_total)? ", text, re.MULTILINE), name
+
+
+def test_metrics_tell_where_prompts_were_computed() -> None:
+    server = FakeServer()
+    assert "prefills_total" not in server.call("GET", "/metrics").text
+    server.engine.prefill_outcomes = {"elsewhere": 3, "here": 2, "failed": 1, "aborted": 0}
+    server.engine.replicas = [
+        SimpleNamespace(place=place, stats=None, num_restarts=0, role=role, problem=None)
+        for place, role in enumerate(("decode", "prefill"))
+    ]
+    text = server.call("GET", "/metrics").text
+    assert re.search(r'^headway:prefills_total{.*outcome="failed"} 1.0$', text, re.MULTILINE)
+    assert re.search(r'^headway:replica_role{.*replica="1",role="prefill"} 1.0$', text, re.MULTILINE)
 
 
 def test_metrics_count_requests_and_tokens() -> None:

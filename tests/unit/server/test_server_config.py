@@ -177,3 +177,26 @@ def test_the_embedded_tokenizer() -> None:
 def test_a_value_of_another_type_is_refused_with_the_options_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{name} must be"):
         ServerConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"roles": "prefill=1"}, "prefill=P,decode=D"),
+        ({"roles": "prefill=2,decode=0"}, "prefill=P,decode=D"),
+        ({"roles": "prefill=1,draw=1"}, "prefill=P,decode=D"),
+        ({"roles": ""}, "prefill=P,decode=D"),
+        ({"roles": "prefill=1,decode=1", "replicas": 3}, "are 2 replicas"),
+        ({"roles": "prefill=1,decode=1", "ray": True}, "--ray"),
+        ({"roles": "prefill=1,decode=1", "replicas": 2, "max_replicas": 4}, "max_replicas"),
+        ({"roles": "prefill=1,decode=1", "min_replicas": 1}, "max_replicas"),
+    ],
+)
+def test_roles_that_cannot_be(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        ServerConfig(**options)
+
+
+def test_roles() -> None:
+    assert parse("--roles", "prefill=1,decode=2").roles == "prefill=1,decode=2"
+    assert ServerConfig(roles="prefill=1,decode=2", replicas=3).scaling is None

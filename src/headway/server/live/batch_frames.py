@@ -76,6 +76,8 @@ class ReplicaLoad(msgspec.Struct):
     num_blocks: int
     num_used_blocks: int
     num_cached_blocks: int
+    role: str | None = None
+    """Prefill or decode, where these are apart."""
 
 
 class Frame(msgspec.Struct):

@@ -161,6 +161,8 @@ class WatchedReplica(Protocol):
     def stats(self) -> EngineStats | None: ...
     @property
     def problem(self) -> str | None: ...
+    @property
+    def role(self) -> str | None: ...
 
 
 class WatchedReplicas(Protocol):
@@ -255,6 +257,7 @@ def _load(replica: WatchedReplica) -> ReplicaLoad:
         num_blocks=0 if replica.info is None else replica.info.num_blocks,
         num_used_blocks=stats.num_used_blocks,
         num_cached_blocks=stats.num_cached_blocks,
+        role=replica.role,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -27,6 +27,8 @@ class ReplicaNumbers(Protocol):
     num_restarts: int
 
     @property
+    def role(self) -> str | None: ...
+    @property
     def problem(self) -> str | None: ...
 
 
@@ -43,6 +45,8 @@ class EngineNumbers(Protocol):
     def num_resumed(self) -> int: ...
     @property
     def replicas(self) -> Sequence[ReplicaNumbers]: ...
+    @property
+    def prefill_outcomes(self) -> Mapping[str, int]: ...
 
 
 def render(metrics: ServerMetrics, engine: EngineNumbers, queue: QueueLimits) -> bytes:
@@ -135,6 +139,26 @@ class _Snapshot(Collector):
                 for (replica, _), value in zip(numbers, values, strict=True):
                     family.add_metric((self._metrics.model, str(replica.place)), value)
                 yield family
+        if outcomes := self._engine.prefill_outcomes:
+            yield from self._roles(outcomes)
+
+    def _roles(self, outcomes: Mapping[str, int]) -> Iterator[Metric]:
+        """Where prefill and decode are apart."""
+        prefills = CounterMetricFamily(
+            PREFIX + "prefills",
+            "Prompts, by where they were computed: by a prefill replica (elsewhere), where the answer is (here), begun "
+            "by a prefill replica and not finished (failed), or left by their clients meanwhile (aborted).",
+            labels=("model_name", "outcome"),
+        )
+        for outcome, count in outcomes.items():
+            prefills.add_metric((self._metrics.model, outcome), count)
+        yield prefills
+        roles = GaugeMetricFamily(
+            PREFIX + "replica_role", "What a replica is for.", labels=("model_name", "replica", "role")
+        )
+        for replica in self._engine.replicas:
+            roles.add_metric((self._metrics.model, str(replica.place), str(replica.role)), 1)
+        yield roles
 
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         for name, help_text, value in (
@@ -148,6 +172,8 @@ class _Snapshot(Collector):
             ("kv_blocks_fetched", "KV blocks fetched from disk or another replica.", stats.num_fetched_blocks),
             ("kv_blocks_not_fetched", "KV blocks that should have been.", stats.num_failed_fetches),
             ("kv_blocks_fetch_seconds", "Time that fetches took.", stats.fetch_s),
+            ("kv_blocks_sent", "KV blocks sent to decode replicas.", stats.num_sent_blocks),
+            ("kv_blocks_sent_early", "Of these, amid their prompt.", stats.num_early_blocks),
             ("kv_blocks_stored", "KV blocks written to disk.", stats.num_stored_blocks),
             ("kv_blocks_not_stored", "KV blocks that should have been.", stats.num_unstored_blocks),
             ("spec_decode_num_drafts", "How often a request has verified guesses.", stats.num_drafts),

@@ -52,6 +52,7 @@ export class Replicas {
   #showOne(button, place, load) {
     button.setAttribute("aria-pressed", String(place === this.shown));
     button.dataset.state = load.ok ? "good" : "bad";
+    setText(button.firstElementChild, load.role ? `Replica ${place}: ${load.role}` : `Replica ${place}`);
     const share = (blocks) => percent(load.num_blocks ? blocks / load.num_blocks : null);
     const parts = [
       `${count(load.num_running)} running`,

@@ -1,0 +1,195 @@
+"""How fast KV blocks go from the memory of one engine process to that of another: `headway.rpc.block_transfer`.
+
+python benchmarks/block_transfer.py                       shared memory and TCP, from a CPU engine's blocks
+python benchmarks/block_transfer.py --device cuda         CUDA IPC into pinned host memory, TCP, and device to device
+
+The server has all blocks from the beginning, so this is the way alone: copying out between turns, the way, copying into
+slots. `device to device` is one copy of the whole of another process's memory by CUDA IPC, without messages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from headway.core.blocks import DIGEST_BYTES
+from headway.kv.host_blocks import HostBlocks
+from headway.kv.layer_cache import LayerKVCache
+from headway.rpc.block_transfer import BlockAt, BlockServer, Carrier, PeerBlocks, open_cuda, share_cuda
+
+FINGERPRINT = "benchmark"
+SECRET = b"benchmark"
+
+
+def digest(number: int) -> bytes:
+    return blake2b(number.to_bytes(8, "little"), digest_size=DIGEST_BYTES).digest()
+
+
+class AllThere:
+    """Blocks of a KV cache of an engine's shape: layers of two tensors each."""
+
+    def __init__(self, num_blocks: int, block_bytes: int, device: str) -> None:
+        num_layers, block_size, head_dim = 16, 16, 64
+        num_heads = block_bytes // (num_layers * 2 * block_size * head_dim * 2)
+        caches = [
+            LayerKVCache.zeros(
+                num_blocks,
+                num_heads,
+                head_dim,
+                block_size,
+                dtype=torch.bfloat16,
+                device=torch.device(device),
+                token_major=device != "cpu",
+            )
+            for _ in range(num_layers)
+        ]
+        self._blocks = HostBlocks(caches, 1)
+        self.block_bytes = self._blocks.slot_bytes
+        self._places = {digest(number): number for number in range(num_blocks)}
+
+    def find(self, wanted: bytes) -> BlockAt | None:
+        number = self._places.get(wanted)
+        return None if number is None else BlockAt(False, number)
+
+    def copy_out(self, blocks: Sequence[BlockAt], pieces: torch.Tensor, places: Sequence[int]) -> Callable[[], None]:
+        return self._blocks.copy_out([(at.number, place) for at, place in zip(blocks, places, strict=True)], (), pieces)
+
+
+def serve(pipe: Connection, carrier: Carrier, num_blocks: int, block_bytes: int, device: str, folder: str) -> None:
+    """A process with blocks: turns as an idle engine does."""
+    torch.set_num_threads(1)
+    woken = threading.Event()
+    server = BlockServer(
+        AllThere(num_blocks, block_bytes, device),
+        carrier=carrier,
+        fingerprint=FINGERPRINT,
+        folder=Path(folder),
+        host="127.0.0.1",
+        secret=SECRET,
+        device=device,
+        wake=woken.set,
+    )
+    pipe.send((server.address, server.offer.block_bytes))
+    while not pipe.poll():
+        woken.wait(0.1)
+        woken.clear()
+        while server.serve():
+            pass
+    server.close()
+
+
+def share(pipe: Connection, num_bytes: int) -> None:
+    """A process with device memory."""
+    memory = torch.full((1, num_bytes), 3, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    pipe.send(share_cuda(memory))
+    pipe.recv()
+
+
+def measure(carrier: Carrier, *, num_blocks: int, block_bytes: int, device: str, num_runs: int) -> None:
+    """Fetch all blocks several times."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        process = context.Process(target=serve, args=(theirs, carrier, num_blocks, block_bytes, device, folder))
+        process.start()
+        address, block_bytes = ours.recv()
+        slots = np.zeros((num_blocks, block_bytes), dtype=np.uint8)
+        if device != "cpu":
+            error = torch.cuda.cudart().cudaHostRegister(slots.ctypes.data, slots.nbytes, 0)
+            assert int(error) == 0, error
+        views = [memoryview(row.data) for row in slots]
+        digests = [digest(number) for number in range(num_blocks)]
+        store = PeerBlocks(fingerprint=FINGERPRINT, secret=SECRET, cuda_device=None if device == "cpu" else 0)
+        times = [fetch(store, digests, views, address) for _ in range(num_runs + 1)][1:]
+        with contextlib.closing(store):
+            ours.send("end")
+        process.join()
+    best, median = min(times), statistics.median(times)
+    rate = num_blocks * block_bytes / 1e9
+    print(
+        f"| {carrier} | {block_bytes / 2**10:,.0f} KiB | {num_blocks} | {rate / best:.2f} | {rate / median:.2f} | "
+        f"{median / num_blocks * 1e6:,.0f} |"
+    )
+
+
+def fetch(store: PeerBlocks, digests: list[bytes], slots: list[memoryview], address: str) -> float:
+    """Seconds."""
+    left, all_there = len(digests), threading.Event()
+    failed = []
+
+    def done(of: bytes, is_there: bool) -> None:
+        nonlocal left
+        left -= 1
+        if not is_there:
+            failed.append(of)
+        if not left:
+            all_there.set()
+
+    started_s = time.perf_counter()
+    store.fetch(digests, slots, address, done)
+    all_there.wait()
+    assert not failed, f"{len(failed)} blocks have not come"
+    return time.perf_counter() - started_s
+
+
+def measure_device(num_bytes: int, num_runs: int) -> None:
+    """One copy between two processes' device memories, timed by the device."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=share, args=(theirs, num_bytes))
+    process.start()
+    source = open_cuda(ours.recv(), 1, num_bytes, device=0)
+    target = torch.zeros(1, num_bytes, dtype=torch.uint8, device="cuda")
+    times = []
+    for _ in range(num_runs + 1):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    assert bool((target == 3).all()), "the bytes are not those of the other process"
+    del source
+    ours.send("end")
+    process.join()
+    print(f"\ndevice to device: {num_bytes / 2**20:,.0f} MiB at {num_bytes / min(times[1:]) / 1e12:.2f} TB/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--block-kib", type=int, nargs="+", default=[64, 2048])
+    parser.add_argument("--mib", type=int, default=256, help="what is moved at a time")
+    parser.add_argument("--runs", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    carriers: tuple[Carrier, ...] = ("shm", "tcp") if arguments.device == "cpu" else ("cuda", "tcp")
+    print("| carrier | block | blocks | GB/s, best | median | µs a block |\n|---|--:|--:|--:|--:|--:|")
+    for carrier in carriers:
+        for block_kib in arguments.block_kib:
+            measure(
+                carrier,
+                num_blocks=arguments.mib * 1024 // block_kib,
+                block_bytes=block_kib * 1024,
+                device=arguments.device,
+                num_runs=arguments.runs,
+            )
+    if arguments.device == "cuda":
+        measure_device(arguments.mib * 2**20, arguments.runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""Prompts that prefill replicas compute, seen from the front end: who gets them, how they end, and what stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headway.core.request_options import RequestOptions
+from headway.core.roles import PrefillChoice, Roles
+from headway.errors import ConfigError
+from headway.rpc import engine_client
+from headway.rpc.engine_client import EngineClient
+from headway.rpc.messages import AddRequest, Delta
+from headway.rpc.streams import RequestStream
+from headway.rpc.supervision import CPU_HOST_MEMORY, Backoff, Patience, Replica, ScalingRule
+from headway.sampling_params import SamplingParams
+
+ROOT = Path(__file__).parents[3]
+FACTORY = "tests.unit.rpc.small_engine:create_engine"
+
+
+class Served:
+    """An event loop that stands still between tests, with a client in it."""
+
+    def __init__(self, runner: asyncio.Runner, client: EngineClient) -> None:
+        self.client = client
+        self._runner = runner
+
+    def run(self, test: Callable[[EngineClient], Awaitable[None]]) -> None:
+        async def with_limit() -> None:
+            async with asyncio.timeout(100):
+                await until(lambda: all(replica.is_ready for replica in self.client.replicas))
+                await test(self.client)
+                await until(lambda: is_settled(self.client))
+
+        self._runner.run(with_limit())
+
+
+@contextlib.contextmanager
+def serving(roles: str) -> Iterator[Served]:
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with asyncio.Runner() as runner:
+        client = EngineClient(
+            {"step_s": 0.002, "num_kv_blocks": 4096},
+            factory=FACTORY,
+            roles=Roles.parse(roles),
+            patience=Patience(hang_timeout_s=2.0),
+            backoff=lambda: Backoff(first_s=0.05),
+            log_level="CRITICAL",
+        )
+        runner.run(client.start())
+        try:
+            yield Served(runner, client)
+        finally:
+            runner.run(client.shutdown())
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        with serving("prefill=1,decode=1") as running:
+            yield running
+
+
+@pytest.fixture(autouse=True)
+def choices(monkeypatch: pytest.MonkeyPatch) -> list[PrefillChoice]:
+    """All prompts go to a prefill replica; what the decisions would have been made by."""
+    made: list[PrefillChoice] = []
+
+    def note(choice: PrefillChoice) -> bool:
+        made.append(choice)
+        return True
+
+    monkeypatch.setattr(engine_client, "computes_elsewhere", note)
+    return made
+
+
+def changes(client: EngineClient, before: Mapping[str, int]) -> dict[str, int]:
+    """Outcomes since then, without those of which there was none."""
+    now = client.prefill_outcomes
+    return {name: number - before[name] for name, number in now.items() if number != before[name]}
+
+
+_firsts = itertools.count(5, 3)
+
+
+def add(request_id: str, num_tokens: int = 41, **params: Any) -> AddRequest:
+    """A prompt that no other begins like."""
+    first = next(_firsts)
+    prompt = [first + number % 3 for number in range(num_tokens)]
+    return AddRequest(request_id, prompt, SamplingParams(**{"max_tokens": 8, **params}))
+
+
+async def read(stream: RequestStream) -> list[Delta]:
+    return [delta async for deltas in stream for delta in deltas]
+
+
+async def text(stream: RequestStream) -> str:
+    return "".join(delta.text for delta in await read(stream))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def is_idle(replica: Replica) -> bool:
+    return replica.stats is None or (replica.stats.num_running, replica.stats.num_waiting) == (0, 0)
+
+
+def is_settled(client: EngineClient) -> bool:
+    assert client._prefills is not None
+    return not client._prefills._live and not client._prefills.router._routed and not client._router._routed
+
+
+def test_a_prompt_is_computed_by_one_and_answered_by_another(served: Served, choices: list[PrefillChoice]) -> None:
+    async def test(client: EngineClient) -> None:
+        decode, prefill = client.replicas
+        assert (decode.role, prefill.role) == ("decode", "prefill")
+        assert decode.info is not None and not decode.info.blocks_at
+        assert prefill.info is not None and prefill.info.blocks_at.startswith("shm:///")
+        before = client.prefill_outcomes
+        alone = await text(client.submit(add("without a whole block", num_tokens=4)))
+        assert changes(client, before) == {"here": 1} and not choices
+        request = add("long")
+        deltas = await read(client.submit(request))
+        assert len("".join(delta.text for delta in deltas)) == 8 == len(alone)
+        assert deltas[-1].timings is not None and deltas[-1].timings.num_cached_tokens == 40
+        assert changes(client, before) == {"here": 1, "elsewhere": 1}
+        assert choices[0].num_uncached == 41 and choices[0].num_blocks == 10 and choices[0].num_generating == 0
+        stats = client.stats
+        assert stats is not None and prefill.stats is not None
+        assert (stats.prompt_tokens, stats.generation_tokens) == (45, 16), "each request counts once"
+        assert prefill.stats.prompt_tokens == 40 and stats.num_fetched_blocks == 10
+        again = await read(client.submit(msgspec.structs.replace(request, request_id="again")))
+        assert again[-1].timings is not None and again[-1].timings.num_cached_tokens == 40
+        assert changes(client, before) == {"here": 2, "elsewhere": 1}, "it is cached where it is answered"
+
+    served.run(test)
+
+
+def test_what_is_asked_of_every_prompt_token_is_computed_where_the_answer_is(
+    served: Served, choices: list[PrefillChoice]
+) -> None:
+    async def test(client: EngineClient) -> None:
+        before = client.prefill_outcomes
+        deltas = await read(client.submit(add("logprobs", prompt_logprobs=1)))
+        assert deltas[-1].is_last and changes(client, before) == {"here": 1} and not choices
+
+    served.run(test)
+
+
+def test_nobody_else_says_where_blocks_come_from() -> None:
+    request = add("r", num_tokens=4)
+    request.options = RequestOptions(blocks_at="tcp://10.0.0.1:22")
+    own = engine_client._Open(request, RequestStream("r", lambda _: None))
+    assert own.message().options.blocks_at == ""
+    own.blocks_at = "shm:///here#1"
+    assert own.message().options.blocks_at == "shm:///here#1"
+
+
+def test_a_prefill_replica_that_hangs_is_not_waited_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_client, "UNKNOWN_PREFILL_S", 0.2)
+    monkeypatch.setattr(engine_client, "LEAST_PREFILL_S", 0.2)
+
+    async def test(client: EngineClient) -> None:
+        prefill, before, num_restarts = client.replicas[1], client.prefill_outcomes, client.num_restarts
+        assert prefill.pid is not None
+        os.kill(prefill.pid, signal.SIGSTOP)
+        assert len(await text(client.submit(add("r")))) == 8
+        assert changes(client, before) == {"failed": 1} and client.health.ok
+        await until(lambda: client.num_restarts == num_restarts + 1 and prefill.is_ready)
+
+    served.run(test)
+
+
+def test_a_prefill_replica_that_dies(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        prefill, before = client.replicas[1], client.prefill_outcomes
+        address = prefill.info.blocks_at if prefill.info is not None else ""
+        streams = [client.submit(add(f"d{number}", num_tokens=401)) for number in range(4)]
+        assert prefill.pid is not None
+        os.kill(prefill.pid, signal.SIGKILL)
+        assert {len(each) for each in await asyncio.gather(*map(text, streams))} == {8}
+        assert client.health.ok and sum(changes(client, before).values()) == 4
+        await until(lambda: prefill.is_ready)
+        assert prefill.info is not None and prefill.info.blocks_at != address
+        before = client.prefill_outcomes
+        await read(client.submit(add("later")))
+        assert changes(client, before) == {"elsewhere": 1}
+
+    served.run(test)
+
+
+def test_without_a_decode_replica_nothing_is_served(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        decode = client.replicas[0]
+        assert decode.pid is not None
+        os.kill(decode.pid, signal.SIGKILL)
+        await until(lambda: not client.health.ok)
+        assert client.replicas[1].is_ready
+        assert len(await text(client.submit(add("waits until it is back")))) == 8
+
+    served.run(test)
+
+
+def test_an_aborted_request_is_aborted_in_both_places(served: Served) -> None:
+    async def test(client: EngineClient) -> None:
+        before = client.prefill_outcomes
+        streams = [client.submit(add(f"a{number}", num_tokens=2001)) for number in range(8)]
+        await asyncio.sleep(0.01)
+        for stream in streams:
+            stream.close()
+        assert client.num_open_streams == 0
+        await until(lambda: is_settled(client) and all(map(is_idle, client.replicas)))
+        ended = changes(client, before)
+        assert ended["aborted"] + ended.get("elsewhere", 0) == 8
+        assert len(await text(client.submit(add("after them")))) == 8
+
+    served.run(test)
+
+
+def test_while_no_prefill_replica_is_there_prompts_are_computed_where_answers_are(
+    served: Served, choices: list[PrefillChoice]
+) -> None:
+    async def test(client: EngineClient) -> None:
+        before = client.prefill_outcomes
+        await client.replicas[1].rest(0.0)
+        assert len(await text(client.submit(add("alone")))) == 8
+        assert changes(client, before) == {"here": 1} and not choices and client.health.ok
+        await client.replicas[1].start()
+
+    served.run(test)
+
+
+def test_each_prompt_goes_to_the_prefill_replica_with_the_least_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: EngineClient) -> None:
+        streams = [client.submit(add(f"r{number}", num_tokens=401)) for number in range(6)]
+        assert client._prefills is not None
+        assert [len(client._prefills.at(replica)) for replica in client.replicas] == [0, 3, 3]
+        await asyncio.gather(*map(read, streams))
+        assert client.prefill_outcomes["elsewhere"] == 6
+
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    with serving("prefill=2,decode=1") as running:
+        running.run(test)
+
+
+def test_options_have_room_for_blocks_to_arrive_in() -> None:
+    roles = Roles(1, 1)
+    client = EngineClient({"device": "cpu"}, roles=roles)
+    assert {replica._spec.options["host_cache_memory"] for replica in client.replicas} == {CPU_HOST_MEMORY}
+    client = EngineClient({"device": "cpu", "host_cache_memory": 12345}, roles=roles)
+    assert {replica._spec.options["host_cache_memory"] for replica in client.replicas} == {12345}
+    with pytest.raises(ConfigError, match="without Ray and scaling"):
+        EngineClient({}, roles=roles, scaling=ScalingRule(1, 2))
