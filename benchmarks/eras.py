@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from headway.config import EngineConfig
-from headway.engine.llm_engine import LLMEngine
-from headway.engine.loaded_model import LoadedModel
+from headway.engine.llm_engine import LLMEngine, LoadedModel
 from headway.engine.step_report import EngineStep
 from headway.lab.bench.replay import run_round
 from headway.lab.workload.bench_requests import BenchRequest, highest_token_id

@@ -16,8 +16,7 @@ from headway import native
 from headway.attention.base import AttentionBatch, Heads
 from headway.attention.cpu import CpuAttention
 from headway.kv.layer_cache import LayerKVCache
-from headway.layers.native_ops import NativeOps
-from headway.layers.packed_linear import Float32Linear, Int8Linear
+from headway.layers.native_ops import Float32Linear, Int8Linear, NativeOps
 
 LINEAR_SHAPES = {
     "qkv": (960, 576),

@@ -14,8 +14,7 @@ import json
 import torch
 
 from headway.config import EngineConfig
-from headway.engine.llm_engine import LLMEngine
-from headway.engine.loaded_model import LoadedModel
+from headway.engine.llm_engine import LLMEngine, LoadedModel
 from headway.lab.bench.offline_bench import SCENARIO_TEMPERATURE, SCENARIOS
 from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.bench.replay import replay

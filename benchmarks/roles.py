@@ -20,7 +20,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from headway.core.roles import Roles
+from headway.core.routing import Roles
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest, Delta
 from headway.sampling_params import SamplingParams

@@ -15,7 +15,7 @@ import random
 import statistics
 from collections.abc import Sequence
 
-from headway.core.roles import Roles
+from headway.core.routing import Roles
 from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.sim.calibration import Calibration
 from headway.lab.sim.cost_model import Link

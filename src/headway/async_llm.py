@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from headway.config import EngineConfig
 from headway.core.request_options import OPTION_NAMES, RequestOptions
-from headway.core.roles import Roles
+from headway.core.routing import Roles
 from headway.engine.input_processor import InputProcessor, PreparedRequest, Prompt, options_each
 from headway.errors import EngineUnavailableError, InvalidRequestError
 from headway.loader.model_tokenizer import load_model_tokenizer

@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from headway import AsyncLLM, SamplingParams
-from headway.core.roles import Roles
+from headway.core.routing import Roles
 from headway.outputs import RequestOutput
 from headway.rpc import engine_client
 from headway.rpc.engine_client import EngineClient

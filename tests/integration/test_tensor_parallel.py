@@ -25,7 +25,7 @@ from headway.layers.collectives import Collectives, Meeting, SharedMemoryCollect
 from headway.layers.quantized_weight import QuantizedWeight, dequantised, quantise
 from headway.loader import open_checkpoint
 from headway.loader.embedded import embedded_model_path
-from headway.models.sharding import Shard
+from headway.models.decoder_config import Shard
 from headway.rpc.supervision import EngineSpec, divided
 from tests.integration.test_resumption import PARAMS as KINDS
 from tests.integration.test_resumption import answers as streamed

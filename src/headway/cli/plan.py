@@ -89,7 +89,7 @@ class Fit:
 def _needs(config: EngineConfig) -> tuple[Needs, str]:
     from headway.loader import open_checkpoint
     from headway.loader.embedded import embedded_model_path
-    from headway.models.sharding import Shard
+    from headway.models.decoder_config import Shard
     from headway.worker.formats import planned_formats
     from headway.worker.memory_plan import bytes_per_token, estimated_weights, estimated_working_space, longest_request
 

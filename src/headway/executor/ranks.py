@@ -52,7 +52,7 @@ from headway.layers.collectives import (
 from headway.loader import open_checkpoint
 from headway.models.assembly import Progress
 from headway.models.checkpoint import Checkpoint
-from headway.models.sharding import Shard
+from headway.models.decoder_config import Shard
 from headway.runner import Runner
 from headway.structured.guides import TokenMasks
 from headway.worker.memory_plan import MemoryPlan

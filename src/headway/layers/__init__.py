@@ -127,13 +127,13 @@ class LinearFactory:
         if self._make == self._triton and isinstance(weight, Tensor):
             return self._float(weight, None)
         if self._make == self._native and self._quantization == "int4" and isinstance(weight, Tensor):
-            from headway.layers.packed_linear import Int8Linear
+            from headway.layers.native_ops import Int8Linear
 
             return Int8Linear(weight)
         return self._make(weight, None)
 
     def _native(self, weight: Weight, bias: Tensor | None) -> Linear:
-        from headway.layers.packed_linear import Float32Linear, Int4Linear, Int8Linear
+        from headway.layers.native_ops import Float32Linear, Int4Linear, Int8Linear
 
         if self._quantization == "int4" and isinstance(weight, Tensor):
             weight = quantise(weight, "int4", groups=(32,))  # the kernels have a scale for each 32 anyway

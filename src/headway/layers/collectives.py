@@ -245,9 +245,11 @@ class SummedLinear(Linear):
         if not self._own.adds_in_place:
             return self(x)
         if self._ranks.rank == 0:  # it brings the residual, the others their parts alone
-            return self._sum_into(residual, self._own.add_to(residual, x, next_norm=next_norm))
-        self._own(x, residual)
-        return self._sum_into(residual, None)
+            self._sum_into(residual, self._own.add_to(residual, x, next_norm=next_norm))
+        else:
+            self._own(x, residual)
+            self._sum_into(residual, None)
+        return None
 
     def takes_gates(self, rows: Tensor) -> bool:
         return self._own.takes_gates(rows)
@@ -255,7 +257,8 @@ class SummedLinear(Linear):
     def add_gated_to(self, residual: Tensor, gate_up: Tensor) -> Delta:
         if self._ranks.rank:
             residual.zero_()
-        return self._sum_into(residual, self._own.add_gated_to(residual, gate_up))
+        self._sum_into(residual, self._own.add_gated_to(residual, gate_up))
+        return None
 
     def _sum_into(self, residual: Tensor, delta: Delta) -> None:
         if isinstance(delta, Tensor):

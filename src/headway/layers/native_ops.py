@@ -1,18 +1,38 @@
-"""`Ops` on the CPU kernels: float32 activations, any KV cache but bfloat16, every row independent of the others."""
+"""The CPU kernels: `Ops` on them, and linear layers whose weight is packed for them. float32 activations, any KV cache
+but bfloat16; a row's result does not depend on the other rows.
+
+`Int8Linear`: symmetric int8 with one scale per output channel and group of 64 inputs; activations are quantised the
+same way inside each call. `Int4Linear`: 4-bit codes, scales and offsets as they were stored, one of each per output
+channel and group of 32 inputs; activations as above. `Float32Linear`: the exact reference; each output is one chain of
+fused multiply-adds in input order. Activations go in and come out as float32.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from headway import native
 from headway.attention.base import HeadNorms, Heads
 from headway.attention.cpu import NativeHeads
 from headway.kv.layer_cache import LayerKVCache
-from headway.layers.linear import Delta
+from headway.layers.linear import Delta, Linear, ScaledRows
 from headway.layers.ops import Ops
-from headway.native.lib import NativeLibrary, check, load
+from headway.layers.quantized_weight import QuantizedWeight, Weight
+from headway.native.lib import (
+    INT4_GROUP,
+    RELEASE_LOCK_MACS,
+    WEIGHT_KINDS,
+    NativeLibrary,
+    PackedWeight,
+    check,
+    load,
+    pack_int8_rows,
+)
 
 
 class NativeOps(Ops):
@@ -77,3 +97,184 @@ class NativeOps(Ops):
 def _check_norm(weight: Tensor, width: int) -> None:
     if check(weight, torch.float32, "norm weight").numel() != width:
         raise ValueError(f"norm weight has {weight.numel()} values for rows of {width}")
+
+
+_BLOCK_ROWS = 4096
+
+
+class NativeLinear(ctypes.Structure):
+    """`hw_linear` of csrc/headway.h. It keeps no tensor alive."""
+
+    _fields_ = (
+        ("packed", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+        ("kind", ctypes.c_int32),
+    )
+
+
+class PackedLinear(Linear):
+    """Keeps only the packed weight. Addresses and functions are looked up once: a decode step is many short calls."""
+
+    def __init__(self, packed: PackedWeight, bias: Tensor | None) -> None:
+        self.out_features, self.in_features = packed.out_features, packed.in_features
+        self._packed = packed
+        self._bias = None if bias is None else check(bias, torch.float32, "bias")
+        if self._bias is not None and self._bias.shape != (self.out_features,):
+            raise ValueError(f"bias has shape {tuple(self._bias.shape)}, the weight has {self.out_features} outputs")
+        self._weight_pointer = packed.data.data_ptr()
+        self._bias_pointer = None if self._bias is None else self._bias.data_ptr()
+        self._held = getattr(packed.library.held, packed.kernel)
+        self._released = getattr(packed.library.released, packed.kernel)
+        kind = WEIGHT_KINDS.index(packed.kernel)
+        self._native = NativeLinear(self._weight_pointer, self._bias_pointer, self.out_features, self.in_features, kind)
+        self._address = ctypes.addressof(self._native)
+        self._norm_held = packed.library.held.hw_norm_linear
+        self._norm_released = packed.library.released.hw_norm_linear
+        self._mlp_held = packed.library.held.hw_norm_mlp
+        self._mlp_released = packed.library.released.hw_norm_mlp
+        self._takes_rows_as_they_are = True
+        self._long_rows = RELEASE_LOCK_MACS // (self.out_features * self.in_features) + 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self._packed.data,) if self._bias is None else (self._packed.data, self._bias)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        rows, columns = check(x, torch.float32, "x").shape
+        if columns != self.in_features:
+            raise ValueError(f"x has {columns} columns, the layer takes {self.in_features}")
+        product = torch.empty(rows, self.out_features)
+        run = self._released if rows >= self._long_rows else self._held
+        run(
+            x.data_ptr(),
+            rows,
+            columns,
+            self._weight_pointer,
+            self.out_features,
+            self._bias_pointer,
+            product.data_ptr(),
+        )
+        return product if out is None else out.copy_(product)
+
+    def norm_linear(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
+        return self._after_norm(residual, delta, norm, eps, is_gated=False)
+
+    def norm_swiglu(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float) -> Tensor | None:
+        return self._after_norm(residual, delta, norm, eps, is_gated=True)
+
+    def norm_mlp(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float, down: Linear) -> Tensor | None:
+        if not isinstance(down, PackedLinear) or isinstance(delta, ScaledRows):
+            return None
+        if not (self._takes_rows_as_they_are and down._takes_rows_as_they_are):
+            return None
+        rows = self._check(residual, delta, norm)
+        if 2 * down.in_features != self.out_features:
+            raise ValueError(f"{self.out_features} gates and values for a layer of {down.in_features} inputs")
+        product = torch.empty(rows, down.out_features)
+        run = self._mlp_released if rows >= self._long_rows else self._mlp_held
+        run(
+            self._address,
+            down._address,
+            residual.data_ptr(),
+            None if delta is None else delta.data_ptr(),
+            norm.data_ptr(),
+            eps,
+            rows,
+            product.data_ptr(),
+        )
+        return product
+
+    def _after_norm(self, residual: Tensor, delta: Delta, norm: Tensor, eps: float, *, is_gated: bool) -> Tensor | None:
+        if isinstance(delta, ScaledRows) or not self._takes_rows_as_they_are:
+            return None
+        rows = self._check(residual, delta, norm)
+        product = torch.empty(rows, self.out_features // 2 if is_gated else self.out_features)
+        run = self._norm_released if rows >= self._long_rows else self._norm_held
+        run(
+            self._address,
+            residual.data_ptr(),
+            None if delta is None else delta.data_ptr(),
+            norm.data_ptr(),
+            eps,
+            rows,
+            is_gated,
+            product.data_ptr(),
+        )
+        return product
+
+    def _check(self, residual: Tensor, delta: Tensor | None, norm: Tensor) -> int:
+        """How many rows there are; ValueError for what the kernels would read wrongly."""
+        rows, columns = check(residual, torch.float32, "residual").shape
+        if columns != self.in_features or check(norm, torch.float32, "norm weight").numel() != columns:
+            raise ValueError(f"residual has {columns} columns, the layer takes {self.in_features}")
+        if delta is not None and check(delta, torch.float32, "delta").shape != residual.shape:
+            raise ValueError(f"delta has shape {tuple(delta.shape)}, residual {tuple(residual.shape)}")
+        return int(rows)
+
+
+class Int8Linear(PackedLinear):
+    """Quantises the weight [out, in] on construction; one of codes and scales as the floats that it stands for."""
+
+    def __init__(self, weight: Weight, bias: Tensor | None = None) -> None:
+        packed = pack_int8_rows(_row_blocks(weight), weight.shape[0])
+        super().__init__(packed, None if bias is None else _float32(bias))
+
+
+class Int4Linear(PackedLinear):
+    """Packs a weight of 4 bits that `takes`."""
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
+        order = None
+        if weight.groups is not None:
+            order = torch.argsort(weight.groups, stable=True)
+            weight = replace(weight, codes=weight.codes[:, order], groups=None)
+        elif weight.tile[1] >= weight.shape[1]:
+            weight = replace(weight, tile=(weight.tile[0], -(-weight.shape[1] // INT4_GROUP) * INT4_GROUP))
+        rows = weight.by_rows(INT4_GROUP)
+        packed = native.pack_int4(rows.codes.contiguous(), rows.scales, rows.offsets, is_signed=rows.lowest < 0)
+        super().__init__(packed, None if bias is None else _float32(bias))
+        self._order = order
+        self._takes_rows_as_they_are = order is None
+
+    @staticmethod
+    def takes(weight: QuantizedWeight) -> bool:
+        """Whether it is of 4 bits, and its groups, put in order, are of 32 inputs or a multiple."""
+        num_inputs, size = weight.shape[1], weight.tile[1]
+        if weight.bits != 4 or (size % INT4_GROUP and size < num_inputs):
+            return False
+        if weight.groups is None:
+            return True
+        counts = torch.bincount(weight.groups.long(), minlength=weight.scales.shape[1])
+        return size % INT4_GROUP == 0 and bool((counts[:-1] == size).all())
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return super().__call__(x if self._order is None else x.index_select(1, self._order), out)
+
+
+class Float32Linear(PackedLinear):
+    """Packs the weight [out, in] on construction."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(native.pack_float32(_float32(weight)), None if bias is None else _float32(bias))
+
+
+def _row_blocks(weight: Weight) -> Iterator[Tensor]:
+    """Float32, a few rows at a time: a vocabulary's is several times as large as what it is packed to."""
+    if isinstance(weight, Tensor):
+        yield from map(_float32, weight.split(_BLOCK_ROWS))
+    elif weight.tile[0] > 1:
+        yield weight.dequantise()
+    else:
+        parts = {
+            name: getattr(weight, name).split(_BLOCK_ROWS)
+            for name in ("codes", "scales", "zeros", "offsets")
+            if getattr(weight, name) is not None
+        }
+        for block in zip(*parts.values(), strict=True):
+            yield replace(weight, **dict(zip(parts, block, strict=True))).dequantise()
+
+
+def _float32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float32).contiguous()

@@ -32,9 +32,9 @@ from headway.models.decoder_config import (
     LinearScaling,
     Llama3Scaling,
     RopeConfig,
+    Shard,
     YarnScaling,
 )
-from headway.models.sharding import Shard
 
 logger = logging.getLogger(__name__)
 

@@ -38,8 +38,7 @@ import msgspec
 
 from headway.core.blocks import block_digests, root_digest
 from headway.core.request_options import RequestOptions
-from headway.core.roles import PrefillChoice, Roles, computes_elsewhere
-from headway.core.routing import CacheReport, Router, expected_tokens
+from headway.core.routing import CacheReport, PrefillChoice, Roles, Router, computes_elsewhere, expected_tokens
 from headway.errors import ConfigError, EngineStartError, EngineUnavailableError, InvalidRequestError
 from headway.outputs import Told
 from headway.rpc.channel import News

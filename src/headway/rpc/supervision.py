@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headway.core.roles import Roles
+from headway.core.routing import Roles
 from headway.errors import ConfigError, EngineStartError
 from headway.rpc.channel import EXIT_GRACE_S, EngineConnection, Home, LocalHome, News
 from headway.rpc.messages import (

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.config import check_values, option
-from headway.core.roles import Roles
-from headway.core.routing import ROUTERS
+from headway.core.routing import ROUTERS, Roles
 from headway.errors import ConfigError
 from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 

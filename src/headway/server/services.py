@@ -12,8 +12,7 @@ from headway.rpc.engine_client import Health
 from headway.rpc.messages import AddRequest, EngineReady, EngineStats
 from headway.rpc.streams import CacheStream, RequestStream, SnapshotStream
 from headway.server.admission.queue_limits import QueueLimits, Reservation
-from headway.server.admission.scheduling import Scheduling
-from headway.server.admission.service_classes import ONE_CLASS, ServiceClass, ServiceClasses
+from headway.server.admission.service_classes import ONE_CLASS, Scheduling, ServiceClass, ServiceClasses
 from headway.server.api.answer_specs import AnswerFormats
 from headway.server.api.api_errors import ApiError, unavailable
 from headway.server.api.prompts import PromptMaker

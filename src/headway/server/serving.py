@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import EngineConfig, PredictionConfig
-from headway.core.roles import Roles
+from headway.core.routing import Roles
 from headway.errors import ConfigError
 from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.predict import AnswerLengths

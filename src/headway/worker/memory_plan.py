@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # an engine without a model has a plan too, and starts three 
     import torch
 
     from headway.models.checkpoint import Checkpoint
-    from headway.models.sharding import Shard
+    from headway.models.decoder_config import Shard
     from headway.worker.formats import Formats
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from headway.core.roles import MOST_COUNTED, SHORT_TOKENS, PrefillChoice, computes_elsewhere
+from headway.core.routing import MOST_COUNTED, SHORT_TOKENS, PrefillChoice, computes_elsewhere
 
 TOKEN_S = 2e-5  # an 8B model on an H200
 BLOCK_TOKENS = 64

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from headway import SamplingParams
-from headway.engine.llm_engine import LLMEngine
-from headway.engine.loaded_model import LoadedModel
+from headway.engine.llm_engine import LLMEngine, LoadedModel
 from headway.errors import ConfigError
 from tests.unit.runner.tiny_llm import TinyLLM
 

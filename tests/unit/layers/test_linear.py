@@ -11,7 +11,7 @@ from headway import native
 from headway.errors import ConfigError
 from headway.layers import LinearFactory
 from headway.layers.linear import TorchLinear
-from headway.layers.packed_linear import Float32Linear, Int8Linear
+from headway.layers.native_ops import Float32Linear, Int8Linear
 from headway.layers.triton_ops import TritonLinear
 
 F32, BF16 = torch.float32, torch.bfloat16

@@ -9,7 +9,7 @@ from torch import Tensor
 from headway import native
 from headway.layers import LinearFactory
 from headway.layers.linear import Linear
-from headway.layers.packed_linear import Float32Linear, Int4Linear, Int8Linear
+from headway.layers.native_ops import Float32Linear, Int4Linear, Int8Linear
 from headway.layers.quantized_weight import QuantizedWeight, quantise
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="the CPU kernels cannot be built")

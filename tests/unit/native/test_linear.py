@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headway import native
-from headway.layers.packed_linear import Float32Linear, Int8Linear, PackedLinear
+from headway.layers.native_ops import Float32Linear, Int8Linear, PackedLinear
 from headway.native.lib import NativeLibrary, PackedWeight
 
 SHAPES = [  # (rows, out, in)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from headway import native
-from headway.layers.packed_linear import Int8Linear, PackedLinear
+from headway.layers.native_ops import Int8Linear, PackedLinear
 from headway.native.lib import NativeLibrary
 
 

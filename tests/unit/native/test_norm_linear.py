@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headway.layers.native_ops import NativeOps
-from headway.layers.packed_linear import Float32Linear, Int4Linear, Int8Linear, PackedLinear
+from headway.layers.native_ops import Float32Linear, Int4Linear, Int8Linear, NativeOps, PackedLinear
 from headway.layers.quantized_weight import QuantizedWeight, quantise
 from headway.native.lib import NativeLibrary
 

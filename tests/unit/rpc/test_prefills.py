@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from headway.core.request_options import RequestOptions
-from headway.core.roles import PrefillChoice, Roles
+from headway.core.routing import PrefillChoice, Roles
 from headway.errors import ConfigError
 from headway.rpc import engine_client
 from headway.rpc.engine_client import EngineClient

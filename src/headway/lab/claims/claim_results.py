@@ -16,9 +16,9 @@ from typing import Any
 from headway import __version__
 from headway.errors import ConfigError
 from headway.lab.charts import Origin, Page
-from headway.lab.claims.catalogue import CLAIMS
 from headway.lab.claims.claim import Chart, Outcome
 from headway.lab.claims.context import Claim
+from headway.lab.claims.scenarios import CLAIMS
 
 JSON_NAME = "claims.json"
 _KIND = "headway claims"

@@ -24,8 +24,7 @@ from headway.lab.workload.bench_requests import BenchRequest, Work, highest_toke
 
 if TYPE_CHECKING:
     from headway.cli.progress import Meter
-    from headway.engine.llm_engine import LLMEngine
-    from headway.engine.loaded_model import LoadedModel
+    from headway.engine.llm_engine import LLMEngine, LoadedModel
     from headway.engine.step_report import EngineStep
 
 
@@ -227,7 +226,7 @@ class EngineTestbed:
 
 def _loaded(engine: LLMEngine) -> LoadedModel:
     # Imported here: listing the claims takes no torch.
-    from headway.engine.loaded_model import LoadedModel
+    from headway.engine.llm_engine import LoadedModel
 
     return LoadedModel(engine)
 

@@ -9,6 +9,7 @@ from headway.cli.flags import add_flags, engine_flags, positive
 from headway.cli.output_files import check_writable, print_table
 from headway.cli.progress import meter
 from headway.config import EngineConfig
+from headway.errors import ConfigError
 from headway.lab.sim.sim_flags import engine_options
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ def add_calibration_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     check_writable(arguments.output)
     config = EngineConfig.from_options(**engine_options(arguments))
+    if config.device.tensor_parallel_size > 1 and config.device.collectives != "none":
+        raise ConfigError(
+            "Of several ranks one is measured alone, and the simulator adds what travels between them: give "
+            "--collectives none."
+        )
 
     from headway.cli.demo import title
     from headway.cli.loading import load_engine, stderr_console

@@ -153,6 +153,7 @@ class Calibration:
             bytes_per_block=plan.bytes_per_block,
             num_layers=engine.model_config.num_layers,
             hidden_size=engine.model_config.hidden_size,
+            tensor_parallel_size=plan.num_ranks,
             model=model,
             device=plan.device,
             device_name=device_name(plan.device),

@@ -109,7 +109,7 @@ def check_ranks(calibration: Calibration, tensor_parallel_size: int | None) -> N
         raise ConfigError(
             f"--tensor-parallel-size {tensor_parallel_size}: the calibration is that of one rank of {measured}, and "
             "what a smaller or larger part of the model takes is not known. Give one that 'headway calibrate "
-            f"--tensor-parallel-size {tensor_parallel_size} --output FILE' has written."
+            f"--tensor-parallel-size {tensor_parallel_size} --collectives none --output FILE' has written."
         )
 
 

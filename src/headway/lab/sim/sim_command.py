@@ -16,7 +16,7 @@ from headway.cli.flags import add_flags, count, positive
 from headway.cli.output_files import check_writable, print_table, write_json, write_text
 from headway.cli.progress import progress_bar
 from headway.config import SCHEDULING_POLICIES, did_you_mean
-from headway.core.roles import TOGETHER, Roles
+from headway.core.routing import TOGETHER, Roles
 from headway.errors import ConfigError
 from headway.lab.bench.load_flags import add_judging_flags, judging_of
 from headway.lab.charts.html_page import write_page

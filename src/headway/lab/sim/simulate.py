@@ -24,8 +24,15 @@ from typing import TYPE_CHECKING
 
 from headway.config import CacheConfig
 from headway.core import Request, RequestStatus, RequestUpdate, Scheduler, SchedulerOutput
-from headway.core.roles import PrefillChoice, Roles, computes_elsewhere
-from headway.core.routing import CacheChanges, CacheReport, Router, expected_tokens
+from headway.core.routing import (
+    CacheChanges,
+    CacheReport,
+    PrefillChoice,
+    Roles,
+    Router,
+    computes_elsewhere,
+    expected_tokens,
+)
 from headway.core.scheduler import create_scheduler
 from headway.engine.engine_core import CoreStep, EngineCore
 from headway.errors import ConfigError

@@ -22,7 +22,7 @@ from headway.cli.flags import add_flags, count, engine_flags
 from headway.cli.output_files import check_writable, print_table, write_json
 from headway.cli.progress import meter
 from headway.config import EngineConfig
-from headway.core.roles import TOGETHER
+from headway.core.routing import TOGETHER
 from headway.errors import ConfigError
 from headway.lab.charts.html_page import write_page
 from headway.lab.sim.sim_flags import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.config import EngineConfig
-from headway.core.roles import TOGETHER
+from headway.core.routing import TOGETHER
 from headway.engine.llm_engine import LLMEngine
 from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.bench.replay import replay

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headway.core.roles import TOGETHER, Roles
+from headway.core.routing import TOGETHER, Roles
 from headway.errors import ConfigError
 from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.sim.calibration import Calibration

@@ -12,7 +12,7 @@ from headway.errors import InvalidRequestError
 from headway.outputs import check_dimensions
 from headway.rpc.messages import EngineReady
 from headway.sampling_params import SamplingParams
-from headway.server.admission.scheduling import Scheduling
+from headway.server.admission.service_classes import Scheduling
 from headway.server.api.answer_specs import (
     PLAIN,
     AnswerFormats,

@@ -24,7 +24,7 @@ from headway import __version__
 from headway.predict import PromptView
 from headway.rpc.messages import Delta, EngineReady
 from headway.rpc.streams import CacheEvent, CacheStream
-from headway.server.admission.scheduling import Scheduling, scheduling_of
+from headway.server.admission.service_classes import Scheduling, scheduling_of
 from headway.server.api.answer_writers import (
     ChatEvents,
     CompletionEvents,

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headway.errors import InvalidRequestError
-from headway.server.admission.scheduling import Scheduling, scheduling_of
+from headway.server.admission.service_classes import Scheduling, scheduling_of
 from headway.server.api.api_errors import ApiError, from_exception
 from headway.server.api.api_translation import Renaming, TranslatedRequest, chat_request
 from headway.server.api.generation import Generation

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headway.lab.claims.catalogue import CLAIMS
 from headway.lab.claims.claim import Chart, Outcome
 from headway.lab.claims.claim_results import Row
 from headway.lab.claims.context import Context
+from headway.lab.claims.scenarios import CLAIMS
 from headway.lab.claims.testbed import SimulatedTestbed
 
 

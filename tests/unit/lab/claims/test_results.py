@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
-from headway.lab.claims.catalogue import CLAIMS, find_claims
 from headway.lab.claims.claim_results import HEADERS, JSON_NAME, Results, as_markdown, as_page
+from headway.lab.claims.scenarios import CLAIMS, find_claims
 from tests.unit.lab.claims.small import row
 
 

@@ -6,11 +6,10 @@ import math
 
 import pytest
 
-from headway.lab.claims.catalogue import CLAIMS
 from headway.lab.claims.claim import Outcome
 from headway.lab.claims.context import Context
 from headway.lab.claims.published_workloads import noisy_lengths
-from headway.lab.claims.scenarios import batching_load
+from headway.lab.claims.scenarios import CLAIMS, batching_load
 from headway.lab.claims.testbed import SimulatedTestbed
 from headway.predict.training import count_pairs
 from tests.unit.lab.claims.small import small_context

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from headway.config import CacheConfig, SchedulerConfig
-from headway.core.roles import Roles
-from headway.core.routing import ROUTERS
+from headway.core.routing import ROUTERS, Roles
 from headway.errors import ConfigError
 from headway.lab.sim import CostModel, Machine, Simulation, StepWork, simulate
 from headway.lab.sim.cost_model import Link, Ranks
