@@ -37,9 +37,9 @@ from headway.kv.host_blocks import HostBlocks, apply_moves
 from headway.runner.base import PagedModel, PendingStep, RunnerSettings
 from headway.runner.draft_model import DraftModel
 from headway.runner.logit_edits import LineMasks
+from headway.runner.prompt_readings import logprobs_of_prompts, pooled_prompts
 from headway.runner.rows import RowTable, Stage, StagedStep, StepRows
 from headway.runner.sampler import PendingSample, Sampler, SamplerOutput, StepDrafts
-from headway.runner.token_logprobs import logprobs_of_prompts, pooled_prompts
 from headway.structured.guides import TokenMasks
 
 logger = logging.getLogger(__name__)

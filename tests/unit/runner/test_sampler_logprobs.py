@@ -11,7 +11,7 @@ import torch
 from headway.core import TokenLogprobs
 from headway.runner import sampler as sampler_module
 from headway.runner import token_logprobs as logprobs_module
-from headway.runner.token_logprobs import prompt_logprobs
+from headway.runner.prompt_readings import prompt_logprobs
 from tests.unit.runner.sampling_bench import ALL_KERNELS, Bench, random_logits, sample_once
 from tests.unit.runner.sampling_reference import Request
 

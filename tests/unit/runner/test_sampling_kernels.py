@@ -24,8 +24,8 @@ from headway.core import TokenLogprobs
 from headway.errors import InvalidRequestError
 from headway.runner import cpu_sampling, triton_sampling
 from headway.runner import sampler as sampler_module
+from headway.runner.prompt_readings import prompt_logprobs
 from headway.runner.sampler import NO_TOKEN, RowRecord, SamplerOutput
-from headway.runner.token_logprobs import prompt_logprobs
 from headway.runner.triton_filters import find_thresholds
 from headway.runner.triton_sampling import RECORD_WORDS, gumbel_noise, noise_bits, noise_key
 from headway.sampling_params import SamplingParams

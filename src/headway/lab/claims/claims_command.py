@@ -58,8 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         for claim in claims:
             print(f"{claim.id:<18}{claim.title}\n{'':18}{claim.published}\n{'':18}{claim.source}")
         return 0
-    from headway.lab.claims.claim_results import Results
-    from headway.lab.claims.claim_session import Session, measure_all
+    from headway.lab.claims.claim_results import Results, Session, measure_all
 
     folder = _folder(arguments.output)
     results = Results() if folder is None else Results.load(folder)

@@ -16,7 +16,7 @@ from headway.engine.llm_engine import LLMEngine
 from headway.errors import ConfigError
 from headway.lab.bench.timelines import RequestTimeline
 from headway.lab.claims.claim import Where
-from headway.lab.claims.claim_session import Session
+from headway.lab.claims.claim_results import Session
 from headway.lab.claims.context import Context, Variant, run_alternating
 from headway.lab.claims.scenarios import CLAIMS
 from headway.lab.claims.testbed import EngineTestbed, Run, SimulatedTestbed
