@@ -37,6 +37,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from headway.core.blocks import block_digests, root_digest
+from headway.core.live_requests import FETCH_LIMIT_S
 from headway.core.request_options import RequestOptions
 from headway.core.routing import CacheReport, PrefillChoice, Roles, Router, computes_elsewhere, expected_tokens
 from headway.errors import ConfigError, EngineStartError, EngineUnavailableError, InvalidRequestError
@@ -88,8 +89,8 @@ SLOW_PREFILL = 4.0
 """A prompt that takes so many times as long as was expected is not waited for any more."""
 LEAST_PREFILL_S = 10.0
 """But as long as this."""
-UNKNOWN_PREFILL_S = 60.0
-"""And so long where nothing can be expected, before a replica has computed anything."""
+MOST_PREFILL_S = FETCH_LIMIT_S
+"""Nor longer than this, as the decode replica does; so long also where nothing is known to expect."""
 SECRET_BYTES = 32
 _PREFILL_PARAMS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
 
@@ -455,18 +456,12 @@ class EngineClient:
             prefills.router.end(request_id)
             prefills.num_by_outcome["here"] += 1
             return ""
-        options = RequestOptions(
-            priority=request.options.priority,
-            tenant=request.options.tenant,
-            ttft_target_s=request.options.ttft_target_s,
-            cache_salt=request.options.cache_salt,
-        )
-        expected_s = choice.prefill_token_s * prefills.router.num_prompt_tokens(place)
-        allowed_s = max(LEAST_PREFILL_S, SLOW_PREFILL * expected_s) if expected_s else UNKNOWN_PREFILL_S
-        until_s = asyncio.get_running_loop().time() + allowed_s
+        expected_s = SLOW_PREFILL * choice.prefill_token_s * prefills.router.num_prompt_tokens(place)
+        limit_s = min(max(LEAST_PREFILL_S, expected_s), MOST_PREFILL_S) if expected_s else MOST_PREFILL_S
+        until_s = asyncio.get_running_loop().time() + limit_s
         prefills.add(_Prefill(request_id, request.request_id, replica, until_s))
         try:
-            replica.send(AddRequest(request_id, prompt[: num_whole * block_size], _PREFILL_PARAMS, options))
+            replica.send(_prefill_message(request_id, request, num_whole * block_size))
         except (UnicodeEncodeError, OverflowError, TypeError):  # as it is going to be said of the request itself
             self._end_prefill(request.request_id, "failed")
             return ""
@@ -746,6 +741,17 @@ def _digests(request: AddRequest, num_blocks: int, block_size: int) -> Sequence[
     """Of the first blocks of a prompt."""
     tokens = tuple(request.prompt_token_ids[: num_blocks * block_size])
     return block_digests(root_digest(request.options.cache_salt), tokens, block_size)
+
+
+def _prefill_message(request_id: str, request: AddRequest, num_tokens: int) -> AddRequest:
+    """A request for one token behind the beginning of another one's prompt: what it leaves are the blocks."""
+    options = RequestOptions(
+        priority=request.options.priority,
+        tenant=request.options.tenant,
+        ttft_target_s=request.options.ttft_target_s,
+        cache_salt=request.options.cache_salt,
+    )
+    return AddRequest(request_id, request.prompt_token_ids[:num_tokens], _PREFILL_PARAMS, options)
 
 
 def _counted(replica: Replica) -> EngineStats:

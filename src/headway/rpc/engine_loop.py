@@ -144,6 +144,8 @@ class EngineLoop:
     def _take_messages(self) -> None:
         """All that have come, before each step; an idle engine sleeps here."""
         is_idle = not self._line and not self._engine.has_unfinished_requests()
+        if is_idle and self._blocks is not None:
+            self._serve_blocks(self._blocks)  # of the last step, before it sleeps
         if is_idle and self._stats_are_stale:
             self._send_step([])
         if is_idle and self._is_watched and self._snapshots.is_map_stale:

@@ -536,3 +536,38 @@ def test_without_a_proper_first_message_there_is_no_engine(sent: bytes, status: 
             ours.shutdown(socket.SHUT_WR)
         assert process.wait(timeout=60) == status
     ours.close()
+
+
+class OneWant:
+    """Stands for a `BlockServer` that is asked for a block which the last step computes."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.num_sent_blocks = self.num_early_blocks = 0
+
+    def note_request(self, request_id: str) -> None:
+        self.events.append(f"begins {request_id}")
+
+    def note_end(self, request_id: str) -> None:
+        self.events.append(f"ends {request_id}")
+
+    def serve(self) -> bool:
+        self.events.append("serves")
+        return False
+
+
+def test_blocks_of_the_last_step_are_served_before_the_loop_sleeps() -> None:
+    blocks = OneWant()
+
+    class Sleeping(ScriptedChannel):
+        def receive(self, *, timeout_s: float) -> list[Any]:
+            if timeout_s:
+                blocks.events.append("sleeps")
+            return super().receive(timeout_s=timeout_s)
+
+    server: Any = blocks
+    with pytest.raises(ChannelClosedError):
+        EngineLoop(create_engine({}), Sleeping([add("r", max_tokens=1)], [], []), blocks=server).run()
+    assert "begins r" in blocks.events
+    after = blocks.events[blocks.events.index("ends r") :]
+    assert after.index("serves") < after.index("sleeps")

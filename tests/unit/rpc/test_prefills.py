@@ -170,7 +170,7 @@ def test_nobody_else_says_where_blocks_come_from() -> None:
 
 
 def test_a_prefill_replica_that_hangs_is_not_waited_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_client, "UNKNOWN_PREFILL_S", 0.2)
+    monkeypatch.setattr(engine_client, "MOST_PREFILL_S", 0.2)
     monkeypatch.setattr(engine_client, "LEAST_PREFILL_S", 0.2)
 
     async def test(client: EngineClient) -> None:

@@ -153,7 +153,7 @@ def link_of(arguments: argparse.Namespace, calibrations: Sequence[Calibration], 
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Options of the real engine that were given, and what a shape without weights needs beside them."""
-    given = chosen(arguments, engine_flags())
+    given = {name: value for name, value in chosen(arguments, engine_flags()).items() if value is not None}
     return {**shape_defaults(given.get("model")), **given}
 
 
