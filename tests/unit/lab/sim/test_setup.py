@@ -77,7 +77,10 @@ def test_ranks_are_not_simulated_with_the_steps_of_another_number() -> None:
     divided = calibration(tensor_parallel_size=2, num_layers=2, hidden_size=64)
     check_ranks(divided, None)
     check_ranks(divided, 2)
-    with pytest.raises(ConfigError, match="one rank of 2.*'headway calibrate --tensor-parallel-size 4 --collectives none --output FILE'"):
+    with pytest.raises(
+        ConfigError,
+        match="one rank of 2.*'headway calibrate --tensor-parallel-size 4 --collectives none --output FILE'",
+    ):
         check_ranks(divided, 4)
     with pytest.raises(ConfigError, match="one rank of 1"):
         check_ranks(calibration(), 2)
