@@ -43,6 +43,9 @@ class ScriptedChannel:
     def send(self, message: Any) -> None:
         self.sent.append(decode_from_engine(pack(message)[4:]))
 
+    def wake(self) -> None:
+        """It does not sleep."""
+
     @property
     def batches(self) -> list[StepBatch]:
         return [message for message in self.sent if isinstance(message, StepBatch)]
