@@ -1,6 +1,7 @@
 """Time to the first token of a known prompt: computed, from the device, from host memory, from disk after a restart.
 
-    python benchmarks/disk_cache.py --folder FOLDER [--model M] [--tokens 1900] [--repeat 5]
+    python benchmarks/disk_cache.py --folder FOLDER [--tokens 1900] [--repeat 5]
+    python benchmarks/disk_cache.py --folder FOLDER --model llama31-8b --load-format dummy --block-size 64 --tokens 4000
 
 Each life of the engine has another prompt in between, which takes all blocks of the device. From disk twice: as the
 system has the files in memory, and after it was told to forget them. FOLDER is left as it is found, but for its blocks.
@@ -25,6 +26,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--model")
+    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--host-cache-memory", type=int, default=2**30, help="bytes")
     parser.add_argument("--tokens", type=int, default=1900)
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
@@ -57,8 +61,15 @@ def main() -> None:
 
 def _start(options: argparse.Namespace) -> LLM:
     more: dict[str, Any] = {} if options.model is None else {"model": options.model}
-    num_blocks = options.tokens // 16 + 8
-    return LLM(block_size=16, num_kv_blocks=num_blocks, disk_cache=str(options.folder), **more)
+    return LLM(
+        load_format=options.load_format,
+        block_size=options.block_size,
+        num_kv_blocks=options.tokens // options.block_size + 8,
+        max_model_len=options.tokens + options.block_size,
+        host_cache_memory=options.host_cache_memory,
+        disk_cache=str(options.folder),
+        **more,
+    )
 
 
 def _ask(llm: LLM, prompt: list[int]) -> tuple[float, int]:
