@@ -108,6 +108,7 @@ def measure(carrier: Carrier, *, num_blocks: int, block_bytes: int, device: str,
         address, block_bytes = ours.recv()
         slots = np.zeros((num_blocks, block_bytes), dtype=np.uint8)
         if device != "cpu":
+            torch.zeros(1, device=device)  # there is a context to register memory with
             error = torch.cuda.cudart().cudaHostRegister(slots.ctypes.data, slots.nbytes, 0)
             assert int(error) == 0, error
         views = [memoryview(row.data) for row in slots]

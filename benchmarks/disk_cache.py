@@ -40,6 +40,8 @@ def main() -> None:
         if is_cold:
             _forget(options.folder)
         llm = _start(options)
+        for length in (options.tokens, options.tokens // 3, options.tokens // 2, options.tokens):
+            _ask(llm, rng.choices(vocabulary, k=length))  # kernels are compiled, and what steps cost is learnt
         for prompt in prompts[:-1]:
             if is_cold is None:
                 times.setdefault("computed", []).append(_ask(llm, prompt))

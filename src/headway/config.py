@@ -167,9 +167,8 @@ class CacheConfig:
     )
     disk_cache: str = option(
         "",
-        "Folder for KV blocks that leave host memory, and for all that are kept when the engine ends: they are read "
-        "where that is faster than computing, also by later engines and by others that share the folder. Takes 1 GiB "
-        "of host_cache_memory if none is given.",
+        "Folder for KV blocks that leave host memory, and for those kept when the engine ends; later engines, and others "
+        "that share it, find them. host_cache_memory is 1 GiB then if none is given.",
         metavar="DIR",
     )
     disk_cache_size: int = option(
@@ -184,8 +183,8 @@ class CacheConfig:
     )
     eviction_policy: str = option(
         "lru",
-        "Which kept block is given up first when room is needed: the one unused for longest (lru), or the one that is "
-        "least likely to be found again, learnt by how often blocks were found before and how deep they lie (cost).",
+        "Which kept block is given up first when room is needed: the one unused for longest (lru), or the one that was "
+        "learnt to be least likely found again (cost).",
         choices=EVICTION_POLICIES,
     )
     kv_allocation: str = option(
@@ -196,10 +195,9 @@ class CacheConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "Number format of cached keys and values. auto: the model's own dtype, float16 where its weights are int8. fp8 "
-        "and int8 take 8 bits for each number, int4 takes 8 for keys and 4 for values, each with a scale per token and "
-        "head: more tokens in the same memory, and less to read, for a little quality (docs/kv_quantisation.md). bf16 "
-        "is bfloat16.",
+        "Number format of cached keys and values. auto: the model's own dtype, float16 where its weights are int8. fp8, "
+        "int8 and int4: more tokens in the same memory for a little quality (docs/kv_quantisation.md). bf16 is "
+        "bfloat16.",
         choices=KV_CACHE_DTYPES,
     )
 
@@ -441,20 +439,18 @@ class DeviceConfig:
     )
     cuda_graph_capture: str = option(
         "start",
-        "On CUDA: when steps are captured as graphs. start: servers and benchmarks capture all sizes of steps at the "
-        "start, in some seconds. lazy: a size is captured when it comes up for the second time, as it is elsewhere in "
-        "any case.",
+        "On CUDA: when steps are captured as graphs. start: servers and benchmarks capture all sizes before the first. "
+        "lazy: a size is captured when it comes up for the second time.",
         choices=GRAPH_CAPTURES,
     )
     tensor_parallel_size: int = option(
         1,
-        "Ranks that have a part of every layer each: a GPU each, or on the CPU a process and its share of the threads.",
+        "Ranks that have a part of every layer: each with a GPU, or on the CPU with a process.",
     )
     collectives: str = option(
         "auto",
-        "How ranks sum their parts. auto: nccl with a GPU each, symmetric-memory where they share one (for tests), "
-        "shared-memory on the CPU. gloo, threads: on the CPU, for tests. none: one rank alone, to measure a shard; its "
-        "answers are wrong.",
+        "How ranks sum their parts. auto: nccl with a GPU each, symmetric-memory where they share one, shared-memory on "
+        "the CPU. gloo, threads: for tests. none: one rank alone, to measure a shard; its answers are wrong.",
         choices=COLLECTIVES,
     )
     async_scheduling: bool | None = option(

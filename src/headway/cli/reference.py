@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
 from itertools import groupby
 
@@ -67,5 +68,6 @@ def _markdown_row(spec: FlagSpec) -> str:
 
 
 def _meaning(spec: FlagSpec) -> str:
-    choices = f" One of: {', '.join(spec.choices)}." if spec.choices else ""
-    return spec.help + choices
+    if not spec.choices or set(spec.choices) <= set(re.findall(r"[\w-]+", spec.help)):
+        return spec.help
+    return f"{spec.help} One of: {', '.join(spec.choices)}."

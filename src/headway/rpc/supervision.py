@@ -280,6 +280,8 @@ def options_apart(options: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError("roles need Linux, for the memory that engine processes share.")
     if not options.get("enable_prefix_caching", True):
         raise ConfigError("roles need the prefix cache, by which blocks are found; it is switched off.")
+    if options.get("tensor_parallel_size", 1) != 1:
+        raise ConfigError("roles do not go with tensor_parallel_size: ranks have parts of blocks.")
     if options.get("draft_model") is not None:
         raise ConfigError("roles do not go with a draft model, whose blocks would have to travel as well.")
     if options.get("preemption_mode") == "recompute":
