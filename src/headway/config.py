@@ -167,8 +167,8 @@ class CacheConfig:
     )
     disk_cache: str = option(
         "",
-        "Folder for KV blocks that leave host memory, and for those kept when the engine ends; later engines, and others "
-        "that share it, find them. host_cache_memory is 1 GiB then if none is given.",
+        "Folder for KV blocks that leave host memory, and for those kept when the engine ends; later engines, and "
+        "others that share it, find them. host_cache_memory is 1 GiB then if none is given.",
         metavar="DIR",
     )
     disk_cache_size: int = option(
@@ -195,8 +195,8 @@ class CacheConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "Number format of cached keys and values. auto: the model's own dtype, float16 where its weights are int8. fp8, "
-        "int8 and int4: more tokens in the same memory for a little quality (docs/kv_quantisation.md). bf16 is "
+        "Number format of cached keys and values. auto: the model's own dtype, float16 where its weights are int8. "
+        "fp8, int8 and int4: more tokens in the same memory for a little quality (docs/kv_quantisation.md). bf16 is "
         "bfloat16.",
         choices=KV_CACHE_DTYPES,
     )
@@ -449,8 +449,8 @@ class DeviceConfig:
     )
     collectives: str = option(
         "auto",
-        "How ranks sum their parts. auto: nccl with a GPU each, symmetric-memory where they share one, shared-memory on "
-        "the CPU. gloo, threads: for tests. none: one rank alone, to measure a shard; its answers are wrong.",
+        "How ranks sum their parts. auto: nccl with a GPU each, symmetric-memory where they share one, shared-memory "
+        "on the CPU. gloo, threads: for tests. none: one rank alone, to measure a shard; its answers are wrong.",
         choices=COLLECTIVES,
     )
     async_scheduling: bool | None = option(
