@@ -6,12 +6,13 @@ in flight one behind the other, as on a device; asking for a result moves the cl
 
 from __future__ import annotations
 
+import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SampledTokens, SchedulerOutput
-from headway.kv.block_store import BlockTransfers
+from headway.kv.block_store import BlockTransfers, Transferred
 
 StepTime = Callable[[SchedulerOutput], float]
 """A planned step → how many seconds it takes the device."""
@@ -57,10 +58,11 @@ class SimulatedExecutor:
         max_in_flight: int = 1,
         host_s: HostSeconds = _no_time,
         acceptance: float = 0.0,
+        transfers: BlockTransfers | None = None,
     ) -> None:
         self.max_in_flight = max_in_flight
         self.verifies_ahead = True
-        self.transfers: BlockTransfers | None = None
+        self.transfers = transfers
         self.num_steps = 0
         self.busy_s = 0.0
         self._step_s = step_s
@@ -116,3 +118,50 @@ class SimulatedStep:
         """Wait for it: the clock is moved."""
         self._clock.sleep_until(self._done_at_s)
         return ModelRunnerOutput(self._sampled, {})
+
+
+Arrivals = Callable[[str, Sequence[bytes]], Sequence[float]]
+"""Where blocks are fetched from, and their digests → when each of them is there."""
+
+
+class SimulatedTransfers(BlockTransfers):
+    """Fetches from other replicas that end when a function says, on the clock of the replica that fetches."""
+
+    def __init__(self, arrivals: Arrivals, clock: VirtualClock) -> None:
+        super().__init__(_NoMemory())
+        self._arrivals, self._clock = arrivals, clock
+        self._coming: list[tuple[float, int, Transferred]] = []  # a heap, by their ends
+
+    def begin(self, moves: BlockMoves) -> None:
+        """Begin fetches; nothing is stored."""
+        assert not moves.stored, "a simulation has no disk"
+        by_source: dict[str, list[bytes]] = {}
+        for digest, _, source in moves.fetched:
+            by_source.setdefault(source, []).append(digest)
+        for source, digests in by_source.items():
+            for digest, end_s in zip(digests, self._arrivals(source, digests), strict=True):
+                took_s = (end_s - self._clock.now_s) / len(digests)
+                heapq.heappush(self._coming, (end_s, self._num_begun, Transferred(digest, True, True, took_s)))
+                self._num_begun += 1
+
+    def take(self) -> list[Transferred]:
+        """Those that have come by now."""
+        while self._coming and self._coming[0][0] <= self._clock.now_s:
+            self._ended.append(heapq.heappop(self._coming)[2])
+        return super().take()
+
+    def wait(self, timeout_s: float) -> bool:
+        """The clock is moved, to the next one that comes or as far as that."""
+        until_s = self._clock.now_s + timeout_s
+        self._clock.sleep_until(min(self._coming[0][0], until_s) if self._coming else until_s)
+        return bool(self._coming) and self._coming[0][0] <= self._clock.now_s
+
+
+class _NoMemory:
+    """A simulated block has no bytes."""
+
+    def bytes_of(self, slot: int) -> memoryview:
+        return memoryview(b"")
+
+    def settle(self, slots: Iterable[int]) -> None:
+        """No copy is ever under way."""

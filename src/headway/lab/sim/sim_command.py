@@ -16,7 +16,7 @@ from headway.cli.flags import add_flags, count, positive
 from headway.cli.output_files import check_writable, print_table, write_json, write_text
 from headway.cli.progress import progress_bar
 from headway.config import SCHEDULING_POLICIES, did_you_mean
-from headway.core.roles import Roles
+from headway.core.roles import TOGETHER, Roles
 from headway.errors import ConfigError
 from headway.lab.bench.load_flags import add_judging_flags, judging_of
 from headway.lab.charts.html_page import write_page
@@ -56,9 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--roles",
+        default=TOGETHER,
         metavar="prefill=P,decode=D",
         help="P replicas compute prompts, where that is worth it, and D have all requests: blocks travel from the ones "
-        "to the others. (default: all do both)",
+        "to the others. (default: %(default)s: all do both)",
     )
     add_link_flags(parser)
     from headway.core.routing import ROUTERS
@@ -135,7 +136,7 @@ class _Simulator:
         from headway.lab.sim.setup import set_up
 
         self._arguments, self._calibration, self._options = arguments, calibration, options
-        self._roles = None if arguments.roles is None else Roles.parse(arguments.roles)
+        self._roles = None if arguments.roles == TOGETHER else Roles.parse(arguments.roles)
         self._num_replicas = _num_replicas(arguments.replicas, self._roles)
         self._link = link_of(arguments, [calibration], has_roles=self._roles is not None)
         self._workload: Workload = load_work(arguments)

@@ -129,10 +129,10 @@ def _transfer_numbers(simulation: Simulation) -> dict[str, Any]:
     if not simulation.num_prefill:
         return {}
     transfers = simulation.transfers
-    waited_ms = [1e3 * (transfer.to_s - transfer.computed_s) for transfer in transfers]
+    waited_ms = [1e3 * (transfer.to_s - transfer.asked_s) for transfer in transfers]
     return {
         "prefill_replicas": simulation.num_prefill,
-        "prompts_elsewhere": len(transfers),
+        "prompts_elsewhere": simulation.num_elsewhere,
         "transferred_blocks": sum(transfer.num_blocks for transfer in transfers),
         "mean_transfer_ms": statistics.fmean(waited_ms) if waited_ms else None,
         "p99_transfer_ms": percentile(waited_ms, 99) if waited_ms else None,
@@ -154,10 +154,10 @@ def replica_notes(simulation: Simulation, machine: Machine) -> list[str]:
         f"Decode replicas: {num_serving}, with {', '.join(shares[:num_serving])} requests; prefill replicas: "
         f"{simulation.num_prefill}, with {', '.join(shares[num_serving:])} prompts."
     )
-    num_sent, speed = len(simulation.transfers), f"{link.gb_s:g} GB/s and {1e6 * link.latency_s:g} µs"
+    num_sent, speed = simulation.num_elsewhere, f"{link.gb_s:g} GB/s and {1e6 * link.latency_s:g} µs"
     told = f"Computed elsewhere, with a simulated link of {speed}: "
-    if not num_sent:
-        return [who, f"{told}no prompt."]
+    if not simulation.transfers:
+        return [who, f"{told}{num_sent or 'no'} prompts, and no block had to travel."]
     share = num_sent / len(simulation.timelines)
     num_gb = numbers["transferred_blocks"] * machine.bytes_per_block / 1e9
     mean, p99 = (f"{numbers[key]:.2f} ms" for key in ("mean_transfer_ms", "p99_transfer_ms"))

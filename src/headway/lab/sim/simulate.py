@@ -4,16 +4,17 @@ A replica is the real loop, scheduler and cache on a simulated device, with a cl
 behind steps next, and a request is routed when all that are busy have come as far as its arrival: a router never sees
 what is to come.
 
-With roles, some replicas compute prompts only. Such a prompt is a request for one token there; then its blocks travel,
-one prompt after the other on the link out of a replica and on the link into one; then the request comes to the replica
-that was chosen for it, which has the blocks in its host memory, copies them in and computes the rest. It is on no
-replica while they travel, as a request that waits for blocks holds no seat.
+With roles, some replicas compute prompts only. Such a prompt is a request for one token there. Then the request comes
+to the replica that was chosen for it, whose scheduler has the blocks fetched, and admits it when they have come: they
+are copied in, and the rest is computed. Blocks of one prompt travel after those of another on the link out of a
+replica, and likewise on the link into one.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import heapq
 import itertools
 import random
@@ -28,7 +29,7 @@ from headway.core.routing import CacheChanges, CacheReport, Router, expected_tok
 from headway.core.scheduler import create_scheduler
 from headway.engine.engine_core import CoreStep, EngineCore
 from headway.errors import ConfigError
-from headway.executor.simulated import SimulatedExecutor, StepTime, VirtualClock
+from headway.executor.simulated import Arrivals, SimulatedExecutor, SimulatedTransfers, StepTime, VirtualClock
 from headway.lab.bench.replay import Agenda
 from headway.lab.bench.timelines import BatchSample, RequestTimeline, SampleLog, sample_of
 from headway.lab.sim.calibration import Machine
@@ -83,8 +84,14 @@ class Replica:
     """An engine that serves its share of the requests."""
 
     def __init__(
-        self, machine: Machine, scheduler: SchedulerSettings, cache: CacheSettings, variation: Variation
+        self,
+        machine: Machine,
+        scheduler: SchedulerSettings,
+        cache: CacheSettings,
+        variation: Variation,
+        arrivals: Arrivals | None = None,
     ) -> None:
+        """`arrivals`: of blocks that it fetches from others."""
         self.clock = VirtualClock()
         self._after_s = machine.host.after
         self.executor = SimulatedExecutor(
@@ -93,13 +100,14 @@ class Replica:
             max_in_flight=2 if machine.overlap else 1,
             host_s=machine.host.before,
             acceptance=scheduler.synthetic_chance or 0.0,
+            transfers=None if arrivals is None else SimulatedTransfers(arrivals, self.clock),
         )
         self.core = EngineCore(
             create_scheduler(scheduler, cache, machine), self.executor, now=self.clock.now, sleep=self.clock.sleep
         )
         self._changes: CacheChanges | None = None
         self.spans: list[tuple[float, float]] = []
-        """When it had something to do: from, to."""
+        """When it computed: from, to."""
 
     @property
     def now_s(self) -> float:
@@ -124,30 +132,15 @@ class Replica:
         num_rows = len(step.report.snapshot.output.scheduled)
         if num_rows:
             self.clock.sleep(self._after_s(num_rows))
-        if self.spans and self.spans[-1][1] == started_s:
-            started_s = self.spans.pop()[0]
-        self.spans.append((started_s, self.clock.now_s))
+            if self.spans and self.spans[-1][1] == started_s:
+                started_s = self.spans.pop()[0]
+            self.spans.append((started_s, self.clock.now_s))
         return step
 
     @property
     def token_s(self) -> float | None:
         """What it has found a prompt token to take; `None` before its first step."""
         return self.core.scheduler.pace.step_time.per_token_s
-
-    def num_known(self, digests: Sequence[bytes]) -> int:
-        """How many of a prompt's first blocks it has."""
-        kv_cache = self.core.scheduler.kv_cache
-        assert kv_cache.prefix_cache is not None
-        num_cached = kv_cache.prefix_cache.num_found(digests, len(digests))
-        tier = kv_cache.host_tier
-        return num_cached + (0 if tier is None else len(tier.find(digests[num_cached:])))
-
-    def receive(self, digests: Sequence[bytes]) -> None:
-        """Blocks have come, into its host memory."""
-        tier = self.core.scheduler.kv_cache.host_tier
-        assert tier is not None
-        for digest in digests:
-            tier.put(digest)
 
     def follow_cache(self) -> None:
         """Have something to report: a router wants to know."""
@@ -162,12 +155,11 @@ class Replica:
 
 @dataclass(frozen=True)
 class Transfer:
-    """The blocks of a prompt on their way."""
+    """Blocks of a prompt on their way."""
 
     place: int
     """Of the replica that they come to."""
-    computed_s: float
-    """When its prompt was."""
+    asked_s: float
     from_s: float
     """When the links were free."""
     to_s: float
@@ -195,12 +187,14 @@ class Simulation:
     num_queried_tokens: int = 0
     num_hit_tokens: int = 0
     """Of tokens that were looked up in prefix caches, how many were found; without blocks that were sent for."""
-    transfers: list[Transfer] = field(default_factory=list)
-    """One for each prompt that was computed elsewhere."""
     num_prefill: int = 0
-    """The last replicas of all, which computed these."""
+    """The last of all replicas, which compute prompts only."""
+    num_elsewhere: int = 0
+    """Prompts that these computed."""
+    transfers: Sequence[Transfer] = ()
+    """One for each of these prompts, unless no block was missing; more, where it begins with all of another."""
     hidden_s: float = 0.0
-    """Of the time that blocks travelled, in how much the replica they came to had something to do."""
+    """Of the time that blocks travelled, in how much the replica they came to computed."""
 
     @property
     def hidden_share(self) -> float:
@@ -240,9 +234,13 @@ def simulate(
         return _Cluster(work, replicas, router, progress, max_num_seqs=scheduler.max_num_seqs).run()
     _check_roles(roles, machine, cache, num_replicas)
     decoding = dataclasses.replace(machine, num_host_slots=max(machine.num_host_slots, _num_staged(machine)))
-    replicas = [Replica(decoding, scheduler, cache, each) for each in variations[: roles.num_decode]]
     prefill = [Replica(machine, scheduler, cache, each) for each in variations[roles.num_decode :]]
-    apart = _Prefill(prefill, replicas, router, machine, scheduler)
+    apart = _Prefill(prefill, roles.num_decode, router, machine, scheduler)
+    replicas = [
+        Replica(decoding, scheduler, cache, each, functools.partial(apart.fetch, place))
+        for place, each in enumerate(variations[: roles.num_decode])
+    ]
+    apart.others = replicas
     return _Cluster(work, replicas, router, progress, max_num_seqs=scheduler.max_num_seqs, prefill=apart).run()
 
 
@@ -293,7 +291,8 @@ class _Cluster:
         self._busy: list[tuple[float, int]] = []  # a heap of (its time, its place) of replicas with something to do
         self._news: list[_News] = []  # a heap of what the router learns, and when
         self._num_news = 0
-        self._coming: list[tuple[float, int, _Computed]] = []  # a heap of requests whose blocks travel, by their ends
+        self._computed: list[tuple[float, int, int, Request]] = []  # a heap: when, a number, the place to go on at
+        self._sent: set[str] = set()  # those that have been sent for and are not admitted yet
         self._agenda, self._log = Agenda(work), SampleLog()
         self.result = Simulation(
             [RequestTimeline(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in work],
@@ -305,11 +304,12 @@ class _Cluster:
         result, agenda = self.result, self._agenda
         while True:
             due_s = agenda.next_due_s
-            come_s = self._coming[0][0] if self._coming else float("inf")
-            next_s = min(due_s, come_s)
+            computed_s = self._computed[0][0] if self._computed else float("inf")
+            next_s = min(due_s, computed_s)
             if next_s < float("inf") and (not self._busy or next_s <= self._busy[0][0]):
-                if come_s <= due_s:
-                    self._receive(heapq.heappop(self._coming)[2], come_s)
+                if computed_s <= due_s:
+                    _, _, place, request = heapq.heappop(self._computed)
+                    self._add(place, request, computed_s)
                     continue
                 for index, _ in agenda.take_due(due_s):
                     self._route(index, due_s)
@@ -326,11 +326,13 @@ class _Cluster:
             if cache is not None:
                 result.num_queried_tokens += cache.stats.num_queried_tokens
                 result.num_hit_tokens += cache.stats.num_hit_tokens
-        result.hidden_s = sum(map(self._hidden_s, result.transfers))
+        if self._prefill is not None:
+            result.transfers = self._prefill.transfers
+            result.hidden_s = sum(map(self._hidden_s, result.transfers))
         return result
 
     def _hidden_s(self, transfer: Transfer) -> float:
-        """In how much of this time the replica that blocks come to had something to do."""
+        """In how much of this time the replica that blocks come to computed."""
         spans = self._replicas[transfer.place].spans
         places = range(max(bisect.bisect(spans, (transfer.from_s,)) - 1, 0), len(spans))
         during = itertools.takewhile(lambda span: span[0] < transfer.to_s, map(spans.__getitem__, places))
@@ -362,11 +364,6 @@ class _Cluster:
         replica.add(request, at_s=at_s)
         if not was_busy:
             heapq.heappush(self._busy, (replica.now_s, place))
-
-    def _receive(self, computed: _Computed, at_s: float) -> None:
-        """A request goes on where it was routed to, with its blocks."""
-        self._replicas[computed.place].receive(computed.digests)
-        self._add(computed.place, computed.request, at_s)
 
     def _choose(self, request: Request, now_s: float) -> int:
         while self._news and self._news[0][0] <= now_s:
@@ -408,7 +405,7 @@ class _Cluster:
             if update.finish_status is RequestStatus.FINISHED_ERROR:
                 raise RuntimeError(f"request {update.request_id} failed: {update.error}")
             if place >= self._num_serving:
-                self._send(place, update, now_s)
+                self._go_on(place, update, now_s)
                 continue
             timeline = timelines[int(update.request_id)]
             times_s, num_new = timeline.token_times_s, len(update.new_token_ids)
@@ -425,18 +422,26 @@ class _Cluster:
         for output in step.launched:
             for request_id in output.preempted_request_ids:
                 timelines[int(request_id)].num_preemptions += 1
+            if place < self._num_serving and self._sent:
+                self._uncount_sent(output)
         if self._log.is_due(is_idle=not self._busy):
             self._log.add(self._sample(now_s))
 
-    def _send(self, place: int, update: RequestUpdate, now_s: float) -> None:
-        """A prompt is computed: its blocks travel."""
+    def _go_on(self, place: int, update: RequestUpdate, now_s: float) -> None:
+        """A prompt is computed: its request goes to where it was routed, and asks for the blocks there."""
         if self._prefill is not None and update.finish_status is not None:
-            computed, transfer = self._prefill.send(place - self._num_serving, update.request_id, now_s)
-            self.result.transfers.append(transfer)
-            # What was sent is found where it comes to; only what was found where it was computed counts.
-            self.result.num_queried_tokens -= computed.request.num_prompt_tokens
-            self.result.num_hit_tokens -= len(computed.digests) * self._block_size
-            heapq.heappush(self._coming, (transfer.to_s, len(self.result.transfers), computed))
+            to, request = self._prefill.computed(place - self._num_serving, update.request_id)
+            self.result.num_elsewhere += 1
+            self._sent.add(update.request_id)
+            heapq.heappush(self._computed, (now_s, self.result.num_elsewhere, to, request))
+
+    def _uncount_sent(self, output: SchedulerOutput) -> None:
+        """What was sent is found where it came to, but only what was found where it was computed counts."""
+        for new in output.new_requests:
+            if new.request_id in self._sent:
+                self._sent.remove(new.request_id)
+                self.result.num_queried_tokens -= len(new.prompt_token_ids)
+                self.result.num_hit_tokens -= new.num_computed_tokens
 
     def _sample(self, at_s: float) -> BatchSample:
         """All replicas together."""
@@ -447,39 +452,30 @@ class _Cluster:
         return BatchSample(at_s, num_running, num_waiting, sum(one.kv_used for one in each) / len(each))
 
 
-@dataclass(frozen=True)
-class _Computed:
-    """A request whose prompt is computed elsewhere."""
-
-    request: Request
-    place: int
-    """Where it is going to be."""
-    digests: Sequence[bytes]
-    """Of the blocks that need not be computed there."""
-
-
 class _Prefill:
     """Replicas that compute prompts for others, and the links between."""
 
     def __init__(
         self,
         replicas: Sequence[Replica],
-        others: Sequence[Replica],
+        num_others: int,
         router: str,
         machine: Machine,
         scheduler: SchedulerSettings,
     ) -> None:
-        self.replicas, self._others = replicas, others
-        self._token_s = _prompt_token_s(machine, scheduler)
-        self._block_size = machine.block_size
+        self.replicas = replicas
+        self.others: Sequence[Replica] = ()
+        self.transfers: list[Transfer] = []
+        self._block_size, self._token_s = machine.block_size, _prompt_token_s(machine, scheduler)
         self._link, self._bytes_per_block = machine.link, machine.bytes_per_block
         self.router = Router(router, block_size=machine.block_size, counts_uncached=True)
         for place, replica in enumerate(replicas):
             self.router.add(place, max_num_seqs=scheduler.max_num_seqs)
             replica.follow_cache()
-        self._computing: dict[str, _Computed] = {}
+        self._computing: dict[str, tuple[int, Request]] = {}  # with where they are going to be
+        self._last_blocks: set[bytes] = set()  # of prompts that were computed here
         self._out_free_s = [0.0] * len(replicas)
-        self._in_free_s = [0.0] * len(others)
+        self._in_free_s = [0.0] * num_others
 
     def choose(self, request: Request, router: Router, to: int) -> int | None:
         """Which of these is to compute the prompt of a request that was routed to one of the others; `None`: that one
@@ -497,7 +493,7 @@ class _Prefill:
             num_queued_decode=router.num_prompt_tokens(to) - num_uncached,
             num_generating=router.num_generating(to),
             prefill_token_s=self.replicas[place].token_s or self._token_s,
-            decode_token_s=self._others[to].token_s or self._token_s,
+            decode_token_s=self.others[to].token_s or self._token_s,
             transfer_s=self._link.seconds(num_blocks * self._bytes_per_block),
             num_blocks=num_blocks,
         )
@@ -505,19 +501,33 @@ class _Prefill:
             self.router.end(name)
             return None
         router.note_elsewhere(name, num_tokens - num_full * self._block_size)
-        self._computing[name] = _Computed(request, to, digests)
+        self._computing[name] = to, request
         return place
 
-    def send(self, place: int, name: str, now_s: float) -> tuple[_Computed, Transfer]:
-        """Blocks that the other replica does not have leave when both links are free."""
-        computed = self._computing.pop(name)
-        num_blocks = len(computed.digests) - self._others[computed.place].num_known(computed.digests)
-        if not num_blocks:
-            return computed, Transfer(computed.place, now_s, now_s, now_s, 0)
-        from_s = max(now_s, self._out_free_s[place], self._in_free_s[computed.place])
-        to_s = from_s + self._link.seconds(num_blocks * self._bytes_per_block)
-        self._out_free_s[place] = self._in_free_s[computed.place] = to_s
-        return computed, Transfer(computed.place, now_s, from_s, to_s, num_blocks)
+    def computed(self, place: int, name: str) -> tuple[int, Request]:
+        """Where a request is going to be, and as what it comes: with the address of its blocks."""
+        to, request = self._computing.pop(name)
+        num_full = (request.num_prompt_tokens - 1) // self._block_size
+        self._last_blocks.add(request.block_digests(self._block_size, num_full)[num_full - 1])
+        options = dataclasses.replace(request.options, blocks_at=str(place))
+        max_tokens = request.max_total_tokens - request.num_prompt_tokens
+        return to, Request(name, request.prompt_token_ids, max_tokens=max_tokens, options=options)
+
+    def fetch(self, to: int, source: str, digests: Sequence[bytes]) -> list[float]:
+        """When blocks are there that one of the others asks for now: all of a prompt at once, when both links have been
+        free for as long as that takes."""
+        place, now_s, num_blocks, ends_s = int(source), self.others[to].now_s, 0, list[float]()
+        for number, digest in enumerate(digests, start=1):
+            num_blocks += 1
+            if digest not in self._last_blocks and number < len(digests):
+                continue
+            from_s = max(now_s, self._out_free_s[place], self._in_free_s[to])
+            to_s = from_s + self._link.seconds(num_blocks * self._bytes_per_block)
+            self._out_free_s[place] = self._in_free_s[to] = to_s
+            self.transfers.append(Transfer(to, now_s, from_s, to_s, num_blocks))
+            ends_s += [to_s] * num_blocks
+            num_blocks = 0
+        return ends_s
 
 
 def _prompt_token_s(machine: Machine, scheduler: SchedulerSettings) -> float:

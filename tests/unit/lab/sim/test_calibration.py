@@ -11,12 +11,17 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.lab.sim import Calibration
+from headway.lab.sim.cost_model import Ranks
 from tests.unit.lab.sim.machines import calibration
 
 
 def test_a_saved_one_is_the_same(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
-    for one in (calibration(), calibration(overlap=True, num_host_slots=7, verified={"a": {"mean_ttft_ms": 0.1}})):
+    for one in (
+        calibration(),
+        calibration(overlap=True, num_host_slots=7, verified={"a": {"mean_ttft_ms": 0.1}}),
+        calibration(tensor_parallel_size=4, num_layers=2, hidden_size=64),
+    ):
         one.save(path)
         assert Calibration.load(path) == one
 
@@ -39,6 +44,9 @@ def changed(change: Callable[[dict[str, Any]], object]) -> str:
         (changed(lambda d: d.update(num_blocks="many")), "num_blocks is 'many'"),
         (changed(lambda d: d.update(overlap="yes")), "overlap"),
         (changed(lambda d: d.update(restore_block_s=-1.0)), "restore_block_s"),
+        (changed(lambda d: d.update(tensor_parallel_size=0)), "tensor_parallel_size is 0"),
+        (changed(lambda d: d.update(tensor_parallel_size=2)), "num_layers is 0"),
+        (changed(lambda d: d.update(tensor_parallel_size=2, num_layers=2)), "hidden_size is 0"),
         (changed(lambda d: d.update(colour="red")), "'colour' is not known"),
         (changed(lambda d: d["cost"]["terms"].pop("context")), "other terms"),
         (changed(lambda d: d["cost"]["terms"].update(context=-1.0)), "context is -1.0"),
@@ -69,3 +77,15 @@ def test_a_slower_machine() -> None:
     slow = calibration().scaled(2.0)
     assert slow.cost.coefficients == tuple(2 * c for c in calibration().cost.coefficients)
     assert slow.host.after_s == 2 * calibration().host.after_s
+
+
+def test_one_from_before_ranks_is_that_of_a_whole_model(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    path.write_text(changed(lambda d: [d.pop(name) for name in ("tensor_parallel_size", "num_layers", "hidden_size")]))
+    assert Calibration.load(path).machine().ranks.number == 1
+
+
+def test_what_ranks_tell_each_other_has_the_size_of_the_model() -> None:
+    one = calibration(tensor_parallel_size=4, num_layers=2, hidden_size=64, dtype="bfloat16")
+    assert one.machine().ranks == Ranks(4, 2, 64, 1000, 2)
+    assert calibration(dtype="float32").ranks.value_bytes == 4

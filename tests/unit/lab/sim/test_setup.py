@@ -6,7 +6,8 @@ import pytest
 
 from headway.core.request_options import RequestOptions
 from headway.errors import ConfigError
-from headway.lab.sim.setup import check_work, set_up, with_oracle
+from headway.lab.sim.cost_model import Link
+from headway.lab.sim.setup import check_ranks, check_work, set_up, with_oracle
 from headway.lab.workload.bench_requests import BenchRequest
 from tests.unit.lab.sim.machines import calibration
 
@@ -64,3 +65,20 @@ def test_work_that_the_engine_would_refuse() -> None:
 def test_an_oracle_knows_lengths_unless_somebody_has_said_them() -> None:
     work = with_oracle([BenchRequest([1], 7), BenchRequest([1], 7, options=RequestOptions(predicted_tokens=3.0))])
     assert [request.options.predicted_tokens for request in work] == [7.0, 3.0]
+
+
+def test_a_block_of_another_size_has_other_bytes_and_the_link_is_as_given() -> None:
+    machine = set_up(calibration(), {"block_size": 8}, link=Link(25.0)).machine
+    assert (machine.bytes_per_block, machine.link) == (2048, Link(25.0))
+    assert set_up(calibration(), {}).machine.link == Link(450.0, 8e-6)
+
+
+def test_ranks_are_not_simulated_with_the_steps_of_another_number() -> None:
+    divided = calibration(tensor_parallel_size=2, num_layers=2, hidden_size=64)
+    check_ranks(divided, None)
+    check_ranks(divided, 2)
+    with pytest.raises(ConfigError, match="one rank of 2.*'headway calibrate --tensor-parallel-size 4 --output FILE'"):
+        check_ranks(divided, 4)
+    with pytest.raises(ConfigError, match="one rank of 1"):
+        check_ranks(calibration(), 2)
+    assert "2 ranks: steps of one were measured alone" in set_up(divided, {}).notes[0]

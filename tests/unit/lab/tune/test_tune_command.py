@@ -6,6 +6,7 @@ Requests from a traffic log: lengths and times as logged; a log without times is
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import re
 import statistics
@@ -15,7 +16,7 @@ import pytest
 
 from headway.cli.main import main
 from headway.errors import ConfigError
-from headway.lab.sim import CostModel
+from headway.lab.sim import Calibration, CostModel
 from headway.lab.sim.calibration import shipped_machines
 from headway.lab.tune.tune_command import replica_numbers, traffic_work
 from headway.predict import PromptView
@@ -72,6 +73,83 @@ def test_sim_with_replicas(files: list[str], tmp_path: Path) -> None:
     result = json.loads((tmp_path / "r.json").read_text())
     assert sum(result["requests_by_replica"]) == 60
     assert min(result["requests_by_replica"]) > 10
+
+
+LONG = """
+requests = 40
+arrivals = { kind = "poisson", rate = 20.0 }
+input = { kind = "uniform", low = 300, high = 900 }
+output = { kind = "uniform", low = 10, high = 40 }
+"""
+
+
+@pytest.fixture
+def long_files(tmp_path: Path) -> list[str]:
+    """Prompts that are worth sending."""
+    cost = CostModel.of_terms(decode_constant=0.01, chunk_constant=0.01, tokens_over_0=5e-5)
+    calibration(
+        cost,
+        max_model_len=1024,
+        num_blocks=4000,
+        cache={},
+        scheduler={"max_num_seqs": 32, "max_num_batched_tokens": 1024, "target_itl_ms": 0.0},
+    ).save(tmp_path / "gpu.json")
+    (tmp_path / "long.toml").write_text(LONG)
+    return ["--calibration", str(tmp_path / "gpu.json"), "--workload", str(tmp_path / "long.toml")]
+
+
+def test_sim_with_roles(long_files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = ["--output-json", str(tmp_path / "r.json")]
+    roles = ["--roles", "prefill=1,decode=2", "--link-gb-s", "0.1", "--link-latency-us", "50"]
+    assert main(["sim", *long_files, *roles, *output]) == 0
+    result = json.loads((tmp_path / "r.json").read_text())
+    num_sent = result["prompts_elsewhere"]
+    assert 0 < num_sent <= 40 and result["prefill_replicas"] == 1
+    assert sum(result["requests_by_replica"][:2]) == 40 and result["requests_by_replica"][2] == num_sent
+    assert 0.0 < result["mean_transfer_ms"] <= result["p99_transfer_ms"]
+    assert result["transferred_blocks"] > num_sent and 0.0 <= result["transfer_hidden_share"] <= 1.0
+    printed = capsys.readouterr().out
+    assert "Decode replicas: 2, with " in printed and "prefill replicas: 1, with " in printed
+    assert f"with a simulated link of 0.1 GB/s and 50 µs: {num_sent} prompts (" in printed
+    assert main(["sim", *long_files, "--replicas", "3", "--roles", "together", *output]) == 0
+    assert "prompts_elsewhere" not in json.loads((tmp_path / "r.json").read_text())
+    beyond = ["--roles", "prefill=1,decode=1", "--rate", "2000"]
+    assert main(["sim", *long_files, *beyond]) == 0
+    assert "Beyond capacity" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--roles", "prefill=1"], "roles are given as prefill=P,decode=D"),
+        (["--roles", "prefill=1,decode=1", "--replicas", "3"], "are 2 replicas, not 3"),
+        (["--link-gb-s", "25"], "here nothing travels"),
+        (["--replicas", "2", "--link-latency-us", "25"], "here nothing travels"),
+        (["--roles", "prefill=1,decode=1", "--link-gb-s", "inf"], "have to be finite"),
+        (["--roles", "prefill=1,decode=1", "--no-enable-prefix-caching"], "prefix cache"),
+        (["--tensor-parallel-size", "2"], "headway calibrate --tensor-parallel-size 2"),
+    ],
+)
+def test_sim_refuses_roles_and_links_that_mean_nothing(
+    long_files: list[str], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", *long_files, *options]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_sim_with_ranks(long_files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What they tell each other takes time, more on a slower link, and is said to be computed."""
+    divided = dataclasses.replace(
+        Calibration.load(long_files[1]), tensor_parallel_size=4, num_layers=20, hidden_size=4096
+    )
+    divided.save(tmp_path / "rank.json")
+    files = ["--calibration", str(tmp_path / "rank.json"), *long_files[2:]]
+    tpots = []
+    for options in (long_files, [*files, "--tensor-parallel-size", "4"], [*files, "--link-gb-s", "10"]):
+        assert main(["sim", *options, "--output-json", str(tmp_path / "r.json")]) == 0
+        tpots.append(json.loads((tmp_path / "r.json").read_text())["mean_tpot_ms"])
+    assert tpots[0] < tpots[1] < tpots[2]
+    assert "4 ranks: steps of one were measured alone" in capsys.readouterr().out
 
 
 def test_sim_compares_policies(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,6 +369,70 @@ def test_tune_finds_replicas_for_the_targets_of_classes(classes: list[str], caps
     printed = capsys.readouterr().out
     assert "Recommended: --replicas 6 --router prefix-aware · the fewest that keep the targets" in printed
     assert "That is the smallest number that was given." in printed
+
+
+def test_tune_says_whether_replicas_should_have_roles(
+    long_files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Gaps of 15 ms cannot be kept beside prompts of 300 tokens; with nearly all of them elsewhere they can. What it
+    names does so in `headway sim`, too."""
+    out = ["--output-json", str(tmp_path / "t.json")]
+    given = ["--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--target-itl-ms", "0", "--prefill-mode"]
+    given += ["chunked", "--max-chunk-tokens", "1024", "--scheduling-policy", "fcfs", "--trials", "1"]
+    load = ["--rate", "15", "--slo", "p99_itl_ms=15", "--replicas", "2-3"]
+    assert main(["tune", *long_files, *load, *given, *out]) == 0
+    assert json.loads((tmp_path / "t.json").read_text())["replicas"] is None
+    assert main(["tune", *long_files, *load, *given, "--roles", "all", *out]) == 0
+    result = json.loads((tmp_path / "t.json").read_text())
+    printed = capsys.readouterr().out
+    assert result["replicas"] == 2 and result["roles"] == "prefill=1,decode=1"
+    assert "Recommended: --replicas 2 --router prefix-aware --roles prefill=1,decode=1 · " in printed
+    assert "The link between devices is simulated, with 450 GB/s and 8 µs." in printed
+    named = ["--replicas", "2", "--router", "prefix-aware", "--roles", "prefill=1,decode=1", "--rate", "15"]
+    assert main(["sim", *long_files, *named, *given[:-2], "--output-json", str(tmp_path / "s.json")]) == 0
+    assert json.loads((tmp_path / "s.json").read_text())["p99_itl_ms"] <= 15
+
+
+def test_tune_says_among_how_many_devices_a_model_should_be_divided(
+    long_files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two ranks compute twice as fast: a first token within 30 ms takes two devices as one replica, and no number of
+    single ones does it."""
+    whole = Calibration.load(long_files[1])
+    half = dataclasses.replace(whole.scaled(0.4), tensor_parallel_size=2, num_layers=4, hidden_size=256)
+    half.save(tmp_path / "half.json")
+    files = [*long_files, "--calibration", str(tmp_path / "half.json")]
+    out = ["--output-json", str(tmp_path / "t.json"), "--html", str(tmp_path / "t.html")]
+    load = ["--rate", "2", "--slo", "p95_ttft_ms=40", "--replicas", "1-2", "--trials", "1"]
+    assert main(["tune", *files, *load, *out]) == 0
+    result = json.loads((tmp_path / "t.json").read_text())
+    assert (result["recommended"]["replicas"], result["recommended"]["tensor_parallel_size"]) == (1, 2)
+    assert [one["tensor_parallel_size"] for one in result["by_ranks"]] == [1, 2]
+    printed = capsys.readouterr().out
+    assert "With the fewest devices: Recommended: --replicas 1 --tensor-parallel-size 2" in printed
+    assert "Otherwise: No number of replicas that was given keeps the targets" in printed
+    assert "--tensor-parallel-size 2" in (tmp_path / "t.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--roles", "all"], "give --replicas"),
+        (["--link-gb-s", "25", "--replicas", "1-2", "--slo", "p99_itl_ms=20"], "here nothing travels"),
+        (["--tensor-parallel-size", "2"], "headway calibrate --tensor-parallel-size 2"),
+        (["--calibration", "h200-llama31-8b"], "without it, give one"),
+        (["--calibration", "h200-llama31-8b", "--replicas", "1-2"], "of one model"),
+        (
+            ["--roles", "all", "--replicas", "1-2", "--slo", "p99_itl_ms=20", "--no-enable-prefix-caching"],
+            "which is off",
+        ),
+    ],
+)
+def test_tune_refuses_roles_and_ranks_that_mean_nothing(
+    long_files: list[str], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", *long_files, *options]) != 0
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
