@@ -26,8 +26,8 @@ class RecordingRouter(Router):
 
     made: list[RecordingRouter]
 
-    def __init__(self, name: str, *, block_size: int) -> None:
-        super().__init__(name, block_size=block_size)
+    def __init__(self, name: str, *, block_size: int, counts_uncached: bool = False) -> None:
+        super().__init__(name, block_size=block_size, counts_uncached=counts_uncached)
         self.told: list[tuple[str, tuple[Any, ...], dict[str, Any], Any]] = []
         self.made.append(self)
         for target, calls in (
