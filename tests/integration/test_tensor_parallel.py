@@ -117,7 +117,6 @@ def expected() -> list[Any]:
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "threads": {"collectives": "threads"},
     "shared memory": {"collectives": "shared-memory"},
     "gloo, a cache that is too small": {
         "collectives": "gloo",
