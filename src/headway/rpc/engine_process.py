@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import ConfigError, EngineDeadError, HeadwayError
 from headway.rpc.channel import BrokenFrameError, ChannelClosedError, EngineChannel
 from headway.rpc.messages import BlockExchange, EngineReady, Heartbeat, Start, StartUpFailed
 
@@ -265,6 +265,9 @@ def _run(
         loop.run()
     except (ChannelClosedError, BrokenFrameError, msgspec.DecodeError):
         raise
+    except EngineDeadError as error:
+        logger.error("the engine cannot go on: %s", error)
+        return EXIT_FAILED
     except Exception:
         logger.exception("the engine cannot go on")
         return EXIT_FAILED
