@@ -169,15 +169,23 @@ def test_weights_in_8_bits_over_ranks(expected: list[Any]) -> None:
 
 
 def children() -> list[int]:
-    """Processes of ranks that run."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/cmdline"):
+    """Processes of ranks that run, below this one: other tests may have theirs."""
+    parents: dict[int, int] = {}
+    ranks: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if b"headway.executor.ranks" in status.read_bytes():
-                found.append(int(status.parent.name))
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if b"headway.executor.ranks" in (folder / "cmdline").read_bytes():
+                ranks.append(int(folder.name))
         except OSError:
             continue
-    return found
+
+    def is_ours(pid: int) -> bool:
+        while pid and pid != os.getpid():
+            pid = parents.get(pid, 0)
+        return bool(pid)
+
+    return [pid for pid in ranks if is_ours(pid)]
 
 
 @pytest.mark.parametrize("collectives", ["shared-memory", "gloo"])

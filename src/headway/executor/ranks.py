@@ -356,7 +356,7 @@ class _Peer:
                 raise EngineDeadError(f"{self.name} ended before it was ready; its own messages say why.")
         try:
             said = self.connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             raise EngineDeadError(f"{self.name} ended before it was ready; its own messages say why.") from None
         if isinstance(said, Exception):
             raise said
