@@ -1,10 +1,10 @@
 """How fast KV blocks go from the memory of one engine process to that of another: `headway.rpc.block_transfer`.
 
 python benchmarks/block_transfer.py                       shared memory and TCP, from a CPU engine's blocks
-python benchmarks/block_transfer.py --device cuda         CUDA IPC into pinned host memory, TCP, and device to device
+python benchmarks/block_transfer.py --device cuda         CUDA IPC into slots on the device and of pinned memory, TCP
 
 The server has all blocks from the beginning, so this is the way alone: copying out between turns, the way, copying into
-slots. `device to device` is one copy of the whole of another process's memory by CUDA IPC, without messages.
+slots. `one copy` is that of the whole of another process's memory by CUDA IPC, without messages.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from headway.core.blocks import DIGEST_BYTES
 from headway.kv.host_blocks import HostBlocks
 from headway.kv.layer_cache import LayerKVCache
 from headway.rpc.block_transfer import BlockAt, BlockServer, Carrier, PeerBlocks, open_cuda, share_cuda
+
+if TYPE_CHECKING:
+    from headway.kv.block_store import Slot
 
 FINGERPRINT = "benchmark"
 SECRET = b"benchmark"
@@ -98,35 +101,40 @@ def share(pipe: Connection, num_bytes: int) -> None:
     pipe.recv()
 
 
-def measure(carrier: Carrier, *, num_blocks: int, block_bytes: int, device: str, num_runs: int) -> None:
-    """Fetch all blocks several times."""
+def measure(
+    carrier: Carrier, *, num_blocks: int, block_bytes: int, device: str, num_runs: int, on_device: bool
+) -> None:
+    """Fetch all blocks several times. `on_device`: into device memory."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as folder:
         process = context.Process(target=serve, args=(theirs, carrier, num_blocks, block_bytes, device, folder))
         process.start()
         address, block_bytes = ours.recv()
-        slots = np.zeros((num_blocks, block_bytes), dtype=np.uint8)
-        if device != "cpu":
-            torch.zeros(1, device=device)  # there is a context to register memory with
-            error = torch.cuda.cudart().cudaHostRegister(slots.ctypes.data, slots.nbytes, 0)
-            assert int(error) == 0, error
-        views = [memoryview(row.data) for row in slots]
+        slots = torch.zeros(
+            num_blocks,
+            block_bytes,
+            dtype=torch.uint8,
+            device=device if on_device else "cpu",
+            pin_memory=device != "cpu" and not on_device,
+        )
+        rooms: list[Slot] = [row if on_device else row.numpy().data.cast("B") for row in slots]
         digests = [digest(number) for number in range(num_blocks)]
         store = PeerBlocks(fingerprint=FINGERPRINT, secret=SECRET, cuda_device=None if device == "cpu" else 0)
-        times = [fetch(store, digests, views, address) for _ in range(num_runs + 1)][1:]
+        times = [fetch(store, digests, rooms, address) for _ in range(num_runs + 1)][1:]
         with contextlib.closing(store):
             ours.send("end")
         process.join()
     best, median = min(times), statistics.median(times)
     rate = num_blocks * block_bytes / 1e9
+    where = "device" if on_device else "pinned" if device != "cpu" else "memory"
     print(
-        f"| {carrier} | {block_bytes / 2**10:,.0f} KiB | {num_blocks} | {rate / best:.2f} | {rate / median:.2f} | "
-        f"{median / num_blocks * 1e6:,.0f} |"
+        f"| {carrier} | {where} | {block_bytes / 2**10:,.0f} KiB | {num_blocks} | {rate / best:.2f} | "
+        f"{rate / median:.2f} | {median / num_blocks * 1e6:,.0f} |"
     )
 
 
-def fetch(store: PeerBlocks, digests: list[bytes], slots: list[memoryview], address: str) -> float:
+def fetch(store: PeerBlocks, digests: list[bytes], slots: list[Slot], address: str) -> float:
     """Seconds."""
     left, all_there = len(digests), threading.Event()
     failed = []
@@ -166,20 +174,20 @@ def measure_device(num_bytes: int, num_runs: int) -> None:
     del source
     ours.send("end")
     process.join()
-    print(f"\ndevice to device: {num_bytes / 2**20:,.0f} MiB at {num_bytes / min(times[1:]) / 1e12:.2f} TB/s")
+    print(f"\none copy: {num_bytes / 2**20:,.0f} MiB at {num_bytes / min(times[1:]) / 1e12:.2f} TB/s")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--block-kib", type=int, nargs="+", default=[64, 2048])
-    parser.add_argument("--mib", type=int, default=256, help="what is moved at a time")
+    parser.add_argument("--block-kib", type=int, nargs="+", default=[64, 2048, 8192])
+    parser.add_argument("--mib", type=int, default=512, help="what is moved at a time")
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     carriers: tuple[Carrier, ...] = ("shm", "tcp") if arguments.device == "cpu" else ("cuda", "tcp")
-    print("| carrier | block | blocks | GB/s, best | median | µs a block |\n|---|--:|--:|--:|--:|--:|")
-    for carrier in carriers:
+    print("| carrier | to | block | blocks | GB/s, best | median | µs a block |\n|---|---|--:|--:|--:|--:|--:|")
+    for carrier, on_device in [(each, False) for each in carriers] + [("cuda", True)] * (arguments.device == "cuda"):
         for block_kib in arguments.block_kib:
             measure(
                 carrier,
@@ -187,6 +195,7 @@ def main() -> None:
                 block_bytes=block_kib * 1024,
                 device=arguments.device,
                 num_runs=arguments.runs,
+                on_device=on_device,
             )
     if arguments.device == "cuda":
         measure_device(arguments.mib * 2**20, arguments.runs)

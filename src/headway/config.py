@@ -165,6 +165,12 @@ class CacheConfig:
         "request needs them. Default: none.",
         metavar="BYTES",
     )
+    arrival_memory: int | None = option(
+        None,
+        "On CUDA, in place of host_cache_memory: bytes of device memory where KV blocks arrive from engines on other "
+        "GPUs of this machine. Default: 1 GiB for engines with a role (--roles), unless host_cache_memory is given.",
+        metavar="BYTES",
+    )
     disk_cache: str = option(
         "",
         "Folder for KV blocks that leave host memory, and for those kept when the engine ends; later engines, and "
@@ -216,6 +222,11 @@ class CacheConfig:
             raise ConfigError("host_cache_memory keeps blocks of the prefix cache, and enable_prefix_caching is False.")
         if self.host_cache_memory is not None and self.kv_allocation != "paged":
             raise ConfigError(f"host_cache_memory needs paged KV blocks, and kv_allocation is '{self.kv_allocation}'.")
+        _check_at_least(self, "arrival_memory", 1)
+        if self.arrival_memory is not None and (self.host_cache_memory is not None or self.disk_cache):
+            raise ConfigError("arrival_memory takes the place of host_cache_memory, which disk_cache needs; give one.")
+        if self.arrival_memory is not None and not (self.enable_prefix_caching and self.kv_allocation == "paged"):
+            raise ConfigError("arrival_memory is for blocks of the prefix cache, which needs paged KV blocks.")
         if self.disk_cache and not self.enable_prefix_caching:
             raise ConfigError("disk_cache keeps blocks of the prefix cache, and enable_prefix_caching is False.")
         if self.disk_cache and self.kv_allocation != "paged":
@@ -226,6 +237,8 @@ class CacheConfig:
 
     def resolve(self, device: str) -> CacheSettings:
         """Settle what depends on the kind of device, "cpu" or "cuda"."""
+        if self.arrival_memory is not None and device != "cuda":
+            raise ConfigError("arrival_memory is memory of a GPU, and the engine runs on the CPU.")
         block_size = self.block_size or _DEFAULTS[device].block_size
         host_cache_memory = self.host_cache_memory
         if host_cache_memory is None and self.disk_cache:

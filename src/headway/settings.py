@@ -27,6 +27,7 @@ class CacheSettings:
     kv_cache_memory: int | None
     num_kv_blocks: int | None
     host_cache_memory: int | None
+    arrival_memory: int | None
     disk_cache: str
     """Empty: none."""
     disk_cache_size: int

@@ -3,24 +3,35 @@ process that has them goes on writing to others."""
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
+import random
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 
 from tests.triton_device import ON_GPU  # isort: split
 
 from headway.core.blocks import DIGEST_BYTES
+from headway.core.routing import Roles
 from headway.kv.host_blocks import HostBlocks, _as_bytes
 from headway.kv.layer_cache import LayerKVCache
+from headway.rpc import engine_client
 from headway.rpc.block_transfer import BlockAt, BlockServer, Carrier, PeerBlocks, open_cuda, share_cuda
+from headway.rpc.engine_client import EngineClient
+from headway.rpc.messages import AddRequest
+from headway.sampling_params import SamplingParams
+from tests.unit.models.tiny import hf_model, save_folder
+
+if TYPE_CHECKING:
+    from headway.kv.block_store import Slot
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")]
 
@@ -89,20 +100,21 @@ def serve(pipe: Connection, carrier: Carrier, folder: str) -> None:
     server.close()
 
 
-@pytest.mark.parametrize("carrier", ["cuda", "tcp"])
-def test_blocks_of_another_process(carrier: Carrier) -> None:
+@pytest.mark.parametrize(("carrier", "on_device"), [("cuda", True), ("cuda", False), ("tcp", False)])
+def test_blocks_of_another_process(carrier: Carrier, on_device: bool) -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as folder:
         process = context.Process(target=serve, args=(theirs, carrier, folder))
         process.start()
         address, contents = ours.recv()
-        slots = np.zeros_like(contents)
-        error = torch.cuda.cudart().cudaHostRegister(slots.ctypes.data, slots.nbytes, 0)
-        assert int(error) == 0
+        slots = torch.zeros(contents.shape, dtype=torch.uint8, device="cuda" if on_device else "cpu")
+        if not on_device:
+            slots = slots.pin_memory()
         store = PeerBlocks(fingerprint="same", secret=SECRET, cuda_device=0)
         for _ in range(20):
-            slots[:] = 0
+            slots.zero_()
+            torch.cuda.synchronize()
             told: dict[bytes, bool] = {}
             is_done = threading.Event()
 
@@ -114,16 +126,16 @@ def test_blocks_of_another_process(carrier: Carrier) -> None:
                     event.set()
 
             numbers = [*range(2, NUM_BLOCKS), 10_000]  # the last one is not there
-            views = [memoryview(slots[number % NUM_BLOCKS].data) for number in numbers]
-            store.fetch([digest(number) for number in numbers], views, address, done)
+            rows = [slots[number % NUM_BLOCKS] for number in numbers]
+            rooms: list[Slot] = [row if on_device else row.numpy().data.cast("B") for row in rows]
+            store.fetch([digest(number) for number in numbers], rooms, address, done)
             assert is_done.wait(60)
             assert told.pop(digest(10_000)) is False and all(told.values())
-            rows = [number for number in range(2, NUM_BLOCKS) if number != 10_000 % NUM_BLOCKS]
-            assert (slots[rows] == contents[rows]).all()
+            there = [number for number in range(2, NUM_BLOCKS) if number != 10_000 % NUM_BLOCKS]
+            assert (slots[there].cpu().numpy() == contents[there]).all()
         store.close()
         ours.send("end")
         process.join(60)
-        torch.cuda.cudart().cudaHostUnregister(slots.ctypes.data)
     assert process.exitcode == 0
 
 
@@ -145,3 +157,46 @@ def test_device_memory_of_another_process() -> None:
     ours.send("end")
     process.join(60)
     assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("more", [{}, {"host_cache_memory": 2**24}], ids=["on the device", "over host memory"])
+def test_prefill_and_decode_apart_have_the_tokens_of_one_engine(
+    more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(save_folder(hf_model("qwen3", num_hidden_layers=2, max_position_embeddings=1024), tmp_path))
+    options = {"model": folder, "device": "cuda", "dtype": "float32", "num_kv_blocks": 256, "block_size": 16, **more}
+    rng = random.Random(0)
+    shared = [rng.randrange(5, 90) for _ in range(100)]
+    lengths = [rng.randrange(1, 700) for _ in range(12)]
+    prompts = [shared[: length % 100] + [rng.randrange(5, 90) for _ in range(length)] for length in lengths]
+
+    async def ask(**how: Any) -> list[list[int]]:
+        client = EngineClient(options, log_level="ERROR", **how)
+        await client.start()
+
+        async def answer(number: int) -> list[int]:
+            params = SamplingParams(
+                max_tokens=12, temperature=0.8 * (number % 2), seed=number, ignore_eos=True, detokenize=False
+            )
+            found = []
+            async with client.submit(AddRequest(f"r{number}", prompts[number], params)) as stream:
+                async for deltas in stream:
+                    for delta in deltas:
+                        assert delta.error is None
+                        found += delta.token_ids
+            return found
+
+        try:
+            answers = await asyncio.gather(*map(answer, range(len(prompts))))
+            if "roles" in how:
+                stats = client.replicas[0].stats
+                assert client.prefill_outcomes["elsewhere"] > 6, client.prefill_outcomes
+                assert stats is not None and stats.num_moved_in_blocks > 100
+            return answers
+        finally:
+            await client.shutdown()
+
+    alone = asyncio.run(ask())
+    monkeypatch.setattr(engine_client, "computes_elsewhere", lambda choice: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
+    assert asyncio.run(ask(roles=Roles(1, 1))) == alone

@@ -150,12 +150,13 @@ def stored_weights() -> None:
 
 
 def blocks_to_the_host() -> None:
-    from headway.kv.staged_copies import BlockLayout, gather_blocks, scatter_blocks
+    from headway.kv.staged_copies import BlockLayout, move_blocks
 
     layout = BlockLayout.of([_empty(NUM_BLOCKS, num_bytes, dtype=torch.uint8) for num_bytes in (2**17, 2**17)])
     pieces, blocks = _empty(16, 2**18, dtype=torch.uint8), _empty(16, dtype=torch.int64)
-    gather_blocks(pieces, blocks, layout)
-    scatter_blocks(pieces, blocks, layout)
+    for rows in (None, blocks):
+        move_blocks(pieces, rows, blocks, layout, to_pieces=True)
+        move_blocks(pieces, rows, blocks, layout, to_pieces=False)
 
 
 def _stage(model: str, *, kv_format: str = "bfloat16", quantization: str = "none", looks_up: bool = True) -> Any:

@@ -1,4 +1,4 @@
-"""KV blocks outside this engine's memory, and what brings them to slots of host memory and from there.
+"""KV blocks outside this engine's memory, and what brings them to slots and from there.
 
     scheduler's plan ── BlockMoves.fetched, .stored ──► BlockTransfers ──► a store: a folder, other replicas
                                                               │                 │ on threads of its own
@@ -14,9 +14,15 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from headway.core.scheduler_output import BlockMoves
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Slot = memoryview | Tensor
+    """Room for a block: bytes of host memory, or uint8 [bytes] on the device."""
 
 Done = Callable[[bytes, bool], None]
 """(digest, whether it went well); may be called by any thread."""
@@ -27,11 +33,11 @@ class BlockStore(ABC):
     on threads of the store's own, which call `done` from there: once for each digest, whatever happens."""
 
     @abstractmethod
-    def fetch(self, digests: Sequence[bytes], slots: Sequence[memoryview], source: str, done: Done) -> None:
+    def fetch(self, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done) -> None:
         """For each digest in order: fill its slot, exactly, and call `done(digest, True)`; or `done(digest, False)`,
         after which nothing writes to the slot any more."""
 
-    def store(self, digest: bytes, slot: memoryview, done: Done) -> None:
+    def store(self, digest: bytes, slot: Slot, done: Done) -> None:
         """Keep a block; its slot stays as it is until `done`. Not every store can."""
         done(digest, False)
 
@@ -64,9 +70,9 @@ class Transferred(NamedTuple):
 
 
 class Slots(Protocol):
-    """Host memory that blocks are brought to: `HostBlocks`."""
+    """Memory that blocks are brought to: `HostBlocks`."""
 
-    def bytes_of(self, slot: int) -> memoryview:
+    def bytes_of(self, slot: int) -> Slot:
         """The memory of a slot."""
         ...
 

@@ -31,11 +31,15 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.cache_dir import why_not_writable
 from headway.core.blocks import DIGEST_BYTES
 from headway.errors import ConfigError
 from headway.kv.block_store import BlockStore, Done
+
+if TYPE_CHECKING:
+    from headway.kv.block_store import Slot
 
 logger = logging.getLogger(__name__)
 
@@ -111,13 +115,15 @@ class DiskStore(BlockStore):
             self._added, self._lost = [], []
             return changes
 
-    def fetch(self, digests: Sequence[bytes], slots: Sequence[memoryview], source: str, done: Done) -> None:
+    def fetch(self, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done) -> None:
         if os.getpid() != self._pid:
             self._start()  # a forked process has no threads
         for digest, slot in zip(digests, slots, strict=True):
+            assert isinstance(slot, memoryview), "files are read into host memory"
             self._reads.put(lambda digest=digest, slot=slot: self._fetch(digest, slot, done))  # type: ignore[misc]
 
-    def store(self, digest: bytes, slot: memoryview, done: Done) -> None:
+    def store(self, digest: bytes, slot: Slot, done: Done) -> None:
+        assert isinstance(slot, memoryview), "files are written from host memory"
         if os.getpid() != self._pid:
             self._start()
         self._writes.put(lambda: self._store(digest, slot, done))

@@ -1,8 +1,8 @@
-"""Copies of whole KV blocks: within the device, and between the device and host memory.
+"""Copies of whole KV blocks: within the device, and between the device and slots, mostly of host memory.
 
-In host memory a block is one piece of bytes, a slot: what each tensor of each layer has of it, one behind the other.
-For a device that copies by itself the slots are pinned in place: torch's own pinned memory comes in powers of two, up
-to twice what was asked for.
+In a slot a block is one piece of bytes: what each tensor of each layer has of it, one behind the other. For a device
+that copies by itself the slots are pinned in place: torch's own pinned memory comes in powers of two, up to twice what
+was asked for. Where blocks only arrive, from engines on other GPUs, the slots are on the device.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from headway.errors import OutOfMemoryError
 from headway.kv.layer_cache import LayerKVCache
 
 if TYPE_CHECKING:
+    from headway.kv.block_store import Slot
     from headway.kv.staged_copies import StagedCopies
 
 Pairs = Sequence[tuple[int, int]]
@@ -31,18 +32,25 @@ _NUM_MEASURED_BLOCKS = 8
 
 
 class HostBlocks:
-    """Room for blocks in host memory. On CUDA the copies run beside the steps, on the CPU at once."""
+    """Room for blocks in host memory. On CUDA the copies run beside the steps, on the CPU at once. `on_device`: the
+    room is device memory."""
 
-    def __init__(self, kv_caches: Sequence[LayerKVCache], num_slots: int) -> None:
+    def __init__(self, kv_caches: Sequence[LayerKVCache], num_slots: int, *, on_device: bool = False) -> None:
         self._blocks = [_as_bytes(tensor) for cache in kv_caches for tensor in cache.tensors]
-        self._slots = _zero_bytes(num_slots, sum(tensor.shape[1] for tensor in self._blocks))
+        slot_bytes, device = sum(tensor.shape[1] for tensor in self._blocks), self._blocks[0].device
         self._staged: StagedCopies | None = None
-        if self._blocks[0].is_cuda:
+        if on_device:
+            self._slots = torch.zeros(num_slots, slot_bytes, dtype=torch.uint8, device=device)
+        else:
+            self._slots = _zero_bytes(num_slots, slot_bytes)
+        if device.type == "cuda":
             from headway.kv.staged_copies import StagedCopies  # it takes Triton
 
-            _pin(self._slots)
+            if not on_device:
+                _pin(self._slots)
             self._staged = StagedCopies(self._blocks, self._slots)
-            weakref.finalize(self, _unpin, self._slots, self._staged.wait).atexit = False
+            if not on_device:
+                weakref.finalize(self, _unpin, self._slots, self._staged.wait).atexit = False
 
     def measure_restore(self) -> float:
         """Seconds that copying a block in takes, at best. Writes into the first blocks, which are empty still."""
@@ -82,9 +90,10 @@ class HostBlocks:
         """Size of a block as one piece."""
         return self._slots.shape[1]
 
-    def bytes_of(self, slot: int) -> memoryview:
+    def bytes_of(self, slot: int) -> Slot:
         """The memory of a slot."""
-        return self._slots[slot].numpy().data.cast("B")
+        row = self._slots[slot]
+        return row if row.is_cuda else row.numpy().data.cast("B")
 
     def settle(self, slots: Iterable[int]) -> None:
         """Wait until no copy that was begun has to do with these slots."""

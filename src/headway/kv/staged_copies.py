@@ -1,4 +1,4 @@
-"""Copies of KV blocks to host memory and back that the steps do not wait for.
+"""Copies of KV blocks to slots and back: in host memory, which the steps do not wait for, or on the device.
 
 The link to the host is some hundred times slower than the device's own memory, and a block that leaves is written again
 by the very next step. So blocks go over a stage, a piece of device memory, and the slow half of the way is not in the
@@ -9,7 +9,7 @@ steps' stream:
 
 A step that is planned while another runs gets its blocks meanwhile. There are several stages, used in turns, so that
 one is filled while another is emptied. Each way has a stream; they meet only over slots, where the last copy that had
-to do with a slot comes before the next one.
+to do with a slot comes before the next one. What stays on the device is copied by the steps' stream at once.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -40,7 +40,8 @@ class _Stage:
 
 
 class StagedCopies:
-    """`blocks`: the cache's tensors as bytes [num_blocks, bytes each]; `slots`: pinned [num_slots, bytes of all]."""
+    """`blocks`: the cache's tensors as bytes [num_blocks, bytes each]; `slots`: [num_slots, bytes of all], pinned or on
+    the device."""
 
     def __init__(self, blocks: Sequence[Tensor], slots: Tensor) -> None:
         self._device = blocks[0].device
@@ -56,9 +57,13 @@ class StagedCopies:
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (block, slot); the blocks may be written by what is queued from now on."""
         steps = torch.cuda.current_stream(self._device)
+        if self._slots.is_cuda:
+            with self._copying(steps, [slot for _, slot in pairs]):
+                self._move([(slot, block) for block, slot in pairs], self._slots, to_pieces=True)
+            return
         for stage, slots, blocks in self._batches([slot for _, slot in pairs], [block for block, _ in pairs]):
             steps.wait_event(stage.is_free)
-            gather_blocks(stage.memory, blocks, self._layout)
+            move_blocks(stage.memory, None, blocks, self._layout, to_pieces=True)
             self._way_out.wait_stream(steps)
             with self._copying(self._way_out, slots):
                 for place, slot in enumerate(slots):
@@ -68,13 +73,17 @@ class StagedCopies:
     def copy_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (slot, block); they are there for what is queued from now on."""
         steps = torch.cuda.current_stream(self._device)
+        if self._slots.is_cuda:
+            with self._copying(steps, [slot for slot, _ in pairs]):
+                self._move(pairs, self._slots, to_pieces=False)
+            return
         for stage, slots, blocks in self._batches([slot for slot, _ in pairs], [block for _, block in pairs]):
             self._way_in.wait_event(stage.is_free)
             with self._copying(self._way_in, slots):
                 for place, slot in enumerate(slots):
                     stage.memory[place].copy_(self._slots[slot], non_blocking=True)
             steps.wait_stream(self._way_in)
-            scatter_blocks(stage.memory, blocks, self._layout)
+            move_blocks(stage.memory, None, blocks, self._layout, to_pieces=False)
             stage.is_free.record(steps)
 
     def copy_to(
@@ -83,9 +92,13 @@ class StagedCopies:
         """Copy blocks (block, row) and slots (slot, row) to rows of `pieces`, beside the steps; the blocks may be
         written by what is queued from now on. Returns the event after which they are there."""
         steps = torch.cuda.current_stream(self._device)
+        if pieces.is_cuda and blocks:
+            self._move([(row, block) for block, row in blocks], pieces, to_pieces=True)
+            self._way_out.wait_stream(steps)
+            blocks = ()
         for stage, rows, sources in self._batches([row for _, row in blocks], [block for block, _ in blocks]):
             steps.wait_event(stage.is_free)
-            gather_blocks(stage.memory, sources, self._layout)
+            move_blocks(stage.memory, None, sources, self._layout, to_pieces=True)
             self._way_out.wait_stream(steps)
             with torch.cuda.stream(self._way_out):
                 for place, row in enumerate(rows):
@@ -98,6 +111,14 @@ class StagedCopies:
         copied = torch.cuda.Event()
         copied.record(self._way_out)
         return copied
+
+    def _move(self, pairs: Sequence[tuple[int, int]], pieces: Tensor, *, to_pieces: bool) -> None:
+        """Copies (row of `pieces`, block) within the device."""
+        rows, blocks = self._on_device(pairs).unbind(1)
+        move_blocks(pieces, rows.contiguous(), blocks.contiguous(), self._layout, to_pieces=to_pieces)
+
+    def _on_device(self, numbers: Sequence[int] | Sequence[tuple[int, int]]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64).pin_memory().to(self._device, non_blocking=True)
 
     def wait(self) -> None:
         """Until all copies are made."""
@@ -122,7 +143,7 @@ class StagedCopies:
 
     def _batches(self, slots: list[int], blocks: list[int]) -> Iterator[tuple[_Stage, list[int], Tensor]]:
         """As many at a time as a stage holds: the stage, the slots, and the blocks on the device."""
-        on_device = torch.tensor(blocks, dtype=torch.int64).pin_memory().to(self._device, non_blocking=True)
+        on_device = self._on_device(blocks)
         for start in range(0, len(slots), self._blocks_per_stage):
             end = start + self._blocks_per_stage
             yield next(self._stages), slots[start:end], on_device[start:end]
@@ -161,36 +182,32 @@ class BlockLayout:
 
 @triton.jit
 def _move_kernel(
-    pieces, blocks, addresses, num_words, offsets, piece_words, TO_PIECES: tl.constexpr, WORDS: tl.constexpr
+    pieces, rows, blocks, addresses, num_words, offsets, piece_words, TO_PIECES: tl.constexpr, WORDS: tl.constexpr
 ):
-    """Words of one tensor's part of one block. Program (place in `pieces`, tensor, which words)."""
+    """Words of one tensor's part of one block. Program (which block, tensor, which words)."""
     place, tensor = tl.program_id(0), tl.program_id(1)
     count = tl.load(num_words + tensor)
     words = tl.program_id(2) * WORDS + tl.arange(0, WORDS)
     present = words < count
     tensor_start = tl.load(addresses + tensor).to(tl.pointer_type(tl.int32))
     in_cache = tensor_start + tl.load(blocks + place) * count + words
-    in_piece = pieces + place.to(tl.int64) * piece_words + tl.load(offsets + tensor) + words
+    row = place.to(tl.int64)
+    if rows is not None:
+        row = tl.load(rows + place)
+    in_piece = pieces + row * piece_words + tl.load(offsets + tensor) + words
     if TO_PIECES:
         tl.store(in_piece, tl.load(in_cache, mask=present), mask=present)
     else:
         tl.store(in_cache, tl.load(in_piece, mask=present), mask=present)
 
 
-def gather_blocks(pieces: Tensor, blocks: Tensor, layout: BlockLayout) -> None:
-    """pieces[i] = block blocks[i], for all of `blocks`; pieces uint8 [at least so many, bytes of a block]"""
-    _move(pieces, blocks, layout, to_pieces=True)
-
-
-def scatter_blocks(pieces: Tensor, blocks: Tensor, layout: BlockLayout) -> None:
-    """block blocks[i] = pieces[i], likewise"""
-    _move(pieces, blocks, layout, to_pieces=False)
-
-
-def _move(pieces: Tensor, blocks: Tensor, layout: BlockLayout, *, to_pieces: bool) -> None:
+def move_blocks(pieces: Tensor, rows: Tensor | None, blocks: Tensor, layout: BlockLayout, *, to_pieces: bool) -> None:
+    """pieces[rows[i]] = block blocks[i], for all of `blocks`, or the other way; without `rows`, pieces[i]. `pieces`:
+    uint8 [any, bytes of a block]; `rows` and `blocks`: int64."""
     words = pieces.view(torch.int32)
     _move_kernel[layout.grid(len(blocks))](
         words,
+        rows,
         blocks,
         layout.addresses,
         layout.num_words,

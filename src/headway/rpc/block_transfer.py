@@ -9,7 +9,7 @@
 What carries the bytes is said by the address; `#` and the id of a request that is computing them may follow:
 
     shm://PATH        places are memory that both processes map; its descriptor comes over the Unix socket at PATH
-    cuda://PATH       places are device memory, opened by CUDA IPC; the copy goes from device to slot
+    cuda://PATH       places are device memory, opened by CUDA IPC; slots are on the device too, or in host memory
     tcp://HOST:PORT   bytes follow the message, with a CRC-32 each; behind the greeting of `channel`, with its secret
 
 A digest that is not there is waited for while its request lives, so that blocks travel while the rest of the prompt is
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from headway.core import KVCacheManager
     from headway.engine.llm_engine import LLMEngine
+    from headway.kv.block_store import Slot
     from headway.kv.host_blocks import HostBlocks
 
 logger = logging.getLogger(__name__)
@@ -64,8 +65,8 @@ Bytes = NDArray[np.uint8]
 
 FORMAT = 1
 """Of the messages and of the bytes of a block."""
-PLACES_BYTES = 64 * 2**20
-"""Memory for blocks that are on their way, in a server."""
+PLACES_BYTES: dict[Carrier, int] = {"shm": 64 * 2**20, "cuda": 256 * 2**20, "tcp": 64 * 2**20}
+"""Memory for blocks that are on their way, in a server: what a device copies while a message is under way is more."""
 FEWEST_PLACES = 4
 MAX_MESSAGE_BYTES = 4 * 2**20
 MAX_DIGESTS = 65_536
@@ -260,10 +261,6 @@ def fingerprint(engine: LLMEngine) -> str:
     return hashlib.sha256(repr((FORMAT, source, measures, engine.model_config)).encode()).hexdigest()
 
 
-def _num_places(block_bytes: int, places_bytes: int) -> int:
-    return max(FEWEST_PLACES, places_bytes // block_bytes)
-
-
 def _numbers_bytes(num_places: int) -> int:
     """Room for a number of each place, in whole pages."""
     return -(-8 * num_places // _PAGE) * _PAGE
@@ -364,7 +361,7 @@ class BlockServer:
         host: str = "",
         secret: bytes = b"",
         device: str = "cpu",
-        places_bytes: int = PLACES_BYTES,
+        places_bytes: int | None = None,
         wake: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -375,7 +372,8 @@ class BlockServer:
         self._secret = secret
         self._wake = wake
         self._now = now
-        self.places = Places(carrier, reader.block_bytes, _num_places(reader.block_bytes, places_bytes), device)
+        num_places = max(FEWEST_PLACES, (places_bytes or PLACES_BYTES[carrier]) // reader.block_bytes)
+        self.places = Places(carrier, reader.block_bytes, num_places, device)
         self.offer = Offer(FORMAT, fingerprint, reader.block_bytes, self.places.num_places, carrier)
         self.lock = threading.Lock()
         self.free = list(range(self.places.num_places))  # under the lock, as the connections
@@ -684,7 +682,7 @@ class _Fetch:
     """What a `fetch` still waits for."""
 
     digests: Sequence[bytes]
-    slots: Sequence[memoryview]
+    slots: Sequence[Slot]
     request_id: str
     done: Done
     is_open: list[bool] = field(default_factory=list)
@@ -723,7 +721,7 @@ class PeerBlocks(BlockStore):
         self.block_s = 0.0
         """What a block takes, smoothed: copying out and in, without the time until it is computed. 0: not known."""
 
-    def fetch(self, digests: Sequence[bytes], slots: Sequence[memoryview], source: str, done: Done) -> None:
+    def fetch(self, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done) -> None:
         """Ask the server at `source` for blocks."""
         address, _, request_id = source.partition("#")
         fetch = _Fetch(digests, slots, request_id, done)
@@ -739,7 +737,7 @@ class PeerBlocks(BlockStore):
             peer.want(fetch)
             peer.start()
 
-    def store(self, digest: bytes, slot: memoryview, done: Done) -> None:
+    def store(self, digest: bytes, slot: Slot, done: Done) -> None:
         """Other engines keep what they compute, nothing else."""
         raise RuntimeError("blocks are fetched from other engines, not stored there")
 
@@ -940,9 +938,7 @@ class _Source(Protocol):
     block_bytes: int
     gives_back: bool
 
-    def copy_in(
-        self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[memoryview]
-    ) -> Sequence[bool]:
+    def copy_in(self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[Slot]) -> Sequence[bool]:
         """Fill the slots. Returns of which the bytes are right."""
 
     def close(self) -> None:
@@ -963,17 +959,22 @@ def _source(offer: Offer, descriptors: Sequence[int], cuda_device: int | None) -
     return _FromDevice(offer, descriptors[0], cuda_device)
 
 
+def _in_host_memory(slots: Sequence[Slot]) -> list[memoryview]:
+    found = [slot for slot in slots if isinstance(slot, memoryview)]
+    if len(found) < len(slots):
+        raise TransferError("blocks arrive on the device here, and only by CUDA IPC (arrival_memory)")
+    return found
+
+
 class _FromNetwork:
     gives_back = False
 
     def __init__(self, offer: Offer) -> None:
         self.block_bytes = offer.block_bytes
 
-    def copy_in(
-        self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[memoryview]
-    ) -> Sequence[bool]:
+    def copy_in(self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[Slot]) -> Sequence[bool]:
         are_good = []
-        for piece, slot in zip(pieces, slots, strict=True):
+        for piece, slot in zip(pieces, _in_host_memory(slots), strict=True):
             _receive_into(connection, slot)
             are_good.append(zlib.crc32(slot) == piece.number)
         return are_good
@@ -1015,11 +1016,9 @@ class _FromMemory(_Numbered):
         super().__init__(offer, descriptor, start + offer.num_places * offer.block_bytes)
         self._rows: Bytes = self._memory[start:].reshape(offer.num_places, offer.block_bytes)
 
-    def copy_in(
-        self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[memoryview]
-    ) -> Sequence[bool]:
+    def copy_in(self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[Slot]) -> Sequence[bool]:
         self.check(pieces)
-        for piece, slot in zip(pieces, slots, strict=True):
+        for piece, slot in zip(pieces, _in_host_memory(slots), strict=True):
             np.copyto(np.frombuffer(slot, dtype=np.uint8), self._rows[piece.place])  # without Python's lock
         return self.are_unchanged(pieces)
 
@@ -1029,7 +1028,7 @@ class _FromMemory(_Numbered):
 
 
 class _FromDevice(_Numbered):
-    """Pinned slots are written by the device, beside what else it does."""
+    """Slots are written by the device, beside what else it does: its own memory, or pinned."""
 
     def __init__(self, offer: Offer, descriptor: int, device: int) -> None:
         import torch
@@ -1040,15 +1039,14 @@ class _FromDevice(_Numbered):
         self._stream = torch.cuda.Stream(device)
         self._rows = open_cuda(offer.cuda, offer.num_places, offer.block_bytes, device=device)
 
-    def copy_in(
-        self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[memoryview]
-    ) -> Sequence[bool]:
+    def copy_in(self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[Slot]) -> Sequence[bool]:
         import torch
 
         self.check(pieces)
         with torch.cuda.stream(self._stream):
             for piece, slot in zip(pieces, slots, strict=True):
-                torch.frombuffer(slot, dtype=torch.uint8).copy_(self._rows[piece.place], non_blocking=True)
+                target = torch.frombuffer(slot, dtype=torch.uint8) if isinstance(slot, memoryview) else slot
+                target.copy_(self._rows[piece.place], non_blocking=True)
         self._stream.synchronize()
         return self.are_unchanged(pieces)
 

@@ -241,7 +241,7 @@ class EngineClient:
         if roles is not None:
             if scaling is not None or cluster is not None:
                 raise ConfigError("roles are for a fixed number of replicas of this machine, without Ray and scaling.")
-            num_replicas, options = roles.num_replicas, options_apart(options or {})
+            num_replicas, options = roles.num_replicas, options_apart(options or {}, carrier)
         most = num_replicas if scaling is None else scaling.most
         if not (1 if scaling is None else scaling.least) <= num_replicas <= most:
             raise ConfigError(f"There must be at least one replica, within the limits of scaling, not {num_replicas}.")

@@ -195,7 +195,7 @@ def _exchange_blocks(engine: LLMEngine, exchange: BlockExchange, wake: Callable[
 
     transfers, device = engine.core.executor.transfers, engine.plan.device
     if transfers is None or not isinstance(transfers.slots, HostBlocks):
-        raise ConfigError("An engine with a role needs host memory for KV blocks (host_cache_memory), and has none.")
+        raise ConfigError("An engine with a role needs room for KV blocks (host_cache_memory, arrival_memory).")
     if exchange.role == "decode":
         cuda_device = int(device.partition(":")[2] or 0) if device.startswith("cuda") else None
         transfers.peers = PeerBlocks(fingerprint=fingerprint(engine), secret=exchange.secret, cuda_device=cuda_device)

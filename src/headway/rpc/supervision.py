@@ -21,7 +21,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -258,8 +258,8 @@ def visible_gpus() -> list[str]:
         return []
 
 
-GPU_HOST_MEMORY = 2**30
-CPU_HOST_MEMORY = 2**28
+GPU_ARRIVAL_MEMORY = 2**30
+CPU_ARRIVAL_MEMORY = 2**28
 """Where blocks arrive, if nothing is said: room for them is needed only until they are copied in."""
 
 
@@ -273,7 +273,7 @@ def apart(specs: Sequence[EngineSpec], roles: Roles, exchange: BlockExchange) ->
     ]
 
 
-def options_apart(options: Mapping[str, Any]) -> dict[str, Any]:
+def options_apart(options: Mapping[str, Any], carrier: Literal["auto", "tcp"] = "auto") -> dict[str, Any]:
     """An engine's options where prefill and decode are apart: there is room for blocks to arrive in. What does not go
     with that is refused."""
     if sys.platform != "linux":
@@ -286,9 +286,12 @@ def options_apart(options: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError("roles do not go with a draft model, whose blocks would have to travel as well.")
     if options.get("preemption_mode") == "recompute":
         raise ConfigError("roles do not go with --preemption-mode recompute: blocks that come are copied in.")
-    given = options.get("host_cache_memory")
+    if options.get("host_cache_memory") is not None or options.get("arrival_memory") is not None:
+        return dict(options)
     has_gpu = options.get("device") != "cpu" and bool(visible_gpus())
-    return {**options, "host_cache_memory": given or (GPU_HOST_MEMORY if has_gpu else CPU_HOST_MEMORY)}
+    is_near = has_gpu and carrier == "auto" and not options.get("disk_cache")
+    room = GPU_ARRIVAL_MEMORY if has_gpu else CPU_ARRIVAL_MEMORY
+    return {**options, "arrival_memory" if is_near else "host_cache_memory": room}
 
 
 class Owner(Protocol):

@@ -43,7 +43,9 @@ class MemoryPlan:
     step_weight_bytes: int = 0
     """Of the weights, those that every step multiplies with: not the table of embeddings."""
     num_host_slots: int = 0
-    """Blocks for which there is room in host memory, beside the cache."""
+    """Blocks for which there is room in host memory, beside the cache; or on the device, where they only arrive."""
+    has_device_slots: bool = False
+    """Whether that room is on the device."""
     restore_block_s: float = 0.0
     """Time to copy one of these back, measured."""
     num_disk_blocks: int = 0
@@ -84,7 +86,8 @@ class MemoryPlan:
         if not self.num_host_slots:
             return ""
         rate = f", {self.bytes_per_block / self.restore_block_s / 1e9:.1f} GB/s back" if self.restore_block_s else ""
-        return f"\nhost      {_mib(self.num_host_slots * self.bytes_per_block)} = {self.num_host_slots:,} blocks{rate}"
+        where = "arrivals" if self.has_device_slots else "host    "
+        return f"\n{where}  {_mib(self.num_host_slots * self.bytes_per_block)} = {self.num_host_slots:,} blocks{rate}"
 
     @property
     def _disk_line(self) -> str:
@@ -133,6 +136,9 @@ def plan_memory(
     """
     per_token = sum(bytes_per_token(one, formats) for one in (model, draft) if one is not None)
     bytes_per_block = cache.block_size * per_token
+    num_slots = _num_slots(cache, bytes_per_block)
+    if cache.arrival_memory is not None and free_bytes is not None:
+        free_bytes -= num_slots * bytes_per_block
     longest = longest_request(max_model_len, model)
     most_blocks = max_num_seqs * -(-longest // cache.block_size)  # more could not be in use at the same time
     num_blocks = _num_blocks(cache, bytes_per_block, most_blocks=most_blocks, free_bytes=free_bytes)
@@ -156,7 +162,8 @@ def plan_memory(
         block_size=cache.block_size,
         bytes_per_block=bytes_per_block,
         max_model_len=longest,
-        num_host_slots=_num_host_slots(cache.host_cache_memory, bytes_per_block),
+        num_host_slots=num_slots,
+        has_device_slots=cache.arrival_memory is not None,
     )
 
 
@@ -215,15 +222,14 @@ def estimated_working_space(model: DecoderConfig, formats: Formats, limits: Sche
     return step + logits + _ATTENTION_SCRATCH_BYTES + _CUDA_RESERVE_BYTES
 
 
-def _num_host_slots(host_cache_memory: int | None, bytes_per_block: int) -> int:
-    if host_cache_memory is None:
-        return 0
-    if host_cache_memory < bytes_per_block:
-        raise ConfigError(
-            f"host_cache_memory of {host_cache_memory:,} bytes has no room for a single KV block of "
-            f"{bytes_per_block:,} bytes."
-        )
-    return host_cache_memory // bytes_per_block
+def _num_slots(cache: CacheSettings, bytes_per_block: int) -> int:
+    for name in ("host_cache_memory", "arrival_memory"):
+        room = getattr(cache, name)
+        if room is not None and room < bytes_per_block:
+            raise ConfigError(
+                f"{name} of {room:,} bytes has no room for a single KV block of {bytes_per_block:,} bytes."
+            )
+    return (cache.host_cache_memory or cache.arrival_memory or 0) // bytes_per_block
 
 
 def _num_blocks(cache: CacheSettings, bytes_per_block: int, *, most_blocks: int, free_bytes: int | None) -> int:

@@ -156,7 +156,7 @@ class ModelWorker:
         host_blocks = None
         if plan.num_host_slots:
             kv_caches = [cache for model in models for cache in model.attention.kv_caches]
-            host_blocks = HostBlocks(kv_caches, plan.num_host_slots)
+            host_blocks = HostBlocks(kv_caches, plan.num_host_slots, on_device=plan.has_device_slots)
             plan = dataclasses.replace(plan, restore_block_s=host_blocks.measure_restore())
         transfers = None if host_blocks is None else BlockTransfers(host_blocks)
         if config.cache.disk_cache and host_blocks is not None:

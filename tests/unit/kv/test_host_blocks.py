@@ -13,9 +13,11 @@ from headway.attention import FORMATS
 from headway.core.scheduler_output import BlockMoves
 from headway.kv.host_blocks import HostBlocks, _as_bytes, apply_moves
 from headway.kv.layer_cache import LayerKVCache
-from headway.kv.staged_copies import BlockLayout, gather_blocks, scatter_blocks
+from headway.kv.staged_copies import BlockLayout, move_blocks
 
 NUM_BLOCKS, NUM_SLOTS = 12, 7
+PLACES = [("cpu", False), ("cpu", True), *([("cuda", False), ("cuda", True)] if ON_GPU else [])]
+"""Where the cache is, and whether slots are there too."""
 
 
 def random_caches(name: str, *, token_major: bool, device: str) -> list[LayerKVCache]:
@@ -41,25 +43,33 @@ def test_gathered_pieces_are_the_blocks_and_scatter_puts_them_back(name: str, to
     views = [_as_bytes(tensor) for cache in caches for tensor in cache.tensors]
     layout = BlockLayout.of(views)
     pieces = torch.zeros(5, before.shape[1], dtype=torch.uint8, device=DEVICE)
-    gather_blocks(pieces, torch.tensor([3, 0, 11], device=DEVICE), layout)
+    move_blocks(pieces, None, torch.tensor([3, 0, 11], device=DEVICE), layout, to_pieces=True)
     assert torch.equal(pieces[:3].cpu(), before[[3, 0, 11]])
     assert not pieces[3:].any()
-    scatter_blocks(pieces, torch.tensor([5, 6, 7], device=DEVICE), layout)
+    move_blocks(pieces, None, torch.tensor([5, 6, 7], device=DEVICE), layout, to_pieces=False)
     expected = before.clone()
     expected[[5, 6, 7]] = before[[3, 0, 11]]
+    assert torch.equal(contents(caches), expected)
+    rows, blocks = torch.tensor([4, 0], device=DEVICE), torch.tensor([1, 9], device=DEVICE)
+    move_blocks(pieces, rows, blocks, layout, to_pieces=True)
+    assert torch.equal(pieces[[4, 0, 1, 2]].cpu(), before[[1, 9, 0, 11]]) and not pieces[3].any()
+    move_blocks(pieces, rows, blocks.flip(0).contiguous(), layout, to_pieces=False)
+    expected[[9, 1]] = before[[1, 9]]
     assert torch.equal(contents(caches), expected)
 
 
 @pytest.mark.parametrize("name", ["float32", "int8", "int4"])
-@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if ON_GPU else [])])
-def test_random_moves_are_those_of_plain_lists(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("device", "on_device"), PLACES)
+def test_random_moves_are_those_of_plain_lists(
+    name: str, device: str, on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks and slots as rows of two plain tensors: whatever is moved, the cache holds the same."""
     if device == "cuda":
         from headway.kv import staged_copies
 
         monkeypatch.setattr(staged_copies, "_STAGE_BYTES", 1)  # one block a stage: each is used again at once
     caches = random_caches(name, token_major=device == "cuda", device=device)
-    host = HostBlocks(caches, NUM_SLOTS)
+    host = HostBlocks(caches, NUM_SLOTS, on_device=on_device)
     blocks = contents(caches)
     slots = torch.zeros(NUM_SLOTS, blocks.shape[1], dtype=torch.uint8)
     rng = random.Random(0)
@@ -81,15 +91,17 @@ def test_random_moves_are_those_of_plain_lists(name: str, device: str, monkeypat
 
 
 @pytest.mark.parametrize("name", ["float32", "int8", "int4"])
-@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if ON_GPU else [])])
-def test_blocks_are_copied_out_as_they_were(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("device", "on_device"), PLACES)
+def test_blocks_are_copied_out_as_they_were(
+    name: str, device: str, on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To memory of the host and of the device, before what is queued afterwards writes over them."""
     if device == "cuda":
         from headway.kv import staged_copies
 
         monkeypatch.setattr(staged_copies, "_STAGE_BYTES", 1)
     caches = random_caches(name, token_major=device == "cuda", device=device)
-    host = HostBlocks(caches, NUM_SLOTS)
+    host = HostBlocks(caches, NUM_SLOTS, on_device=on_device)
     before = contents(caches)
     host.move_out([(4, 2), (5, 6)])
     for target in {"cpu", device}:

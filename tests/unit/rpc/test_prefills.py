@@ -21,7 +21,7 @@ from headway.rpc import engine_client
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest, Delta
 from headway.rpc.streams import RequestStream
-from headway.rpc.supervision import CPU_HOST_MEMORY, Backoff, Patience, Replica, ScalingRule
+from headway.rpc.supervision import CPU_ARRIVAL_MEMORY, Backoff, Patience, Replica, ScalingRule, options_apart
 from headway.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parents[3]
@@ -256,11 +256,20 @@ def test_each_prompt_goes_to_the_prefill_replica_with_the_least_to_do(monkeypatc
         running.run(test)
 
 
-def test_options_have_room_for_blocks_to_arrive_in() -> None:
+def test_options_have_room_for_blocks_to_arrive_in(monkeypatch: pytest.MonkeyPatch) -> None:
     roles = Roles(1, 1)
     client = EngineClient({"device": "cpu"}, roles=roles)
-    assert {replica._spec.options["host_cache_memory"] for replica in client.replicas} == {CPU_HOST_MEMORY}
+    assert {replica._spec.options["host_cache_memory"] for replica in client.replicas} == {CPU_ARRIVAL_MEMORY}
     client = EngineClient({"device": "cpu", "host_cache_memory": 12345}, roles=roles)
     assert {replica._spec.options["host_cache_memory"] for replica in client.replicas} == {12345}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    for given, carrier, expected in (
+        ({}, "auto", "arrival_memory"),
+        ({}, "tcp", "host_cache_memory"),
+        ({"disk_cache": "blocks"}, "auto", "host_cache_memory"),
+        ({"host_cache_memory": 12345}, "auto", "host_cache_memory"),
+    ):
+        options = options_apart(given, carrier)
+        assert [name for name in ("arrival_memory", "host_cache_memory") if options.get(name)] == [expected]
     with pytest.raises(ConfigError, match="without Ray and scaling"):
         EngineClient({}, roles=roles, scaling=ScalingRule(1, 2))
