@@ -1,7 +1,8 @@
 """All scenarios in which the work is there at once, on one engine, as one table; best of three rounds each.
 
 The same as `headway bench latency --scenario b1` and `headway bench throughput --scenario b64|nano|prefill` (a warm-up
-round each; the long `nano` is its own warm-up), without loading the model four times.
+round each; the long `nano` is its own warm-up), without loading the model four times. `ms/step` and the floor beside it
+are of the steps that decode, without the prompts.
 
     python benchmarks/gpu_table.py --model qwen3-0.6b
     python benchmarks/gpu_table.py --model llama31-70b --tensor-parallel-size 4 --collectives none --scenarios b64
@@ -53,7 +54,8 @@ def main() -> None:
     ceilings = measure_ceilings(engine.plan.device, engine.plan.dtype)
     print(f"ceilings: {ceilings}")
     print(
-        f"{'scenario':<10}{'elapsed s':>10}{'ms/token':>10}{'out tok/s':>12}{'in tok/s':>12}{'floor s':>10}  rounds, s"
+        f"{'scenario':<10}{'elapsed s':>10}{'ms/token':>10}{'out tok/s':>12}{'in tok/s':>12}{'floor s':>10}"
+        f"{'ms/step':>10}{'floor':>8}  rounds, s"
     )
     results = {}
     for name in options.scenarios:
@@ -71,7 +73,7 @@ def main() -> None:
         per_token_ms = 1e3 * best.elapsed_s / SCENARIOS[name].output_len.high if name in ("b1", "b64") else float("nan")
         print(
             f"{name:<10}{best.elapsed_s:>10.3f}{per_token_ms:>10.3f}{best.output_tok_s:>12,.0f}{best.input_tok_s:>12,.0f}"
-            f"{floor.times.elapsed_s:>10.3f}  {', '.join(f'{times.elapsed_s:.3f}' for times in rounds)}",
+            f"{floor.times.elapsed_s:>10.3f}{_ms(best.pace_s)}{_ms(floor.times.pace_s, 8)}  {', '.join(f'{times.elapsed_s:.3f}' for times in rounds)}",
             flush=True,
         )
         results[name] = {
@@ -79,10 +81,16 @@ def main() -> None:
             "output_tok_s": best.output_tok_s,
             "input_tok_s": best.input_tok_s,
             "floor_s": floor.times.elapsed_s,
+            "pace_s": best.pace_s,
+            "floor_pace_s": floor.times.pace_s,
         }
     if options.output_json is not None:
         with open(options.output_json, "w") as file:
             json.dump(results, file, indent=2)
+
+
+def _ms(seconds: float | None, width: int = 10) -> str:
+    return f"{'':>{width}}" if seconds is None else f"{1e3 * seconds:>{width}.3f}"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 token, and what those notice who are generating meanwhile.
 
     python benchmarks/roles.py                      --roles prefill=1,decode=1 against --replicas 2, on the CPU's cores
-    python benchmarks/roles.py --model DIR --device cuda --roles prefill=1,decode=1
+    python benchmarks/roles.py --model llama31-8b --load-format dummy --device cuda --lengths 1000 4000
 
 Prompts of random tokens come one after the other, so that nothing is cached, while nobody or so many streams generate;
 a stream that has ended is followed by the next. TTFT is the median of the prompts, ITL P99 that of the streams' times
@@ -97,7 +97,13 @@ async def measure(client: EngineClient, arguments: argparse.Namespace, num_strea
 
 
 async def run(name: str, arguments: argparse.Namespace, **how: Any) -> list[list[tuple[float, float]]]:
-    options = {"device": arguments.device, "dtype": arguments.dtype, "model": arguments.model}
+    options = {
+        "device": arguments.device,
+        "dtype": arguments.dtype,
+        "model": arguments.model,
+        "load_format": arguments.load_format,
+        "max_model_len": arguments.max_model_len,
+    }
     if arguments.gpu_memory_utilization:
         options["gpu_memory_utilization"] = arguments.gpu_memory_utilization
     client = EngineClient({key: value for key, value in options.items() if value is not None}, log_level="ERROR", **how)
@@ -121,6 +127,8 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--roles", default="prefill=1,decode=1")
     parser.add_argument("--model")
+    parser.add_argument("--load-format")
+    parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype")
     parser.add_argument("--gpu-memory-utilization", type=float)

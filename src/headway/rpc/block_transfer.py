@@ -458,7 +458,10 @@ class BlockServer:
             connections = self._connections.copy()
         for connection in connections:
             connection.close()
-        self._thread.join(SILENT_S)
+        # None may be left inside of torch when the interpreter ends: that would abort the process.
+        for thread in (self._thread, *(connection.reader for connection in connections)):
+            if thread.ident is not None:
+                thread.join(SILENT_S)
         self.places.close()
         if self._listener.family == socket.AF_UNIX:
             with contextlib.suppress(OSError):
@@ -479,7 +482,7 @@ class BlockServer:
             if is_too_much or self._is_closed:
                 connection.close()
             else:
-                own.start()
+                own.reader.start()
 
     def greet(self, connection: socket.socket) -> None:
         """Find out who it is, and say what there is. Raises `RefusedError` and `OSError`."""
@@ -524,10 +527,8 @@ class _Connection:
         self._is_gone = False
         self._held: dict[int, float] = {}  # places that it has, and since when; under the server's lock
         self.wanted: list[_Wanted] = []  # likewise
-
-    def start(self) -> None:
-        """Greet, then listen and send."""
-        threading.Thread(target=self._read, name="blocks wanted", daemon=True).start()
+        self.reader = threading.Thread(target=self._read, name="blocks wanted", daemon=True)
+        """Greets, then listens; it ends after the thread that sends."""
 
     def give(self, pieces: list[Piece], wait: Callable[[], None], started_s: float) -> None:
         """Send pieces, when they have been copied out."""
@@ -1037,16 +1038,22 @@ class _FromDevice(_Numbered):
         assert offer.cuda is not None
         torch.cuda.set_device(device)  # of this thread
         self._stream = torch.cuda.Stream(device)
-        self._rows = open_cuda(offer.cuda, offer.num_places, offer.block_bytes, device=device)
+        rows = open_cuda(offer.cuda, offer.num_places, offer.block_bytes, device=device)
+        self._rows = rows.view(torch.int32).unbind(0)
 
     def copy_in(self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[Slot]) -> Sequence[bool]:
         import torch
 
         self.check(pieces)
+        sources = [self._rows[piece.place] for piece in pieces]
+        pinned = [torch.frombuffer(slot, dtype=torch.int32) for slot in slots if isinstance(slot, memoryview)]
         with torch.cuda.stream(self._stream):
-            for piece, slot in zip(pieces, slots, strict=True):
-                target = torch.frombuffer(slot, dtype=torch.uint8) if isinstance(slot, memoryview) else slot
-                target.copy_(self._rows[piece.place], non_blocking=True)
+            if pinned:
+                for target, source in zip(pinned, sources, strict=True):
+                    target.copy_(source, non_blocking=True)
+            elif sources:  # all of them by one kernel
+                targets = [slot.view(torch.int32) for slot in slots if not isinstance(slot, memoryview)]
+                torch._foreach_copy_(targets, sources)
         self._stream.synchronize()
         return self.are_unchanged(pieces)
 
