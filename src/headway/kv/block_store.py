@@ -87,6 +87,7 @@ class BlockTransfers:
         self._num_taken = 0
         self._has_ended = threading.Condition()
         self._on_end: Callable[[], None] | None = None
+        self._clocks = {False: _FetchClock(), True: _FetchClock()}  # whether it is of other replicas
 
     @property
     def num_under_way(self) -> int:
@@ -110,10 +111,10 @@ class BlockTransfers:
             self._store(digest, slot)
 
     def _fetch(self, source: str, wanted: Sequence[tuple[bytes, int]]) -> None:
-        store, clock = self.peers if source else self.disk, _FetchClock()
+        store, clock, begun_s = self.peers if source else self.disk, self._clocks[bool(source)], time.monotonic()
 
         def done(digest: bytes, ok: bool) -> None:
-            self._end(Transferred(digest, ok, True, clock.lap()))
+            self._end(Transferred(digest, ok, True, clock.lap(begun_s)))
 
         if store is None:
             for digest, _ in wanted:
@@ -172,14 +173,16 @@ class BlockTransfers:
 
 
 class _FetchClock:
-    """Divides the time since a fetch was begun among its blocks, as they come."""
+    """Divides the time in which fetches are under way among their blocks, as they come: the seconds of all blocks are
+    that time, however many fetches there are at once."""
 
     def __init__(self) -> None:
-        self._last_s = time.monotonic()
+        self._last_s = 0.0
         self._lock = threading.Lock()
 
-    def lap(self) -> float:
+    def lap(self, begun_s: float) -> float:
+        """Since the last block came, or since this one's fetch was begun."""
         with self._lock:
             now_s = time.monotonic()
-            seconds, self._last_s = now_s - self._last_s, now_s
+            seconds, self._last_s = now_s - max(self._last_s, begun_s), now_s
             return seconds
