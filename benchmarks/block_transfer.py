@@ -4,13 +4,12 @@ python benchmarks/block_transfer.py                       shared memory and TCP,
 python benchmarks/block_transfer.py --device cuda         CUDA IPC into slots on the device and of pinned memory, TCP
 
 The server has all blocks from the beginning, so this is the way alone: copying out between turns, the way, copying into
-slots. `one copy` is that of the whole of another process's memory by CUDA IPC, without messages.
+slots. `copies alone` are those from another process's device memory into slots here, by CUDA IPC, without messages.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import multiprocessing
 import statistics
 import tempfile
@@ -27,7 +26,7 @@ import torch
 from headway.core.blocks import DIGEST_BYTES
 from headway.kv.host_blocks import HostBlocks
 from headway.kv.layer_cache import LayerKVCache
-from headway.rpc.block_transfer import BlockAt, BlockServer, Carrier, PeerBlocks, open_cuda, share_cuda
+from headway.rpc.block_transfer import BlockAt, BlockServer, Carrier, PeerBlocks, copy_rows, open_cuda, share_cuda
 
 if TYPE_CHECKING:
     from headway.kv.block_store import Slot
@@ -93,9 +92,9 @@ def serve(pipe: Connection, carrier: Carrier, num_blocks: int, block_bytes: int,
     server.close()
 
 
-def share(pipe: Connection, num_bytes: int) -> None:
+def share(pipe: Connection, num_blocks: int, block_bytes: int) -> None:
     """A process with device memory."""
-    memory = torch.full((1, num_bytes), 3, dtype=torch.uint8, device="cuda")
+    memory = torch.full((num_blocks, block_bytes), 3, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     pipe.send(share_cuda(memory))
     pipe.recv()
@@ -122,8 +121,8 @@ def measure(
         digests = [digest(number) for number in range(num_blocks)]
         store = PeerBlocks(fingerprint=FINGERPRINT, secret=SECRET, cuda_device=None if device == "cpu" else 0)
         times = [fetch(store, digests, rooms, address) for _ in range(num_runs + 1)][1:]
-        with contextlib.closing(store):
-            ours.send("end")
+        store.close()
+        ours.send("end")
         process.join()
     best, median = min(times), statistics.median(times)
     rate = num_blocks * block_bytes / 1e9
@@ -154,27 +153,28 @@ def fetch(store: PeerBlocks, digests: list[bytes], slots: list[Slot], address: s
     return time.perf_counter() - started_s
 
 
-def measure_device(num_bytes: int, num_runs: int) -> None:
-    """One copy between two processes' device memories, timed by the device."""
+def measure_copies(num_blocks: int, block_bytes: int, num_runs: int) -> None:
+    """Copies of blocks between two processes' device memories, timed by the device."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=share, args=(theirs, num_bytes))
+    process = context.Process(target=share, args=(theirs, num_blocks, block_bytes))
     process.start()
-    source = open_cuda(ours.recv(), 1, num_bytes, device=0)
-    target = torch.zeros(1, num_bytes, dtype=torch.uint8, device="cuda")
+    sources = open_cuda(ours.recv(), num_blocks, block_bytes, device=0).unbind(0)
+    slots = torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device="cuda")
     times = []
     for _ in range(num_runs + 1):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        target.copy_(source)
+        copy_rows(slots.unbind(0), sources)
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) / 1e3)
-    assert bool((target == 3).all()), "the bytes are not those of the other process"
-    del source
+    assert bool((slots == 3).all()), "the bytes are not those of the other process"
+    del sources
     ours.send("end")
     process.join()
-    print(f"\none copy: {num_bytes / 2**20:,.0f} MiB at {num_bytes / min(times[1:]) / 1e12:.2f} TB/s")
+    rate = num_blocks * block_bytes / min(times[1:]) / 1e12
+    print(f"copies alone: {num_blocks} blocks of {block_bytes / 2**10:,.0f} KiB at {rate:.2f} TB/s")
 
 
 def main() -> None:
@@ -198,7 +198,9 @@ def main() -> None:
                 on_device=on_device,
             )
     if arguments.device == "cuda":
-        measure_device(arguments.mib * 2**20, arguments.runs)
+        print()
+        for block_kib in arguments.block_kib:
+            measure_copies(arguments.mib * 1024 // block_kib, block_kib * 1024, arguments.runs)
 
 
 if __name__ == "__main__":

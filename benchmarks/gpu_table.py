@@ -73,7 +73,8 @@ def main() -> None:
         per_token_ms = 1e3 * best.elapsed_s / SCENARIOS[name].output_len.high if name in ("b1", "b64") else float("nan")
         print(
             f"{name:<10}{best.elapsed_s:>10.3f}{per_token_ms:>10.3f}{best.output_tok_s:>12,.0f}{best.input_tok_s:>12,.0f}"
-            f"{floor.times.elapsed_s:>10.3f}{_ms(best.pace_s)}{_ms(floor.times.pace_s, 8)}  {', '.join(f'{times.elapsed_s:.3f}' for times in rounds)}",
+            f"{floor.times.elapsed_s:>10.3f}{_ms(best.pace_s)}{_ms(floor.times.pace_s, 8)}  "
+            f"{', '.join(f'{times.elapsed_s:.3f}' for times in rounds)}",
             flush=True,
         )
         results[name] = {

@@ -103,9 +103,8 @@ async def run(name: str, arguments: argparse.Namespace, **how: Any) -> list[list
         "model": arguments.model,
         "load_format": arguments.load_format,
         "max_model_len": arguments.max_model_len,
+        "kv_cache_memory": arguments.kv_cache_memory,
     }
-    if arguments.gpu_memory_utilization:
-        options["gpu_memory_utilization"] = arguments.gpu_memory_utilization
     client = EngineClient({key: value for key, value in options.items() if value is not None}, log_level="ERROR", **how)
     await client.start()
     try:
@@ -131,7 +130,7 @@ async def main() -> None:
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype")
-    parser.add_argument("--gpu-memory-utilization", type=float)
+    parser.add_argument("--kv-cache-memory", type=int, help="bytes, where engines share a GPU")
     parser.add_argument("--lengths", type=int, nargs="+", default=[200, 1000, 1800])
     parser.add_argument("--streams", type=int, nargs="+", default=[0, 8])
     parser.add_argument("--stream-tokens", type=int, default=1500)

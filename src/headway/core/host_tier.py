@@ -25,7 +25,7 @@ from dataclasses import dataclass
 MAX_STORES = 64
 """Blocks that are being stored at the same time."""
 _NUM_CLEAN_LOOKS = 64  # so many of the oldest blocks are looked at for a clean one
-_SMOOTHING = 0.1  # weight of the latest fetch in the mean time of one
+_SMOOTHING = 0.03  # least weight of the latest fetch in the mean time of one: many come at once, then none for a while
 _FADING = 0.99  # a fetch that was not worth it: the next seems so much shorter, so that it is tried again some time
 
 
@@ -83,6 +83,7 @@ class HostTier:
         self.stats = HostTierStats()
         self.fetch_block_s: dict[str, float] = {}
         """How long it takes to fetch a block, in the mean, by source."""
+        self._num_timed = 0  # fetches in that
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # the one used longest ago first
         self._free = list(range(num_slots - 1, -1, -1))
         self._read_by_next_step: set[int] = set()
@@ -238,8 +239,9 @@ class HostTier:
         self.stats.num_fetched += 1
         self.stats.fetch_s += seconds
         if not source:  # of other replicas there are many addresses, and they are named because it is worth it
-            mean_s = self.fetch_block_s.get(source, seconds)
-            self.fetch_block_s[source] = mean_s + _SMOOTHING * (seconds - mean_s)
+            self._num_timed += 1
+            mean_s, weight = self.fetch_block_s.get(source, 0.0), max(_SMOOTHING, 1 / self._num_timed)
+            self.fetch_block_s[source] = mean_s + weight * (seconds - mean_s)
         if self.far is None:
             return
         if not source:

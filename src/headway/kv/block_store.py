@@ -9,6 +9,7 @@ Nothing here waits for a transfer. Whatever goes wrong is a block that did not c
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -93,6 +94,7 @@ class BlockTransfers:
         self._num_taken = 0
         self._has_ended = threading.Condition()
         self._on_end: Callable[[], None] | None = None
+        self._clocks = {False: _FetchClock(), True: _FetchClock()}  # whether it is of other replicas
 
     @property
     def num_under_way(self) -> int:
@@ -100,7 +102,7 @@ class BlockTransfers:
         return self._num_begun - self._num_taken
 
     def wake(self, on_end: Callable[[], None] | None) -> None:
-        """Have this called, by any thread, when a transfer has ended."""
+        """Have this called, by any thread, when a store has ended, a fetch with all its blocks, or one went wrong."""
         self._on_end = on_end
 
     def begin(self, moves: BlockMoves) -> None:
@@ -116,10 +118,12 @@ class BlockTransfers:
             self._store(digest, slot)
 
     def _fetch(self, source: str, wanted: Sequence[tuple[bytes, int]]) -> None:
-        store, clock = self.peers if source else self.disk, _FetchClock()
+        store, clock, begun_s = self.peers if source else self.disk, self._clocks[bool(source)], time.monotonic()
+        num_left = itertools.count(len(wanted) - 1, -1)
 
         def done(digest: bytes, ok: bool) -> None:
-            self._end(Transferred(digest, ok, True, clock.lap()))
+            # Nobody goes on before the last one has come, or one does not.
+            self._end(Transferred(digest, ok, True, clock.lap(begun_s)), wakes=next(num_left) == 0 or not ok)
 
         if store is None:
             for digest, _ in wanted:
@@ -130,18 +134,18 @@ class BlockTransfers:
 
     def _store(self, digest: bytes, slot: int) -> None:
         def done(digest: bytes, ok: bool) -> None:
-            self._end(Transferred(digest, ok, False, 0.0))
+            self._end(Transferred(digest, ok, False, 0.0), wakes=True)
 
         if self.disk is None:
             done(digest, False)
         else:
             self.disk.store(digest, self.slots.bytes_of(slot), done)
 
-    def _end(self, ended: Transferred) -> None:
+    def _end(self, ended: Transferred, *, wakes: bool) -> None:
         with self._has_ended:
             self._ended.append(ended)
             self._has_ended.notify_all()
-        if self._on_end is not None:
+        if wakes and self._on_end is not None:
             self._on_end()
 
     @property
@@ -178,14 +182,16 @@ class BlockTransfers:
 
 
 class _FetchClock:
-    """Divides the time since a fetch was begun among its blocks, as they come."""
+    """Divides the time in which fetches are under way among their blocks, as they come: the seconds of all blocks are
+    that time, however many fetches there are at once."""
 
     def __init__(self) -> None:
-        self._last_s = time.monotonic()
+        self._last_s = 0.0
         self._lock = threading.Lock()
 
-    def lap(self) -> float:
+    def lap(self, begun_s: float) -> float:
+        """Since the last block came, or since this one's fetch was begun."""
         with self._lock:
             now_s = time.monotonic()
-            seconds, self._last_s = now_s - self._last_s, now_s
+            seconds, self._last_s = now_s - max(self._last_s, begun_s), now_s
             return seconds

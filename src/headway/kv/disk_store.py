@@ -11,13 +11,18 @@ Nothing is flushed to the disk, since nothing depends on it: a name appears only
 what a crash of the machine leaves of one is found out by its checksum. A file that is wrong in any way is deleted and
 was never there. If files cannot be written, that is said once, and tried again after a while; if they cannot be read,
 blocks are computed.
+
+Compiled code reads a file and computes its checksum in one call, about as fast as memory is copied. Where nothing can
+be compiled, Python does the same, several times as slow.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
+import functools
 import hashlib
 import itertools
 import logging
@@ -28,22 +33,27 @@ import struct
 import threading
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headway.cache_dir import why_not_writable
 from headway.core.blocks import DIGEST_BYTES
 from headway.errors import ConfigError
 from headway.kv.block_store import BlockStore, Done
+from headway.native.build import SOURCE_DIR, build, usable_cpus
 
 if TYPE_CHECKING:
     from headway.kv.block_store import Slot
 
 logger = logging.getLogger(__name__)
 
-NUM_READERS = 4
+MOST_READERS = 16
 PAUSE_S = 30.0
 """After a write has failed, none is tried for so long."""
 RESCAN_S = 60.0
@@ -51,14 +61,103 @@ RESCAN_S = 60.0
 USE_NOTED_S = 60.0
 """A file that was used is marked so, unless it was within this time."""
 CLOSE_S = 2.0
+PIECE_BYTES = 2**16
+"""What has a checksum of its own."""
+_OTHER_LENGTH = -1  # as in the C file
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIQ16s24x")
 _MAGIC = b"HWKVBLCK"
-_PIECE_BYTES = 2**16
 _SUFFIX, _TEMPORARY = ".kv", ".tmp"
 _NAME_LENGTH = 2 * DIGEST_BYTES
 _BLOCK_NAME = re.compile(rf"[0-9a-f]{{{_NAME_LENGTH}}}\.kv")
 _Job = Callable[[], None]
+
+
+class FileRead(NamedTuple):
+    """What was found beside the contents."""
+
+    header: bytes
+    crcs: bytes
+    """Of each piece: 4 bytes, the lowest first."""
+    used_s: float
+    """When the file was modified."""
+
+
+class CheckedReader(ABC):
+    """A way to read; for any thread."""
+
+    @abstractmethod
+    def read(self, path: Path, header_bytes: int, out: memoryview) -> FileRead | None:
+        """A header and as much behind it as fills `out`. `None` if the file has another length. Raises `OSError`."""
+
+    @abstractmethod
+    def crcs(self, data: memoryview) -> bytes:
+        """Of each piece, as in `FileRead`."""
+
+
+class PythonReader(CheckedReader):
+    """With what Python has."""
+
+    def read(self, path: Path, header_bytes: int, out: memoryview) -> FileRead | None:
+        header = bytearray(header_bytes)
+        with _opened(path, os.O_RDONLY) as file:
+            status = os.fstat(file)
+            if status.st_size != header_bytes + out.nbytes or not _fill(file, [memoryview(header), out]):
+                return None
+        return FileRead(bytes(header), self.crcs(out), status.st_mtime)
+
+    def crcs(self, data: memoryview) -> bytes:
+        starts = range(0, data.nbytes, PIECE_BYTES)
+        return b"".join(zlib.crc32(data[start : start + PIECE_BYTES]).to_bytes(4, "little") for start in starts)
+
+
+class NativeReader(CheckedReader):
+    """With a compiled library. Raises `OSError` or `AttributeError` if it cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        pointer, size = ctypes.c_void_p, ctypes.c_int64
+        library = ctypes.CDLL(str(path))
+        self._read, self._crcs = library.hw_read_checked, library.hw_crc32_pieces
+        self._read.restype, self._crcs.restype = ctypes.c_int, None
+        self._read.argtypes = (ctypes.c_char_p, pointer, size, pointer, size, pointer, pointer)
+        self._crcs.argtypes = (pointer, size, pointer)
+
+    def read(self, path: Path, header_bytes: int, out: memoryview) -> FileRead | None:
+        header, crcs, used_s = ctypes.create_string_buffer(header_bytes), _crcs_for(out), ctypes.c_double()
+        failure = self._read(
+            os.fsencode(path),
+            ctypes.addressof(header),
+            header_bytes,
+            _address(out),
+            out.nbytes,
+            crcs.ctypes.data,
+            ctypes.addressof(used_s),
+        )
+        if failure == _OTHER_LENGTH:
+            return None
+        if failure:
+            raise OSError(failure, os.strerror(failure), str(path))
+        return FileRead(header.raw, crcs.tobytes(), used_s.value)
+
+    def crcs(self, data: memoryview) -> bytes:
+        crcs = _crcs_for(data)
+        self._crcs(_address(data), data.nbytes, crcs.ctypes.data)
+        return crcs.tobytes()
+
+
+@functools.cache
+def fastest_reader() -> CheckedReader:
+    """The first call may compile, for about a second; if that fails, for whatever reason, it is said."""
+    try:
+        reader = NativeReader(build(folder=SOURCE_DIR / "files").path)
+        sample = memoryview(bytes(range(256)) * 7)[1:1500]
+        if reader.crcs(sample) == PythonReader().crcs(sample):  # else every file would seem damaged
+            return reader
+        reason = "its checksums are wrong"
+    except Exception as error:
+        reason = str(error).split("\n")[0]
+    logger.warning("Python reads the disk cache, several times as slow as compiled code: %s", reason)
+    return PythonReader()
 
 
 class DiskStore(BlockStore):
@@ -83,6 +182,7 @@ class DiskStore(BlockStore):
         self._has_warned = False
         self._numbers = itertools.count()
         self._is_closed = False
+        self._reader: CheckedReader = PythonReader()
         self._scan()
         self._added.clear()
         self._start()
@@ -91,13 +191,19 @@ class DiskStore(BlockStore):
         self._pid = os.getpid()
         self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._reads.put(self._prepare)
+        num_readers = min(MOST_READERS, max(2, usable_cpus()))
         # Daemons: a read that hangs, as in a file system that is gone, must not keep the process.
         self._threads = [
             threading.Thread(target=_work, args=(jobs,), name=name, daemon=True)
-            for jobs, name in [(self._reads, "disk reader")] * NUM_READERS + [(self._writes, "disk writer")]
+            for jobs, name in [(self._reads, "disk reader")] * num_readers + [(self._writes, "disk writer")]
         ]
         for thread in self._threads:
             thread.start()
+
+    def _prepare(self) -> None:
+        """May take a second, in which the other readers read in their own way."""
+        self._reader = fastest_reader()
 
     @property
     def max_blocks(self) -> int:
@@ -153,31 +259,26 @@ class DiskStore(BlockStore):
             done(digest, ok)
 
     def _read(self, digest: bytes, slot: memoryview) -> bool:
-        path, header = self._path(digest), bytearray(_HEADER.size)
-        with _opened(path, os.O_RDONLY) as file:
-            status = os.fstat(file)
-            is_whole = status.st_size == _HEADER.size + slot.nbytes and _fill(file, [memoryview(header), slot])
-            if not is_whole or bytes(header) != self._header(digest, slot):
-                logger.warning("a file of the disk cache is damaged and deleted: %s", path.name)
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-                return False
-            if time.time() - status.st_mtime > USE_NOTED_S:
-                with contextlib.suppress(OSError):
-                    os.utime(file)
+        path, name = self._path(digest), self._name(digest)
+        found = self._reader.read(path, _HEADER.size, slot)
+        if found is None or found.header != self._header(digest, slot.nbytes, found.crcs):
+            logger.warning("a file of the disk cache is damaged and deleted: %s", path.name)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            return False
+        if time.time() - found.used_s > USE_NOTED_S:
+            with contextlib.suppress(OSError):
+                os.utime(path)
         with self._lock:
-            if self._name(digest) in self._files:
-                self._files.move_to_end(self._name(digest))
+            if name in self._files:
+                self._files.move_to_end(name)
         return True
 
-    def _header(self, digest: bytes, slot: memoryview) -> bytes:
-        """As it must be for these contents. A CRC of each piece, five times as fast as a hash of all, and a hash of
+    def _header(self, digest: bytes, num_bytes: int, crcs: bytes) -> bytes:
+        """As it must be for these contents. A CRC of each piece, many times as fast as a hash of all, and a hash of
         them and of what the block is."""
-        checksum = hashlib.blake2b(digest_size=16, key=self._identity[:64])
-        checksum.update(digest)
-        for start in range(0, slot.nbytes, _PIECE_BYTES):
-            checksum.update(zlib.crc32(slot[start : start + _PIECE_BYTES]).to_bytes(4, "little"))
-        return _HEADER.pack(_MAGIC, _VERSION, _HEADER.size, slot.nbytes, checksum.digest())
+        checksum = hashlib.blake2b(digest + crcs, digest_size=16, key=self._identity[:64])
+        return _HEADER.pack(_MAGIC, _VERSION, _HEADER.size, num_bytes, checksum.digest())
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
@@ -218,7 +319,8 @@ class DiskStore(BlockStore):
         try:
             with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                _write_all(file, [memoryview(self._header(digest, slot)), slot])
+                header = self._header(digest, slot.nbytes, self._reader.crcs(slot))
+                _write_all(file, [memoryview(header), slot])
                 os.rename(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -327,9 +429,17 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(file)
 
 
+def _behind(parts: list[memoryview], count: int) -> list[memoryview]:
+    """What is left after so many bytes."""
+    while parts and count >= parts[0].nbytes:
+        count -= parts[0].nbytes
+        parts = parts[1:]
+    return [parts[0][count:], *parts[1:]] if parts else []
+
+
 def _fill(file: int, parts: Sequence[memoryview]) -> bool:
     """Read so many bytes. False if there are fewer."""
-    left = list(parts)
+    left = _behind(list(parts), 0)
     while left:
         count = os.readv(file, left)
         if not count:
@@ -338,18 +448,18 @@ def _fill(file: int, parts: Sequence[memoryview]) -> bool:
     return True
 
 
+def _crcs_for(data: memoryview) -> NDArray[np.uint32]:
+    return np.empty(-(-data.nbytes // PIECE_BYTES), dtype="<u4")
+
+
+def _address(data: memoryview) -> int:
+    return np.frombuffer(data, dtype=np.uint8).ctypes.data if data.nbytes else 0
+
+
 def _write_all(file: int, parts: Sequence[memoryview]) -> None:
     left = list(parts)
     while left:
         left = _behind(left, os.writev(file, left))
-
-
-def _behind(parts: list[memoryview], count: int) -> list[memoryview]:
-    """What is left after so many bytes."""
-    while parts and count >= parts[0].nbytes:
-        count -= parts[0].nbytes
-        parts = parts[1:]
-    return [parts[0][count:], *parts[1:]] if parts else []
 
 
 def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:

@@ -44,8 +44,18 @@ _COMMON_FLAGS = (
 )
 _ISA_FLAGS = {
     "generic": ("-DHW_GENERIC",),
-    "avx2": ("-mavx2", "-mfma", "-mf16c"),
-    "avx512": ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
+    "avx2": ("-mavx2", "-mfma", "-mf16c", "-mpclmul"),
+    "avx512": (
+        "-mavx2",
+        "-mfma",
+        "-mf16c",
+        "-mpclmul",
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512dq",
+        "-mavx512vl",
+        "-mavx512vnni",
+    ),
 }
 _REMEDY = "Install a C compiler (gcc or clang), or `pip install ziglang`, which brings one; $CC selects another."
 
@@ -70,15 +80,17 @@ class Compiler:
     is_zig: bool = False
 
 
-def build(isa: str | None = None) -> BuildResult:
-    """Return the library for `isa` (default $HEADWAY_NATIVE_ISA, else the machine's own), compiling it if needed."""
+def build(isa: str | None = None, folder: Path | None = None) -> BuildResult:
+    """Return the library for `isa` (default $HEADWAY_NATIVE_ISA, else the machine's own), compiling it if needed.
+    `folder`: the sources, those of the kernels by default."""
+    folder = folder or SOURCE_DIR
     isa = isa or os.environ.get(ISA_VARIABLE) or "native"
     if isa != "native" and isa not in _ISA_FLAGS:
         raise NativeBuildError(f"unknown {ISA_VARIABLE} {isa!r}; valid values are native, {', '.join(_ISA_FLAGS)}")
     failures = []
     for compiler in find_compilers():
         flags = (*_COMMON_FLAGS, *_isa_flags(isa, compiler))
-        name = f"headway-native-{_fingerprint(compiler, flags)}.so"
+        name = f"headway-native-{_fingerprint(compiler, flags, folder)}.so"
         target, unwritable = cache_dir() / name, None
         if not os.path.isfile(target) and (unwritable := why_not_writable(cache_dir())) is not None:
             target = temporary_folder() / name
@@ -86,7 +98,7 @@ def build(isa: str | None = None) -> BuildResult:
             return BuildResult(target, compiler.command, flags, compiled=False)
         started_s = time.perf_counter()
         try:
-            _compile(compiler, flags, target)
+            _compile(compiler, flags, folder, target)
         except _CompilerFailedError as failure:
             failures.append(str(failure))
             continue
@@ -135,9 +147,9 @@ def _isa_flags(isa: str, compiler: Compiler) -> tuple[str, ...]:
     return ("-march=native",)
 
 
-def _fingerprint(compiler: Compiler, flags: tuple[str, ...]) -> str:
+def _fingerprint(compiler: Compiler, flags: tuple[str, ...], folder: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(SOURCE_DIR.iterdir()):
+    for path in sorted(folder.iterdir()):
         if path.suffix in (".c", ".h"):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     digest.update("\0".join((*flags, *compiler.command, compiler.identity, _cpu_identity())).encode())
@@ -159,9 +171,9 @@ class _CompilerFailedError(Exception):
     """One compiler did not work; its output is the message."""
 
 
-def _compile(compiler: Compiler, flags: tuple[str, ...], target: Path) -> None:
+def _compile(compiler: Compiler, flags: tuple[str, ...], folder: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as directory:
-        sources = sorted(SOURCE_DIR.glob("*.c"), key=lambda path: -path.stat().st_size)
+        sources = sorted(folder.glob("*.c"), key=lambda path: -path.stat().st_size)
         objects = [f"{directory}/{source.stem}.o" for source in sources]
         commands = [
             [*compiler.command, *flags, "-c", str(source), "-o", output]

@@ -1028,6 +1028,18 @@ class _FromMemory(_Numbered):
         super().close()
 
 
+def copy_rows(slots: Sequence[Slot], rows: Sequence[Tensor]) -> None:
+    """Have the device copy its rows, uint8 [bytes of a block], to slots: on the device all of them by one kernel."""
+    import torch
+
+    near = [slot.view(torch.int32) for slot in slots if not isinstance(slot, memoryview)]
+    if near:
+        torch._foreach_copy_(near, [row.view(torch.int32) for row in rows])
+        return
+    for slot, row in zip(slots, rows, strict=True):
+        torch.frombuffer(slot, dtype=torch.uint8).copy_(row, non_blocking=True)
+
+
 class _FromDevice(_Numbered):
     """Slots are written by the device, beside what else it does: its own memory, or pinned."""
 
@@ -1038,22 +1050,14 @@ class _FromDevice(_Numbered):
         assert offer.cuda is not None
         torch.cuda.set_device(device)  # of this thread
         self._stream = torch.cuda.Stream(device)
-        rows = open_cuda(offer.cuda, offer.num_places, offer.block_bytes, device=device)
-        self._rows = rows.view(torch.int32).unbind(0)
+        self._rows = open_cuda(offer.cuda, offer.num_places, offer.block_bytes, device=device).unbind(0)
 
     def copy_in(self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[Slot]) -> Sequence[bool]:
         import torch
 
         self.check(pieces)
-        sources = [self._rows[piece.place] for piece in pieces]
-        pinned = [torch.frombuffer(slot, dtype=torch.int32) for slot in slots if isinstance(slot, memoryview)]
         with torch.cuda.stream(self._stream):
-            if pinned:
-                for target, source in zip(pinned, sources, strict=True):
-                    target.copy_(source, non_blocking=True)
-            elif sources:  # all of them by one kernel
-                targets = [slot.view(torch.int32) for slot in slots if not isinstance(slot, memoryview)]
-                torch._foreach_copy_(targets, sources)
+            copy_rows(slots, [self._rows[piece.place] for piece in pieces])
         self._stream.synchronize()
         return self.are_unchanged(pieces)
 

@@ -250,6 +250,17 @@ def test_fetches_are_compared_with_computing_and_tried_again_some_time() -> None
     assert sum(not tier.is_worth_fetching("", 0.9) for _ in range(100)) == 11
 
 
+@pytest.mark.parametrize("num_blocks", [4, 32, 320])
+def test_blocks_that_come_together_have_a_part_of_their_time_each(num_blocks: int) -> None:
+    """With many readers one block seems to take all the time, and those beside it none."""
+    digests, num_readers = [number.to_bytes(4, "big") for number in range(num_blocks)], min(16, num_blocks)
+    tier = far_tier(num_blocks, *digests)
+    for number, digest in enumerate(digests):
+        tier.fetch(digest, "")
+        tier.fetch_done(digest, True, seconds=0.0 if number % num_readers else 1.0)
+    assert tier.fetch_block_s[""] == pytest.approx(1 / num_readers, rel=0.3)
+
+
 def test_a_request_is_fetched_from_disk_or_from_the_replica_it_names() -> None:
     """What is on the device or the host is not asked for; chains are not asked for behind a hole."""
     scheduler = make(num_blocks=20)

@@ -24,7 +24,7 @@ from headway.core.scheduler_output import BlockMoves
 from headway.errors import ConfigError
 from headway.kv import disk_store
 from headway.kv.block_store import BlockStore, BlockTransfers, Done
-from headway.kv.disk_store import DiskStore
+from headway.kv.disk_store import CheckedReader, DiskStore, NativeReader, PythonReader, fastest_reader
 
 BYTES = 200_000  # several pieces of a checksum, the last one short
 PRINT = "a" * 32
@@ -65,8 +65,24 @@ class Stored:
         return ok
 
 
+def in_the_way_of(reader: CheckedReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores that are opened from now on read with this."""
+    for name in ("PythonReader", "fastest_reader"):
+        monkeypatch.setattr(disk_store, name, lambda: reader)
+
+
+@pytest.fixture(params=["native", "python"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CheckedReader:
+    """Each way to read in turn."""
+    found = fastest_reader() if request.param == "native" else PythonReader()
+    if request.param == "native" and not isinstance(found, NativeReader):
+        pytest.skip("nothing can be compiled here")
+    in_the_way_of(found, monkeypatch)
+    return found
+
+
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Callable[..., Stored]]:
+def opened(tmp_path: Path, reader: CheckedReader) -> Iterator[Callable[..., Stored]]:
     stores: list[Stored] = []
 
     def open_store(**options: Any) -> Stored:
@@ -108,6 +124,55 @@ def test_fetches_end_in_order_of_their_chain_or_not_but_each_once(opened: Callab
     got = dict(ends.get(timeout=20) for _ in range(20))
     assert got == {digest_of(number): number % 2 == 0 for number in range(20)}
     assert all(slots[number] == content_of(number) for number in range(0, 20, 2))
+
+
+@pytest.mark.parametrize("size", [1, 64, 65535, 65536, 65537, BYTES, 8 * 65536])
+def test_files_are_the_same_however_they_are_read_and_written(
+    opened: Callable[..., Stored], reader: CheckedReader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int
+) -> None:
+    one = opened(size=size)
+    assert one.put(1)
+    (path,) = files_in(tmp_path)
+    written = path.read_bytes()
+    in_the_way_of(PythonReader(), monkeypatch)
+    other = opened(size=size)
+    assert other.get(1) == one.get(1) == content_of(1, size)
+    path.unlink()
+    assert other.put(1) and path.read_bytes() == written
+
+
+def test_a_wrong_byte_is_found_wherever_it_is(opened: Callable[..., Stored], tmp_path: Path) -> None:
+    one, rng = opened(), random.Random(3)
+    one.put(7)
+    (path,) = files_in(tmp_path)
+    content, header = path.read_bytes(), 64
+    ends = [header + place for piece in range(0, BYTES, 65536) for place in (piece - 1, piece, piece + 1)]
+    places = [*range(header), *ends, len(content) // 2, len(content) - 1, *rng.sample(range(header, len(content)), 40)]
+    for place in places:
+        wrong = bytearray(content)
+        wrong[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(wrong)
+        assert one.get(7) is None and not path.exists(), f"byte {place}"
+    path.write_bytes(content)
+    assert one.get(7) == content_of(7)
+
+
+def test_many_readers_at_once(opened: Callable[..., Stored], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(disk_store, "usable_cpus", lambda: 64)
+    one, num_blocks = opened(), 40
+    assert len(one.store._threads) == disk_store.MOST_READERS + 1
+    assert all(one.put(number) for number in range(num_blocks))
+    damaged = files_in(tmp_path)[::8]
+    for path in damaged:
+        path.write_bytes(_flip(bytearray(path.read_bytes()), random.Random(1)))
+    ends: queue.SimpleQueue[tuple[bytes, bool]] = queue.SimpleQueue()
+    slots = [bytearray(BYTES) for _ in range(3 * num_blocks)]
+    digests = [digest_of(number % num_blocks) for number in range(len(slots))]
+    one.store.fetch(digests, [memoryview(slot) for slot in slots], "", lambda *end: ends.put(end))
+    wrong = {digest for digest, ok in (ends.get(timeout=20) for _ in slots) if not ok}
+    assert wrong == {bytes.fromhex(path.stem) for path in damaged}
+    for number, (digest, slot) in enumerate(zip(digests, slots, strict=True)):
+        assert digest in wrong or slot == content_of(number % num_blocks)
 
 
 def _flip(content: bytearray, rng: random.Random) -> bytearray:
@@ -255,15 +320,17 @@ def test_a_disk_that_fails_costs_hits_only(
     assert one.put(2) and one.get(2) == content_of(2)
 
 
-def test_a_read_that_fails_is_a_miss(opened: Callable[..., Stored], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_fails_is_a_miss(
+    opened: Callable[..., Stored], reader: CheckedReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = opened()
     one.put(1)
 
-    def readv(file: int, parts: list[memoryview]) -> int:
+    def read(*_: Any) -> None:
         raise OSError(errno.EIO, "input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk_store.os, "readv", readv)
+        patch.setattr(type(reader), "read", read)
         assert one.get(1) is None
     assert one.get(1) == content_of(1)
 
@@ -426,6 +493,24 @@ def test_transfers_go_where_they_belong_and_tell_their_ends(tmp_path: Path) -> N
     assert [end.ok for end in transfers.take()] == [True, False] and transfers.settle(1.0)
     transfers.close()
     assert peers.is_closed
+
+
+def test_the_time_of_fetches_is_divided_among_their_blocks() -> None:
+    """However many fetches are under way: their seconds add up to the time that passed."""
+    peers = Peers()
+    transfers, begun_s = BlockTransfers(Slots(8, 10), peers=peers), time.monotonic()
+    for first in (0, 4):
+        fetched = tuple((digest_of(number), number, f"there:{first}") for number in range(first, first + 4))
+        transfers.begin(BlockMoves(fetched=fetched))
+    for number in (0, 4, 1, 5, 2, 6, 3, 7):
+        time.sleep(0.01)
+        peers.asked[number // 4][2](digest_of(number), True)
+    passed_s, seconds = time.monotonic() - begun_s, [end.seconds for end in transfers.take()]
+    assert sum(seconds) == pytest.approx(passed_s, abs=0.01) and min(seconds) >= 0.009
+    time.sleep(0.05)
+    transfers.begin(BlockMoves(fetched=((digest_of(8), 0, "there:0"),)))
+    peers.asked[2][2](digest_of(8), True)
+    assert transfers.take()[0].seconds < 0.04, "the time before it was begun is not its own"
 
 
 def test_what_nobody_can_fetch_does_not_come() -> None:
