@@ -542,7 +542,7 @@ def swiglu(
     """silu(first half) * second half of x @ weight.T + bias, for up to 64 rows; with `squares`: of `ScaledRows`."""
     num_outputs, num_inputs = weight.shape[0] // 2, weight.shape[1]
     out = torch.empty(len(x), num_outputs, dtype=x.dtype, device=x.device)
-    block_n = 32 if num_outputs <= 8192 else 64
+    block_n = 32 if num_outputs <= 4096 else 64
     num_parts = 1 if squares is None else len(squares)
     swiglu_kernel[(triton.cdiv(num_outputs, block_n),)](
         out,

@@ -261,14 +261,22 @@ def visible_gpus() -> list[str]:
 GPU_ARRIVAL_MEMORY = 2**30
 CPU_ARRIVAL_MEMORY = 2**28
 """Where blocks arrive, if nothing is said: room for them is needed only until they are copied in."""
+GPU_PREFILL_TOKENS = 2048
+"""The most that a step of a GPU that computes prompts has, if nothing is said: as fast as larger ones (H200), and the
+blocks of a part travel while the next part is computed."""
 
 
 def apart(specs: Sequence[EngineSpec], roles: Roles, exchange: BlockExchange) -> list[EngineSpec]:
     """The same with their parts: those that answer come first."""
     parts: dict[Role, int] = {"decode": roles.num_decode, "prefill": roles.num_prefill}
     each = [role for role, number in parts.items() for _ in range(number)]
+    limits = {"max_num_batched_tokens": GPU_PREFILL_TOKENS}
     return [
-        replace(spec, blocks=msgspec.structs.replace(exchange, role=role))
+        replace(
+            spec,
+            blocks=msgspec.structs.replace(exchange, role=role),
+            options={**limits, **spec.options} if role == "prefill" and _has_gpu(spec.options) else spec.options,
+        )
         for spec, role in zip(specs, each, strict=True)
     ]
 
@@ -288,10 +296,14 @@ def options_apart(options: Mapping[str, Any], carrier: Literal["auto", "tcp"] = 
         raise ConfigError("roles do not go with --preemption-mode recompute: blocks that come are copied in.")
     if options.get("host_cache_memory") is not None or options.get("arrival_memory") is not None:
         return dict(options)
-    has_gpu = options.get("device") != "cpu" and bool(visible_gpus())
+    has_gpu = _has_gpu(options)
     is_near = has_gpu and carrier == "auto" and not options.get("disk_cache")
     room = GPU_ARRIVAL_MEMORY if has_gpu else CPU_ARRIVAL_MEMORY
     return {**options, "arrival_memory" if is_near else "host_cache_memory": room}
+
+
+def _has_gpu(options: Mapping[str, Any]) -> bool:
+    return options.get("device") != "cpu" and bool(visible_gpus())
 
 
 class Owner(Protocol):

@@ -21,7 +21,15 @@ from headway.rpc import engine_client
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest, Delta
 from headway.rpc.streams import RequestStream
-from headway.rpc.supervision import CPU_ARRIVAL_MEMORY, Backoff, Patience, Replica, ScalingRule, options_apart
+from headway.rpc.supervision import (
+    CPU_ARRIVAL_MEMORY,
+    GPU_PREFILL_TOKENS,
+    Backoff,
+    Patience,
+    Replica,
+    ScalingRule,
+    options_apart,
+)
 from headway.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parents[3]
@@ -263,6 +271,10 @@ def test_options_have_room_for_blocks_to_arrive_in(monkeypatch: pytest.MonkeyPat
     client = EngineClient({"device": "cpu", "host_cache_memory": 12345}, roles=roles)
     assert {replica._spec.options["host_cache_memory"] for replica in client.replicas} == {12345}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    for given, limit in ({}, GPU_PREFILL_TOKENS), ({"max_num_batched_tokens": 77}, 77):
+        decode, prefill = EngineClient(given, roles=roles).replicas
+        assert prefill._spec.options["max_num_batched_tokens"] == limit
+        assert decode._spec.options.get("max_num_batched_tokens") == given.get("max_num_batched_tokens")
     for given, carrier, expected in (
         ({}, "auto", "arrival_memory"),
         ({}, "tcp", "host_cache_memory"),
