@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from headway.kv.block_store import Slot
 
 FINGERPRINT = "benchmark"
-SECRET = b"benchmark"
 
 
 def digest(number: int) -> bytes:
@@ -79,7 +78,6 @@ def serve(pipe: Connection, carrier: Carrier, num_blocks: int, block_bytes: int,
         fingerprint=FINGERPRINT,
         folder=Path(folder),
         host="127.0.0.1",
-        secret=SECRET,
         device=device,
         wake=woken.set,
     )
@@ -119,7 +117,7 @@ def measure(
         )
         rooms: list[Slot] = [row if on_device else row.numpy().data.cast("B") for row in slots]
         digests = [digest(number) for number in range(num_blocks)]
-        store = PeerBlocks(fingerprint=FINGERPRINT, secret=SECRET, cuda_device=None if device == "cpu" else 0)
+        store = PeerBlocks(fingerprint=FINGERPRINT, cuda_device=None if device == "cpu" else 0)
         times = [fetch(store, digests, rooms, address) for _ in range(num_runs + 1)][1:]
         store.close()
         ours.send("end")

@@ -167,8 +167,8 @@ class CacheConfig:
     )
     arrival_memory: int | None = option(
         None,
-        "On CUDA, in place of host_cache_memory: bytes of device memory where KV blocks arrive from engines on other "
-        "GPUs of this machine. Default: 1 GiB for engines with a role (--roles), unless host_cache_memory is given.",
+        "On CUDA: bytes of device memory where KV blocks arrive from other GPUs (--roles), in place of "
+        "host_cache_memory. Default: 1 GiB with roles.",
         metavar="BYTES",
     )
     disk_cache: str = option(

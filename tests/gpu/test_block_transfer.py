@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")]
 
 NUM_BLOCKS, NUM_SLOTS = 64, 8
-SECRET = b"not to be told"
 
 
 def digest(number: int) -> bytes:
@@ -86,7 +85,6 @@ def serve(pipe: Connection, carrier: Carrier, folder: str) -> None:
         fingerprint="same",
         folder=Path(folder),
         host="127.0.0.1",
-        secret=SECRET,
         device="cuda:0",
         places_bytes=5 * memory.block_bytes,
         wake=woken.set,
@@ -111,7 +109,7 @@ def test_blocks_of_another_process(carrier: Carrier, on_device: bool) -> None:
         slots = torch.zeros(contents.shape, dtype=torch.uint8, device="cuda" if on_device else "cpu")
         if not on_device:
             slots = slots.pin_memory()
-        store = PeerBlocks(fingerprint="same", secret=SECRET, cuda_device=0)
+        store = PeerBlocks(fingerprint="same", cuda_device=0)
         for _ in range(20):
             slots.zero_()
             torch.cuda.synchronize()

@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from headway.core.routing import Roles
 from headway.errors import ConfigError, EngineStartError
+from headway.rpc import engine_client
 from headway.rpc.engine_client import EngineClient
+from headway.rpc.messages import AddRequest
 from headway.rpc.ray_cluster import RayCluster
 from headway.rpc.supervision import Backoff, Patience
+from headway.sampling_params import SamplingParams
 from tests.unit.rpc.test_engine_client import FACTORY, ROOT, add, read, until
 from tests.unit.rpc.test_scaling import expected
 
@@ -36,7 +40,9 @@ def nodes() -> Iterator[Any]:
         cluster.shutdown()
 
 
-def client(nodes: Any, *, replicas: int = 2, name: str = "test", **options: Any) -> EngineClient:
+def client(
+    nodes: Any, *, replicas: int = 2, name: str = "test", roles: Roles | None = None, **options: Any
+) -> EngineClient:
     return EngineClient(
         options or OPTIONS,
         factory=FACTORY,
@@ -44,6 +50,7 @@ def client(nodes: Any, *, replicas: int = 2, name: str = "test", **options: Any)
         backoff=lambda: Backoff(first_s=0.1, longest_s=1.0),
         log_level="CRITICAL",
         num_replicas=replicas,
+        roles=roles,
         cluster=RayCluster(nodes.address, name=name),
     )
 
@@ -73,6 +80,38 @@ def test_engines_die_and_nodes_go_and_come(nodes: Any) -> None:
             nodes.add_node(num_cpus=1)  # in the main thread: it sets a signal handler
             await until(lambda: all(replica.is_ready for replica in engine.replicas))
             assert await text_of(engine, "after", 20) == expected(20)
+        finally:
+            await engine.shutdown()
+
+    asyncio.run(asyncio.wait_for(test(), 200))
+
+
+def test_prefill_and_decode_apart_on_two_nodes(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_client, "computes_elsewhere", lambda choice: True)
+
+    async def test() -> None:
+        engine = client(nodes, name="apart", roles=Roles(1, 1), **OPTIONS)
+        await engine.start()
+        try:
+            numbers = iter(range(5, 2000, 3))
+
+            async def ask(name: str) -> str:
+                first = next(numbers)
+                prompt = [first + number % 3 for number in range(401)]
+                request = AddRequest(name, prompt, SamplingParams(max_tokens=50, temperature=0.0))
+                return "".join(delta.text for delta in await read(engine.submit(request)))
+
+            texts = await asyncio.gather(*(ask(f"r{number}") for number in range(8)))
+            assert len(set(texts)) == 1 and len(texts[0]) == 50
+            assert engine.prefill_outcomes["elsewhere"] == 8, engine.prefill_outcomes
+            asking = [asyncio.create_task(ask(f"s{number}")) for number in range(8)]
+            await asyncio.sleep(0.1)
+            pid = engine.replicas[1].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            assert await asyncio.gather(*asking) == [texts[0]] * 8
+            await until(lambda: all(replica.is_ready for replica in engine.replicas))
+            assert await ask("after") == texts[0]
         finally:
             await engine.shutdown()
 

@@ -10,7 +10,7 @@ What carries the bytes is said by the address; `#` and the id of a request that 
 
     shm://PATH        places are memory that both processes map; its descriptor comes over the Unix socket at PATH
     cuda://PATH       places are device memory, opened by CUDA IPC; slots are on the device too, or in host memory
-    tcp://HOST:PORT   bytes follow the message, with a checksum each; behind the greeting of `channel`, with its secret
+    tcp://SECRET@HOST:PORT   bytes follow the message, with a checksum each; behind the greeting of `channel`
 
 A digest that is not there is waited for while its request lives, so that blocks travel while the rest of the prompt is
 being computed. Every place has a number that changes before and after it is written; a reader that finds another one
@@ -28,6 +28,7 @@ import logging
 import mmap
 import os
 import queue
+import secrets
 import select
 import socket
 import stat
@@ -75,6 +76,7 @@ MAX_DIGESTS = 65_536
 MAX_WANTS = 4096
 """That a connection may have open."""
 MAX_CONNECTIONS = 64
+SECRET_BYTES = 32
 TURN_S = 0.005
 """How long blocks are copied out between two steps."""
 UNSEEN_S = 3.0
@@ -365,17 +367,17 @@ class BlockServer:
         fingerprint: str,
         folder: Path | None = None,
         host: str = "",
-        secret: bytes = b"",
         device: str = "cpu",
         places_bytes: int | None = None,
         wake: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`folder`, for a Unix socket, must be this user's alone; `host`, for `tcp`, is an address of this machine.
+        """`folder`, for a Unix socket, must be this user's alone; `host`, for `tcp`, is an address of this machine: who
+        has been told this server's, with the secret in it, is served.
         `wake` is called, by any thread, when `serve` has something to do."""
-        self._listener, self.address = _listen(carrier, folder, host, secret)
+        self._secret = secrets.token_hex(SECRET_BYTES)
+        self._listener, self.address = _listen(carrier, folder, host, self._secret)
         self._reader = reader
-        self._secret = secret
         self._wake = wake
         self._now = now
         num_places = max(FEWEST_PLACES, (places_bytes or PLACES_BYTES[carrier]) // reader.block_bytes)
@@ -395,7 +397,8 @@ class BlockServer:
     # ---- the engine's thread --------------------------------------------------------------------------------------
 
     def note_request(self, request_id: str) -> None:
-        """A request has come: its blocks are worth waiting for."""
+        """A request has come: its blocks are worth waiting for. Clients know it without the name of its front end."""
+        request_id = _name(request_id)
         self._lives[request_id] = True
         self._lives.move_to_end(request_id)
         while len(self._lives) > MAX_REMEMBERED and not next(iter(self._lives.values())):
@@ -403,6 +406,7 @@ class BlockServer:
 
     def note_end(self, request_id: str) -> None:
         """It computes nothing more."""
+        request_id = _name(request_id)
         if request_id in self._lives:
             self._lives[request_id] = False
             self._lives.move_to_end(request_id)
@@ -503,7 +507,7 @@ class BlockServer:
             socket.send_fds(connection, [_pack(offer)], [self.places.descriptor])
         else:
             prepare_tcp(connection)
-            greet(connection, self._secret, is_engine=True)
+            greet(connection, self._secret.encode(), is_engine=True)
             connection.settimeout(SILENT_S)
             connection.sendall(_pack(self.offer))
 
@@ -514,6 +518,11 @@ class BlockServer:
                 self._connections.remove(connection)
             self.free += places
         self._wake()
+
+
+def _name(request_id: str) -> str:
+    """What an address says of a request: all that is behind its `#`."""
+    return request_id.rpartition("#")[2]
 
 
 class _Batch(NamedTuple):
@@ -599,7 +608,8 @@ class _Connection:
             if not is_sane or any(len(digest) != DIGEST_BYTES for digest in message.digests):
                 raise TransferError("it wants too much, or no digests")
             with server.lock:
-                self.wanted.append(_Wanted(message.number, message.digests, message.request_id, server._now()))
+                name = _name(message.request_id)
+                self.wanted.append(_Wanted(message.number, message.digests, name, server._now()))
         else:
             with server.lock:
                 if not all(place in self._held for place in message.places):
@@ -653,12 +663,10 @@ class _Connection:
             raise TransferError("it does not take what it wanted")
 
 
-def _listen(carrier: Carrier, folder: Path | None, host: str, secret: bytes) -> tuple[socket.socket, str]:
+def _listen(carrier: Carrier, folder: Path | None, host: str, secret: str) -> tuple[socket.socket, str]:
     if carrier == "tcp":
-        if not secret:
-            raise ConfigError("Blocks are not served over TCP without a secret.")
         listener = socket.create_server((host, 0), backlog=MAX_CONNECTIONS)
-        return listener, f"tcp://{host}:{listener.getsockname()[1]}"
+        return listener, f"tcp://{secret}@{host}:{listener.getsockname()[1]}"
     assert folder is not None
     found = folder.stat()
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
@@ -715,12 +723,9 @@ class _Fetch:
 class PeerBlocks(BlockStore):
     """Blocks in the memory of other engines. One connection, with a thread, to each of those that were asked."""
 
-    def __init__(
-        self, *, fingerprint: str, secret: bytes = b"", cuda_device: int | None = None, silent_s: float = SILENT_S
-    ) -> None:
+    def __init__(self, *, fingerprint: str, cuda_device: int | None = None, silent_s: float = SILENT_S) -> None:
         """`fingerprint` as in `Offer`. `cuda_device`: the device whose process this is, if it has one."""
         self._fingerprint = fingerprint
-        self._secret = secret
         self._cuda_device = cuda_device
         self._silent_s = silent_s
         self._peers: dict[str, _Peer] = {}
@@ -739,7 +744,7 @@ class PeerBlocks(BlockStore):
         if peer is None or not peer.want(fetch):
             self._peers = {name: each for name, each in self._peers.items() if each.is_alive()}
             peer = self._peers[address] = _Peer(
-                address, self._fingerprint, self._secret, self._cuda_device, self._silent_s, self._note_time
+                address, self._fingerprint, self._cuda_device, self._silent_s, self._note_time
             )
             peer.want(fetch)
             peer.start()
@@ -767,15 +772,15 @@ class _Peer(threading.Thread):
         self,
         address: str,
         fingerprint: str,
-        secret: bytes,
         cuda_device: int | None,
         silent_s: float,
         note_time: Callable[[float], None],
     ) -> None:
-        super().__init__(name=f"blocks from {address}", daemon=True)
-        self._address = address
+        carrier, _, self._where = address.partition("://")
+        self._secret, _, place = self._where.rpartition("@")
+        super().__init__(name=f"blocks from {carrier}://{place}", daemon=True)
+        self._carrier = carrier
         self._fingerprint = fingerprint
-        self._secret = secret
         self._cuda_device = cuda_device
         self._silent_s = silent_s
         self._note_time = note_time
@@ -819,7 +824,7 @@ class _Peer(threading.Thread):
             while not self._is_over:
                 self._turn()
         except (OSError, HeadwayError, msgspec.DecodeError, RuntimeError, ValueError) as error:
-            logger.warning("blocks from %s do not come: %s", self._address, error)
+            logger.warning("%s do not come: %s", self.name, error)
         finally:
             self._end()
 
@@ -836,11 +841,11 @@ class _Peer(threading.Thread):
             fetch.fail()
 
     def _connect(self) -> None:
-        carrier, _, where = self._address.partition("://")
+        carrier, where = self._carrier, self._where
         descriptors: list[int] = []
         if carrier == "tcp":
-            host, _, port = where.rpartition(":")
-            self._socket = connection = dial(host, int(port), self._secret)
+            host, _, port = where.rpartition("@")[2].rpartition(":")
+            self._socket = connection = dial(host, int(port), self._secret.encode())
             connection.settimeout(self._silent_s)
             payload: bytes | bytearray = _receive(connection)
         elif carrier in ("shm", "cuda"):
@@ -886,7 +891,7 @@ class _Peer(threading.Thread):
             new, self._new = self._new, []
         for fetch in new:
             if any(slot.nbytes != self._source.block_bytes for slot in fetch.slots):
-                logger.warning("blocks from %s have another size", self._address)
+                logger.warning("%s have another size", self.name)
                 fetch.fail()
                 continue
             for start in range(0, len(fetch.digests), MAX_DIGESTS):

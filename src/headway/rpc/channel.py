@@ -410,8 +410,13 @@ class Home(Protocol):
     def is_shared(self) -> bool:
         """Whether others may use the process, too: it is left alone, unless it hangs."""
 
-    async def open(self) -> tuple[socket.socket, EngineProcess]:
-        """A process that waits for its first message, and the connection to it. `EngineStartError` if there is none."""
+    @property
+    def num_gpus(self) -> int:
+        """That the engine has, where that is known."""
+
+    async def open(self, start: Start) -> tuple[socket.socket, EngineProcess]:
+        """A process that waits for its first message, and the connection to it. `EngineStartError` if there is none.
+        `start`: which engine it is to be, or must be already."""
 
 
 @dataclass(frozen=True)
@@ -422,8 +427,9 @@ class LocalHome:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to this process's."""
     is_shared: bool = False
+    num_gpus: int = 0
 
-    async def open(self) -> tuple[socket.socket, EngineProcess]:
+    async def open(self, start: Start) -> tuple[socket.socket, EngineProcess]:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -452,7 +458,7 @@ class EngineConnection(asyncio.Protocol):
         """Get a process and wait until it is ready. If anything goes wrong, nothing of it stays behind."""
         try:
             self._is_shared = home.is_shared
-            ours, self._process = await home.open()
+            ours, self._process = await home.open(start)
             self.pid = self._process.pid
             try:
                 await self._attach(ours)

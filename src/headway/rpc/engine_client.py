@@ -28,7 +28,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-import os
+import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,7 +91,6 @@ LEAST_PREFILL_S = 10.0
 """But as long as this."""
 MOST_PREFILL_S = FETCH_LIMIT_S
 """Nor longer than this, as the decode replica does; so long also where nothing is known to expect."""
-SECRET_BYTES = 32
 _PREFILL_PARAMS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
 
 
@@ -178,10 +177,11 @@ class _Prefills:
         self._live: dict[str, _Prefill] = {}
         self._by_request: dict[str, _Prefill] = {}
         self._ids = itertools.count()
+        self._own = secrets.token_hex(4)
 
     def next_id(self) -> str:
-        """For a request of its own."""
-        return f"#prefill-{next(self._ids)}"
+        """For a request of its own; other front ends of the replica have others."""
+        return f"#prefill-{self._own}-{next(self._ids)}"
 
     def add(self, prefill: _Prefill) -> None:
         """It has been sent."""
@@ -237,10 +237,12 @@ class EngineClient:
         `resumes`, requests end with the process that has them. Engines run on this machine, or on a `cluster`;
         `num_replicas` of them, with `scaling` in the beginning. `reports_caches`: replicas tell what their prefix
         caches hold even where the router does not ask, so that it can be followed. `roles`: prefill and decode apart,
-        on this machine, in place of `num_replicas`; `carrier`: what their blocks travel over, as in `BlockExchange`."""
+        in place of `num_replicas`; `carrier`: what their blocks travel over, as in `BlockExchange`; between machines
+        that is TCP."""
         if roles is not None:
-            if scaling is not None or cluster is not None:
-                raise ConfigError("roles are for a fixed number of replicas of this machine, without Ray and scaling.")
+            if scaling is not None:
+                raise ConfigError("roles are for a fixed number of replicas, without scaling.")
+            carrier = carrier if cluster is None else "tcp"
             num_replicas, options = roles.num_replicas, options_apart(options or {}, carrier)
         most = num_replicas if scaling is None else scaling.most
         if not (1 if scaling is None else scaling.least) <= num_replicas <= most:
@@ -256,8 +258,7 @@ class EngineClient:
         self._prefills: _Prefills | None = None
         if roles is not None:
             self._prefills, self._folder = _Prefills(router), tempfile.TemporaryDirectory(prefix="headway-")
-            exchange = BlockExchange("decode", self._folder.name, carrier, os.urandom(SECRET_BYTES))
-            specs = apart(specs, roles, exchange)
+            specs = apart(specs, roles, BlockExchange("decode", self._folder.name, carrier))
         self.replicas = [
             Replica(place, own, self, patience=self._patience, backoff=backoff(), rests=place >= num_replicas)
             for place, own in enumerate(specs)

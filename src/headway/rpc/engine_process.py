@@ -167,9 +167,13 @@ def _serve(channel: EngineChannel, factory: str, listener: socket.socket | None)
 def _build_and_run(
     channel: EngineChannel, factory: str, start: Start, pulse: Pulse, listener: socket.socket | None
 ) -> int:
+    served: EngineChannel | SharedChannel = channel
+    blocks: BlockServer | None = None
     try:
         engine = _load_factory(factory)(dict(start.options))
-        blocks = None if start.blocks is None else _exchange_blocks(engine, start.blocks, channel.wake)
+        if start.blocks is not None:
+            host = LOCAL_HOST if listener is None else str(listener.getsockname()[0])
+            blocks = _exchange_blocks(engine, start.blocks, host, lambda: served.wake())
         _warm_up(engine)
         spare_the_collector()
     except HeadwayError as error:
@@ -178,18 +182,25 @@ def _build_and_run(
         logger.exception("the engine could not be built")
         return _fail_to_start(channel, f"{type(error).__name__}: {error}")
     try:
+        ready = _ready(engine, "" if blocks is None else blocks.address)
         if listener is None:
-            channel.send(_ready(engine, "" if blocks is None else blocks.address))
-            return _run(engine, channel, start, pulse, blocks)
-        return _run(engine, _shared(channel, listener, start, _ready(engine), pulse), start, pulse)
+            channel.send(ready)
+        else:
+            served = _shared(channel, listener, start, ready, pulse)
+        return _run(engine, served, start, pulse, blocks)
     finally:
         if blocks is not None:
             blocks.close()
         engine.shutdown()
 
 
-def _exchange_blocks(engine: LLMEngine, exchange: BlockExchange, wake: Callable[[], None]) -> BlockServer | None:
-    """Let an engine have blocks of others, or others its own."""
+LOCAL_HOST = "127.0.0.1"
+
+
+def _exchange_blocks(
+    engine: LLMEngine, exchange: BlockExchange, host: str, wake: Callable[[], None]
+) -> BlockServer | None:
+    """Let an engine have blocks of others, or others its own: over the network at `host`."""
     from headway.kv.host_blocks import HostBlocks
     from headway.rpc.block_transfer import BlockServer, EngineBlocks, PeerBlocks, fingerprint
 
@@ -198,7 +209,7 @@ def _exchange_blocks(engine: LLMEngine, exchange: BlockExchange, wake: Callable[
         raise ConfigError("An engine with a role needs room for KV blocks (host_cache_memory, arrival_memory).")
     if exchange.role == "decode":
         cuda_device = int(device.partition(":")[2] or 0) if device.startswith("cuda") else None
-        transfers.peers = PeerBlocks(fingerprint=fingerprint(engine), secret=exchange.secret, cuda_device=cuda_device)
+        transfers.peers = PeerBlocks(fingerprint=fingerprint(engine), cuda_device=cuda_device)
         return None
     own: Carrier = "cuda" if device.startswith("cuda") else "shm"
     return BlockServer(
@@ -206,8 +217,7 @@ def _exchange_blocks(engine: LLMEngine, exchange: BlockExchange, wake: Callable[
         carrier=own if exchange.carrier == "auto" else exchange.carrier,
         fingerprint=fingerprint(engine),
         folder=Path(exchange.folder),
-        host="127.0.0.1",
-        secret=exchange.secret,
+        host=host,
         device=device if device.startswith("cuda") else "cpu",
         wake=wake,
     )
@@ -217,13 +227,18 @@ def _shared(
     parent: EngineChannel, listener: socket.socket, start: Start, ready: EngineReady, pulse: Pulse
 ) -> SharedChannel:
     """For front ends that come, from now on."""
-    from headway.rpc.shared_channel import SharedChannel
+    from headway.rpc.shared_channel import SharedChannel, identity
 
     secret = os.environ.pop(SECRET_VARIABLE, "").encode()
     if not secret:
         raise BrokenFrameError(f"an engine that listens needs a secret in {SECRET_VARIABLE}")
     shared = SharedChannel(
-        parent, listener, secret=secret, options=start.options, ready=ready, on_heartbeat_s=pulse.hurry
+        parent,
+        listener,
+        secret=secret,
+        options=identity(start),
+        ready=ready,
+        on_heartbeat_s=pulse.hurry,
     )
     pulse.tell(shared)
     parent.send(ready)

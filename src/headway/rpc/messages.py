@@ -38,11 +38,10 @@ class BlockExchange(_Part):
 
     role: Role
     """prefill: this engine hands them out · decode: it fetches them."""
-    folder: str
-    """For sockets; nobody else's."""
+    folder: str = ""
+    """For sockets, on this machine; nobody else's."""
     carrier: Literal["auto", "tcp"] = "auto"
-    """auto: what the processes of one machine share. tcp: over the network, with the secret."""
-    secret: bytes = b""
+    """auto: what the processes of one machine share. tcp: over the network."""
 
 
 class Start(_Message):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -207,16 +208,22 @@ class RayHome:
         self._name = name
         self._needs = needs
         self._factory = spec.factory
-        self._start = {"options": dict(spec.options), "log_level": spec.log_level, "reports_cache": True}
 
-    async def open(self) -> tuple[socket.socket, EngineProcess]:
-        return await in_thread(self._open)
+    @property
+    def num_gpus(self) -> int:
+        """That the engine has."""
+        return self._needs["num_gpus"]
 
-    def _open(self) -> tuple[socket.socket, EngineProcess]:
+    async def open(self, start: Start) -> tuple[socket.socket, EngineProcess]:
+        # Whoever else uses the engine may want to know what its cache holds.
+        own = {"options": start.options, "log_level": start.log_level, "blocks": start.blocks, "reports_cache": True}
+        return await in_thread(functools.partial(self._open, own))
+
+    def _open(self, start: dict[str, Any]) -> tuple[socket.socket, EngineProcess]:
         import ray
 
         try:
-            actor = self._actor()
+            actor = self._actor(start)
             ray.get(actor.host.remote(), timeout=PLACED_S)  # whether there is room; loading a model may take long
             host, port, secret, pid = ray.get(actor.address.remote())
             return dial(host, port, secret.encode()), RemoteProcess(actor, pid)
@@ -231,7 +238,7 @@ class RayHome:
         except (RefusedError, OSError) as error:
             raise EngineStartError(f"The engine '{self._name}' cannot be reached: {error}") from error
 
-    def _actor(self) -> Any:
+    def _actor(self, start: dict[str, Any]) -> Any:
         import ray
 
         options = {
@@ -244,7 +251,7 @@ class RayHome:
             "scheduling_strategy": "SPREAD",
             **self._needs,
         }
-        return ray.remote(EngineActor).options(**options).remote(self._start, self._factory)
+        return ray.remote(EngineActor).options(**options).remote(start, self._factory)
 
 
 class RemoteProcess:

@@ -56,6 +56,12 @@ PLACE_OPTIONS = ("num_threads",)
 """Options that whoever places an engine may choose."""
 
 
+def identity(start: Start) -> dict[str, Any]:
+    """What front ends that share an engine must agree on: its options, and its part where it has one."""
+    own = {name: value for name, value in start.options.items() if name not in PLACE_OPTIONS}
+    return own if start.blocks is None else {**own, "role": start.blocks.role}
+
+
 class FrontEnd:
     """One of them, as its engine knows it."""
 
@@ -89,12 +95,13 @@ class SharedChannel:
         linger_s: float = LINGER_S,
         on_heartbeat_s: Callable[[float], None] = lambda interval_s: None,
     ) -> None:
-        """`on_heartbeat_s` is called with the time between heartbeats that a front end wants."""
+        """`options`: its `identity`, as front ends must want it. `on_heartbeat_s` is called with the time between
+        heartbeats that a front end wants."""
         self._parent = parent
         self._on_heartbeat_s = on_heartbeat_s
         self._listener = listener
         self._secret = secret
-        self._options = {name: value for name, value in options.items() if name not in PLACE_OPTIONS}
+        self._options = dict(options)
         self._ready = ready
         self._linger_s = linger_s
         self._front_ends: tuple[FrontEnd, ...] = ()  # replaced, never changed: another thread may be sending to them
@@ -192,7 +199,7 @@ class SharedChannel:
 
     def _join(self, front_end: FrontEnd, start: Start) -> None:
         """Tell it that the engine is ready, if it is the engine that it wants."""
-        wanted = {name: value for name, value in start.options.items() if name not in PLACE_OPTIONS}
+        wanted = identity(start)
         if wanted != self._options:
             names = sorted(
                 name for name in wanted.keys() | self._options.keys() if wanted.get(name) != self._options.get(name)

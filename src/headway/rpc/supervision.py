@@ -258,9 +258,10 @@ def visible_gpus() -> list[str]:
         return []
 
 
-GPU_ARRIVAL_MEMORY = 2**30
+ARRIVAL_MEMORY = 2**30
 CPU_ARRIVAL_MEMORY = 2**28
-"""Where blocks arrive, if nothing is said: room for them is needed only until they are copied in."""
+"""Where blocks arrive, if nothing is said: room for them is needed only until they are copied in. The smaller one is
+for a machine without a GPU."""
 GPU_PREFILL_TOKENS = 2048
 """The most that a step of a GPU that computes prompts has, if nothing is said: as fast as larger ones (H200), and the
 blocks of a part travel while the next part is computed."""
@@ -275,7 +276,7 @@ def apart(specs: Sequence[EngineSpec], roles: Roles, exchange: BlockExchange) ->
         replace(
             spec,
             blocks=msgspec.structs.replace(exchange, role=role),
-            options={**limits, **spec.options} if role == "prefill" and _has_gpu(spec.options) else spec.options,
+            options={**limits, **spec.options} if role == "prefill" and _has_gpu(spec) else spec.options,
         )
         for spec, role in zip(specs, each, strict=True)
     ]
@@ -296,14 +297,16 @@ def options_apart(options: Mapping[str, Any], carrier: Literal["auto", "tcp"] = 
         raise ConfigError("roles do not go with --preemption-mode recompute: blocks that come are copied in.")
     if options.get("host_cache_memory") is not None or options.get("arrival_memory") is not None:
         return dict(options)
-    has_gpu = _has_gpu(options)
-    is_near = has_gpu and carrier == "auto" and not options.get("disk_cache")
-    room = GPU_ARRIVAL_MEMORY if has_gpu else CPU_ARRIVAL_MEMORY
-    return {**options, "arrival_memory" if is_near else "host_cache_memory": room}
+    is_here, has_gpu = carrier == "auto", _has_gpu(EngineSpec(options))
+    if is_here and has_gpu and not options.get("disk_cache"):
+        return {**options, "arrival_memory": ARRIVAL_MEMORY}
+    return {**options, "host_cache_memory": CPU_ARRIVAL_MEMORY if is_here and not has_gpu else ARRIVAL_MEMORY}
 
 
-def _has_gpu(options: Mapping[str, Any]) -> bool:
-    return options.get("device") != "cpu" and bool(visible_gpus())
+def _has_gpu(spec: EngineSpec) -> bool:
+    if spec.home is not None:
+        return spec.home.num_gpus > 0
+    return spec.options.get("device") != "cpu" and bool(visible_gpus())
 
 
 class Owner(Protocol):

@@ -211,8 +211,6 @@ class ServerConfig:
     def _check_roles(self, roles: Roles) -> None:
         if self.replicas not in (1, roles.num_replicas):
             raise ConfigError(f"roles={self.roles} are {roles.num_replicas} replicas, and replicas={self.replicas}.")
-        if self.ray:
-            raise ConfigError("roles are for the engine processes of one machine: --ray does not go with them.")
         if self.min_replicas or self.max_replicas:
             raise ConfigError("roles fix the number of replicas: leave min_replicas and max_replicas out.")
 

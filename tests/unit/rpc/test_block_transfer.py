@@ -27,7 +27,6 @@ from headway.rpc.block_transfer import BlockAt, BlockServer, Carrier, Offer, Pee
 from headway.rpc.channel import NONCE_BYTES
 
 BLOCK_BYTES = 1000
-SECRET = b"not to be told"
 FINGERPRINT = "a model, a format"
 NUM_CUTS = int(os.environ.get("HEADWAY_TRANSFER_CUTS", "50"))
 """How often transfers are cut at a random point."""
@@ -79,7 +78,6 @@ class Engine:
             fingerprint=FINGERPRINT,
             folder=folder,
             host="127.0.0.1",
-            secret=SECRET,
             places_bytes=num_places * memory.block_bytes,
             wake=self._woken.set,
         )
@@ -160,7 +158,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def store() -> Iterator[PeerBlocks]:
-    with contextlib.closing(PeerBlocks(fingerprint=FINGERPRINT, secret=SECRET)) as peers:
+    with contextlib.closing(PeerBlocks(fingerprint=FINGERPRINT)) as peers:
         yield peers
 
 
@@ -224,7 +222,7 @@ def test_a_request_may_come_after_the_wish_for_its_blocks(
 
 def test_another_format_or_size_is_refused(folder: Path, store: PeerBlocks) -> None:
     with contextlib.closing(Engine(Memory(range(4)), "shm", folder)) as engine:
-        other = PeerBlocks(fingerprint="another model", secret=SECRET)
+        other = PeerBlocks(fingerprint="another model")
         assert Slots(range(4)).fetch(other, engine.server.address).check() == 0
         other.close()
         assert Slots(range(4), block_bytes=BLOCK_BYTES + 4).fetch(store, engine.server.address).check() == 0
@@ -238,14 +236,14 @@ def test_nothing_there(address: str, store: PeerBlocks) -> None:
     assert Slots(range(3)).fetch(store, address).check() == 0
 
 
-def test_the_network_needs_the_secret(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="secret"):
-        BlockServer(Memory(), carrier="tcp", fingerprint=FINGERPRINT, host="127.0.0.1")
+def test_the_network_needs_the_secret(folder: Path, store: PeerBlocks, caplog: pytest.LogCaptureFixture) -> None:
     with contextlib.closing(Engine(Memory(range(4)), "tcp", folder)) as engine:
-        stranger = PeerBlocks(fingerprint=FINGERPRINT, secret=b"guessed")
-        assert Slots(range(4)).fetch(stranger, engine.server.address).check() == 0
-        stranger.close()
-        host, _, port = engine.server.address.removeprefix("tcp://").rpartition(":")
+        secret, _, place = engine.server.address.removeprefix("tcp://").rpartition("@")
+        for wrong in (f"tcp://{place}", f"tcp://guessed@{place}", f"tcp://{secret[::-1]}@{place}"):
+            assert Slots(range(4)).fetch(store, wrong).check() == 0
+        assert Slots(range(4)).fetch(store, engine.server.address).check() == 4
+        assert secret not in caplog.text and place in caplog.text
+        host, _, port = place.rpartition(":")
         with socket.create_connection((host, int(port))) as raw:
             raw.sendall(os.urandom(NONCE_BYTES * 100))
             raw.settimeout(15)
@@ -354,11 +352,12 @@ class Proxy:
     """Between client and TCP server: lets so many bytes through from the server, then cuts, or changes one."""
 
     def __init__(self, target: str, num_bytes: int, *, corrupts: bool) -> None:
-        host, _, port = target.removeprefix("tcp://").rpartition(":")
+        secret, _, place = target.rpartition("@")
+        host, _, port = place.rpartition(":")
         self._target = (host, int(port))
         self._left, self._corrupts = num_bytes, corrupts
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.address = f"{secret}@127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -401,7 +400,7 @@ def test_a_transfer_that_is_cut_anywhere_leaves_no_wrong_byte(folder: Path) -> N
             cut = rng.choice(["bytes", "bit", "server end", "client end", "server end", "client end"])
             carrier: Carrier = "tcp" if cut in ("bytes", "bit") else rng.choice(CARRIERS)
             engine = engines[carrier]
-            store = PeerBlocks(fingerprint=FINGERPRINT, secret=SECRET, silent_s=5.0)
+            store = PeerBlocks(fingerprint=FINGERPRINT, silent_s=5.0)
             proxy = None
             if carrier == "tcp" and cut in ("bytes", "bit"):
                 num_bytes = rng.randrange(num_blocks * BLOCK_BYTES + 2000)
@@ -423,7 +422,7 @@ def test_a_transfer_that_is_cut_anywhere_leaves_no_wrong_byte(folder: Path) -> N
             assert slots.check() == outcomes[-1], "nothing is written later"
         assert min(outcomes) < num_blocks
         for engine in engines.values():
-            store = PeerBlocks(fingerprint=FINGERPRINT, secret=SECRET)
+            store = PeerBlocks(fingerprint=FINGERPRINT)
             assert Slots(range(num_blocks)).fetch(store, engine.server.address).check() == num_blocks
             store.close()
     finally:
@@ -449,7 +448,7 @@ def test_a_server_process_that_dies_or_hangs(how: signal.Signals, folder: Path) 
         try:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
-            store = PeerBlocks(fingerprint=FINGERPRINT, secret=SECRET, silent_s=0.5)
+            store = PeerBlocks(fingerprint=FINGERPRINT, silent_s=0.5)
             slots = Slots(range(200)).fetch(store, address)
             slots.wait(20)
             process.send_signal(how)

@@ -283,5 +283,5 @@ def test_options_have_room_for_blocks_to_arrive_in(monkeypatch: pytest.MonkeyPat
     ):
         options = options_apart(given, carrier)
         assert [name for name in ("arrival_memory", "host_cache_memory") if options.get(name)] == [expected]
-    with pytest.raises(ConfigError, match="without Ray and scaling"):
+    with pytest.raises(ConfigError, match="without scaling"):
         EngineClient({}, roles=roles, scaling=ScalingRule(1, 2))

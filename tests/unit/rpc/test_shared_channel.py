@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
+from headway.core.routing import Roles
 from headway.errors import EngineStartError, HeadwayError
 from headway.rpc import channel as channel_module
+from headway.rpc import engine_client
 from headway.rpc import shared_channel as shared_module
 from headway.rpc.channel import (
     BrokenFrameError,
@@ -50,7 +52,7 @@ from headway.rpc.messages import (
     decode_from_engine,
 )
 from headway.rpc.ray_cluster import EngineActor
-from headway.rpc.shared_channel import SharedChannel
+from headway.rpc.shared_channel import SharedChannel, identity
 from headway.rpc.supervision import Backoff, EngineSpec, Patience
 from headway.sampling_params import SamplingParams
 from tests.unit.rpc.test_engine_client import FACTORY, ROOT, add, read, until
@@ -158,7 +160,12 @@ class Shared:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.channel = SharedChannel(
-            EngineChannel(theirs), self.listener, secret=SECRET, options=OPTIONS, ready=READY, **options
+            EngineChannel(theirs),
+            self.listener,
+            secret=SECRET,
+            options=identity(Start(OPTIONS)),
+            ready=READY,
+            **options,
         )
 
     def join(self, **options: Any) -> Peer:
@@ -367,11 +374,14 @@ class Process:
 
 class ActorHome:
     is_shared = True
+    num_gpus = 0
 
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
 
-    async def open(self) -> tuple[socket.socket, EngineProcess]:
+    async def open(self, start: Start) -> tuple[socket.socket, EngineProcess]:
+        if self._actor._process is None:  # as of an actor that is made by whoever comes first
+            self._actor._start = {**self._actor._start, "options": start.options, "blocks": start.blocks}
         host, port, secret, pid = await asyncio.to_thread(self._actor.address)
         return await asyncio.to_thread(dial, host, port, secret.encode()), Process(self._actor, pid)
 
@@ -388,12 +398,13 @@ class Actors:
 
 
 @contextlib.asynccontextmanager
-async def front_end(actors: Actors, *, replicas: int = 1, **options: Any) -> Any:
+async def front_end(actors: Actors, *, replicas: int = 1, roles: Roles | None = None, **options: Any) -> Any:
     client = EngineClient(
         options or actors.actors[0]._start["options"],
         patience=Patience(hang_timeout_s=2.0),
         backoff=lambda: Backoff(first_s=0.05),
         num_replicas=replicas,
+        roles=roles,
         cluster=actors,
     )
     await client.start()
@@ -501,6 +512,58 @@ def test_a_rolling_restart_of_shared_engines(monkeypatch: pytest.MonkeyPatch) ->
             assert not set(before) & {replica.pid for replica in client.replicas}
 
     run(test, monkeypatch)
+
+
+def test_front_ends_share_engines_that_compute_prompts_and_those_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefill and decode apart, blocks over TCP: both front ends have theirs, and the death of the engine that computes
+    prompts costs no token. One that takes it for an engine that answers is refused."""
+    monkeypatch.setattr(engine_client, "computes_elsewhere", lambda choice: True)
+
+    def long(name: str, first: int) -> AddRequest:
+        prompt = [first + number % 3 for number in range(401)]
+        return AddRequest(name, prompt, SamplingParams(max_tokens=40, temperature=0.0))
+
+    async def ask(client: EngineClient, name: str, first: int) -> str:
+        return "".join(delta.text for delta in await read(client.submit(long(name, first))))
+
+    async def test() -> None:
+        options = {"step_s": 0.002, "num_kv_blocks": 2048}
+        actors = Actors(dict(options), 2)
+        async with (
+            front_end(actors, roles=Roles(1, 1), **options) as first,
+            front_end(actors, roles=Roles(1, 1), **options) as second,
+        ):
+            assert first.replicas[1].info.blocks_at == second.replicas[1].info.blocks_at
+            assert first.replicas[1].info.blocks_at.startswith("tcp://")
+            numbers = iter(range(5, 2000, 3))
+            both = [(client, f"r{place}", next(numbers)) for place in range(6) for client in (first, second)]
+            texts = await asyncio.gather(*(ask(*each) for each in both))
+            assert len(set(texts)) == 1 and len(texts[0]) == 40
+            for client in (first, second):
+                assert client.prefill_outcomes["elsewhere"] == 6, client.prefill_outcomes
+            assert first.replicas[0].stats.num_moved_in_blocks > 50, "few slots: not all at once"
+            again = [(client, f"s{place}", next(numbers)) for client, place, _ in both]
+            asking = [asyncio.create_task(ask(*each)) for each in again]
+            await asyncio.sleep(0.05)
+            os.kill(first.replicas[1].pid, signal.SIGKILL)
+            assert await asyncio.gather(*asking) == [texts[0]] * 12
+            await until(lambda: all(replica.is_ready for replica in (*first.replicas, *second.replicas)))
+            assert await ask(second, "after", next(numbers)) == texts[0]
+            await until(lambda: first.stats.num_running == 0 and first.stats.num_used_blocks == 0)
+            with pytest.raises(EngineStartError, match="other options: .*'role'"):
+                async with front_end(Turned(actors), roles=Roles(1, 1), **options):
+                    pass
+
+    run(test, monkeypatch)
+
+
+class Turned:
+    """The same engines for the other parts."""
+
+    def __init__(self, actors: Actors) -> None:
+        self.actors = actors.actors[::-1]
+
+    specs = Actors.specs
 
 
 logging.getLogger("headway").setLevel(logging.INFO)

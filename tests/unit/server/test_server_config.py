@@ -187,7 +187,6 @@ def test_a_value_of_another_type_is_refused_with_the_options_name(name: str, val
         ({"roles": "prefill=1,draw=1"}, "prefill=P,decode=D"),
         ({"roles": ""}, "prefill=P,decode=D"),
         ({"roles": "prefill=1,decode=1", "replicas": 3}, "are 2 replicas"),
-        ({"roles": "prefill=1,decode=1", "ray": True}, "--ray"),
         ({"roles": "prefill=1,decode=1", "replicas": 2, "max_replicas": 4}, "max_replicas"),
         ({"roles": "prefill=1,decode=1", "min_replicas": 1}, "max_replicas"),
     ],
