@@ -10,10 +10,11 @@ are of the steps that decode, without the prompts.
 
 from __future__ import annotations
 
-import argparse
 import json
 
-from headway.config import COLLECTIVES, KV_CACHE_DTYPES, OFFLINE_OPTIONS, QUANTIZATIONS, EngineConfig
+from shape_flags import shape_options, shape_parser
+
+from headway.config import COLLECTIVES, OFFLINE_OPTIONS, EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.lab.bench.environment import measure_start_up
 from headway.lab.bench.floors import measure_ceilings, planned_costs, work_floor
@@ -24,11 +25,7 @@ NO_WARM_UP = ("nano",)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="qwen3-0.6b", help="a built-in shape or a config.json")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--quantization", default="auto", choices=QUANTIZATIONS)
-    parser.add_argument("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES)
+    parser = shape_parser(__doc__, model="qwen3-0.6b")
     parser.add_argument("--scenarios", nargs="+", default=["b1", "b64", "prefill", "nano"], choices=tuple(SCENARIOS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks")
@@ -37,15 +34,10 @@ def main() -> None:
     options = parser.parse_args()
 
     config = EngineConfig.from_options(
-        model=options.model,
-        load_format="dummy",
-        dtype=options.dtype,
-        quantization=options.quantization,
-        kv_cache_dtype=options.kv_cache_dtype,
+        **shape_options(options),
         max_model_len=SCENARIOS["b1"].max_model_len,
         tensor_parallel_size=options.tensor_parallel_size,
         collectives=options.collectives,
-        enable_prefix_caching=False,  # every round has the same prompts
         **OFFLINE_OPTIONS,
     )
     engine = LLMEngine.from_config(config)

@@ -7,12 +7,12 @@ and memory).
 
 from __future__ import annotations
 
-import argparse
 import random
 
 import torch
+from shape_flags import shape_options, shape_parser
 
-from headway.config import KV_CACHE_DTYPES, OFFLINE_OPTIONS, QUANTIZATIONS, EngineConfig
+from headway.config import OFFLINE_OPTIONS, EngineConfig
 from headway.engine.llm_engine import LLMEngine
 from headway.lab.bench.floors import measure_ceilings, planned_costs
 from headway.lab.bench.offline_bench import SCENARIO_TEMPERATURE
@@ -24,24 +24,15 @@ NUM_DECODES = 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="llama31-8b", help="a built-in shape or a config.json")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--quantization", default="auto", choices=QUANTIZATIONS)
-    parser.add_argument("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES)
+    parser = shape_parser(__doc__, model="llama31-8b")
     parser.add_argument("--decode-len", type=int, default=32_000, help="tokens in the cache of each that generates")
     parser.add_argument("--prompt-len", type=int, default=128_000)
     parser.add_argument("--num-tokens", type=int, default=128, help="that each generates")
     options = parser.parse_args()
 
     config = EngineConfig.from_options(
-        model=options.model,
-        load_format="dummy",
-        dtype=options.dtype,
-        quantization=options.quantization,
-        kv_cache_dtype=options.kv_cache_dtype,
+        **shape_options(options),
         max_model_len=max(options.decode_len, options.prompt_len) + options.num_tokens,
-        enable_prefix_caching=False,
         **OFFLINE_OPTIONS,
     )
     engine = LLMEngine.from_config(config)

@@ -9,7 +9,7 @@ The same as `headway bench throughput --scenario online --trace FILE --speedup X
 
 from __future__ import annotations
 
-import argparse
+from shape_flags import shape_options, shape_parser
 
 from headway.config import EngineConfig
 from headway.engine.llm_engine import LLMEngine
@@ -22,22 +22,15 @@ ONLINE = SCENARIOS["online"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="llama31-8b", help="a built-in shape or a config.json")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--quantization", default="auto")
+    parser = shape_parser(__doc__, model="llama31-8b")
     parser.add_argument("--trace", metavar="CSV", help="arrivals and lengths")
     parser.add_argument("--speedups", nargs="*", type=float, default=[], help="of the trace")
     parser.add_argument("--workloads", nargs="*", default=[], metavar="TOML")
     options = parser.parse_args()
 
     config = EngineConfig.from_options(
-        model=options.model,
-        load_format="dummy",
-        dtype=options.dtype,
-        quantization=options.quantization,
+        **shape_options(options),
         max_model_len=ONLINE.max_model_len,
-        enable_prefix_caching=False,  # prompts are random
     )
     engine = LLMEngine.from_config(config)
     engine.warm_up()

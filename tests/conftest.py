@@ -22,9 +22,19 @@ if SHARES_THE_CORES:  # threads of several workers would spin while they wait fo
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
 LONGEST = (
-    "test_same_tokens_as_transformers.py",
-    "integration/test_speculation.py",
+    "integration/test_tensor_parallel.py",
+    "test_gpu_drafts.py",
+    "integration/test_roles.py",
     "test_kernels_compile.py",
+    "test_same_tokens_as_transformers.py",
+    "integration/test_resumption.py",
+    "integration/test_speculation.py",
+    "rpc/test_resumption.py",
+    "test_shared_channel.py",
+    "integration/test_disk_cache.py",
+    "integration/test_structured_output.py",
+    "test_batching_property.py",
+    "test_scaling.py",
     "test_quantized_weights.py",
     "test_scheduler_property.py",
     "test_engine_client.py",

@@ -9,9 +9,9 @@ import torch
 
 from headway import LLM, SamplingParams
 from headway.loader.embedded import embedded_model_path
+from tests.integration.every_kind import answers
 from tests.integration.greedy import generate, run
 from tests.integration.prompts import PROMPTS
-from tests.integration.test_speculation import answers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 NUM_TOKENS = 64

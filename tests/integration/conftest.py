@@ -1,23 +1,31 @@
-"""Engines of the embedded model in this process share its weights, which none of them changes."""
+"""What integration tests share: the weights of the embedded model, which none of them changes, and what plain engines
+answer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headway import LLM
 from headway.loader.gguf_checkpoint import GGUFCheckpoint
 from headway.models.checkpoint import Checkpoint
 from headway.models.decoder import Decoder
 from headway.worker import model_worker
+from tests.integration.conversations import MAX_MODEL_LEN, MAX_TOKENS, Alone
+from tests.integration.every_kind import answers
+
+if TYPE_CHECKING:
+    from tests.unit.runner.tiny_llm import TinyLLM
 
 MOST_KEPT = 2
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _weights_are_read_once() -> Iterator[None]:
-    read, kept = model_worker.load_decoder, {}
+    read = model_worker.load_decoder
+    kept: dict[Any, Decoder] = {}
 
     def load_decoder(checkpoint: Checkpoint, *, ops: Any, progress: Any = None, **options: Any) -> Decoder:
         if not isinstance(checkpoint, GGUFCheckpoint):
@@ -32,3 +40,27 @@ def _weights_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_worker, "load_decoder", load_decoder)
         yield
+
+
+@pytest.fixture(scope="session")
+def plain_answers() -> list[Any]:
+    """What one engine answers, one token at a time."""
+    llm = LLM(dtype="float32", speculation="off")
+    try:
+        return answers(llm)
+    finally:
+        llm.shutdown()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
+    """With room for conversations."""
+    from tests.unit.runner.tiny_llm import TinyLLM
+
+    return TinyLLM(tmp_path_factory.mktemp("tiny"), MAX_MODEL_LEN)
+
+
+@pytest.fixture(scope="session")
+def alone(tiny: TinyLLM) -> Alone:
+    """It remembers its answers."""
+    return Alone(tiny.on_cpu(enable_prefix_caching=False), MAX_TOKENS)

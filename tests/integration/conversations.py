@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from headway import LLM, RequestOutput, SamplingParams
 from headway.core.request_options import RequestOptions
 
+MAX_MODEL_LEN = 160
+MAX_TOKENS = 24
+"""Of the tiny model that they are held with: all tokens, and those of an answer."""
+
 
 def greedy(max_tokens: int, n: int = 1) -> SamplingParams:
     """The likeliest token each time. Several answers are refused at temperature 0, so they are drawn from it alone."""

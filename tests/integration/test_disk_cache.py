@@ -19,12 +19,10 @@ import pytest
 from headway import LLM, SamplingParams
 from headway.core import HostTier
 from headway.errors import ConfigError
-from tests.integration.conversations import Alone, Conversations
+from tests.integration.conversations import MAX_MODEL_LEN, MAX_TOKENS, Alone, Conversations
 from tests.integration.server_process import running_server
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM
 
-MAX_MODEL_LEN = 160
-MAX_TOKENS = 24
 NUM_KILLS = int(os.environ.get("HEADWAY_KILL_ROUNDS", "4"))
 
 # Host memory for few blocks, so that nearly all are on disk only.
@@ -41,16 +39,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "small disk": {"block_size": 4, "num_kv_blocks": 40, "host_cache_memory": 2**15, "disk_cache_size": 40 * 2112},
     "swapping": {"block_size": 2, "num_kv_blocks": 24, "host_cache_memory": 2**15, "preemption_mode": "swap"},
 }
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
-    return TinyLLM(tmp_path_factory.mktemp("tiny"), MAX_MODEL_LEN)
-
-
-@pytest.fixture(scope="module")
-def alone(tiny: TinyLLM) -> Alone:
-    return Alone(tiny.on_cpu(enable_prefix_caching=False), MAX_TOKENS)
 
 
 @pytest.fixture
@@ -171,7 +159,7 @@ LIFE = """
 import json, random, sys
 from pathlib import Path
 from headway.core import HostTier
-from tests.integration.conversations import Conversations
+from tests.integration.conversations import MAX_MODEL_LEN, MAX_TOKENS, Alone, Conversations
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM
 HostTier.is_worth_fetching = lambda *_: True
 folder, seed = Path(sys.argv[1]), int(sys.argv[2])

@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from headway import LLM, SamplingParams
-from tests.integration.conversations import Alone, Conversations, greedy
+from tests.integration.conversations import MAX_TOKENS, Alone, Conversations, greedy
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM
-
-MAX_MODEL_LEN = 160
-MAX_TOKENS = 24
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "cache off": {"enable_prefix_caching": False},
@@ -36,16 +33,6 @@ TOO_SMALL: dict[str, dict[str, Any]] = {
         "async_scheduling": True,
     },
 }
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
-    return TinyLLM(tmp_path_factory.mktemp("tiny"), MAX_MODEL_LEN)
-
-
-@pytest.fixture(scope="module")
-def alone(tiny: TinyLLM) -> Alone:
-    return Alone(tiny.on_cpu(enable_prefix_caching=False), MAX_TOKENS)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

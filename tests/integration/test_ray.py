@@ -18,7 +18,7 @@ from headway.rpc.messages import AddRequest
 from headway.rpc.ray_cluster import RayCluster
 from headway.rpc.supervision import Backoff, Patience
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.test_engine_client import FACTORY, ROOT, add, read, until
+from tests.unit.rpc.served import FACTORY, ROOT, add, read, until
 from tests.unit.rpc.test_scaling import expected
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
@@ -32,7 +32,7 @@ def nodes() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
         cluster.add_node(num_cpus=1)
         yield cluster

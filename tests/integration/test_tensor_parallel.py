@@ -26,10 +26,10 @@ from headway.layers.quantized_weight import QuantizedWeight, dequantised, quanti
 from headway.loader import open_checkpoint
 from headway.loader.embedded import embedded_model_path
 from headway.models.decoder_config import Shard
-from headway.rpc.supervision import EngineSpec, divided
+from headway.rpc.supervision import EngineSpec, Replica, divided
+from tests.integration.every_kind import answers
 from tests.integration.test_resumption import PARAMS as KINDS
 from tests.integration.test_resumption import answers as streamed
-from tests.integration.test_speculation import answers
 from tests.unit.loader.test_quantized_weights import FORMATS, GGUF_TYPES, write, write_gguf
 from tests.unit.models.tiny import FAMILIES, hf_model, random_prompt, save_folder
 
@@ -107,24 +107,14 @@ def test_parts_of_a_quantised_weight(format: str) -> None:
         assert torch.equal(dequantised(tiled.columns(part)), numbers[:, part.start : part.stop])
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[Any]:
-    llm = LLM(dtype="float32", speculation="off")
-    try:
-        return answers(llm)
-    finally:
-        llm.shutdown()
-
-
 VARIANTS: dict[str, dict[str, Any]] = {
-    "shared memory": {"collectives": "shared-memory"},
-    "gloo, a cache that is too small": {
-        "collectives": "gloo",
+    "shared memory, a cache that is too small": {
+        "collectives": "shared-memory",
         "num_kv_blocks": 40,
         "block_size": 16,
         "max_model_len": 320,
     },
-    "guesses from the text": {"collectives": "threads", "speculation": "ngram"},
+    "gloo, guesses from the text": {"collectives": "gloo", "speculation": "ngram"},
     "a draft model": {"collectives": "shared-memory", "speculation": "draft"},
     "swapped to the host": {
         "collectives": "threads",
@@ -138,18 +128,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_kind_of_request(variant: str, expected: list[Any]) -> None:
+def test_every_kind_of_request(variant: str, plain_answers: list[Any]) -> None:
     """Greedy and sampled, penalties, stop strings, grammars, logprobs; twice, so that prefixes are found."""
     options = {"speculation": "off", **VARIANTS[variant]}
     if options["speculation"] == "draft":
         options["draft_model"] = str(embedded_model_path())
     llm = LLM(dtype="float32", tensor_parallel_size=2, **options)
     try:
-        found = answers(llm)
+        found, expected = answers(llm), plain_answers
         assert [one[:4] for one in found] == [one[:4] for one in expected]
         for (*_, own), (*_, others) in zip(found, expected, strict=True):
-            assert [token for token, _ in own or ()] == [token for token, _ in others or ()]
-            assert [value for _, value in own or ()] == pytest.approx([value for _, value in others or ()], abs=0.002)
+            assert [token for token, _ in own] == [token for token, _ in others]
+            assert [value for _, value in own] == pytest.approx([value for _, value in others], abs=0.002)
         llm.engine.check_invariants()
         assert llm.engine.core.scheduler.kv_cache.num_used_blocks == 0
     finally:
@@ -157,10 +147,11 @@ def test_every_kind_of_request(variant: str, expected: list[Any]) -> None:
     assert not children()
 
 
-def test_weights_in_8_bits_over_ranks(expected: list[Any]) -> None:
+def test_weights_in_8_bits_over_ranks() -> None:
     """The CPU's default: its groups of 64 inputs are the same on every rank, so only the order of sums differs."""
     found = []
-    for options in ({}, {"tensor_parallel_size": 3, "collectives": "threads"}):
+    variants: list[dict[str, Any]] = [{}, {"tensor_parallel_size": 3, "collectives": "threads"}]
+    for options in variants:
         llm = LLM(max_model_len=256, num_kv_blocks=64, **options)
         outputs = llm.generate(["The capital of France is", "def fib(n):"], PARAMS[0], use_tqdm=False)
         found.append([list(output.outputs[0].token_ids) for output in outputs])
@@ -208,34 +199,32 @@ def test_a_rank_that_is_killed(collectives: str) -> None:
 def test_streams_survive_the_death_of_ranks() -> None:
     """Under an engine process: it ends with the rank, is started again, and its requests go on with the same tokens."""
 
-    async def ask(kills: bool) -> tuple[dict[int, Any], int]:
+    async def kill_in_the_middle(replica: Replica) -> list[int]:
+        """A rank of each of two engines, one after the other, that has made some tokens."""
+        engines: list[int] = []
+        begun: dict[int, int] = {}
+        while len(engines) < 2:
+            await asyncio.sleep(0.02)
+            pid, stats = replica.pid, replica.stats
+            if pid is None or stats is None or pid in engines:
+                continue
+            if stats.generation_tokens > begun.setdefault(pid, stats.generation_tokens) + 150:
+                (rank,) = children()
+                os.kill(rank, signal.SIGKILL)
+                engines.append(pid)
+        return engines
+
+    async def test() -> None:
         llm = AsyncLLM(dtype="float32", tensor_parallel_size=2, kv_cache_memory=2**27)
-        num_killed = 0
-
-        async def kill() -> None:
-            nonlocal num_killed
-            for _ in range(3):
-                await asyncio.sleep(3.0)
-                for pid in children()[:1]:
-                    os.kill(pid, signal.SIGKILL)
-                    num_killed += 1
-
         async with asyncio.timeout(250), llm:
-            killing = asyncio.create_task(kill()) if kills else None
-            found: dict[int, Any] = {}
-            for number in range(2 if kills else 1):
-                found[number] = await streamed(llm)
-            if killing is not None:
-                await killing
-                found[9] = await streamed(llm)
-            assert llm._client.num_open_streams == 0
-        return found, num_killed
+            expected = await streamed(llm)
+            assert len(expected) == 2 * len(KINDS)
+            killing = asyncio.create_task(kill_in_the_middle(llm._client.replicas[0]))
+            assert await streamed(llm) == expected
+            assert killing.done() and len(set(await killing)) == 2, "it was worth the while"
+            assert llm._client.num_resumed > 0 and llm._client.num_open_streams == 0
 
-    undisturbed, _ = asyncio.run(ask(False))
-    found, num_killed = asyncio.run(ask(True))
-    assert num_killed >= 2 and len(undisturbed[0]) == 2 * len(KINDS)
-    for each in found.values():
-        assert each == undisturbed[0]
+    asyncio.run(test())
     assert not children()
 
 

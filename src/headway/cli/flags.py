@@ -145,13 +145,14 @@ def add_flags(parser: argparse.ArgumentParser, specs: list[FlagSpec]) -> None:
             parser.leave_to_help_all(action)
 
 
-def shape_defaults(model: str | None) -> dict[str, Any]:
-    """What a built-in shape needs beside its name, as options: it has no weights but random ones."""
-    if model is None:
-        return {}
+def with_shape_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    """These options, over what a built-in shape needs beside its name: it has no weights but random ones."""
+    if options.get("model") is None:
+        return dict(options)
     from headway.loader.dummy import BUILTIN_SHAPES
 
-    return {"load_format": "dummy", "dtype": "bfloat16"} if model in BUILTIN_SHAPES else {}
+    needed = {"load_format": "dummy", "dtype": "bfloat16"} if options["model"] in BUILTIN_SHAPES else {}
+    return {**needed, **options}
 
 
 def chosen(

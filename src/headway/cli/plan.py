@@ -7,7 +7,7 @@ import dataclasses
 import json
 from dataclasses import asdict, dataclass
 
-from headway.cli.flags import FlagSpec, add_flags, chosen, engine_flags, memory_size, shape_defaults
+from headway.cli.flags import FlagSpec, add_flags, chosen, engine_flags, memory_size, with_shape_defaults
 from headway.config import EngineConfig
 from headway.errors import ConfigError
 
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = chosen(arguments, _flags())
     if arguments.name is not None and options.setdefault("model", arguments.name) != arguments.name:
         raise ConfigError(f"Two models were named: {arguments.name} and {options['model']}.")
-    config = EngineConfig.from_options(**{**shape_defaults(options.get("model")), **options})
+    config = EngineConfig.from_options(**with_shape_defaults(options))
     needs, title = _needs(config)
     sizes = arguments.memory or [gib * _GIB for gib in (GPU_MEMORIES if needs.on_cuda else CPU_MEMORIES)]
     rows = [_fit(size, needs, config) for size in sizes]

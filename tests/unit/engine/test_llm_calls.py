@@ -289,6 +289,15 @@ def test_no_lock_of_progress_bars_is_taken(
     llm.shutdown()
 
 
+@pytest.fixture
+def _heeds_interrupts() -> Iterator[None]:
+    """Shells let programs in the background ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_heeds_interrupts")
 def test_an_interrupted_call_is_ended_at_once_and_others_go_on(llm: LLM) -> None:
     """Ctrl-C into the main thread, by a real signal, while it waits."""
     other = llm.stream(PROMPTS[1], params(30))

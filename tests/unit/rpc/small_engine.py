@@ -16,22 +16,20 @@ import signal
 import string
 import threading
 import time
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from headway.config import EngineConfig
 from headway.core import SchedulerOutput
 from headway.engine.llm_engine import LLMEngine
 from headway.errors import ConfigError
 from headway.executor.fake import FakeExecutor, FakeStep
-from headway.kv.block_store import BlockTransfers
-from headway.kv.host_blocks import HostBlocks
-from headway.kv.layer_cache import LayerKVCache
 from headway.tokenizer import Tokenizer
 from headway.tokenizer.from_gguf import tokenizer_from_gguf
 from tests.unit.no_model import nominal_config, nominal_plan
 from tests.unit.tokenizer.small import byte_level_metadata
+
+if TYPE_CHECKING:
+    from headway.kv.block_store import BlockTransfers
 
 SLOW_STEP_S = 1.0
 MAX_MODEL_LEN = 4096
@@ -72,11 +70,22 @@ def create_engine(options: dict[str, Any]) -> LLMEngine:
     plan = nominal_plan(num_blocks=config.cache.num_kv_blocks or 1024, block_size=4, max_model_len=MAX_MODEL_LEN)
     transfers = None
     if config.cache.host_cache_memory:  # blocks that travel, although nothing is computed with them
-        caches = [LayerKVCache.zeros(plan.num_blocks, 1, 8, 4, dtype=torch.float32, device="cpu")]
-        transfers = BlockTransfers(HostBlocks(caches, NUM_HOST_SLOTS))
+        transfers = _transfers(plan.num_blocks)
         plan = dataclasses.replace(plan, num_host_slots=NUM_HOST_SLOTS)
     executor = Executor(token_ids, step_s, transfers)
     return LLMEngine(config, executor=executor, tokenizer=tokenizer, model_config=model, plan=plan)
+
+
+def _transfers(num_blocks: int) -> BlockTransfers:
+    """Only these need torch, which takes long to import."""
+    import torch
+
+    from headway.kv.block_store import BlockTransfers
+    from headway.kv.host_blocks import HostBlocks
+    from headway.kv.layer_cache import LayerKVCache
+
+    caches = [LayerKVCache.zeros(num_blocks, 1, 8, 4, dtype=torch.float32, device="cpu")]
+    return BlockTransfers(HostBlocks(caches, NUM_HOST_SLOTS))
 
 
 def create_slow_engine(options: dict[str, Any]) -> LLMEngine:

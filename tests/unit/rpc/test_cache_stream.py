@@ -20,7 +20,7 @@ from headway.rpc.messages import AddRequest, CacheNews, TellCache
 from headway.rpc.streams import CacheEvent, CacheStream
 from headway.rpc.supervision import Replica
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.test_engine_client import read, serving, until
+from tests.unit.rpc.served import read, serving, until
 
 
 class Outside:
@@ -211,9 +211,7 @@ def test_a_follower_before_anything_was_told_gets_empty_states() -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_real_engines_with_evictions_salts_and_a_death(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-
+def test_real_engines_with_evictions_salts_and_a_death(replicas: int) -> None:
     async def scenario(client: EngineClient) -> None:
         outside, stream = Outside(), client.follow_caches()
 

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,81 +16,18 @@ import pytest
 
 from headway.errors import EngineStartError, EngineUnavailableError, InvalidRequestError
 from headway.rpc.engine_client import EngineClient
-from headway.rpc.messages import AddRequest, BlockSnapshot, Delta, EngineStats, StepSnapshot
+from headway.rpc.messages import AddRequest, BlockSnapshot, EngineStats, StepSnapshot
 from headway.rpc.streams import RequestStream, SnapshotStream
-from headway.rpc.supervision import Backoff, Patience
+from headway.rpc.supervision import Patience
 from headway.sampling_params import SamplingParams
-
-ROOT = Path(__file__).parents[3]
-FACTORY = "tests.unit.rpc.small_engine:create_engine"
-PATIENCE = Patience(slow_step_s=0.4)
-
-
-class Served:
-    """An event loop that stands still between tests, with a client in it."""
-
-    def __init__(self, runner: asyncio.Runner, client: EngineClient) -> None:
-        self.client = client
-        self._runner = runner
-
-    def run(self, test: Callable[[EngineClient], Awaitable[None]]) -> None:
-        async def with_limit() -> None:
-            async with asyncio.timeout(60):
-                await test(self.client)
-
-        self._runner.run(with_limit())
-
-
-@contextlib.contextmanager
-def serving(
-    patience: Patience = PATIENCE,
-    *,
-    resumes: bool = False,
-    replicas: int = 1,
-    router: str = "prefix-aware",
-    reports_caches: bool = False,
-    **options: Any,
-) -> Iterator[Served]:
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with asyncio.Runner() as runner:
-        client = EngineClient(
-            options,
-            factory=FACTORY,
-            patience=patience,
-            backoff=lambda: Backoff(first_s=0.05),
-            log_level=os.environ.get("LL", "CRITICAL"),
-            resumes=resumes,
-            num_replicas=replicas,
-            router=router,
-            reports_caches=reports_caches,
-        )
-        runner.run(client.start())
-        try:
-            yield Served(runner, client)
-        finally:
-            runner.run(client.shutdown())
+from tests.unit.rpc.served import Served, add, read, serving, until
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     """Steps take 2 ms, so that there is a middle to do something in."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        with serving(step_s=0.002, num_kv_blocks=2048) as running:
-            yield running
-
-
-def add(request_id: str, **params: Any) -> AddRequest:
-    return AddRequest(request_id, [5, 6, 7], SamplingParams(**{"max_tokens": 8, **params}))
-
-
-async def read(stream: RequestStream) -> list[Delta]:
-    return [delta async for deltas in stream for delta in deltas]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
+    with serving(step_s=0.002, num_kv_blocks=2048) as running:
+        yield running
 
 
 def state(stats: EngineStats | None) -> tuple[int, int, int]:
@@ -314,10 +251,8 @@ def test_a_killed_engine_ends_streams_and_is_started_again(served: Served) -> No
 @pytest.fixture(scope="module")
 def quick() -> Iterator[Served]:
     """Given up after two seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        with serving(Patience(slow_step_s=0.4, step_timeout_s=2.0, hang_timeout_s=2.0), step_s=0.002) as running:
-            yield running
+    with serving(Patience(slow_step_s=0.4, step_timeout_s=2.0, hang_timeout_s=2.0), step_s=0.002) as running:
+        yield running
 
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
@@ -370,9 +305,7 @@ def test_a_pause_of_this_process_is_not_taken_for_one_of_the_engine(quick: Serve
 
 
 @pytest.mark.parametrize("fate", ["stopped", "stuck"])
-def test_shutdown_does_not_wait_for_an_engine_that_hangs(fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-
+def test_shutdown_does_not_wait_for_an_engine_that_hangs(fate: str) -> None:
     async def test(client: EngineClient) -> None:
         await read(client.submit(add("first")))
         stream = client.submit(add("stuck-1", max_tokens=4000) if fate == "stuck" else add("long", max_tokens=4000))
@@ -392,9 +325,7 @@ def test_shutdown_does_not_wait_for_an_engine_that_hangs(fate: str, monkeypatch:
         running.run(test)
 
 
-def test_a_second_shutdown_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-
+def test_a_second_shutdown_does_not_wait() -> None:
     async def test(client: EngineClient) -> None:
         stream = client.submit(add("long", max_tokens=4000))
         await anext(stream)
@@ -440,9 +371,7 @@ def test_sigterm_to_the_engine_alone_drains_it_and_it_comes_back(served: Served)
     served.run(test)
 
 
-def test_shutdown_lets_running_requests_finish_and_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-
+def test_shutdown_lets_running_requests_finish_and_ends_the_process() -> None:
     async def test(client: EngineClient) -> None:
         running = client.submit(add("running", max_tokens=30))
         endless = client.submit(add("endless", max_tokens=4000))
@@ -463,15 +392,12 @@ def test_shutdown_lets_running_requests_finish_and_ends_the_process(monkeypatch:
         running.run(test)
 
 
-def test_an_engine_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+def test_an_engine_that_cannot_start_says_why() -> None:
     with pytest.raises(EngineStartError, match="there is no such model"), serving(refuse="there is no such model"):
         pass
 
 
-def test_each_replica_is_watched_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-
+def test_each_replica_is_watched_by_itself() -> None:
     async def test(client: EngineClient) -> None:
         async with client.watch(1) as viewer:
             for number in range(4):  # in turn

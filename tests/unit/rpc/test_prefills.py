@@ -8,7 +8,6 @@ import itertools
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,65 +18,42 @@ from headway.core.routing import PrefillChoice, Roles
 from headway.errors import ConfigError
 from headway.rpc import engine_client
 from headway.rpc.engine_client import EngineClient
-from headway.rpc.messages import AddRequest, Delta
+from headway.rpc.messages import AddRequest
 from headway.rpc.streams import RequestStream
 from headway.rpc.supervision import (
     CPU_ARRIVAL_MEMORY,
     GPU_PREFILL_TOKENS,
-    Backoff,
     Patience,
     Replica,
     ScalingRule,
     options_apart,
 )
 from headway.sampling_params import SamplingParams
-
-ROOT = Path(__file__).parents[3]
-FACTORY = "tests.unit.rpc.small_engine:create_engine"
-
-
-class Served:
-    """An event loop that stands still between tests, with a client in it."""
-
-    def __init__(self, runner: asyncio.Runner, client: EngineClient) -> None:
-        self.client = client
-        self._runner = runner
-
-    def run(self, test: Callable[[EngineClient], Awaitable[None]]) -> None:
-        async def with_limit() -> None:
-            async with asyncio.timeout(100):
-                await until(lambda: all(replica.is_ready for replica in self.client.replicas))
-                await test(self.client)
-                await until(lambda: is_settled(self.client))
-
-        self._runner.run(with_limit())
+from tests.unit.rpc.served import Served, read, serving, until
 
 
 @contextlib.contextmanager
-def serving(roles: str) -> Iterator[Served]:
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with asyncio.Runner() as runner:
-        client = EngineClient(
-            {"step_s": 0.002, "num_kv_blocks": 4096},
-            factory=FACTORY,
-            roles=Roles.parse(roles),
-            patience=Patience(hang_timeout_s=2.0),
-            backoff=lambda: Backoff(first_s=0.05),
-            log_level="CRITICAL",
-        )
-        runner.run(client.start())
-        try:
-            yield Served(runner, client)
-        finally:
-            runner.run(client.shutdown())
+def prefilling(roles: str) -> Iterator[Served]:
+    patience, own = Patience(hang_timeout_s=2.0), Roles.parse(roles)
+    with serving(patience, resumes=True, roles=own, step_s=0.002, num_kv_blocks=4096) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        with serving("prefill=1,decode=1") as running:
-            yield running
+    with prefilling("prefill=1,decode=1") as running:
+        yield running
+
+
+def run(served: Served, test: Callable[[EngineClient], Awaitable[None]]) -> None:
+    """With all replicas there, and nothing left at the end."""
+
+    async def settled(client: EngineClient) -> None:
+        await until(lambda: all(replica.is_ready for replica in client.replicas))
+        await test(client)
+        await until(lambda: is_settled(client))
+
+    served.run(settled, limit_s=100.0)
 
 
 @pytest.fixture(autouse=True)
@@ -109,17 +85,8 @@ def add(request_id: str, num_tokens: int = 41, **params: Any) -> AddRequest:
     return AddRequest(request_id, prompt, SamplingParams(**{"max_tokens": 8, **params}))
 
 
-async def read(stream: RequestStream) -> list[Delta]:
-    return [delta async for deltas in stream for delta in deltas]
-
-
 async def text(stream: RequestStream) -> str:
     return "".join(delta.text for delta in await read(stream))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 def is_idle(replica: Replica) -> bool:
@@ -154,7 +121,7 @@ def test_a_prompt_is_computed_by_one_and_answered_by_another(served: Served, cho
         assert again[-1].timings is not None and again[-1].timings.num_cached_tokens == 40
         assert changes(client, before) == {"here": 2, "elsewhere": 1}, "it is cached where it is answered"
 
-    served.run(test)
+    run(served, test)
 
 
 def test_what_is_asked_of_every_prompt_token_is_computed_where_the_answer_is(
@@ -165,7 +132,7 @@ def test_what_is_asked_of_every_prompt_token_is_computed_where_the_answer_is(
         deltas = await read(client.submit(add("logprobs", prompt_logprobs=1)))
         assert deltas[-1].is_last and changes(client, before) == {"here": 1} and not choices
 
-    served.run(test)
+    run(served, test)
 
 
 def test_nobody_else_says_where_blocks_come_from() -> None:
@@ -189,7 +156,7 @@ def test_a_prefill_replica_that_hangs_is_not_waited_for(served: Served, monkeypa
         assert changes(client, before) == {"failed": 1} and client.health.ok
         await until(lambda: client.num_restarts == num_restarts + 1 and prefill.is_ready)
 
-    served.run(test)
+    run(served, test)
 
 
 def test_a_prefill_replica_that_dies(served: Served) -> None:
@@ -207,7 +174,7 @@ def test_a_prefill_replica_that_dies(served: Served) -> None:
         await read(client.submit(add("later")))
         assert changes(client, before) == {"elsewhere": 1}
 
-    served.run(test)
+    run(served, test)
 
 
 def test_without_a_decode_replica_nothing_is_served(served: Served) -> None:
@@ -219,7 +186,7 @@ def test_without_a_decode_replica_nothing_is_served(served: Served) -> None:
         assert client.replicas[1].is_ready
         assert len(await text(client.submit(add("waits until it is back")))) == 8
 
-    served.run(test)
+    run(served, test)
 
 
 def test_an_aborted_request_is_aborted_in_both_places(served: Served) -> None:
@@ -235,7 +202,7 @@ def test_an_aborted_request_is_aborted_in_both_places(served: Served) -> None:
         assert ended["aborted"] + ended.get("elsewhere", 0) == 8
         assert len(await text(client.submit(add("after them")))) == 8
 
-    served.run(test)
+    run(served, test)
 
 
 def test_while_no_prefill_replica_is_there_prompts_are_computed_where_answers_are(
@@ -248,10 +215,10 @@ def test_while_no_prefill_replica_is_there_prompts_are_computed_where_answers_ar
         assert changes(client, before) == {"here": 1} and not choices and client.health.ok
         await client.replicas[1].start()
 
-    served.run(test)
+    run(served, test)
 
 
-def test_each_prompt_goes_to_the_prefill_replica_with_the_least_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_prompt_goes_to_the_prefill_replica_with_the_least_to_do() -> None:
     async def test(client: EngineClient) -> None:
         streams = [client.submit(add(f"r{number}", num_tokens=401)) for number in range(6)]
         assert client._prefills is not None
@@ -259,9 +226,8 @@ def test_each_prompt_goes_to_the_prefill_replica_with_the_least_to_do(monkeypatc
         await asyncio.gather(*map(read, streams))
         assert client.prefill_outcomes["elsewhere"] == 6
 
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    with serving("prefill=2,decode=1") as running:
-        running.run(test)
+    with prefilling("prefill=2,decode=1") as running:
+        run(running, test)
 
 
 def test_options_have_room_for_blocks_to_arrive_in(monkeypatch: pytest.MonkeyPatch) -> None:

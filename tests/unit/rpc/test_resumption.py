@@ -20,8 +20,8 @@ from headway.rpc.messages import AddRequest, Delta
 from headway.rpc.streams import RequestStream
 from headway.rpc.supervision import Patience
 from headway.sampling_params import SamplingParams
+from tests.unit.rpc.served import Served, add, read, serving, until
 from tests.unit.rpc.small_engine import create_engine
-from tests.unit.rpc.test_engine_client import Served, add, read, serving, until
 
 PROMPT = [5, 6, 7]
 QUICK = Patience(slow_step_s=0.4, step_timeout_s=1.0, hang_timeout_s=1.0)
@@ -99,20 +99,13 @@ def test_what_goes_on_is_checked() -> None:
 
 
 @pytest.fixture(scope="module")
-def environment() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        yield
-
-
-@pytest.fixture(scope="module")
-def one(environment: None) -> Iterator[Served]:
+def one() -> Iterator[Served]:
     with serving(QUICK, resumes=True, step_s=0.002, num_kv_blocks=2048) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def two(environment: None) -> Iterator[Served]:
+def two() -> Iterator[Served]:
     with serving(QUICK, resumes=True, replicas=2, step_s=0.002, num_kv_blocks=2048) as running:
         yield running
 
@@ -231,7 +224,7 @@ def test_an_abort_while_there_is_no_engine(one: Served) -> None:
     one.run(test)
 
 
-def test_requests_do_not_wait_for_ever(environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_client, "TICK_S", 0.01)  # before another engine can be there
 
     async def test(client: EngineClient) -> None:

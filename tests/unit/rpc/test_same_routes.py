@@ -18,7 +18,7 @@ from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest
 from headway.rpc.supervision import Backoff, Patience
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.test_engine_client import FACTORY, ROOT, read
+from tests.unit.rpc.served import FACTORY, ROOT, read
 
 
 class RecordingRouter(Router):
@@ -57,7 +57,7 @@ def test_a_server_and_a_simulator_decide_alike(name: str, monkeypatch: pytest.Mo
     assert simulator.Router is Router, "the simulator's router is the server's"
     RecordingRouter.made = []
     monkeypatch.setattr(engine_client, "Router", RecordingRouter)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
 
     async def serve() -> None:
         client = EngineClient(

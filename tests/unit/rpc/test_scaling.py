@@ -16,7 +16,7 @@ from headway.rpc.engine_client import EngineClient
 from headway.rpc.ray_cluster import cores_each
 from headway.rpc.supervision import RESTING, Backoff, Patience, ScalingRule
 from headway.server.server_config import ServerConfig
-from tests.unit.rpc.test_engine_client import FACTORY, ROOT, add, read, until
+from tests.unit.rpc.served import FACTORY, ROOT, add, read, until
 
 
 def after(rule: ScalingRule, seconds: float, **load: int) -> int:
@@ -80,7 +80,7 @@ def test_cores_on_nodes(cores: list[int], replicas: int, each: int) -> None:
 
 
 def run(test: Callable[[EngineClient], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     monkeypatch.setattr(engine_client, "SCALING_TICK_S", 0.1)
     monkeypatch.setattr(engine_client, "SCALING_DRAIN_S", 0.2)
 
@@ -121,18 +121,18 @@ def test_replicas_come_with_the_load_and_go_with_it(monkeypatch: pytest.MonkeyPa
     async def test(client: EngineClient) -> None:
         assert num_awake(client) == 1 and client.health.ok
         assert [replica.problem for replica in client.replicas[1:]] == [RESTING] * 2
-        reading = [asyncio.create_task(text_of(client, f"r{number}", 500)) for number in range(10)]
+        reading = [asyncio.create_task(text_of(client, f"r{number}", 300)) for number in range(10)]
         await until(lambda: num_awake(client) == 3)
-        assert await asyncio.gather(*reading) == [expected(500)] * 10
-        late = asyncio.create_task(text_of(client, "late", 900))
+        assert await asyncio.gather(*reading) == [expected(300)] * 10
+        late = asyncio.create_task(text_of(client, "late", 600))
         await until(lambda: num_awake(client) == 1)
-        assert await late == expected(900)
+        assert await late == expected(600)
         assert client.health.ok and [replica.problem for replica in client.replicas[1:]] == [RESTING] * 2
-        again = [asyncio.create_task(text_of(client, f"s{number}", 500)) for number in range(10)]
+        again = [asyncio.create_task(text_of(client, f"s{number}", 300)) for number in range(10)]
         await until(lambda: num_awake(client) > 1)
         pid = client.replicas[1].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        assert await asyncio.gather(*again) == [expected(500)] * 10
+        assert await asyncio.gather(*again) == [expected(300)] * 10
 
     run(test, monkeypatch)

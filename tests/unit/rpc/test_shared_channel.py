@@ -55,7 +55,7 @@ from headway.rpc.ray_cluster import EngineActor
 from headway.rpc.shared_channel import SharedChannel, identity
 from headway.rpc.supervision import Backoff, EngineSpec, Patience
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.test_engine_client import FACTORY, ROOT, add, read, until
+from tests.unit.rpc.served import FACTORY, ROOT, add, read, until
 
 SECRET = b"nobody knows"
 READY = EngineReady("m", 100, 100, 10, 4, 4, 64, "cpu", "float32")
@@ -415,7 +415,7 @@ async def front_end(actors: Actors, *, replicas: int = 1, roles: Roles | None = 
 
 
 def run(test: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
 
     async def with_limit() -> None:
         async with asyncio.timeout(90):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from headway.cli.flags import add_flags, chosen, count, engine_flags, positive, shape_defaults
+from headway.cli.flags import add_flags, chosen, count, engine_flags, positive, with_shape_defaults
 from headway.cli.progress import progress_bar
 from headway.config import EngineConfig
 from headway.errors import ConfigError
@@ -185,7 +185,7 @@ def targets_of(
             f"{without_effect[0]} is for a server and has no effect on the engine in this process: name the server "
             "with --port or --base-url."
         )
-    configs = [engine_config({**given, **setting}) for setting in settings]
+    configs = [EngineConfig.from_options(**with_shape_defaults({**given, **setting})) for setting in settings]
     return [lambda config=config: engine_target(arguments, judging, config) for config in configs]  # type: ignore[misc]
 
 
@@ -201,11 +201,6 @@ def engine_target(arguments: argparse.Namespace, judging: Judging, config: Engin
         judging=judging,
         num_warmups=arguments.num_warmups,
     )
-
-
-def engine_config(options: dict[str, Any]) -> EngineConfig:
-    """A built-in shape has no weights but random ones."""
-    return EngineConfig.from_options(**{**shape_defaults(options.get("model")), **options})
 
 
 def _base_url(arguments: argparse.Namespace) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.flags import add_flags, chosen, engine_flags, shape_defaults
+from headway.cli.flags import add_flags, chosen, engine_flags, with_shape_defaults
 from headway.cli.output_files import check_writable, write_json
 from headway.cli.progress import progress_bar
 from headway.config import OFFLINE_OPTIONS, EngineConfig
@@ -334,8 +334,7 @@ def _engine_config(arguments: argparse.Namespace, scenario: Scenario | None) -> 
     defaults: dict[str, Any] = {"enable_prefix_caching": False, **OFFLINE_OPTIONS}
     if scenario is not None:
         defaults["max_model_len"] = scenario.max_model_len
-    defaults |= shape_defaults(given.get("model"))
-    return EngineConfig.from_options(**{**defaults, **given})
+    return EngineConfig.from_options(**{**defaults, **with_shape_defaults(given)})
 
 
 def _notes(engine: LLMEngine) -> list[str]:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.flags import FlagSpec, chosen, count, engine_flags, positive, shape_defaults
+from headway.cli.flags import FlagSpec, chosen, count, engine_flags, positive, with_shape_defaults
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -153,8 +153,8 @@ def link_of(arguments: argparse.Namespace, calibrations: Sequence[Calibration], 
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Options of the real engine that were given, and what a shape without weights needs beside them."""
-    given = {name: value for name, value in chosen(arguments, engine_flags()).items() if value is not None}
-    return {**shape_defaults(given.get("model")), **given}
+    given = chosen(arguments, engine_flags())
+    return with_shape_defaults({name: value for name, value in given.items() if value is not None})
 
 
 def _embedded_tokenizer() -> Tokenizer:

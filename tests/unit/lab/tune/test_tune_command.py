@@ -23,19 +23,30 @@ from headway.predict import PromptView
 from headway.predict.traffic_log import TrafficLog
 from tests.unit.lab.sim.machines import calibration
 
-WORKLOAD = """
-requests = 60
-arrivals = { kind = "poisson", rate = 20.0 }
-input = { kind = "uniform", low = 4, high = 40 }
-output = { kind = "uniform", low = 2, high = 20 }
+
+def workload(requests: int, input: range, output: range) -> str:
+    """A file of requests with so many tokens."""
+    return f"""
+requests = {requests}
+arrivals = {{ kind = "poisson", rate = 20.0 }}
+input = {{ kind = "uniform", low = {input.start}, high = {input.stop} }}
+output = {{ kind = "uniform", low = {output.start}, high = {output.stop} }}
 """
+
+
+WORKLOAD = workload(60, range(4, 40), range(2, 20))
+
+
+def flags(folder: Path, machine: Calibration, work: str) -> list[str]:
+    """These two, as files."""
+    machine.save(folder / "machine.json")
+    (folder / "work.toml").write_text(work)
+    return ["--calibration", str(folder / "machine.json"), "--workload", str(folder / "work.toml")]
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    calibration().save(tmp_path / "machine.json")
-    (tmp_path / "work.toml").write_text(WORKLOAD)
-    return ["--calibration", str(tmp_path / "machine.json"), "--workload", str(tmp_path / "work.toml")]
+    return flags(tmp_path, calibration(), WORKLOAD)
 
 
 def test_sim_writes_the_keys_of_a_benchmark(
@@ -75,27 +86,18 @@ def test_sim_with_replicas(files: list[str], tmp_path: Path) -> None:
     assert min(result["requests_by_replica"]) > 10
 
 
-LONG = """
-requests = 40
-arrivals = { kind = "poisson", rate = 20.0 }
-input = { kind = "uniform", low = 300, high = 900 }
-output = { kind = "uniform", low = 10, high = 40 }
-"""
-
-
 @pytest.fixture
 def long_files(tmp_path: Path) -> list[str]:
     """Prompts that are worth sending."""
     cost = CostModel.of_terms(decode_constant=0.01, chunk_constant=0.01, tokens_over_0=5e-5)
-    calibration(
+    gpu = calibration(
         cost,
         max_model_len=1024,
         num_blocks=4000,
         cache={},
         scheduler={"max_num_seqs": 32, "max_num_batched_tokens": 1024, "target_itl_ms": 0.0},
-    ).save(tmp_path / "gpu.json")
-    (tmp_path / "long.toml").write_text(LONG)
-    return ["--calibration", str(tmp_path / "gpu.json"), "--workload", str(tmp_path / "long.toml")]
+    )
+    return flags(tmp_path, gpu, workload(40, range(300, 900), range(10, 40)))
 
 
 def test_sim_with_roles(long_files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
