@@ -55,6 +55,7 @@ class FarScheduler(DrivenScheduler):
         self.events["fetches"] += len(output.moves.fetched)
         self.events["transfers without a step"] += output.is_empty and output.moves.has_transfers
         self.events["fetching"] += self.scheduler.num_fetching
+        self.events["roomless"] += len(self.scheduler.live.roomless)
         awaited = [digest for one in self.scheduler.live.fetching.values() for digest in one.missing]
         self.events["awaited by several"] += sum(count > 1 for count in Counter(awaited).values())
 
@@ -192,7 +193,14 @@ def test_it_really_happens() -> None:
     events: Counter[str] = Counter()
     for seed in range(30):
         events.update(play(seed, "fcfs" if seed % 2 else "slo").driven.counts())
-    for what in ("stored", "not stored", "awaited by several", "aborted while fetching", "transfers without a step"):
+    for what in (
+        "stored",
+        "not stored",
+        "awaited by several",
+        "roomless",
+        "aborted while fetching",
+        "transfers without a step",
+    ):
         assert events[what] >= 5, (what, events)
 
 
@@ -213,3 +221,38 @@ def test_no_request_waits_longer_than_the_limit() -> None:
     driven.land()
     assert request.status.is_finished or driven.launch(lambda: 0, FETCH_LIMIT_S + 1)
     assert not driven.tier.num_fetching
+
+
+def test_prompts_that_find_no_room_wait_for_it_in_turn() -> None:
+    """Room for two prompts: the third waits, and takes nothing from those whose blocks are there; it begins when one of
+    them has been admitted, or has left. Each is computed from its blocks alone."""
+    rng = random.Random(1)
+    world = far_world(rng, "fcfs", "continuous")
+    config = dataclasses.replace(world.setting.config, preemption_mode="swap")
+    sizes = {"num_host_slots": 5, "num_far_blocks": 0, "num_blocks": 40, "block_size": 2}
+    setting = dataclasses.replace(world.setting, config=config, **sizes)
+    driven = FarScheduler(setting)
+    requests = [
+        Request(name, [number] * 5, max_tokens=1, options=RequestOptions(blocks_at=PEER))
+        for number, name in enumerate("abcd")
+    ]
+    for request in requests:
+        assert driven.add(request, now_s=0.0)
+    assert not driven.launch(lambda: 0, 0.0)
+    assert all(request.status is RequestStatus.FETCHING for request in requests)
+    assert len(driven.fetches) == 4 and list(driven.scheduler.live.roomless) == requests[2:]
+    while driven.fetches:
+        driven.end_fetch(0, may_fail=False, seconds=0.1)
+    assert requests[0].status is RequestStatus.WAITING, "all of its blocks are there"
+    driven.abort("a")
+    assert driven.launch(lambda: 0, 0.1), "the second begins"
+    assert len(driven.fetches) == 2 and list(driven.scheduler.live.roomless) == requests[3:]
+    driven.land()
+    driven.abort("d")
+    while driven.fetches:
+        driven.end_fetch(0, may_fail=False, seconds=0.1)
+    assert driven.launch(lambda: 0, 0.2)
+    driven.land()
+    assert all(request.status.is_finished for request in requests)
+    assert not driven.tier.held and not driven.scheduler.live.roomless
+    assert driven.tier.stats.num_moved_in == 4 and driven.tier.stats.num_fetched == 6

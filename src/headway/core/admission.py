@@ -45,6 +45,7 @@ class Admission:
     def admit_waiting(self, plan: StepPlan) -> None:
         """Admit waiting requests in policy order; past one that does not fit, but only so far and so often."""
         live, entrants = self._live, self._live.entrants()
+        live.retry_fetches(self._fetch)
         if entrants is Entrants.NONE:
             return
         index, num_displaced, has_time = 0, 0, True
@@ -83,10 +84,14 @@ class Admission:
         live = self._live
         if self._kv_cache.host_tier is None or not live.may_fetch(request):
             return False
-        digests = self._kv_cache.fetch(request, token_s=self._pace.step_time.per_token_s)
-        if digests:
+        digests = self._fetch(request)
+        if digests is None or digests:
             live.fetch(request, digests)
-        return bool(digests)
+            return True
+        return False
+
+    def _fetch(self, request: Request) -> list[bytes] | None:
+        return self._kv_cache.fetch(request, token_s=self._pace.step_time.per_token_s)
 
     def _has_time_for(self, plan: StepPlan, request: Request) -> bool:
         """Whether the step has tokens left for a prompt. Where prompts are not cut, it must fit as a whole, unless it

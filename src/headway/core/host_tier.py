@@ -19,7 +19,7 @@ that are not clean are stored, the oldest first, before they are needed; if that
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 MAX_STORES = 64
@@ -89,6 +89,7 @@ class HostTier:
         self._read_by_next_step: set[int] = set()
         self._unlanded: Counter[int] = Counter()  # slots that steps copy to whose results have not come
         self._fetching: dict[bytes, tuple[int, str]] = {}  # slots that are being filled, and from where
+        self._held: Counter[bytes] = Counter()  # blocks that requests have had fetched and not yet used; by how many
         self._storing: dict[bytes, int] = {}  # slots that are being read; they are among `_slots`
         self._unclean: OrderedDict[bytes, None] = OrderedDict()  # of `_slots`: what has to be stored, the oldest first
         self._fetches: list[tuple[bytes, int, str]] = []  # these two as in `BlockMoves`, to be taken
@@ -173,11 +174,13 @@ class HostTier:
 
     def _take_oldest(self, *, has_landed: bool = False, keep: Collection[bytes] = ()) -> int | None:
         """The slot of the oldest block, or of one that is almost as old and clean. `has_landed`: no step in flight may
-        copy to it. Not those of `keep`."""
+        copy to it. Not those that are held, nor those of `keep`."""
         unclean = None
         for num_looks, (digest, slot) in enumerate(self._slots.items()):
             is_unlanded = has_landed and slot in self._unlanded
-            if is_unlanded or slot in self._read_by_next_step or digest in self._storing or digest in keep:
+            if is_unlanded or slot in self._read_by_next_step or digest in self._storing:
+                continue
+            if digest in self._held or digest in keep:
                 continue
             if digest not in self._unclean:
                 return self._forget(digest)
@@ -209,6 +212,27 @@ class HostTier:
     def is_fetching(self, digest: bytes) -> bool:
         """Whether it is on its way here."""
         return digest in self._fetching
+
+    def hold(self, digests: Iterable[bytes]) -> None:
+        """Keep blocks that are here, or on their way, until they are released as often."""
+        self._held.update(digests)
+
+    def release(self, digests: Iterable[bytes]) -> None:
+        """Whoever held them needs them no more."""
+        for digest in digests:
+            self._held[digest] -= 1
+            if not self._held[digest]:
+                del self._held[digest]
+
+    @property
+    def held(self) -> Mapping[bytes, int]:
+        """By how many each block is held."""
+        return self._held
+
+    @property
+    def num_takeable(self) -> int:
+        """Slots that are free, or whose blocks nobody holds."""
+        return self.num_slots - len(self._fetching) - len(self._slots.keys() & self._held.keys())
 
     def fetch(self, digest: bytes, source: str, *, keep: Collection[bytes] = ()) -> bool:
         """Have a block fetched that is not here. False if no slot can be given up for it, without those of `keep`."""

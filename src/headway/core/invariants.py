@@ -40,8 +40,9 @@ def _check_places(live: LiveRequests) -> None:
     for request, awaited in live.fetching.items():
         assert request.status is RequestStatus.FETCHING, f"{request} waits for blocks"
         assert request.num_computed_tokens == 0 and request.has_fetched, f"{request} waits for blocks"
-        assert awaited.missing, f"{request} waits for nothing"
+        assert bool(awaited.missing) != (request in live.roomless), f"{request} waits for nothing"
         assert awaited.missing <= set(awaited.chain), f"{request} waits for blocks of another"
+    assert live.roomless.keys() <= live.fetching.keys(), "room is wanted for a request that does not wait for blocks"
     assert live.num_skips.keys() <= set(waiting), "skips are counted for a request that does not wait"
     num_computed = sum(request.num_computed_tokens for request in [*live.running, *live.held])
     assert num_computed == live.num_computed_tokens, "the sum of computed tokens is wrong"
@@ -146,5 +147,8 @@ def _check_prefix_cache(scheduler: Scheduler) -> None:
     tier = kv_cache.host_tier
     if tier is not None:
         tier.check_invariants()
+        held = Counter(itertools.chain.from_iterable(kv_cache.fetched_for.values()))
+        assert held == tier.held, "blocks are held for nobody, or not held"
+        assert kv_cache.fetched_for.keys() <= scheduler.live.by_id.keys(), "blocks are held for one that has ended"
     for awaited in scheduler.live.fetching.values():
         assert tier is not None and all(map(tier.is_fetching, awaited.missing)), "a block is awaited and not fetched"

@@ -27,9 +27,10 @@ have landed.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from headway.core.blocks import BlockPool, CachedBlock, root_digest
 from headway.core.host_tier import HostTier
@@ -77,6 +78,7 @@ class KVCacheManager:
         self.unlanded: dict[Request, int] = {}
         """With a prefix cache: how many tokens requests were admitted with, until all of them have landed."""
         self._holdings: dict[str, _Holding] = {}
+        self._fetched_for: dict[str, list[bytes]] = {}
         num_places = 0 if prefix_cache is None else num_blocks
         self._blocks = [CachedBlock(block_id) for block_id in range(num_places)]  # by their ids, cached or not
         self._moved_out: list[tuple[int, int]] = []  # these three as in `BlockMoves`, for the next step
@@ -235,14 +237,16 @@ class KVCacheManager:
             block_s = self.block_size * token_s if token_s is not None else math.inf
             restores = restore_mode == "swap" or (restore_mode == "auto" and self.restore_block_s < block_s)
             num_computed = self._share(request, holding, self.prefix_cache, restores=restores)
+            self.release_fetched(request)
         holding.promised = self._blocks_to_promise(request) - len(holding.table)
         self._num_promised_blocks += holding.promised
         return tuple(holding.table), num_computed
 
-    def fetch(self, request: Request, *, token_s: float | None) -> list[bytes]:
+    def fetch(self, request: Request, *, token_s: float | None) -> list[bytes] | None:
         """Have blocks fetched that continue what is here of a waiting request's tokens: from disk if that is faster
-        than to compute them, or from the replica that it names. Returns those to wait for: none, if there are none or
-        no room for them. `token_s` as in `admit`."""
+        than to compute them, or from the replica that it names. Returns those to wait for; `None` while others hold the
+        room that they need. Until it is admitted, or `release_fetched`, it holds what is there of its chain. `token_s`
+        as in `admit`."""
         tier, source = self.host_tier, request.options.blocks_at
         if tier is None or self.prefix_cache is None or not request.reads_cache:
             return []
@@ -256,14 +260,37 @@ class KVCacheManager:
         is_whole = num_found == most
         if is_whole or (not source and not self._is_worth_fetching(request, digests[num_found], tier, token_s)):
             return []
+        wanted = list(itertools.takewhile(lambda digest: self._is_far(digest, source, tier), digests[num_found:]))
+        num_new = sum(not tier.is_fetching(digest) for digest in wanted)
+        if tier.held and min(num_new, tier.num_slots) > tier.num_takeable:
+            return None
         tier.touch(reversed(in_tier))  # the first one last, since without it the others are of no use
         awaited, keep = [], set(in_tier)
-        for digest in digests[num_found:]:
-            is_there = bool(source) or (tier.far is not None and digest in tier.far)
-            if digest in tier or not (tier.is_fetching(digest) or (is_there and tier.fetch(digest, source, keep=keep))):
+        for digest in wanted:
+            if not tier.is_fetching(digest) and not tier.fetch(digest, source, keep=keep):
                 break
             awaited.append(digest)
+        if awaited:
+            held = self._fetched_for[request.request_id] = [*in_tier, *awaited]
+            tier.hold(held)
         return awaited
+
+    @staticmethod
+    def _is_far(digest: bytes, source: str, tier: HostTier) -> bool:
+        """Whether a block is not here, but can come or is coming."""
+        is_there = bool(source) or (tier.far is not None and digest in tier.far)
+        return digest not in tier and (is_there or tier.is_fetching(digest))
+
+    def release_fetched(self, request: Request) -> None:
+        """It has what was fetched for it, or does not need it."""
+        held = self._fetched_for.pop(request.request_id, None)
+        if held is not None and self.host_tier is not None:
+            self.host_tier.release(held)
+
+    @property
+    def fetched_for(self) -> Mapping[str, Sequence[bytes]]:
+        """What is held in the host tier, by request."""
+        return self._fetched_for
 
     def _is_worth_fetching(self, request: Request, digest: bytes, tier: HostTier, token_s: float | None) -> bool:
         """Whether the next block is on disk and there sooner than computed: decided once for each request."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import bisect
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from headway.core.kv_cache_manager import KVCacheManager
@@ -54,9 +54,9 @@ class _Awaited:
 
     __slots__ = ("began_s", "chain", "missing")
 
-    def __init__(self, chain: list[bytes], began_s: float) -> None:
-        self.chain = chain  # in order; without one, those behind it are of no use
-        self.missing = set(chain)
+    def __init__(self, began_s: float) -> None:
+        self.chain: list[bytes] = []  # in order; without one, those behind it are of no use
+        self.missing: set[bytes] = set()
         self.began_s = began_s
 
 
@@ -74,6 +74,8 @@ class LiveRequests:
         self.held: dict[Request, RequestStatus] = {}
         """Requests of a sealed batch that have their last token, and how they are going to end."""
         self.fetching: dict[Request, _Awaited] = {}
+        self.roomless: dict[Request, None] = {}
+        """Of these: for whose blocks there was no room yet, in their order."""
         """Requests that wait for blocks, the one that began first first."""
         self.by_id: dict[str, Request] = {}
         self.now_s = 0.0
@@ -187,13 +189,34 @@ class LiveRequests:
         is_new = not request.has_fetched and not request.num_preemptions and not request.is_fork
         return is_new and len(self.fetching) < self._max_num_seqs
 
-    def fetch(self, request: Request, digests: list[bytes]) -> None:
-        """Take a waiting request out of the queue until these blocks have come."""
+    def fetch(self, request: Request, digests: list[bytes] | None) -> None:
+        """Take a waiting request out of the queue until these blocks have come; `None`: until there is room for them,
+        first."""
         request.move_to(RequestStatus.FETCHING)
-        request.has_fetched = True
         self.waiting.remove(request)
         self.num_skips.pop(request, None)
-        self.fetching[request] = _Awaited(digests, self.now_s)
+        self.fetching[request] = _Awaited(self.now_s)
+        self._await(request, digests)
+
+    def retry_fetches(self, fetch: Callable[[Request], list[bytes] | None]) -> None:
+        """Have blocks fetched for those who had no room for them, the first one first, as far as there is now."""
+        while self.roomless:
+            request = next(iter(self.roomless))
+            digests = fetch(request)
+            self._await(request, digests)
+            if digests is None:
+                return
+            if not digests:
+                self._queue_again(request)
+
+    def _await(self, request: Request, digests: list[bytes] | None) -> None:
+        request.has_fetched = True
+        if digests is None:
+            self.roomless[request] = None
+            return
+        self.roomless.pop(request, None)
+        awaited = self.fetching[request]
+        awaited.chain, awaited.missing = digests, set(digests)
         for digest in digests:
             self._waits_for.setdefault(digest, []).append(request)
 
@@ -227,6 +250,7 @@ class LiveRequests:
         awaited = self.fetching[request]
         self._cut(request, awaited, 0)
         del self.fetching[request]
+        self.roomless.pop(request, None)
 
     def _queue_again(self, request: Request) -> None:
         """The first block counts as used last: without it the others are of no use."""
@@ -278,10 +302,12 @@ class LiveRequests:
             del self.held[request]
         elif old_status is RequestStatus.FETCHING:
             self._stop_fetching(request)
+            self._kv_cache.release_fetched(request)
             return request
         else:
             self.waiting.remove(request)
             self.num_skips.pop(request, None)
+            self._kv_cache.release_fetched(request)
             return request
         self.num_computed_tokens -= request.num_computed_tokens
         self._kv_cache.free(request, keep=status is not RequestStatus.FINISHED_ERROR)

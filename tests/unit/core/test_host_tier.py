@@ -174,6 +174,22 @@ def test_a_fetched_block_is_found_when_it_has_come() -> None:
     tier.check_invariants()
 
 
+def test_blocks_that_are_held_keep_their_slots() -> None:
+    tier = far_tier(3, b"a", b"b", b"c", b"d")
+    for digest in (b"a", b"b"):
+        assert tier.fetch(digest, "")
+    tier.hold([b"a", b"b"])
+    tier.hold([b"b"])
+    for digest in (b"a", b"b"):
+        tier.fetch_done(digest, True)
+    assert tier.num_takeable == 1 and tier.fetch(b"c", "") and not tier.fetch(b"d", "")
+    assert tier.put(b"evicted") is None
+    tier.release([b"a", b"b"])
+    assert tier.held == {b"b": 1} and tier.num_takeable == 1
+    assert tier.fetch(b"d", "") and b"a" not in tier and not tier.fetch(b"a", "")
+    tier.check_invariants()
+
+
 def test_a_fetch_takes_no_slot_that_is_needed() -> None:
     tier = HostTier(3)
     read, kept = landed_put(tier, b"read"), landed_put(tier, b"kept")
