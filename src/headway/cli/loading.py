@@ -26,12 +26,12 @@ def stderr_console() -> Console:
 
 
 def load_engine(config: EngineConfig, console: Console, *, quiet: bool = False, warm: bool = False) -> LLMEngine:
-    """Build the engine, showing progress on a terminal, and print the memory plan unless `quiet`.
+    """Build the engine, showing progress, and print the memory plan; of these, `quiet` leaves the bar on a terminal.
 
     `warm`: as a server's, which is ready only when no step is slow for being the first of its kind.
     """
     started = time.monotonic()
-    engine = _load_with_bar(config, console) if console.is_terminal else _load_with_lines(config)
+    engine = _load_with_bar(config, console) if console.is_terminal else _load_with_lines(config, is_shown=not quiet)
     if warm:
         engine.warm_up()
     spare_the_collector()
@@ -41,10 +41,10 @@ def load_engine(config: EngineConfig, console: Console, *, quiet: bool = False, 
     return engine
 
 
-def _load_with_lines(config: EngineConfig) -> LLMEngine:
+def _load_with_lines(config: EngineConfig, *, is_shown: bool) -> LLMEngine:
     from headway.engine.llm_engine import LLMEngine
 
-    with meter(None, "Loading weights", unit="bytes") as shown:
+    with meter(None, "Loading weights", unit="bytes", is_shown=is_shown) as shown:
         return LLMEngine.from_config(config, progress=shown.at)
 
 
