@@ -126,7 +126,7 @@ def test_behind_a_link_that_is_too_slow_all_is_as_on_the_decode_replicas_alone(r
 
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize(
-    ("roles", "num_blocks", "seed"), [(Roles(1, 1), 500, 1), (Roles(1, 3), 400, 2), (Roles(3, 1), 700, 3)]
+    ("roles", "num_blocks", "seed"), [(Roles(1, 1), 400, 1), (Roles(1, 3), 400, 2), (Roles(3, 1), 700, 3)]
 )
 def test_no_request_is_lost_or_served_twice(
     roles: Roles, num_blocks: int, seed: int, router: str, monkeypatch: pytest.MonkeyPatch
