@@ -294,7 +294,6 @@ def test_a_server_with_roles_answers_as_one_without() -> None:
         (("--roles", "prefill=1,decode=0"), "prefill=P,decode=D"),
         (("--roles", "prefill=1,thinking=1"), "prefill=P,decode=D"),
         (("--roles", "prefill=1,decode=1", "--replicas", "3"), "2 replicas"),
-        (("--roles", "prefill=1,decode=1", "--ray"), "--ray"),
         (("--roles", "prefill=1,decode=1", "--max-replicas", "3"), "max_replicas"),
         (("--roles", "prefill=1,decode=1", "--no-enable-prefix-caching"), "prefix cache"),
         (("--roles", "prefill=1,decode=1", "--preemption-mode", "recompute"), "recompute"),
