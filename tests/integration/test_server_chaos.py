@@ -22,6 +22,7 @@ from tests.integration.server_process import ServerProcess, running_server
 DURATION_S = float(os.environ.get("HEADWAY_CHAOS_SECONDS", "5"))
 WITH_MODEL = bool(os.environ.get("HEADWAY_CHAOS_MODEL"))
 NUM_CLIENTS = 64
+MIN_REQUESTS = 4  # of each client, however slow the machine is
 MAX_WORDS, MAX_TOKENS = (30, 24) if WITH_MODEL else (400, 300)
 FACTORY = () if WITH_MODEL else ("--engine-factory", "headway.rpc.engine_without_model:create_engine")
 KINDS = ("whole", "stream", "stream", "leave", "leave early", "bad", "half a body")
@@ -48,8 +49,10 @@ class Client:
         self._outcomes = outcomes
 
     async def run(self, until_s: float) -> None:
-        while time.monotonic() < until_s:
+        num_requests = 0
+        while num_requests < MIN_REQUESTS or time.monotonic() < until_s:
             outcome = await asyncio.wait_for(self._one(), PATIENCE_S)
+            num_requests += 1
             self._outcomes[outcome] += 1
             if outcome.startswith("error"):
                 await asyncio.sleep(0.1)

@@ -30,7 +30,7 @@ class Served:
         self.client = client
         self._runner = runner
 
-    def run(self, test: Callable[[EngineClient], Awaitable[None]], *, limit_s: float = 60.0) -> None:
+    def run(self, test: Callable[[EngineClient], Awaitable[None]], *, limit_s: float = 200.0) -> None:
         async def with_limit() -> None:
             async with asyncio.timeout(limit_s):
                 await test(self.client)
