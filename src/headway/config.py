@@ -512,8 +512,8 @@ class EngineConfig:
                 if self.model.draft_model is None
                 else f"draft_model is given, but speculation is '{self.scheduler.speculation}'; use 'draft'."
             )
-        if self.cache.disk_cache and self.device.tensor_parallel_size > 1:
-            raise ConfigError("disk_cache keeps blocks of a whole model; with tensor_parallel_size, ranks have parts.")
+        if self.cache.disk_cache and self.device.collectives == "none":
+            raise ConfigError("disk_cache keeps whole blocks, and with collectives 'none' there is one rank's part.")
         if self.scheduler.scheduling_policy == "ltr" and not self.prediction.is_learned:
             raise ConfigError(
                 "scheduling_policy 'ltr' goes by a learned ranking, and length_predictor is "

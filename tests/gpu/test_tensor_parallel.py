@@ -3,15 +3,22 @@ so it takes a while; under NVIDIA's MPS it does not."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from headway.core import HostTier
+from headway.kv.block_store import Done
+from headway.kv.disk_store import DiskStore
 from tests.integration.test_tensor_parallel import children, tokens
 from tests.unit.loader.test_quantized_weights import write, write_gguf
 from tests.unit.models.tiny import hf_model, save_folder
+
+if TYPE_CHECKING:
+    from headway.kv.block_store import Slot
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -37,6 +44,27 @@ def test_two_ranks_on_one_gpu(variant: str, tmp_path: Path) -> None:
     options = {**SMALL, **VARIANTS[variant]}
     assert tokens(folder, tensor_parallel_size=2, **options) == tokens(folder, **options)
     assert not children()
+
+
+def test_blocks_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second engine's prompts come from files: each has the parts of both ranks."""
+    monkeypatch.setattr(HostTier, "is_worth_fetching", lambda *_: True)
+    folder = str(save_folder(hf_model("qwen3", num_hidden_layers=1), tmp_path / "model"))
+    options = {**SMALL, "block_size": 4, "num_rounds": 1}
+    expected, own = tokens(folder, **options), {**options, "disk_cache": str(tmp_path / "kv")}
+    assert tokens(folder, tensor_parallel_size=2, **own) == expected
+    files = {path.name for path in (tmp_path / "kv").glob("*/*.kv")}
+    assert files
+    fetched: list[bytes] = []
+    fetch = DiskStore.fetch
+
+    def noted(store: DiskStore, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done) -> None:
+        fetched.extend(digests)
+        fetch(store, digests, slots, source, done)
+
+    monkeypatch.setattr(DiskStore, "fetch", noted)
+    assert tokens(folder, tensor_parallel_size=2, **own) == expected
+    assert fetched and {f"{digest.hex()}.kv" for digest in fetched} <= files
 
 
 @pytest.mark.parametrize("family", ["llama_biased", "mistral", "qwen2"])

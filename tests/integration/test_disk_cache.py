@@ -21,6 +21,7 @@ from headway.core import HostTier
 from headway.errors import ConfigError
 from tests.integration.conversations import MAX_MODEL_LEN, MAX_TOKENS, Alone, Conversations
 from tests.integration.server_process import running_server
+from tests.unit.models.tiny import hf_model, random_prompt, save_folder
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM
 
 NUM_KILLS = int(os.environ.get("HEADWAY_KILL_ROUNDS", "4"))
@@ -38,6 +39,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "small disk": {"block_size": 4, "num_kv_blocks": 40, "host_cache_memory": 2**15, "disk_cache_size": 40 * 2112},
     "swapping": {"block_size": 2, "num_kv_blocks": 24, "host_cache_memory": 2**15, "preemption_mode": "swap"},
+    "ranks": {
+        "block_size": 5,
+        "num_kv_blocks": 40,
+        "host_cache_memory": 2**14,
+        "tensor_parallel_size": 2,
+        "collectives": "threads",
+        "async_scheduling": True,
+    },
 }
 
 
@@ -117,6 +126,7 @@ def test_another_model_or_format_finds_nothing(tiny: TinyLLM, tmp_path: Path) ->
         (tiny, {"seed": 1}),
         (tiny, {"block_size": 8}),
         (tiny, {"kv_cache_dtype": "int8"}),
+        (tiny, {"tensor_parallel_size": 2, "collectives": "threads"}),
         (deeper, {}),
     ]
     for model, options in changes:
@@ -127,6 +137,31 @@ def test_another_model_or_format_finds_nothing(tiny: TinyLLM, tmp_path: Path) ->
     again = tiny.on_cpu(**own)
     assert again.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens == 48
     again.shutdown()
+
+
+@pytest.mark.usefixtures("always_worth_it")
+@pytest.mark.parametrize(("num_ranks", "collectives"), [(2, "auto"), (3, "threads")])
+def test_parts_of_different_size_are_one_block(num_ranks: int, collectives: str, tmp_path: Path) -> None:
+    """5 key heads over 2 processes, and over 3 threads; each engine finds its own blocks again, and only those."""
+    shape = {"num_attention_heads": 10, "num_key_value_heads": 5, "head_dim": 8}
+    folder = str(save_folder(hf_model("qwen3", **shape), tmp_path / "model"))
+    prompts = [random_prompt(length, seed=length) for length in (97, 50, 17)]
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True, detokenize=False)
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 160, "num_kv_blocks": 40, "block_size": 16}
+    plain = LLM(folder, enable_prefix_caching=False, **options)
+    expected = [tokens(plain, prompt, params) for prompt in prompts]
+    own: dict[str, Any] = {"tensor_parallel_size": num_ranks, "collectives": collectives, **options}
+    own["disk_cache"] = str(tmp_path / "kv")
+    for found in ([0, 0, 0], [96, 48, 16]):
+        llm = LLM(folder, **own)
+        outputs = [llm.generate(prompt, params, use_tqdm=False)[0] for prompt in prompts]
+        assert [[one.token_ids for one in output.outputs] for output in outputs] == expected
+        assert [output.num_cached_tokens for output in outputs] == found
+        assert tier_of(llm).stats.num_fetched == sum(found) // 16
+        llm.shutdown()
+    files = list((tmp_path / "kv").glob("*/*.kv"))
+    assert len({file.parent for file in files}) == 1 and len({file.stat().st_size for file in files}) == 1
+    assert files[0].stat().st_size > 2 * 2 * 5 * 8 * 4 * 16, "all heads of both layers are in it"
 
 
 def test_what_is_slower_than_computing_is_computed(tiny: TinyLLM, tmp_path: Path) -> None:
@@ -157,15 +192,15 @@ def test_what_cannot_be_had_is_refused(tiny: TinyLLM, tmp_path: Path) -> None:
 
 LIFE = """
 import json, random, sys
-from pathlib import Path
+from headway import LLM
 from headway.core import HostTier
-from tests.integration.conversations import MAX_MODEL_LEN, MAX_TOKENS, Alone, Conversations
-from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM
+from tests.integration.conversations import MAX_MODEL_LEN, Conversations
+from tests.unit.models.tiny import VOCAB_SIZE
 HostTier.is_worth_fetching = lambda *_: True
-folder, seed = Path(sys.argv[1]), int(sys.argv[2])
-llm = TinyLLM(folder, 160).on_cpu(
-    max_num_seqs=6, disk_cache=str(folder / "kv"), block_size=4, num_kv_blocks=40, host_cache_memory=2**15,
-    disk_cache_size=300 * 2112,
+model, folder, num_ranks = sys.argv[1], sys.argv[2], int(sys.argv[3])
+llm = LLM(
+    model, dtype="float32", max_model_len=MAX_MODEL_LEN, max_num_seqs=6, disk_cache=folder, block_size=4,
+    num_kv_blocks=40, host_cache_memory=2**15 // num_ranks, disk_cache_size=300 * 2112, tensor_parallel_size=num_ranks,
 )
 print("ready", flush=True)
 for number in range(1000):
@@ -177,11 +212,14 @@ for number in range(1000):
 """
 
 
-def test_engines_that_are_killed_leave_nothing_wrong(alone: Alone, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_engines_that_are_killed_leave_nothing_wrong(num_ranks: int, tmp_path: Path) -> None:
     """Again and again, in the same folder: whatever an engine answers until it is killed is right."""
+    folder = str(save_folder(hf_model("llama"), tmp_path / "model"))
+    alone = Alone(LLM(folder, dtype="float32", max_model_len=MAX_MODEL_LEN, enable_prefix_caching=False), MAX_TOKENS)
     rng, num_answers, num_fetched = random.Random(8), 0, 0
-    for turn in range(NUM_KILLS):
-        command = [sys.executable, "-c", LIFE, str(tmp_path), str(turn)]
+    for _ in range(NUM_KILLS):
+        command = [sys.executable, "-c", LIFE, folder, str(tmp_path / "kv"), str(num_ranks)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
             time.sleep(rng.uniform(0.3, 1.5))

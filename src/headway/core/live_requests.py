@@ -74,9 +74,9 @@ class LiveRequests:
         self.held: dict[Request, RequestStatus] = {}
         """Requests of a sealed batch that have their last token, and how they are going to end."""
         self.fetching: dict[Request, _Awaited] = {}
+        """Requests that wait for blocks, the one that began first first."""
         self.roomless: dict[Request, None] = {}
         """Of these: for whose blocks there was no room yet, in their order."""
-        """Requests that wait for blocks, the one that began first first."""
         self.by_id: dict[str, Request] = {}
         self.now_s = 0.0
         """When the step is planned."""

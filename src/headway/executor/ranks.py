@@ -5,7 +5,8 @@
 
 Each step's plan is sent to all ranks once; they compute and sum (`layers/collectives.py`), and all of them choose the
 same tokens, so no token is ever sent. Only rank 0's are read. Ranks have the same rows and the same blocks, each with
-its own heads in them.
+its own heads in them. What is outside the engine (a folder of blocks) is rank 0's affair: the others only say when
+none of their copies has to do with a slot any more.
 
 A rank that fails in any way ends. The others would wait for it, so the engine has failed then: `EngineDeadError` says
 which rank it was, and whoever runs the engine starts it again.
@@ -26,11 +27,11 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -39,7 +40,8 @@ from headway.config import ResolvedConfig
 from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SchedulerOutput
 from headway.errors import ConfigError, EngineDeadError, HeadwayError
 from headway.executor import PendingStep, UnsampledStep
-from headway.kv.block_store import BlockTransfers
+from headway.kv.block_store import BlockTransfers, Slots
+from headway.kv.host_blocks import SharedSlots
 from headway.layers.collectives import (
     Absent,
     Collectives,
@@ -57,6 +59,9 @@ from headway.runner import Runner
 from headway.structured.guides import TokenMasks
 from headway.worker.memory_plan import MemoryPlan
 from headway.worker.model_worker import ModelWorker
+
+if TYPE_CHECKING:
+    from headway.kv.block_store import Slot
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +84,8 @@ class RankStart:
     """A file through which the ranks find each other."""
     memory: str
     """A file that is their shared memory."""
+    slots: int
+    """A descriptor: memory for their blocks on the host, if those go further; -1 if not."""
     log_level: int
 
     @property
@@ -127,7 +134,7 @@ class RanksExecutor:
             own = _Ready(worker.plan(worker.profile()), _kernels(worker))
             plan = _agreed([own, *self._peers.receive()], num_ranks=start.size)
             self._peers.send(plan)
-            self.plan, self._runner = worker.allocate(plan)
+            self.plan, self._runner = _allocated(start, worker, plan)
             self._peers.receive()
         except BaseException as error:
             self._peers.kill()
@@ -138,6 +145,9 @@ class RanksExecutor:
             raise
         self.max_in_flight = start.max_in_flight
         self.transfers: BlockTransfers | None = None
+        own_transfers = self._runner.transfers
+        if own_transfers is not None and own_transfers.disk is not None:
+            self.transfers = BlockTransfers(_RankedSlots(own_transfers.slots, self._peers), disk=own_transfers.disk)
         self.verifies_ahead = self._runner.verifies_ahead
         # Each thread has a current device of its own; steps belong to that of the thread that loads the model.
         self._cuda_device = torch.cuda.current_device() if start.config.device.kind == "cuda" else None
@@ -161,6 +171,8 @@ class RanksExecutor:
             config = dataclasses.replace(config, device=dataclasses.replace(config.device, num_threads=num_threads))
         in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         folder = Path(tempfile.mkdtemp(prefix="headway-ranks-", dir=in_memory))
+        # Not a file there: containers have little room for those.
+        slots = os.memfd_create("headway-slots", os.MFD_CLOEXEC) if config.cache.disk_cache else -1
         try:
             start = RankStart(
                 rank=0,
@@ -171,12 +183,15 @@ class RanksExecutor:
                 collectives=collectives,
                 store=str(folder / "store"),
                 memory=str(folder / "memory"),
+                slots=slots,
                 log_level=logging.getLogger("headway").getEffectiveLevel(),
             )
             start.choose_device()
             return cls(start, checkpoint, draft, progress)
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # they have found each other
+            if slots >= 0:
+                os.close(slots)
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Run a step on all ranks, or start it."""
@@ -202,6 +217,9 @@ class RanksExecutor:
         if self._is_shut_down:
             return
         self._is_shut_down = True
+        if self.transfers is not None:
+            self.transfers.close()
+            self.transfers = None
         self._peers.end()
         self._runner.shutdown()
         with contextlib.suppress(Exception):
@@ -266,6 +284,24 @@ class _RankedForward:
         return self._executor.sample(self._step, masks)
 
 
+class _RankedSlots:
+    """The slots of all ranks: `Slots`."""
+
+    def __init__(self, own: Slots, peers: _Peers) -> None:
+        self._own = own
+        self._peers = peers
+
+    def bytes_of(self, slot: int) -> Slot:
+        return self._own.bytes_of(slot)
+
+    def settle(self, slots: Iterable[int]) -> None:
+        """Wait for the copies of all ranks, behind all that they were told to do."""
+        settled = tuple(slots)
+        self._peers.send(("settle", settled))
+        self._own.settle(settled)
+        self._peers.receive()
+
+
 def _choose_collectives(config: ResolvedConfig) -> str:
     """What there is for these devices; `ConfigError` for what cannot work."""
     chosen, size = config.device.collectives, config.device.tensor_parallel_size
@@ -308,11 +344,25 @@ def _loaded(
     return worker
 
 
+def _allocated(start: RankStart, worker: ModelWorker, agreed: _Agreed) -> tuple[MemoryPlan, Runner]:
+    if start.slots < 0:
+        return worker.allocate(agreed.plan)
+    return worker.allocate(agreed.plan, SharedSlots(start.slots, agreed.part_bytes, start.rank))
+
+
 class _Ready(NamedTuple):
     """What a rank says when it has loaded its part."""
 
     plan: MemoryPlan
     kernels: str
+
+
+class _Agreed(NamedTuple):
+    """What all ranks lay out."""
+
+    plan: MemoryPlan
+    part_bytes: tuple[int, ...]
+    """That each rank has of a block."""
 
 
 def _kernels(worker: ModelWorker) -> str:
@@ -322,19 +372,20 @@ def _kernels(worker: ModelWorker) -> str:
     )
 
 
-def _agreed(ready: Sequence[_Ready], *, num_ranks: int) -> MemoryPlan:
+def _agreed(ready: Sequence[_Ready], *, num_ranks: int) -> _Agreed:
     """As many blocks as every rank has room for. All must compute alike, since all choose tokens."""
     for rank, each in enumerate(ready):
         if each.kernels != ready[0].kernels:
             raise ConfigError(f"rank {rank} has {each.kernels}, and rank 0 {ready[0].kernels}: they would not agree.")
     plans = [each.plan for each in ready]
-    return dataclasses.replace(
+    plan = dataclasses.replace(
         plans[0],
         num_blocks=min(plan.num_blocks for plan in plans),
         num_host_slots=min(plan.num_host_slots for plan in plans),
         max_model_len=min(plan.max_model_len for plan in plans),
         num_ranks=num_ranks,
     )
+    return _Agreed(plan, tuple(plan.bytes_per_block for plan in plans))
 
 
 # ---- the other ranks, as rank 0 sees them ---------------------------------------------------------------------------
@@ -353,11 +404,11 @@ class _Peer:
         """What it says; raises what it raised, or `EngineDeadError` if it is gone."""
         while not self.connection.poll(0.1):
             if self.ended.is_set():
-                raise EngineDeadError(f"{self.name} ended before it was ready; its own messages say why.")
+                raise EngineDeadError(f"{self.name} ended before it answered; its own messages say why.")
         try:
             said = self.connection.recv()
         except (EOFError, ConnectionResetError):
-            raise EngineDeadError(f"{self.name} ended before it was ready; its own messages say why.") from None
+            raise EngineDeadError(f"{self.name} ended before it answered; its own messages say why.") from None
         if isinstance(said, Exception):
             raise said
         return said
@@ -437,7 +488,7 @@ def _start_process(start: RankStart, life: int, on_lost: Callable[[str], None]) 
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "headway.executor.ranks", str(theirs.fileno()), str(life)],
-            pass_fds=(theirs.fileno(), life),
+            pass_fds=(theirs.fileno(), life, *([start.slots] if start.slots >= 0 else [])),
             stdin=subprocess.DEVNULL,
         )
     peer = _Peer(f"rank {start.rank} (process {process.pid})", Connection(ours.detach()), process)
@@ -491,7 +542,7 @@ def _serve(start: RankStart, connection: Connection, meeting: Meeting | None) ->
             draft = open_checkpoint(model.draft_model, model.load_format, seed=model.seed)
         worker = _loaded(start, checkpoint, draft, collectives)
         connection.send(_Ready(worker.plan(worker.profile()), _kernels(worker)))
-        _, runner = worker.allocate(connection.recv())
+        _, runner = _allocated(start, worker, connection.recv())
         connection.send("ready")
     except HeadwayError as error:
         connection.send(error)
@@ -512,6 +563,10 @@ def _run_steps(runner: Runner, connection: Connection, *, max_in_flight: int) ->
             runner.warm_up()
         elif kind == "move":
             runner.move(payload)
+        elif kind == "settle":
+            assert runner.transfers is not None
+            runner.transfers.slots.settle(payload)
+            connection.send("settled")
         elif kind == "sample":
             assert forwarded is not None
             pending.append(forwarded.sample(payload))
@@ -539,6 +594,8 @@ def main() -> int:
     threading.Thread(target=await_end, name="life", daemon=True).start()
     connection = Connection(connection_fd)
     start: RankStart = connection.recv()
+    if start.slots >= 0:
+        os.set_inheritable(start.slots, False)
     logging.basicConfig(level=start.log_level, format=f"rank {start.rank}: %(levelname)s %(message)s")
     connection.send("started")
     try:

@@ -156,7 +156,7 @@ def fastest_reader() -> CheckedReader:
         reason = "its checksums are wrong"
     except Exception as error:
         reason = str(error).split("\n")[0]
-    logger.warning("Python reads the disk cache, several times as slow as compiled code: %s", reason)
+    logger.warning("Python checks KV blocks that it reads, several times as slow as compiled code: %s", reason)
     return PythonReader()
 
 

@@ -3,14 +3,20 @@
 In a slot a block is one piece of bytes: what each tensor of each layer has of it, one behind the other. For a device
 that copies by itself the slots are pinned in place: torch's own pinned memory comes in powers of two, up to twice what
 was asked for. Where blocks only arrive, from engines on other GPUs, the slots are on the device.
+
+Ranks have parts of a block. Where blocks go further than host memory, their slots are one memory: a slot has the parts
+of all ranks, one behind the other, so that what is outside this engine is whole blocks, and only rank 0 deals with it.
 """
 
 from __future__ import annotations
 
 import itertools
+import mmap
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,26 +37,60 @@ _NUM_MEASUREMENTS = 5
 _NUM_MEASURED_BLOCKS = 8
 
 
+@dataclass(frozen=True)
+class SharedSlots:
+    """One memory for the slots of all ranks, as one of them sees it."""
+
+    descriptor: int
+    """Of a file in memory. It may be closed when the slots are there."""
+    part_bytes: tuple[int, ...]
+    """That each rank has of a block."""
+    rank: int
+
+    def open(self, num_slots: int) -> Tensor:
+        """uint8 [num_slots, bytes of a whole block]. The first to come makes it."""
+        row_bytes = sum(self.part_bytes)
+        os.ftruncate(self.descriptor, num_slots * row_bytes)
+        memory = np.frombuffer(mmap.mmap(self.descriptor, num_slots * row_bytes), dtype=np.uint8)
+        return torch.from_numpy(memory.reshape(num_slots, row_bytes))
+
+    def own(self, slots: Tensor) -> Tensor:
+        """This rank's part of every slot."""
+        start = sum(self.part_bytes[: self.rank])
+        return slots[:, start : start + self.part_bytes[self.rank]]
+
+
 class HostBlocks:
     """Room for blocks in host memory. On CUDA the copies run beside the steps, on the CPU at once. `on_device`: the
-    room is device memory."""
+    room is device memory. `shared`: it is that of all ranks, where this is one of several."""
 
-    def __init__(self, kv_caches: Sequence[LayerKVCache], num_slots: int, *, on_device: bool = False) -> None:
+    def __init__(
+        self,
+        kv_caches: Sequence[LayerKVCache],
+        num_slots: int,
+        *,
+        on_device: bool = False,
+        shared: SharedSlots | None = None,
+    ) -> None:
         self._blocks = [_as_bytes(tensor) for cache in kv_caches for tensor in cache.tensors]
-        slot_bytes, device = sum(tensor.shape[1] for tensor in self._blocks), self._blocks[0].device
+        own_bytes, device = sum(tensor.shape[1] for tensor in self._blocks), self._blocks[0].device
         self._staged: StagedCopies | None = None
         if on_device:
-            self._slots = torch.zeros(num_slots, slot_bytes, dtype=torch.uint8, device=device)
+            self._whole = torch.zeros(num_slots, own_bytes, dtype=torch.uint8, device=device)
+        elif shared is not None:
+            self._whole = shared.open(num_slots)
         else:
-            self._slots = _zero_bytes(num_slots, slot_bytes)
+            self._whole = _zero_bytes(num_slots, own_bytes)
+        self._slots = self._whole if shared is None else shared.own(self._whole)
+        assert self._slots.shape[1] == own_bytes, "a rank's part of a block has another size than was agreed"
         if device.type == "cuda":
             from headway.kv.staged_copies import StagedCopies  # it takes Triton
 
             if not on_device:
-                _pin(self._slots)
+                _pin(self._whole)
             self._staged = StagedCopies(self._blocks, self._slots)
             if not on_device:
-                weakref.finalize(self, _unpin, self._slots, self._staged.wait).atexit = False
+                weakref.finalize(self, _unpin, self._whole, self._staged.wait).atexit = False
 
     def measure_restore(self) -> float:
         """Seconds that copying a block in takes, at best. Writes into the first blocks, which are empty still."""
@@ -87,12 +127,12 @@ class HostBlocks:
 
     @property
     def slot_bytes(self) -> int:
-        """Size of a block as one piece."""
-        return self._slots.shape[1]
+        """Size of a block as one piece, with the parts of all ranks."""
+        return self._whole.shape[1]
 
     def bytes_of(self, slot: int) -> Slot:
         """The memory of a slot."""
-        row = self._slots[slot]
+        row = self._whole[slot]
         return row if row.is_cuda else row.numpy().data.cast("B")
 
     def settle(self, slots: Iterable[int]) -> None:

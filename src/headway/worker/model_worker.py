@@ -24,7 +24,7 @@ from headway.config import ResolvedConfig
 from headway.errors import ConfigError
 from headway.kv.block_store import BlockTransfers
 from headway.kv.disk_store import DiskStore
-from headway.kv.host_blocks import HostBlocks
+from headway.kv.host_blocks import HostBlocks, SharedSlots
 from headway.kv.layer_cache import LayerKVCache
 from headway.layers import create_ops
 from headway.layers.collectives import Collectives
@@ -80,11 +80,16 @@ class ModelWorker:
             self._check_draft(checkpoint.config, draft.config)
         if self.formats.native_threads is not None:
             native.set_num_threads(self.formats.native_threads)
-        if self._config.cache.disk_cache:
+        if self._config.cache.disk_cache and self._is_first:
             self._identities = tuple(one.identity() for one in (checkpoint, draft) if one is not None)
         self._decoder = self._load(checkpoint, progress, self._ranks)
         if draft is not None:
             self._draft = self._load(draft, progress, None)  # small, and so whole on every rank
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether this worker deals with what is outside the engine."""
+        return self._ranks is None or self._ranks.rank == 0
 
     def _check_draft(self, model: DecoderConfig, draft: DecoderConfig) -> None:
         if draft.vocab_size != model.vocab_size:
@@ -148,19 +153,20 @@ class ModelWorker:
             free_bytes=free_bytes,
         )
 
-    def allocate(self, plan: MemoryPlan) -> tuple[MemoryPlan, Runner]:
-        """Lay out the KV cache as planned. Returns the layout, and what runs steps in it."""
+    def allocate(self, plan: MemoryPlan, shared: SharedSlots | None = None) -> tuple[MemoryPlan, Runner]:
+        """Lay out the KV cache as planned. Returns the layout, and what runs steps in it. `shared`: where ranks have
+        their blocks in host memory, if it is one memory."""
         config, decoder, draft = self._config, self._decoder, self._draft
         assert decoder is not None, "load() comes first"
         models = [self._paged(plan, one) for one in (decoder, draft) if one is not None]
         host_blocks = None
         if plan.num_host_slots:
             kv_caches = [cache for model in models for cache in model.attention.kv_caches]
-            host_blocks = HostBlocks(kv_caches, plan.num_host_slots, on_device=plan.has_device_slots)
+            host_blocks = HostBlocks(kv_caches, plan.num_host_slots, on_device=plan.has_device_slots, shared=shared)
             plan = dataclasses.replace(plan, restore_block_s=host_blocks.measure_restore())
         transfers = None if host_blocks is None else BlockTransfers(host_blocks)
-        if config.cache.disk_cache and host_blocks is not None:
-            disk = self._open_disk(plan, host_blocks)
+        if config.cache.disk_cache and host_blocks is not None and self._is_first:
+            disk = self._open_disk(plan, host_blocks, () if shared is None else shared.part_bytes)
             transfers = BlockTransfers(host_blocks, disk=disk)
             plan = dataclasses.replace(plan, num_disk_blocks=disk.max_blocks, num_known_blocks=len(disk.digests()))
         settings = RunnerSettings(
@@ -180,12 +186,13 @@ class ModelWorker:
         runner.transfers = transfers
         return plan, runner
 
-    def _open_disk(self, plan: MemoryPlan, host_blocks: HostBlocks) -> DiskStore:
+    def _open_disk(self, plan: MemoryPlan, host_blocks: HostBlocks, part_bytes: tuple[int, ...]) -> DiskStore:
         """The folder of blocks that this engine can use: all that decides what is in one is in its name."""
         formats, cache = self.formats, self._config.cache
         layout = (plan.block_size, host_blocks.slot_bytes, formats.kv_format.name, formats.kernels)
         numbers = (str(formats), formats.device.type, formats.attention_backend, formats.quantization)
-        identity = repr((_BLOCK_FORMAT, layout, numbers, self._identities)).encode()
+        identities = (self._identities, part_bytes, type(self._ranks).__name__) if part_bytes else self._identities
+        identity = repr((_BLOCK_FORMAT, layout, numbers, identities)).encode()
         return DiskStore(
             Path(cache.disk_cache).expanduser(),
             fingerprint=hashlib.blake2b(identity, digest_size=16).hexdigest(),

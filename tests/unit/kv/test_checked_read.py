@@ -114,4 +114,4 @@ def test_without_a_library_python_reads_and_says_so_once(
     finally:
         fastest_reader.cache_clear()
     (record,) = caplog.records
-    assert "Python reads the disk cache" in record.getMessage() and "\n" not in record.getMessage()
+    assert "Python checks KV blocks" in record.getMessage() and "\n" not in record.getMessage()
