@@ -172,6 +172,8 @@ class EngineCore:
         try:
             if self._transfers is not None and self._transfers.disk is not None:
                 self._store_rest(self._transfers)
+        except EngineDeadError as error:
+            logger.warning("kept blocks are not stored: %s", error)
         except Exception:
             logger.exception("blocks are lost that were to be stored")
         self._transfers = None
@@ -199,6 +201,8 @@ class EngineCore:
             if self._transfers is not None:
                 self._transfers.begin(moves)
                 return
+        except EngineDeadError as error:  # which the next step says too
+            logger.warning("blocks can be neither fetched nor stored: %s", error)
         except Exception:
             logger.exception("blocks can be neither fetched nor stored")
         for digest, _, _ in moves.fetched:

@@ -48,6 +48,8 @@ class MemoryPlan:
     """Whether that room is on the device."""
     restore_block_s: float = 0.0
     """Time to copy one of these back, measured."""
+    disk_bytes: int = 0
+    """That files may take, of all ranks together."""
     num_disk_blocks: int = 0
     """Blocks that find room in the disk cache."""
     num_known_blocks: int = 0
@@ -77,8 +79,9 @@ class MemoryPlan:
             f"{self.num_blocks:,} blocks of {self.block_size} tokens\n"
             f"capacity  {self.num_tokens:,} tokens = {self.num_full_requests:.1f} requests of full length "
             f"({self.max_model_len:,} tokens)"
-            f"{self._host_line}{self._disk_line}"
+            f"{self._host_line}"
             + (f"\nranks     {self.num_ranks}, each with so much" if self.num_ranks > 1 else "")
+            + self._disk_line
         )
 
     @property
@@ -93,8 +96,7 @@ class MemoryPlan:
     def _disk_line(self) -> str:
         if not self.num_disk_blocks:
             return ""
-        room = _mib(self.num_disk_blocks * self.bytes_per_block)
-        return f"\ndisk      {room} = {self.num_disk_blocks:,} blocks, {self.num_known_blocks:,} there"
+        return f"\ndisk      {_mib(self.disk_bytes)} = {self.num_disk_blocks:,} blocks, {self.num_known_blocks:,} there"
 
 
 def longest_request(max_model_len: int | None, model: DecoderConfig) -> int:

@@ -168,7 +168,12 @@ class ModelWorker:
         if config.cache.disk_cache and host_blocks is not None and self._is_first:
             disk = self._open_disk(plan, host_blocks, () if shared is None else shared.part_bytes)
             transfers = BlockTransfers(host_blocks, disk=disk)
-            plan = dataclasses.replace(plan, num_disk_blocks=disk.max_blocks, num_known_blocks=len(disk.digests()))
+            plan = dataclasses.replace(
+                plan,
+                disk_bytes=config.cache.disk_cache_size,
+                num_disk_blocks=disk.max_blocks,
+                num_known_blocks=len(disk.digests()),
+            )
         settings = RunnerSettings(
             device=self.formats.device,
             max_num_seqs=config.scheduler.max_num_seqs,
