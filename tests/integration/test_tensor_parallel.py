@@ -182,7 +182,7 @@ def children() -> list[int]:
 @pytest.mark.parametrize("collectives", ["shared-memory", "gloo"])
 def test_a_rank_that_is_killed(collectives: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """In a program's own process there is nobody to start it again: every call says which rank it was."""
-    size: dict[str, Any] = {"num_kv_blocks": 64, "max_model_len": 512, "disk_cache": str(tmp_path)}
+    size: dict[str, Any] = {"num_kv_blocks": 256, "block_size": 4, "max_model_len": 512, "disk_cache": str(tmp_path)}
     llm = LLM(dtype="float32", tensor_parallel_size=2, collectives=collectives, **size)
     params = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
     (pid,) = children()
@@ -195,8 +195,8 @@ def test_a_rank_that_is_killed(collectives: str, tmp_path: Path, caplog: pytest.
         llm.generate(["Again"], params, use_tqdm=False)
     llm.shutdown()
     assert not children()
-    (record,) = [record for record in caplog.records if "kept blocks are not stored" in record.getMessage()]
-    assert record.exc_info is None
+    # A line, if there was something to store.
+    assert not [record for record in caplog.records if record.name == "headway.engine.engine_core" and record.exc_info]
 
 
 def test_streams_survive_the_death_of_ranks() -> None:
