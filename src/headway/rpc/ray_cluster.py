@@ -6,7 +6,8 @@
 An actor starts the engine process when it is first asked for its address, and again when it is asked after the process
 died. When actor or node die, Ray makes the actor anew where there is room. Its name is the same for all front ends of
 the cluster, so they share the engines; the secret that they need comes from the actor: who may use the cluster may use
-its engines. An engine that ended as it was told to takes its actor along.
+its engines. An engine that ended as it was told to takes its actor along; so does one that died, unless the actor is
+asked for another before long.
 
 Everything of Ray's blocks, and is called in threads. Nothing here is needed without it: the extra `ray`.
 """
@@ -23,6 +24,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -32,6 +34,7 @@ from headway.errors import ConfigError, EngineStartError
 from headway.rpc.channel import EngineProcess, FrameReader, RefusedError, dial, pack
 from headway.rpc.engine_process import SECRET_VARIABLE
 from headway.rpc.messages import EngineReady, Start, StartUpFailed, decode_from_engine
+from headway.rpc.shared_channel import LINGER_S
 from headway.rpc.supervision import START_SILENT_S, EngineSpec
 
 logger = logging.getLogger(__name__)
@@ -100,10 +103,10 @@ class EngineActor:
         except BaseException:
             self._process.kill()
             self._process.wait()
-            ours.close()
             raise
-        ours.settimeout(None)
-        threading.Thread(target=self._follow, args=(ours, self._process), daemon=True).start()
+        finally:
+            ours.settimeout(None)
+            threading.Thread(target=self._follow, args=(ours, self._process), daemon=True).start()
 
     def _await_ready(self, engine: socket.socket) -> None:
         """As long as it gives signs of life."""
@@ -123,12 +126,16 @@ class EngineActor:
         raise EngineStartError("The engine process ended while it was starting.")
 
     def _follow(self, parent: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        """Read its heartbeats until it ends. If it ended as it was told to, nobody wants an engine here."""
-        with contextlib.suppress(OSError):
+        """Read its heartbeats until it ends. If it ended as it was told to, nobody wants an engine here; if not, those
+        who do come for another."""
+        with contextlib.suppress(OSError), parent:
             while parent.recv(2**16):
                 pass
-        if process.wait() == 0:
-            self._end()
+        if process.wait() != 0:
+            time.sleep(LINGER_S)
+        with self._starting:
+            if self._process is process:
+                self._end()
 
 
 class RayCluster:

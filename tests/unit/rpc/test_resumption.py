@@ -244,7 +244,7 @@ def test_many_deaths(two: Served) -> None:
     rng = random.Random(0)
 
     async def client_of(client: EngineClient, number: int, counts: list[int]) -> None:
-        for turn in range(6):
+        for turn in range(4):
             num_tokens = 50 + 97 * ((number + turn) % 5)
             stream: RequestStream = client.submit(add(f"many-{number}-{turn}", max_tokens=num_tokens))
             if (number + turn) % 7 == 3:
@@ -268,7 +268,7 @@ def test_many_deaths(two: Served) -> None:
         killing = asyncio.create_task(chaos(client))
         await asyncio.gather(*(client_of(client, number, counts) for number in range(16)))
         killing.cancel()
-        assert len(counts) > 70 and client.num_restarts > 1
+        assert len(counts) > 45 and client.num_restarts > 1
         assert client.num_open_streams == 0
         await until(lambda: all(replica.problem is None for replica in client.replicas))
         check_whole(await read(client.submit(AddRequest("end", PROMPT, SamplingParams(max_tokens=3)))), 3)

@@ -19,7 +19,7 @@ import pytest
 from headway.core.routing import Roles
 from headway.errors import EngineStartError, HeadwayError
 from headway.rpc import channel as channel_module
-from headway.rpc import engine_client
+from headway.rpc import engine_client, ray_cluster
 from headway.rpc import shared_channel as shared_module
 from headway.rpc.channel import (
     BrokenFrameError,
@@ -401,7 +401,7 @@ class Actors:
 async def front_end(actors: Actors, *, replicas: int = 1, roles: Roles | None = None, **options: Any) -> Any:
     client = EngineClient(
         options or actors.actors[0]._start["options"],
-        patience=Patience(hang_timeout_s=2.0),
+        patience=Patience(hang_timeout_s=5.0),
         backoff=lambda: Backoff(first_s=0.05),
         num_replicas=replicas,
         roles=roles,
@@ -418,7 +418,7 @@ def run(test: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
 
     async def with_limit() -> None:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(200):
             await test()
 
     asyncio.run(with_limit())
@@ -439,6 +439,7 @@ def test_two_front_ends_share_two_engines_that_are_killed(monkeypatch: pytest.Mo
     """Both get every token, once; what the engines hold is given back; the last to leave ends them."""
 
     async def test() -> None:
+        monkeypatch.setattr(ray_cluster, "LINGER_S", 5.0)  # for an engine that is too slow to end by itself
         actors = Actors({"step_s": 0.002, "num_kv_blocks": 512}, 2)
         async with front_end(actors, replicas=2) as first:
             async with front_end(actors, replicas=2) as second:
@@ -461,6 +462,27 @@ def test_two_front_ends_share_two_engines_that_are_killed(monkeypatch: pytest.Mo
         await until(lambda: all(actor.has_ended for actor in actors.actors))
 
     run(test, monkeypatch)
+
+
+def test_actors_without_an_engine_end_unless_they_are_asked_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    monkeypatch.setattr(ray_cluster, "LINGER_S", 0.5)
+    start = {"options": {}, "log_level": "CRITICAL"}
+    wanted, unwanted = Actor(start, FACTORY), Actor(start, FACTORY)
+    broken = Actor({**start, "options": {"refuse": "no"}}, FACTORY)
+    for actor in (unwanted, wanted):
+        actor.kill(actor.address()[-1])
+        assert actor._process is not None
+        actor._process.wait()
+    pid = wanted.address()[-1]
+    with pytest.raises(EngineStartError, match="no"):
+        broken.address()
+    until_s = time.monotonic() + 60
+    while not (unwanted.has_ended and broken.has_ended):
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    assert wanted.address()[-1] == pid and not wanted.has_ended
+    wanted.kill(pid)
 
 
 def test_a_front_end_that_loses_its_connection_comes_back_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
