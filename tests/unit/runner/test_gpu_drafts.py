@@ -24,7 +24,6 @@ from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM, random_prompts
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 
 PROMPTS = random_prompts(3, 1, 9, 2, 5)
-NUM_TOKENS = 18 if ON_GPU else 12  # Triton's interpreter takes its time
 # Where steps overlap the device guesses, by what has been before: of few different tokens some are right.
 PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.0, "logprobs": 2, "logit_bias": {"7": 90.0}},
@@ -73,7 +72,7 @@ class KnowingProposer:
 
 
 def generate(llm: LLM) -> list[tuple[tuple[int, ...], Any]]:
-    params = [SamplingParams(max_tokens=NUM_TOKENS, **options) for options in PARAMS]
+    params = [SamplingParams(max_tokens=18, **options) for options in PARAMS]
     outputs: list[RequestOutput] = llm.generate(PROMPTS, params, use_tqdm=False)
     llm.engine.check_invariants()
     assert llm.engine.core.scheduler.kv_cache.num_used_blocks == 0
