@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--host-cache-memory", type=int, default=2**30, help="bytes")
     parser.add_argument("--tokens", type=int, default=1900)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks; host memory is for each")
     options = parser.parse_args()
     times: dict[str, list[tuple[float, int]]] = {}
     rng = random.Random(time.time_ns())  # not what is there from another run
@@ -70,6 +71,7 @@ def _start(options: argparse.Namespace) -> LLM:
         max_model_len=options.tokens + options.block_size,
         host_cache_memory=options.host_cache_memory,
         disk_cache=str(options.folder),
+        tensor_parallel_size=options.tensor_parallel_size,
         **more,
     )
 
