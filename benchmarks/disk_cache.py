@@ -67,7 +67,7 @@ def _start(options: argparse.Namespace) -> LLM:
     return LLM(
         load_format=options.load_format,
         block_size=options.block_size,
-        num_kv_blocks=options.tokens // options.block_size + 8,
+        num_kv_blocks=options.tokens // options.block_size + 2,  # so that another prompt leaves nothing of one
         max_model_len=options.tokens + options.block_size,
         host_cache_memory=options.host_cache_memory,
         disk_cache=str(options.folder),

@@ -3,6 +3,9 @@ so it takes a while; under NVIDIA's MPS it does not."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from headway import LLM, SamplingParams
 from headway.core import HostTier
+from headway.errors import EngineDeadError
 from headway.kv.block_store import Done
 from headway.kv.disk_store import DiskStore
 from tests.integration.test_tensor_parallel import children, tokens
@@ -65,6 +70,21 @@ def test_blocks_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(DiskStore, "fetch", noted)
     assert tokens(folder, tensor_parallel_size=2, **own) == expected
     assert fetched and {f"{digest.hex()}.kv" for digest in fetched} <= files
+
+
+def test_a_rank_that_is_killed(tmp_path: Path) -> None:
+    """Rank 0 waits for it on the device, and is let go."""
+    folder = str(save_folder(hf_model("qwen3", num_hidden_layers=1, max_position_embeddings=4096), tmp_path))
+    llm = LLM(folder, tensor_parallel_size=2, device="cuda", dtype="float32", max_model_len=2048, num_kv_blocks=1024)
+    params = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True, detokenize=False)
+    (pid,) = children()
+    threading.Timer(3.0, os.kill, (pid, signal.SIGKILL)).start()
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match=rf"rank 1 \(process {pid}\) ended with SIGKILL"):
+            llm.generate([[1, 2, 3]] * 4, params, use_tqdm=False)
+    llm.shutdown()
+    torch.cuda.synchronize()
+    assert not children()
 
 
 @pytest.mark.parametrize("family", ["llama_biased", "mistral", "qwen2"])

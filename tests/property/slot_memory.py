@@ -32,7 +32,7 @@ class SlotMemory:
 
     def run(self, output: SchedulerOutput, sampled: Mapping[str, int]) -> None:
         """Compute a planned step. The tokens that it samples are known here at once; a scheduler learns them later."""
-        self._move_blocks(output.moves)
+        self.move_blocks(output.moves)
         for request_id in (*output.preempted_request_ids, *output.finished_request_ids):
             self.tables.pop(request_id, None)
         for new in output.new_requests:
@@ -90,7 +90,7 @@ class SlotMemory:
         prefixes = self.prefixes[request_id]
         prefixes += self.numbers(tokens, prefixes[-1] if prefixes else NOTHING)
 
-    def _move_blocks(self, moves: BlockMoves) -> None:
+    def move_blocks(self, moves: BlockMoves) -> None:
         """Out one by one, then across, all of them read before any is written, then in."""
         targets = [block for _, block in (*moves.copied, *moves.moved_in)]
         assert len(set(targets)) == len(targets), "two blocks are moved to one place"

@@ -14,6 +14,7 @@ from headway.config import SCHEDULING_POLICIES
 from headway.core import Request, RequestStatus, SchedulerOutput
 from headway.core.live_requests import FETCH_LIMIT_S
 from headway.core.request_options import RequestOptions
+from headway.core.scheduler_output import BlockMoves
 from tests.property.driven_scheduler import DrivenScheduler, Setting
 from tests.property.random_play import RandomPlay, World, small_config, tree_world
 
@@ -44,20 +45,37 @@ class FarScheduler(DrivenScheduler):
         return super().add(request, now_s=now_s)
 
     def on_planned(self, output: SchedulerOutput) -> None:
-        copied = {slot for _, slot in output.moves.moved_out} | {slot for slot, _ in output.moves.moved_in}
-        for digest, slot, source in output.moves.fetched:
-            assert slot not in copied, "a slot is copied and filled at once"
-            self.memory.host[slot] = GARBAGE
-            self.fetches.append((digest, slot, source))
-        for digest, slot in output.moves.stored:
-            assert self.memory.host[slot] != GARBAGE
-            self.stores.append((digest, slot))
-        self.events["fetches"] += len(output.moves.fetched)
+        self._begin_transfers(output.moves)
         self.events["transfers without a step"] += output.is_empty and output.moves.has_transfers
         self.events["fetching"] += self.scheduler.num_fetching
         self.events["roomless"] += len(self.scheduler.live.roomless)
         awaited = [digest for one in self.scheduler.live.fetching.values() for digest in one.missing]
         self.events["awaited by several"] += sum(count > 1 for count in Counter(awaited).values())
+
+    def _begin_transfers(self, moves: BlockMoves) -> None:
+        copied = {slot for _, slot in moves.moved_out} | {slot for slot, _ in moves.moved_in}
+        for digest, slot, source in moves.fetched:
+            assert slot not in copied, "a slot is copied and filled at once"
+            self.memory.host[slot] = GARBAGE
+            self.fetches.append((digest, slot, source))
+        for digest, slot in moves.stored:
+            assert self.memory.host[slot] != GARBAGE
+            self.stores.append((digest, slot))
+        self.events["fetches"] += len(moves.fetched)
+
+    def bring_ahead(self, *, fails: bool) -> None:
+        kv_cache = self.scheduler.kv_cache
+        num_available = kv_cache.num_available_blocks
+        moves = kv_cache.bring_ahead()
+        assert kv_cache.num_available_blocks == num_available, "what is ahead is room for others"
+        self._begin_transfers(moves)
+        if fails:
+            self.memory.host |= {slot: GARBAGE for _, slot in moves.moved_out}
+        else:
+            self.memory.move_blocks(moves)
+        kv_cache.landed(moves, has_failed=fails)
+        self.events["not ahead" if fails else "ahead"] += len(moves.moved_in)
+        self.check()
 
     def on_aborted(self, name: str) -> None:
         self.events["aborted while fetching"] += self._was_fetching
@@ -102,6 +120,8 @@ class FarPlay(RandomPlay):
         super().disturb()
         while self.rng.random() < self.transfer_rate and self.end_transfer():
             pass
+        if self.rng.random() < 0.7:
+            self.driven.bring_ahead(fails=self.rng.random() < 0.3)
         if self.driven.tier.far is not None and self.rng.random() < 0.1:  # another engine shares the folder
             for digest, content in self.driven.truth.items():
                 self.driven.disk[digest] = content
@@ -123,11 +143,13 @@ class FarPlay(RandomPlay):
 
     def wait(self) -> None:
         scheduler = self.driven.scheduler
-        if scheduler.num_fetching:
-            assert self.driven.fetches, "requests wait for blocks that are not on their way"
+        if self.driven.fetches:
             self.driven.events["only fetching"] += not scheduler.waiting
             self.end_transfer()
         else:
+            assert scheduler.num_fetching == len(scheduler.live.roomless), (
+                "blocks are awaited that are not on their way"
+            )
             opens_at_s = scheduler.opens_at_s()
             if opens_at_s is None or opens_at_s > self.now_s:  # another class may be first now
                 super().wait()
@@ -196,6 +218,8 @@ def test_it_really_happens() -> None:
     for what in (
         "stored",
         "not stored",
+        "ahead",
+        "not ahead",
         "awaited by several",
         "roomless",
         "aborted while fetching",

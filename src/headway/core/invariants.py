@@ -103,7 +103,8 @@ def _check_blocks(scheduler: Scheduler) -> None:
         assert num_blocks <= len(table) <= most, f"{request} has {len(table)} blocks"
         assert len(set(table)) == len(table), f"{request} has a block twice"
         owners.update(table)
-    kept = kv_cache.kept_blocks
+    kept = kv_cache.kept_blocks.keys() | set(kv_cache.ahead.values())
+    assert len(kept) == len(kv_cache.kept_blocks) + len(kv_cache.ahead), "a block is kept twice"
     for block_id in range(pool.num_blocks):
         assert pool.ref_count(block_id) == owners[block_id], f"block {block_id}: wrong reference count"
         is_taken = owners[block_id] > 0 or block_id in kept
@@ -149,6 +150,7 @@ def _check_prefix_cache(scheduler: Scheduler) -> None:
         tier.check_invariants()
         held = Counter(itertools.chain.from_iterable(kv_cache.fetched_for.values()))
         assert held == tier.held, "blocks are held for nobody, or not held"
+        assert all(digest in tier and digest in held for digest in kv_cache.ahead), "a block is ahead for nobody"
         assert kv_cache.fetched_for.keys() <= scheduler.live.by_id.keys(), "blocks are held for one that has ended"
     for awaited in scheduler.live.fetching.values():
         assert tier is not None and all(map(tier.is_fetching, awaited.missing)), "a block is awaited and not fetched"

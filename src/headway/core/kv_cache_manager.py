@@ -19,7 +19,8 @@ starts with them in its table:
       └─────────┴────────────┘          not full, or evicted because another request needs room
 
 Kept blocks count as room, since they can be evicted at any time. A last block that is not full is kept too; a request
-that begins with the same tokens gets a copy of it, since the rest of it is going to differ.
+that begins with the same tokens gets a copy of it, since the rest of it is going to differ. Blocks that are fetched for
+a request from further away may be brought ahead: copied in while it waits for the others. They are kept for it alone.
 
 A step that has been launched may still fail, so a block is cached only when the result of its step has come: its tokens
 have landed.
@@ -79,6 +80,8 @@ class KVCacheManager:
         """With a prefix cache: how many tokens requests were admitted with, until all of them have landed."""
         self._holdings: dict[str, _Holding] = {}
         self._fetched_for: dict[str, list[bytes]] = {}
+        self._arrived: dict[bytes, None] = {}  # of these, what may be brought ahead
+        self._ahead: dict[bytes, int] = {}  # blocks that were, by digest
         num_places = 0 if prefix_cache is None else num_blocks
         self._blocks = [CachedBlock(block_id) for block_id in range(num_places)]  # by their ids, cached or not
         self._moved_out: list[tuple[int, int]] = []  # these three as in `BlockMoves`, for the next step
@@ -100,7 +103,12 @@ class KVCacheManager:
     @property
     def num_idle_blocks(self) -> int:
         """Blocks that no request uses and that are kept for what they hold."""
-        return 0 if self.prefix_cache is None else self.prefix_cache.num_idle_blocks
+        return 0 if self.prefix_cache is None else self.prefix_cache.num_idle_blocks + len(self._ahead)
+
+    @property
+    def ahead(self) -> Mapping[bytes, int]:
+        """Idle blocks that have been copied in for requests that wait for others still, by digest."""
+        return self._ahead
 
     @property
     def num_available_blocks(self) -> int:
@@ -264,7 +272,9 @@ class KVCacheManager:
         num_new = sum(not tier.is_fetching(digest) for digest in wanted)
         if tier.held and min(num_new, tier.num_slots) > tier.num_takeable:
             return None
-        tier.touch(reversed(in_tier))  # the first one last, since without it the others are of no use
+        # The first ones last, since without them the others are of no use.
+        self.prefix_cache.touch(self.prefix_cache.find(digests[: num_found - len(in_tier)]))
+        tier.touch(reversed(in_tier))
         awaited, keep = [], set(in_tier)
         for digest in wanted:
             if not tier.is_fetching(digest) and not tier.fetch(digest, source, keep=keep):
@@ -286,6 +296,7 @@ class KVCacheManager:
         held = self._fetched_for.pop(request.request_id, None)
         if held is not None and self.host_tier is not None:
             self.host_tier.release(held)
+            self._drop_ahead(digest for digest in held if digest not in self.host_tier.held)
 
     @property
     def fetched_for(self) -> Mapping[str, Sequence[bytes]]:
@@ -299,6 +310,35 @@ class KVCacheManager:
         block_s = self.block_size * token_s - self.restore_block_s if token_s is not None else math.inf
         request.has_fetched = not tier.is_worth_fetching("", block_s)
         return not request.has_fetched
+
+    def note_arrived(self, digest: bytes) -> None:
+        """A block is in the host tier, and who waits for it waits for others still."""
+        self._arrived[digest] = None
+
+    def bring_ahead(self) -> BlockMoves:
+        """Have blocks that have arrived copied in, as far as there is room, before the requests that wait for them can
+        be admitted. The moves have to be made at once."""
+        tier, cache = self.host_tier, self.prefix_cache
+        if tier is None or cache is None or self._moved_out or self._copied or self._moved_in:
+            return NO_MOVES  # what is planned for the next step stays in it
+        arrived, self._arrived = self._arrived, {}
+        wanted = [digest for digest in arrived if digest in tier.held and digest in tier]
+        wanted = [digest for digest in wanted if digest not in self._ahead and not cache.has(digest)]
+        num_blocks = min(len(wanted), self.num_available_blocks - len(self._ahead) - self._num_promised_blocks)
+        blocks = self._take(num_blocks) if num_blocks > 0 else None
+        if not blocks:
+            return NO_MOVES
+        for digest, block_id in zip(wanted, blocks, strict=False):
+            self._moved_in.append((tier.read(digest), block_id))
+            self.pool.drop(block_id)
+            self._ahead[digest] = block_id
+        return self.take_moves()
+
+    def _drop_ahead(self, digests: Iterable[bytes]) -> None:
+        for digest in digests:
+            block_id = self._ahead.pop(digest, None)
+            if block_id is not None:
+                self.pool.put_back(block_id)
 
     def fetch_done(self, digest: bytes, ok: bool, *, seconds: float = 0.0) -> None:
         """A fetch has ended, after so long: the block is in the host tier, or not."""
@@ -343,11 +383,17 @@ class KVCacheManager:
         found = [] if tier is None else tier.find(digests)
         if tier is None or not found:
             return
-        slots = [tier.read(digest) for digest in found]
-        blocks = self._take(len(found))
-        if blocks is not None:
-            holding.table += blocks
-            self._moved_in += zip(slots, blocks, strict=True)
+        there = {digest: self._ahead.pop(digest) for digest in found if digest in self._ahead}
+        for block_id in there.values():
+            self.pool.share(block_id)
+        tier.touch(there)
+        missing = [digest for digest in found if digest not in there]
+        slots = [tier.read(digest) for digest in missing]
+        blocks = self._take(len(missing))
+        assert blocks is not None, "a request is admitted for whose blocks there is no room"
+        self._moved_in += zip(slots, blocks, strict=True)
+        there.update(zip(missing, blocks, strict=True))
+        holding.table += [there[digest] for digest in found]
 
     def _copy_tail(self, request: Request, holding: _Holding, cache: PrefixCache) -> int:
         """Begin the block after the shared ones with a copy of a cached tail. Returns how many tokens of it are this
@@ -512,7 +558,8 @@ class KVCacheManager:
         return taken + self._take_kept(num_blocks - num_free)
 
     def _take_kept(self, num_blocks: int) -> list[int]:
-        """Evict the kept blocks that are worth least; full ones may go to the host tier."""
+        """Evict the kept blocks that are worth least; full ones may go to the host tier. Those brought ahead come last,
+        the end of a chain first."""
         assert self.prefix_cache is not None
         taken = []
         for block in self.prefix_cache.evict(num_blocks):
@@ -520,8 +567,10 @@ class KVCacheManager:
                 slot = self.host_tier.put(block.digest)
                 if slot is not None:
                     self._moved_out.append((block.block_id, slot))
-            self.pool.share(block.block_id)
             taken.append(block.block_id)
+        taken += [self._ahead.popitem()[1] for _ in range(num_blocks - len(taken))]
+        for block_id in taken:
+            self.pool.share(block_id)
         return taken
 
     # ---- copies ---------------------------------------------------------------------------------------------------
@@ -562,7 +611,10 @@ class KVCacheManager:
 
     def landed(self, moves: BlockMoves, *, has_failed: bool) -> None:
         """The step that made these moves has a result. If it has failed, maybe before it made any, what it was to copy
-        out is forgotten."""
+        out is forgotten, and what it was to bring ahead."""
+        if has_failed and self._ahead:
+            lost = {block_id for _, block_id in moves.moved_in}
+            self._drop_ahead([digest for digest, block_id in self._ahead.items() if block_id in lost])
         if self.host_tier is not None and moves.moved_out:
             slots = {slot for _, slot in moves.moved_out}
             if has_failed:

@@ -226,6 +226,8 @@ class LiveRequests:
             awaited = self.fetching[request]
             if ok:
                 awaited.missing.discard(digest)
+                if awaited.missing:
+                    self._kv_cache.note_arrived(digest)
             else:
                 self._cut(request, awaited, awaited.chain.index(digest))
             if not awaited.missing:

@@ -95,6 +95,10 @@ class PrefixCache:
             chain.append(block)
         return chain
 
+    def has(self, digest: bytes) -> bool:
+        """Whether a block is cached, used or not."""
+        return digest in self._blocks
+
     def num_found(self, digests: Sequence[bytes], most: int) -> int:
         """How long that chain is, `most` at most. A block is only there if all before it are, so few of them need to be
         looked up."""
@@ -135,6 +139,12 @@ class PrefixCache:
                 block.version += 1
                 self._num_idle -= 1
             block.num_hits += 1
+
+    def touch(self, chain: Sequence[CachedBlock]) -> None:
+        """Count the idle ones as used just now, the first of them last."""
+        for block in reversed(chain):
+            if block.is_idle:
+                self._touch(block)
 
     # ---- announcements --------------------------------------------------------------------------------------------
 

@@ -133,7 +133,7 @@ class EngineCore:
         """Whether a step would do nothing but wait for a transfer to end. Who sleeps instead is woken by
         `Executor.transfers`, and should come back after a second all the same."""
         scheduler, transfers = self.scheduler, self._transfers
-        if transfers is None or not scheduler.num_fetching or transfers.has_ended:
+        if transfers is None or not scheduler.num_fetching or transfers.has_news:
             return False
         return scheduler.num_fetching == len(scheduler.requests) and not self._in_flight
 
@@ -218,6 +218,7 @@ class EngineCore:
                 self.scheduler.fetch_done(ended.digest, ended.ok, seconds=ended.seconds)
             else:
                 self.scheduler.store_done(ended.digest, ended.ok)
+        self._bring_ahead()
         disk, tier = self._transfers.disk, self.scheduler.kv_cache.host_tier
         if disk is not None and tier is not None and tier.far is not None:
             added, lost = disk.take_changes()
@@ -225,6 +226,29 @@ class EngineCore:
                 tier.far.add(digest)
             for digest in lost:
                 tier.far.discard(digest)
+
+    def _bring_ahead(self) -> None:
+        """Blocks that have come are copied while the others of their requests are on the way."""
+        kv_cache = self.scheduler.kv_cache
+        moves = kv_cache.bring_ahead()
+        if moves.has_copies:
+            try:
+                self._move(moves)
+            except Exception as error:
+                if _is_more_than_a_step(error):
+                    raise
+                logger.warning("blocks are not copied before their requests begin: %s", error)
+        if moves.has_transfers:
+            self._begin_transfers(moves)
+
+    def _move(self, moves: BlockMoves) -> None:
+        """Make copies without a step."""
+        has_failed = True
+        try:
+            self.executor.move(moves)
+            has_failed = False
+        finally:
+            self.scheduler.kv_cache.landed(moves, has_failed=has_failed)
 
     def _store_rest(self, transfers: BlockTransfers) -> None:
         """Bring all kept blocks to disk, as many at a time as host memory holds."""
@@ -238,8 +262,7 @@ class EngineCore:
                 break
             moves = kv_cache.store_rest()
             if moves.has_copies:
-                self.executor.move(moves)
-                kv_cache.landed(moves, has_failed=False)
+                self._move(moves)
             if moves.has_transfers:
                 self._begin_transfers(moves)
             if not moves.has_copies:

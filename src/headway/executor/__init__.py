@@ -42,7 +42,7 @@ class Executor(Protocol):
         ...
 
     def move(self, moves: BlockMoves) -> None:
-        """Make the copies of these moves without a step, while nothing is in flight."""
+        """Make the copies of these moves without a step, behind those that are in flight."""
         ...
 
     def warm_up(self) -> int:

@@ -232,7 +232,10 @@ class RanksExecutor:
     def result(self, pending: PendingStep) -> ModelRunnerOutput:
         """Wait for rank 0, which has waited for the others' parts."""
         try:
-            return pending.result()
+            result = pending.result()
+            if self._lost is not None:  # what it was to add is missing
+                raise EngineDeadError(self._lost)
+            return result
         except Exception as error:
             raise self._failed(error) from error
 

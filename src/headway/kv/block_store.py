@@ -29,6 +29,9 @@ Done = Callable[[bytes, bool], None]
 """(digest, whether it went well); may be called by any thread."""
 
 
+_NUM_PARTS, _LEAST_PART = 8, 8  # a fetch is said to have come in so many parts, of so many blocks at least
+
+
 class BlockStore(ABC):
     """Blocks by digest outside this engine's memory. Methods are called by one thread and return at once; work is done
     on threads of the store's own, which call `done` from there: once for each digest, whatever happens."""
@@ -90,6 +93,7 @@ class BlockTransfers:
         self.slots = slots
         self.disk, self.peers = disk, peers
         self._ended: deque[Transferred] = deque()
+        self._has_news = False  # whether it is worth while to look at them
         self._num_begun = 0
         self._num_taken = 0
         self._has_ended = threading.Condition()
@@ -102,7 +106,8 @@ class BlockTransfers:
         return self._num_begun - self._num_taken
 
     def wake(self, on_end: Callable[[], None] | None) -> None:
-        """Have this called, by any thread, when a store has ended, a fetch with all its blocks, or one went wrong."""
+        """Have this called, by any thread, when a store has ended, another part of a fetch has come, or a block of it
+        does not."""
         self._on_end = on_end
 
     def begin(self, moves: BlockMoves) -> None:
@@ -119,11 +124,10 @@ class BlockTransfers:
 
     def _fetch(self, source: str, wanted: Sequence[tuple[bytes, int]]) -> None:
         store, clock, begun_s = self.peers if source else self.disk, self._clocks[bool(source)], time.monotonic()
-        num_left = itertools.count(len(wanted) - 1, -1)
+        num_left, part = itertools.count(len(wanted) - 1, -1), max(_LEAST_PART, len(wanted) // _NUM_PARTS)
 
         def done(digest: bytes, ok: bool) -> None:
-            # Nobody goes on before the last one has come, or one does not.
-            self._end(Transferred(digest, ok, True, clock.lap(begun_s)), wakes=next(num_left) == 0 or not ok)
+            self._end(Transferred(digest, ok, True, clock.lap(begun_s)), wakes=next(num_left) % part == 0 or not ok)
 
         if store is None:
             for digest, _ in wanted:
@@ -142,29 +146,32 @@ class BlockTransfers:
             self.disk.store(digest, self.slots.bytes_of(slot), done)
 
     def _end(self, ended: Transferred, *, wakes: bool) -> None:
+        self._ended.append(ended)
+        if not wakes:
+            return
         with self._has_ended:
-            self._ended.append(ended)
+            self._has_news = True
             self._has_ended.notify_all()
-        if wakes and self._on_end is not None:
+        if self._on_end is not None:
             self._on_end()
 
     @property
-    def has_ended(self) -> bool:
-        """Whether there is something to take."""
-        return bool(self._ended)
+    def has_news(self) -> bool:
+        """Whether something has ended that others are woken for."""
+        return self._has_news
 
     def take(self) -> list[Transferred]:
         """Those that have ended since the last call."""
-        ended = []
+        self._has_news, ended = False, []
         while self._ended:
             ended.append(self._ended.popleft())
         self._num_taken += len(ended)
         return ended
 
     def wait(self, timeout_s: float) -> bool:
-        """Until one has ended that was not taken, or so long. Returns whether one has."""
+        """Until there are news, or so long. Returns whether there are."""
         with self._has_ended:
-            return self._has_ended.wait_for(lambda: bool(self._ended), timeout_s)
+            return self._has_ended.wait_for(lambda: self._has_news, timeout_s)
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until none is under way, and forget them all. Returns whether it came to that."""

@@ -192,7 +192,7 @@ class DiskStore(BlockStore):
         self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._reads.put(self._prepare)
-        num_readers = min(MOST_READERS, max(2, usable_cpus()))
+        num_readers = min(MOST_READERS, max(2, usable_cpus() * 3 // 4))  # who copies blocks on needs a core, too
         # Daemons: a read that hangs, as in a file system that is gone, must not keep the process.
         self._threads = [
             threading.Thread(target=_work, args=(jobs,), name=name, daemon=True)

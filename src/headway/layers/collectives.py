@@ -15,22 +15,24 @@ without telling each other.
 from __future__ import annotations
 
 import datetime
+import functools
 import mmap
-import os
+import pickle
 import threading
 from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
 
 from headway import native
-from headway.errors import ConfigError
 from headway.layers.linear import Delta, Linear
 
 _TIMEOUT_S = 600.0  # a first step may compile kernels on one rank and find them on another
 _PLACE_BYTES = 2**20  # what a rank hands over at a time
-_SHARED_GPU = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+_MEETING_S = 60.0  # ranks that have started find each other within this
+_FLAG_BYTES = 256  # of memory that ranks share: how often each of them has come
 
 
 class Collectives(ABC):
@@ -187,34 +189,48 @@ class GroupCollectives(Collectives):
 
 class SymmetricCollectives(Collectives):
     """Ranks in processes whose GPUs read each other's memory, or are one and the same: each part is written to where
-    all can read it, and every rank adds up."""
+    all can read it, and every rank adds up. Not torch's own symmetric memory: for that, a process that has had ranks
+    before and ones that were just started never meet."""
 
     def __init__(self, rank: int, size: int, store: torch.distributed.Store, device: torch.device, *, num_bytes: int):
-        super().__init__(rank, size)
-        os.environ[_SHARED_GPU] = "1"
-        import torch.distributed as dist
-        from torch.distributed import _symmetric_memory as symmetric
+        from headway.layers.triton_ops import meet  # it takes Triton
 
-        if dist.is_initialized():
-            raise ConfigError("This process has a process group of its own: tensor parallel ranks cannot share a GPU.")
-        torch.cuda.set_device(device)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-        assert dist.group.WORLD is not None
-        self._buffer = symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
-        self._memory = symmetric.rendezvous(self._buffer, dist.group.WORLD.group_name)
+        super().__init__(rank, size)
+        own = torch.zeros(_FLAG_BYTES + num_bytes, dtype=torch.uint8, device=device)
+        torch.cuda.synchronize(device)  # before others see it
+        store.set_timeout(datetime.timedelta(seconds=_MEETING_S))
+        store.set(f"memory of {rank}", pickle.dumps(reduce_tensor(own)).hex())
+        self._memories = [own if other == rank else _opened(store.get(f"memory of {other}")) for other in range(size)]
+        self._flags = own[: 8 * size].view(torch.int64)
+        addresses = torch.tensor([memory.data_ptr() for memory in self._memories], dtype=torch.int64, device=device)
+        turn = torch.zeros(1, dtype=torch.int64, device=device)
+        self._meet = functools.partial(meet, self._flags, addresses, turn, rank=rank)
+        self._beside = torch.cuda.Stream(device)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return self.all_gather(x).sum(0, dtype=torch.float32).to(x.dtype)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        self._buffer[: x.nbytes].view(x.dtype).copy_(x.reshape(-1))
-        self._memory.barrier()
-        gathered = torch.stack([self._memory.get_buffer(rank, x.shape, x.dtype) for rank in range(self.size)])
-        self._memory.barrier()  # from now on they may be written again
+        parts = [memory[_FLAG_BYTES : _FLAG_BYTES + x.nbytes].view(x.dtype) for memory in self._memories]
+        parts[self.rank].copy_(x.reshape(-1))
+        self._meet()
+        gathered = torch.stack(parts).view(self.size, *x.shape)
+        self._meet()  # from now on they may be written again
         return gathered
 
+    def abort(self) -> None:
+        with torch.cuda.stream(self._beside):
+            self._flags.fill_(2**62)  # as if all had come, any number of times
+
     def close(self) -> None:
-        torch.distributed.destroy_process_group()
+        self._memories.clear()
+        torch.cuda.ipc_collect()
+
+
+def _opened(shared: bytes) -> Tensor:
+    rebuild, arguments = pickle.loads(bytes.fromhex(shared.decode()))
+    opened: Tensor = rebuild(*arguments)
+    return opened
 
 
 class SummedLinear(Linear):

@@ -134,6 +134,27 @@ class TritonOps(Ops):
         return q
 
 
+@triton.jit
+def meet_kernel(
+    flags: tl.tensor, addresses: tl.tensor, turn: tl.tensor, rank: tl.tensor, NUM_RANKS: tl.constexpr
+) -> None:
+    """One program, which ends when those of all ranks have begun."""
+    number = tl.load(turn) + 1
+    tl.store(turn, number)
+    for other in tl.static_range(NUM_RANKS):
+        others = tl.load(addresses + other).to(tl.pointer_type(tl.int64))
+        tl.atomic_xchg(others + rank, number, sem="release", scope="sys")
+    for other in tl.static_range(NUM_RANKS):
+        while tl.atomic_add(flags + other, 0, sem="acquire", scope="sys") < number:
+            pass
+
+
+def meet(flags: Tensor, addresses: Tensor, turn: Tensor, *, rank: int) -> None:
+    """Wait, on the device, until all ranks have come here as often. `flags`: int64 [ranks], how often each has, where
+    the others write it; `addresses`: those of all ranks' flags; `turn`: int64 [1], how often this one has."""
+    meet_kernel[(1,)](flags, addresses, turn, rank, NUM_RANKS=len(flags), num_warps=1)
+
+
 def _contiguous(tensor: Tensor, name: str) -> Tensor:
     """Refuse what the kernels would read wrongly."""
     if not tensor.is_contiguous():

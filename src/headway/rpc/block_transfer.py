@@ -1043,9 +1043,18 @@ def copy_rows(slots: Sequence[Slot], rows: Sequence[Tensor]) -> None:
     """Have the device copy its rows, uint8 [bytes of a block], to slots."""
     import torch
 
-    for slot, row in zip(slots, rows, strict=True):
-        target = torch.frombuffer(slot, dtype=torch.uint8) if isinstance(slot, memoryview) else slot
-        target.copy_(row, non_blocking=True)
+    targets = [torch.frombuffer(slot, dtype=torch.uint8) if isinstance(slot, memoryview) else slot for slot in slots]
+    places = [(target.data_ptr(), row.data_ptr()) for target, row in zip(targets, rows, strict=True)]
+    start = 0
+    while start < len(rows):  # one copy for all that lie one behind the other: each takes a while to begin
+        pair, (to, of), count = (targets[start], rows[start]), places[start], 1
+        size = len(pair[0])
+        most = min((first.untyped_storage().nbytes() - first.storage_offset()) // size for first in pair)
+        while count < most and places[start + count : start + count + 1] == [(to + count * size, of + count * size)]:
+            count += 1
+        target, source = (first.as_strided((count * size,), (1,)) for first in pair)
+        target.copy_(source, non_blocking=True)
+        start += count
 
 
 class _FromDevice(_Numbered):

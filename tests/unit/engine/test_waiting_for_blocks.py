@@ -14,7 +14,7 @@ import pytest
 from headway.config import EngineConfig
 from headway.core import RequestStatus
 from headway.core.request_options import RequestOptions
-from headway.core.scheduler_output import BlockMoves
+from headway.core.scheduler_output import BlockMoves, SchedulerOutput
 from headway.engine import engine_core
 from headway.engine.engine_thread import EngineThread
 from headway.engine.llm_engine import LLMEngine
@@ -133,6 +133,61 @@ def test_others_go_on_meanwhile_and_those_with_the_same_prompt_join() -> None:
     engine.check_invariants()
     peers.answer(True)
     assert run_to_end(engine) == {"b": 12}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_has_come_is_copied_while_the_rest_is_on_its_way(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(peers=(peers := Store()))
+    executor, kv_cache = engine.core.executor, engine.core.scheduler.kv_cache
+    assert isinstance(executor, Executor)
+    launched: list[BlockMoves] = []
+    submit = executor.submit
+
+    def noted(output: SchedulerOutput) -> Any:
+        launched.append(output.moves)
+        return submit(output)
+
+    monkeypatch.setattr(executor, "submit", noted)
+    if fails:
+        monkeypatch.setattr(executor, "move", lambda _: 1 / 0)
+    engine.add_request("a", PROMPT, PARAMS, THERE)
+    engine.step()
+    (first, done), (second, _), (third, _) = peers.fetches
+    for digest in (second, first):
+        done(digest, True)
+    engine.step()
+    engine.check_invariants()
+    assert ("are not copied" in caplog.text) == fails
+    assert [len(moves.moved_in) for moves in executor.moves] == ([] if fails else [2])
+    assert set(kv_cache.ahead) == (set() if fails else {first, second})
+    assert kv_cache.num_used_blocks == 0 and kv_cache.num_available_blocks == 64, "it is room for others"
+    done(third, True)
+    assert run_to_end(engine) == {"a": 12}
+    assert [len(moves.moved_in) for moves in launched if moves.moved_in] == ([3] if fails else [1])
+    assert not kv_cache.ahead
+
+
+@pytest.mark.parametrize("ends", ["left", "too long"])
+def test_what_was_copied_for_a_request_that_leaves_is_free(ends: str) -> None:
+    seconds = [0.0]
+    engine = make_engine(peers=(peers := Store()), now=lambda: seconds[0])
+    kv_cache = engine.core.scheduler.kv_cache
+    engine.add_request("a", PROMPT, PARAMS, THERE)
+    engine.step()
+    digest, done = peers.fetches[0]
+    done(digest, True)
+    engine.step()
+    assert len(kv_cache.ahead) == 1 and kv_cache.pool.num_free_blocks == 63
+    if ends == "left":
+        engine.abort("a")
+        engine.check_invariants()
+        assert kv_cache.pool.num_free_blocks == 64
+    else:
+        seconds[0] = 31.0
+        assert run_to_end(engine) == {"a": 4}, "the block that has come is used"
+    assert not kv_cache.ahead
 
 
 def test_without_anybody_to_ask_nothing_is_waited_for() -> None:
