@@ -196,6 +196,15 @@ def _stage(model: str, *, kv_format: str = "bfloat16", quantization: str = "none
     return GraphedStage(PagedModel(decoder, attention), settings, looks_up=looks_up)
 
 
+def meetings() -> None:
+    """Of ranks that share a GPU."""
+    from headway.layers.triton_ops import meet
+
+    for size in (2, 4):
+        numbers = _empty(size, dtype=torch.int64)
+        meet(numbers, numbers, _empty(1, dtype=torch.int64), rank=size - 1)
+
+
 def _empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
 
@@ -214,6 +223,7 @@ LAUNCHING: dict[str, Callable[[], None]] = {
     "sampling of llama31-8b": lambda: sampling(128256),
     "sampling of qwen3-0.6b": lambda: sampling(151936),
     "blocks to the host": blocks_to_the_host,
+    "ranks that meet": meetings,
 }
 """Failures name them. What several launch alike is compiled once; whatever is new takes some seconds."""
 

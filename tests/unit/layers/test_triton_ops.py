@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from headway.kv.layer_cache import LayerKVCache
 from headway.layers import skinny_gemm
 from headway.layers.linear import Delta, TorchLinear
 from headway.layers.ops import Ops, TorchOps
-from headway.layers.triton_ops import TritonLinear, TritonOps
+from headway.layers.triton_ops import TritonLinear, TritonOps, meet
 from headway.loader import open_checkpoint
 from headway.models import Decoder, load_decoder
 from tests.unit.models.harness import HandRequest, Harness
@@ -435,6 +437,29 @@ def logits_of_three_steps(decoder: Decoder) -> Tensor:
     harness.step([(first, 1), (second, 3)])
     harness.step([(first, 1)])
     return torch.stack(first.logits + second.logits)
+
+
+def test_ranks_meet_when_all_have_come() -> None:
+    """The second of three: it says to all that it has come, and goes on when the last one has."""
+    flags = [torch.zeros(3, dtype=torch.int64, device=DEVICE) for _ in range(3)]
+    addresses = torch.tensor([one.data_ptr() for one in flags], dtype=torch.int64, device=DEVICE)
+    turn = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    beside = torch.cuda.Stream() if ON_GPU else None
+
+    def come() -> None:
+        with torch.cuda.stream(beside):
+            flags[1][2:] += 1
+
+    for number in (1, 2):
+        flags[1][:1] = 5  # it has been here more often
+        timer = threading.Timer(0.3, come)
+        started_s = time.monotonic()
+        timer.start()
+        meet(flags[1], addresses, turn, rank=1)
+        assert turn.tolist() == [number]
+        assert time.monotonic() - started_s > 0.25, "it has not waited"
+        timer.join()
+        assert [one.tolist() for one in flags] == [[0, number, 0], [5, number, number], [0, number, 0]]
 
 
 @pytest.mark.parametrize("family", ["llama_biased", "mistral", "qwen3"])

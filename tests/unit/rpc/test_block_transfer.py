@@ -457,3 +457,35 @@ def test_a_server_process_that_dies_or_hangs(how: signal.Signals, folder: Path) 
             store.close()
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(
+    ("targets", "sources", "num_copies"),
+    [
+        ([0, 1, 2, 3], [4, 5, 6, 7], 1),
+        ([0, 1, 3, 4], [4, 5, 6, 7], 2),
+        ([9, 1, 2, 3], [0, 1, 2, 5], 3),
+        ([3, 2, 1], [3, 2, 1], 3),
+        ([8, 9], [8, 9], 1),
+        ([], [], 0),
+    ],
+)
+def test_blocks_that_lie_one_behind_the_other_are_one_copy(
+    targets: list[int], sources: list[int], num_copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, ours = torch.randint(1, 256, (10, 100), dtype=torch.uint8), torch.zeros(10, 100, dtype=torch.uint8)
+    expected = ours.clone()
+    expected[targets] = theirs[sources]
+    slots = [bytearray(100) for _ in sources]
+    copied: list[int] = []
+    copy = torch.Tensor.copy_
+
+    def counted(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        copied.append(len(target))
+        return copy(target, source, non_blocking)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", counted)
+    block_transfer.copy_rows([ours[row] for row in targets], [theirs[row] for row in sources])
+    assert torch.equal(ours, expected) and len(copied) == num_copies
+    block_transfer.copy_rows([memoryview(slot) for slot in slots], [theirs[row] for row in sources])
+    assert slots == [bytearray(theirs[row].numpy().tobytes()) for row in sources], "in memory of the host, one by one"
