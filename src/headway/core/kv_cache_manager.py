@@ -319,7 +319,9 @@ class KVCacheManager:
         """Have blocks that have arrived copied in, as far as there is room, before the requests that wait for them can
         be admitted. The moves have to be made at once."""
         tier, cache = self.host_tier, self.prefix_cache
-        if tier is None or cache is None or self._moved_out or self._copied or self._moved_in:
+        if not self._arrived or tier is None or cache is None:
+            return NO_MOVES
+        if self._moved_out or self._copied or self._moved_in:
             return NO_MOVES  # what is planned for the next step stays in it
         arrived, self._arrived = self._arrived, {}
         wanted = [digest for digest in arrived if digest in tier.held and digest in tier]
