@@ -3,7 +3,9 @@ so it takes a while; under NVIDIA's MPS it does not."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import signal
 import threading
 from collections.abc import Sequence
@@ -18,9 +20,11 @@ from headway.core import HostTier
 from headway.errors import EngineDeadError
 from headway.kv.block_store import Done
 from headway.kv.disk_store import DiskStore
+from headway.sampling_params import StructuredOutputsParams
 from tests.integration.test_tensor_parallel import children, tokens
 from tests.unit.loader.test_quantized_weights import write, write_gguf
 from tests.unit.models.tiny import hf_model, save_folder
+from tests.unit.tokenizer.small import trained_backend
 
 if TYPE_CHECKING:
     from headway.kv.block_store import Slot
@@ -70,6 +74,37 @@ def test_blocks_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(DiskStore, "fetch", noted)
     assert tokens(folder, tensor_parallel_size=2, **own) == expected
     assert fetched and {f"{digest.hex()}.kv" for digest in fetched} <= files
+
+
+FORM = {"type": "object", "properties": {"n": {"enum": ["one", "two"]}}, "required": ["n"]}
+GUIDED: list[dict[str, Any]] = [
+    {"temperature": 0.0, "structured_outputs": StructuredOutputsParams(regex="(cat|dog)( and (cat|dog)){3}")},
+    {"temperature": 0.9, "seed": 3, "structured_outputs": StructuredOutputsParams(json=FORM)},
+    {"temperature": 0.9, "seed": 3, "allowed_token_ids": list(range(40, 90)), "ignore_eos": True},
+    {"temperature": 0.0, "ignore_eos": True},
+]
+
+
+@pytest.mark.parametrize("speculation", ["off", "ngram"])
+def test_structured_output(speculation: str, tmp_path: Path) -> None:
+    """All ranks get the same masks, behind the step that they are for."""
+    backend = trained_backend(digits_apart=False)
+    folder = save_folder(hf_model("qwen3", num_hidden_layers=1, vocab_size=backend.get_vocab_size()), tmp_path)
+    backend.save(str(folder / "tokenizer.json"))
+    params = [SamplingParams(max_tokens=24, **options) for options in GUIDED]
+    size = {key: value for key, value in SMALL.items() if key != "num_rounds"}
+
+    def answers(**options: Any) -> list[tuple[list[int], str]]:
+        llm = LLM(str(folder), speculation=speculation, **{**size, **options})
+        try:
+            found = [llm.generate([[5, 6, 7]] * len(params), params, use_tqdm=False) for _ in range(2)]
+            return [(one.outputs[0].token_ids, one.outputs[0].text) for one in itertools.chain(*found)]
+        finally:
+            llm.shutdown()
+
+    expected = answers()
+    assert re.fullmatch("(cat|dog)( and (cat|dog)){3}", expected[0][1])
+    assert answers(tensor_parallel_size=2) == expected
 
 
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:

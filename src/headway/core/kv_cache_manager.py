@@ -20,7 +20,7 @@ starts with them in its table:
 
 Kept blocks count as room, since they can be evicted at any time. A last block that is not full is kept too; a request
 that begins with the same tokens gets a copy of it, since the rest of it is going to differ. Blocks that are fetched for
-a request from further away may be brought ahead: copied in while it waits for the others. They are kept for it alone.
+a request from further away may be brought ahead: copied in while it waits for the others, and found by nobody else.
 
 A step that has been launched may still fail, so a block is cached only when the result of its step has come: its tokens
 have landed.
@@ -612,8 +612,8 @@ class KVCacheManager:
         return self.take_moves()
 
     def landed(self, moves: BlockMoves, *, has_failed: bool) -> None:
-        """The step that made these moves has a result. If it has failed, maybe before it made any, what it was to copy
-        out is forgotten, and what it was to bring ahead."""
+        """The step that made these moves has a result, or they were made without one. If that has failed, maybe before
+        any was made, what was to be copied out or brought ahead is forgotten."""
         if has_failed and self._ahead:
             lost = {block_id for _, block_id in moves.moved_in}
             self._drop_ahead([digest for digest, block_id in self._ahead.items() if block_id in lost])

@@ -96,7 +96,7 @@ class BlockTransfers:
         self._has_news = False  # whether it is worth while to look at them
         self._num_begun = 0
         self._num_taken = 0
-        self._has_ended = threading.Condition()
+        self._news_come = threading.Condition()
         self._on_end: Callable[[], None] | None = None
         self._clocks = {False: _FetchClock(), True: _FetchClock()}  # whether it is of other replicas
 
@@ -149,9 +149,9 @@ class BlockTransfers:
         self._ended.append(ended)
         if not wakes:
             return
-        with self._has_ended:
+        with self._news_come:
             self._has_news = True
-            self._has_ended.notify_all()
+            self._news_come.notify_all()
         if self._on_end is not None:
             self._on_end()
 
@@ -170,8 +170,8 @@ class BlockTransfers:
 
     def wait(self, timeout_s: float) -> bool:
         """Until there are news, or so long. Returns whether there are."""
-        with self._has_ended:
-            return self._has_ended.wait_for(lambda: self._has_news, timeout_s)
+        with self._news_come:
+            return self._news_come.wait_for(lambda: self._has_news, timeout_s)
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until none is under way, and forget them all. Returns whether it came to that."""
