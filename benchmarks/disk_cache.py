@@ -55,11 +55,12 @@ def main() -> None:
         started_s = time.perf_counter()
         llm.shutdown()
         print(f"ended in {time.perf_counter() - started_s:.2f} s")
+        os.sync()  # or the next life would wait for what the system still has to write
     print(f"\n| prefix of {options.tokens} tokens | TTFT, median | range | tokens found |\n|---|--:|--:|--:|")
     for name, found in times.items():
         seconds = [one for one, _ in found]
         spread = f"{min(seconds):.3f} – {max(seconds):.3f}"
-        print(f"| {name} | {statistics.median(seconds):.3f} s | {spread} | {found[-1][1]} |")
+        print(f"| {name} | {statistics.median(seconds):.4f} s | {spread} | {found[-1][1]} |")
 
 
 def _start(options: argparse.Namespace) -> LLM:

@@ -45,6 +45,8 @@ BF16 = torch.bfloat16
 NUM_PROCESSES = min(2, os.cpu_count() or 1)
 
 ALLOWED_STACK_BYTES = {
+    # As many programs as possible at once are worth more than the last few registers.
+    "headway.attention.paged_kernels.decode_kernel": 16,
     # The sums of 128 query rows alone are half of all registers; a few of the rest are stored and loaded for each tile.
     "headway.attention.paged_kernels.prefill_kernel": 272,
 }

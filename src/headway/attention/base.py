@@ -127,8 +127,11 @@ class AttentionBackend(ABC):
 class DividesWork(Protocol):
     """A backend whose kernels read on the device how a step's work is divided, which is found out on the host."""
 
-    def context_parts(self, seq_lens: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """`AttentionBatch.parts` of requests with one new token."""
+    def context_parts(
+        self, seq_lens: NDArray[np.int64], rows: NDArray[np.int64], *, alone: bool = False
+    ) -> NDArray[np.int32]:
+        """`AttentionBatch.parts` of requests with one new token. `alone`: there are no others in the step, and each has
+        blocks of its own."""
         ...
 
     def max_parts(self, num_requests: int) -> int:

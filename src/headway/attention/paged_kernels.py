@@ -169,7 +169,7 @@ def decode_kernel(
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     PRECISION: tl.constexpr, K_LARGEST: tl.constexpr, V_LARGEST: tl.constexpr, FORMAT: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program (part, key head), the heads of a part side by side. `parts` is what `ContextParts` makes: part i has
     tokens `start` to `end` of the context of a request, whose new token is line `request` of q and out and whose blocks
@@ -177,8 +177,8 @@ def decode_kernel(
 
     With a `cos_sin`, q is the projection's whole output [requests, (Hq + 2 Hkv) * D], D a power of two: norm (where
     there are norms) and rotation happen here, and the program that has the end of the context caches the new key and
-    value. Nothing else of the step writes what the program reads of the cache, so its first tile comes while the
-    projection is still being computed (not that of a FORMAT: registers are short there).
+    value. Nothing else of the step writes what the program reads of the cache, so with EARLY its first tile comes while
+    the projection is still being computed, in registers that other programs could have had.
 
     With a FORMAT the cache holds codes up to K_LARGEST and V_LARGEST, and `scales` points at pairs of float16, each
     taken as one int32.
@@ -195,8 +195,7 @@ def decode_kernel(
     first_part = tl.load(own + 5)
     num_parts = tl.load(own + 6)
     table = block_table + tl.maximum(row, 0).to(tl.int64) * table_stride
-    COMES_EARLY: tl.constexpr = cos_sin is not None and FORMAT is None
-    if COMES_EARLY:
+    if EARLY:
         start = tl.maximum(start, 0)
         present_end = tl.where(request < 0, 0, tl.minimum(end, seq_len - 1))
         first_keys, first_values, first_slots = _load_tile(
@@ -280,7 +279,7 @@ def decode_kernel(
     if FORMAT is not None:
         query = query.to(NUMBER)
 
-    if COMES_EARLY:
+    if EARLY:
         sums, largest, total = _take_tile(
             sums, largest, total, query, first_keys, first_values, scales, first_slots,
             (start + tl.arange(0, TILE) < end)[None, :], scale_log2, True, PRECISION, V_LARGEST, FORMAT,

@@ -34,9 +34,11 @@ from headway.kv.layer_cache import LayerKVCache
 _LOG2_E = math.log2(math.e)
 # Tokens that are copied as one piece; a block must hold whole tiles.
 _DESCRIBED_TILE = 64
-# Contexts are divided as if the device took so many programs per multiprocessor. More parts are more even, and more to
-# add up (H200: with 4 a step of a hundred uneven contexts is up to 12% faster, one of 48 even ones is 20% slower).
-_PROGRAMS_PER_PROCESSOR = 3
+# How many programs of the decode kernel a multiprocessor takes, by their registers. Contexts are divided accordingly.
+_PROGRAMS_PER_PROCESSOR = 4
+# And with a first tile in registers (H200: with few requests up to 9% faster, with many up to 18% slower).
+_EARLY_PROGRAMS_PER_PROCESSOR = 3
+_REGISTERS_PER_PROCESSOR = 2**16
 
 REQUEST, ROW, START, END, SEQ_LEN, FIRST_PART, NUM_PARTS = range(7)
 """The columns of a part. The context's tokens from START to END are its own; FIRST_PART is where the list has the first
@@ -44,6 +46,7 @@ of the NUM_PARTS of the same context."""
 _MAX_PARTS = 32  # of one context: one program adds them up
 # A context that is longer than a share by no more than this is not cut: adding parts up would cost more.
 _TOLERANCE = 0.15
+_PROGRAM_TILES = 2  # about what a program takes beside its tiles, in such
 
 
 class TritonPagedAttention(AttentionBackend):
@@ -88,8 +91,14 @@ class TritonPagedAttention(AttentionBackend):
             device,
             fixed_bytes=self._query_rows * row_bytes,
         )
-        num_programs = _PROGRAMS_PER_PROCESSOR * num_processors(device)
-        self._parts = ContextParts(self._decode_tile, self._num_kv_heads, num_programs)
+        is_plain = not self._wide and not cache.format.is_scaled  # the others take more registers
+        self._early_parts, self._parts = (
+            ContextParts(self._decode_tile, self._num_kv_heads, number * num_processors(device))
+            for number in (
+                _EARLY_PROGRAMS_PER_PROCESSOR,
+                _PROGRAMS_PER_PROCESSOR if is_plain else _EARLY_PROGRAMS_PER_PROCESSOR,
+            )
+        )
         num_partial = self._parts.most_of_cut_contexts * self._num_kv_heads
         rows = num_partial * self._group_rows
         self._partial_acc = torch.empty(rows * self._columns, dtype=torch.float32, device=device)
@@ -108,9 +117,16 @@ class TritonPagedAttention(AttentionBackend):
         if batch.num_tiles is None and batch.tiles is not None:
             self._num_tiles = torch.tensor([len(batch.tiles)], dtype=torch.int32).to(batch.rows.device)
 
-    def context_parts(self, seq_lens: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int32]:
+    def context_parts(
+        self, seq_lens: NDArray[np.int64], rows: NDArray[np.int64], *, alone: bool = False
+    ) -> NDArray[np.int32]:
         """What the decode kernel's programs read, of requests with one new token."""
-        return self._parts.of(seq_lens, rows)
+        is_early = alone and len(seq_lens) <= MAX_FUSED_REQUESTS and self._loads_early(len(seq_lens))
+        return (self._early_parts if is_early else self._parts).of(seq_lens, rows)
+
+    def _loads_early(self, num_requests: int) -> bool:
+        """Whether the first tiles of so many requests come while their queries are computed."""
+        return num_requests * self._num_kv_heads <= self._early_parts.num_programs
 
     def max_parts(self, num_requests: int) -> int:
         """Most parts that so many requests can have."""
@@ -159,6 +175,11 @@ class TritonPagedAttention(AttentionBackend):
         batch, cache = self.batch, self.kv_caches[layer]
         k, v = cache.k, cache.v
         assert batch.parts is not None
+        is_early = heads is not None and self._format_name is None and self._loads_early(batch.num_requests)
+        options = dependent_launch(q)
+        if heads is not None and self._parts.num_programs > self._early_parts.num_programs:
+            programs = _EARLY_PROGRAMS_PER_PROCESSOR if is_early else _PROGRAMS_PER_PROCESSOR
+            options["maxnreg"] = _REGISTERS_PER_PROCESSOR // (32 * self._decode_warps * programs) // 8 * 8
         decode_kernel[(len(batch.parts) * self._num_kv_heads,)](
             out, q, k, v, self._scales[layer], batch.block_table, batch.parts,
             None if heads is None else heads.cos_sin,
@@ -171,7 +192,7 @@ class TritonPagedAttention(AttentionBackend):
             NUM_KV_HEADS=self._num_kv_heads, GROUP=self._group, GROUP_ROWS=self._group_rows,
             HEAD_DIM=self._head_dim, HEAD_COLUMNS=self._columns, BLOCK_SIZE=cache.block_size, TILE=self._decode_tile,
             PRECISION=self._precision, K_LARGEST=self._k_largest, V_LARGEST=self._v_largest, FORMAT=self._format_name,
-            num_warps=self._decode_warps, num_stages=self._decode_stages, **dependent_launch(q),
+            EARLY=is_early, num_warps=self._decode_warps, num_stages=self._decode_stages, **options,
         )  # fmt: skip
 
     def _prefill(self, layer: int, q: Tensor, out: Tensor) -> None:
@@ -215,9 +236,10 @@ class ContextParts:
     Decoding reads each context once, so a step takes as long as the busiest part of the device. Contexts differ a lot:
     one of 6,000 tokens beside a hundred of 500 would keep a single program busy long after all others are done. A
     program's share is therefore measured by the whole step: contexts that are much longer than it are cut into parts of
-    about that size, each for a program of its own, and the others are one part each.
+    about that size, each for a program of its own, and the others are one part each. Even contexts must not become some
+    programs more than run at once: the last ones would take as long again as all others.
 
-    The device takes about `num_programs` programs, each of which reads tiles of `tile` tokens for one of `num_heads`
+    The device runs `num_programs` programs at once, each of which reads tiles of `tile` tokens for one of `num_heads`
     heads.
     """
 
@@ -234,10 +256,7 @@ class ContextParts:
         order = np.argsort(-seq_lens, kind="stable")
         lengths = seq_lens[order]
         num_tiles = -(-lengths // self.tile)
-        share = max(-(-int(num_tiles.sum()) * self.num_heads // self.num_programs), 1)
-        num_parts = np.clip(np.ceil(num_tiles / share - _TOLERANCE), 1, _MAX_PARTS).astype(np.int64)
-        tiles_per_part = -(-num_tiles // num_parts)
-        num_parts = -(-num_tiles // np.maximum(tiles_per_part, 1))
+        num_parts, tiles_per_part = self._cut(num_tiles)
         first = np.cumsum(num_parts) - num_parts
         context = np.repeat(np.arange(len(order)), num_parts)
         part_tokens = tiles_per_part[context] * self.tile
@@ -252,6 +271,24 @@ class ContextParts:
         parts[:, NUM_PARTS] = num_parts[context]
         return parts
 
+    def _cut(self, num_tiles: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each context: how many parts it has, and how many tiles each of them."""
+        share = max(-(-int(num_tiles.sum()) * self.num_heads // self.num_programs), 1)
+        wanted = np.clip(np.ceil(num_tiles / share - _TOLERANCE), 1, _MAX_PARTS).astype(np.int64)
+        num_parts, tiles_per_part = _even(num_tiles, wanted)
+        at_once = self.num_programs // self.num_heads
+        if not len(num_tiles) <= at_once < (num_all := int(num_parts.sum())):
+            return num_parts, tiles_per_part
+        # Some have to wait until others have ended. If there are fewer none has to, but they are longer.
+        num_whole = int((num_parts == 1).sum())
+        wanted = np.maximum(num_parts * (at_once - num_whole) // (num_all - num_whole), 1)
+        fewer_parts, more_tiles = _even(num_tiles, wanted)
+        sizes = np.sort(np.repeat(tiles_per_part, num_parts) + _PROGRAM_TILES)[::-1]
+        takes = max(sizes.sum() / at_once, sizes[at_once - 1] + sizes[at_once])
+        if int(fewer_parts.sum()) <= at_once and more_tiles.max() + _PROGRAM_TILES <= takes:
+            return fewer_parts, more_tiles
+        return num_parts, tiles_per_part
+
     def most(self, num_requests: int) -> int:
         """No more parts than this come of so many requests."""
         return num_requests + self.num_programs // self.num_heads
@@ -260,3 +297,9 @@ class ContextParts:
     def most_of_cut_contexts(self) -> int:
         """And no more than this are parts of contexts that are cut: they are half as long as a share, at least."""
         return 2 * self.num_programs // self.num_heads + 1
+
+
+def _even(num_tiles: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """So many parts of each context, as even as whole tiles can be: their number, and the tiles of each."""
+    tiles_per_part = -(-num_tiles // wanted)
+    return -(-num_tiles // np.maximum(tiles_per_part, 1)), tiles_per_part

@@ -29,7 +29,8 @@ Done = Callable[[bytes, bool], None]
 """(digest, whether it went well); may be called by any thread."""
 
 
-_NUM_PARTS, _LEAST_PART = 8, 8  # a fetch is said to have come in so many parts, of so many blocks at least
+# A fetch is said to have come in so many parts, of so many blocks at least; the last part by halves.
+_NUM_PARTS, _LEAST_PART = 8, 8
 
 
 class BlockStore(ABC):
@@ -127,7 +128,9 @@ class BlockTransfers:
         num_left, part = itertools.count(len(wanted) - 1, -1), max(_LEAST_PART, len(wanted) // _NUM_PARTS)
 
         def done(digest: bytes, ok: bool) -> None:
-            self._end(Transferred(digest, ok, True, clock.lap(begun_s)), wakes=next(num_left) % part == 0 or not ok)
+            left = next(num_left)
+            wakes = not ok or left % part == 0 or (left < part and left.bit_count() == 1)
+            self._end(Transferred(digest, ok, True, clock.lap(begun_s)), wakes=wakes)
 
         if store is None:
             for digest, _ in wanted:

@@ -12,8 +12,8 @@ what a crash of the machine leaves of one is found out by its checksum. A file t
 was never there. If files cannot be written, that is said once, and tried again after a while; if they cannot be read,
 blocks are computed.
 
-Compiled code reads a file and computes its checksum in one call, about as fast as memory is copied. Where nothing can
-be compiled, Python does the same, several times as slow.
+Compiled code reads the files of a fetch and computes their checksums, on several threads, about as fast as memory is
+copied. Where nothing can be compiled, Python does the same, several times as slow.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ import re
 import struct
 import threading
 import time
+import weakref
 import zlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headway.cache_dir import why_not_writable
 from headway.core.blocks import DIGEST_BYTES
@@ -64,6 +64,8 @@ CLOSE_S = 2.0
 PIECE_BYTES = 2**16
 """What has a checksum of its own."""
 _OTHER_LENGTH = -1  # as in the C file
+_BYTES_PER_READER = 2**20  # less than this is not worth waking one more
+_TOGETHER = 4
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIQ16s24x")
 _MAGIC = b"HWKVBLCK"
@@ -83,12 +85,35 @@ class FileRead(NamedTuple):
     """When the file was modified."""
 
 
+class FileReads(ABC):
+    """Files that are being read: by those who help, for one who collects them."""
+
+    @abstractmethod
+    def help(self) -> None:
+        """Read until nothing is left to be begun. For any number of threads at once."""
+
+    @abstractmethod
+    def ended(self, at_least: int) -> Iterable[int]:
+        """Numbers of the files that have ended since the last call, well or not. Waits until there are so many."""
+
+    @abstractmethod
+    def result(self, number: int) -> FileRead | None:
+        """Of a file that has ended. `None` if it has another length than was expected. Raises `OSError`."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Let files that have not been begun fail."""
+
+
 class CheckedReader(ABC):
     """A way to read; for any thread."""
 
     @abstractmethod
-    def read(self, path: Path, header_bytes: int, out: memoryview) -> FileRead | None:
-        """A header and as much behind it as fills `out`. `None` if the file has another length. Raises `OSError`."""
+    def begin(
+        self, paths: Sequence[str], header_bytes: int, out: Sequence[memoryview], *, past_cache: bool = False
+    ) -> FileReads:
+        """Each file has a header, and as much behind it as fills its part of `out`, which is the same for all.
+        `past_cache`: it is not going to be read by this CPU."""
 
     @abstractmethod
     def crcs(self, data: memoryview) -> bytes:
@@ -98,7 +123,13 @@ class CheckedReader(ABC):
 class PythonReader(CheckedReader):
     """With what Python has."""
 
-    def read(self, path: Path, header_bytes: int, out: memoryview) -> FileRead | None:
+    def begin(
+        self, paths: Sequence[str], header_bytes: int, out: Sequence[memoryview], *, past_cache: bool = False
+    ) -> FileReads:
+        return _PythonReads(self, paths, header_bytes, out)
+
+    def read(self, path: str, header_bytes: int, out: memoryview) -> FileRead | None:
+        """A file, whole."""
         header = bytearray(header_bytes)
         with _opened(path, os.O_RDONLY) as file:
             status = os.fstat(file)
@@ -111,38 +142,126 @@ class PythonReader(CheckedReader):
         return b"".join(zlib.crc32(data[start : start + PIECE_BYTES]).to_bytes(4, "little") for start in starts)
 
 
+class _PythonReads(FileReads):
+    def __init__(
+        self, reader: PythonReader, paths: Sequence[str], header_bytes: int, out: Sequence[memoryview]
+    ) -> None:
+        self._reader, self._paths, self._header_bytes, self._out = reader, paths, header_bytes, out
+        self._numbers = iter(range(len(paths)))
+        self._found: dict[int, FileRead | Exception | None] = {}
+        self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._is_cancelled = False
+
+    def help(self) -> None:
+        for number in self._numbers:
+            self._found[number] = self._read(number)
+            self._ended.put(number)
+
+    def _read(self, number: int) -> FileRead | Exception | None:
+        if self._is_cancelled:
+            return OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+        try:
+            return self._reader.read(self._paths[number], self._header_bytes, self._out[number])
+        except Exception as error:
+            return error
+
+    def ended(self, at_least: int) -> Iterable[int]:
+        for _ in range(at_least):
+            yield self._ended.get()
+
+    def result(self, number: int) -> FileRead | None:
+        found = self._found.pop(number)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+
+
 class NativeReader(CheckedReader):
-    """With a compiled library. Raises `OSError` or `AttributeError` if it cannot be used."""
+    """With a compiled library, which reads parts of a file at a time, without Python's lock. Raises `OSError` or
+    `AttributeError` if it cannot be used."""
 
     def __init__(self, path: Path) -> None:
         pointer, size = ctypes.c_void_p, ctypes.c_int64
-        library = ctypes.CDLL(str(path))
-        self._read, self._crcs = library.hw_read_checked, library.hw_crc32_pieces
-        self._read.restype, self._crcs.restype = ctypes.c_int, None
-        self._read.argtypes = (ctypes.c_char_p, pointer, size, pointer, size, pointer, pointer)
-        self._crcs.argtypes = (pointer, size, pointer)
+        self.library = library = ctypes.CDLL(str(path))
+        library.hw_crc32_pieces.restype, library.hw_crc32_pieces.argtypes = None, (pointer, size, pointer)
+        library.hw_reads_begin.restype = pointer
+        library.hw_reads_begin.argtypes = (*[size] * 3, *[pointer] * 7, ctypes.c_int)
+        library.hw_reads_wait.restype, library.hw_reads_wait.argtypes = size, (pointer, size)
+        for name in ("hw_reads_help", "hw_reads_cancel", "hw_reads_free"):
+            function = getattr(library, name)
+            function.restype, function.argtypes = None, (pointer,)
 
-    def read(self, path: Path, header_bytes: int, out: memoryview) -> FileRead | None:
-        header, crcs, used_s = ctypes.create_string_buffer(header_bytes), _crcs_for(out), ctypes.c_double()
-        failure = self._read(
-            os.fsencode(path),
-            ctypes.addressof(header),
-            header_bytes,
-            _address(out),
-            out.nbytes,
-            crcs.ctypes.data,
-            ctypes.addressof(used_s),
+    def begin(
+        self, paths: Sequence[str], header_bytes: int, out: Sequence[memoryview], *, past_cache: bool = False
+    ) -> FileReads:
+        return _NativeReads(self.library, paths, header_bytes, out, past_cache)
+
+    def crcs(self, data: memoryview) -> bytes:
+        crcs = np.empty(_num_pieces(data), dtype="<u4")
+        self.library.hw_crc32_pieces(_address(data), data.nbytes, crcs.ctypes.data)
+        return crcs.tobytes()
+
+
+class _NativeReads(FileReads):
+    """Each call of the library holds this, and with it all memory that is written to."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        paths: Sequence[str],
+        header_bytes: int,
+        out: Sequence[memoryview],
+        past_cache: bool,
+    ) -> None:
+        count = len(paths)
+        self._library, self._paths, self._out = library, paths, out
+        self._headers = np.zeros((count, header_bytes), dtype=np.uint8)
+        self._crcs = np.zeros((count, _num_pieces(out[0])), dtype="<u4")
+        self._used_s = np.zeros(count, dtype=np.float64)
+        self._failures = np.zeros(count, dtype=np.int32)
+        self._in_order = np.zeros(count, dtype=np.int64)  # as they ended
+        self._num_taken = 0
+        self._pointers = (
+            (ctypes.c_char_p * count)(*map(os.fsencode, paths)),
+            (ctypes.c_void_p * count)(
+                *(ctypes.addressof(ctypes.c_char.from_buffer(view)) if view.nbytes else 0 for view in out)
+            ),
         )
+        arrays = (self._headers, self._crcs, self._used_s, self._failures, self._in_order)
+        self._reads = library.hw_reads_begin(
+            count,
+            header_bytes,
+            out[0].nbytes,
+            *(ctypes.addressof(pointers) for pointers in self._pointers),
+            *(array.ctypes.data for array in arrays),
+            past_cache,
+        )
+        if not self._reads:
+            raise MemoryError
+        weakref.finalize(self, library.hw_reads_free, self._reads).atexit = False
+
+    def help(self) -> None:
+        self._library.hw_reads_help(self._reads)
+
+    def ended(self, at_least: int) -> Iterable[int]:
+        start = self._num_taken
+        self._num_taken = self._library.hw_reads_wait(self._reads, start + at_least)
+        return self._in_order[start : self._num_taken].tolist()
+
+    def result(self, number: int) -> FileRead | None:
+        failure = int(self._failures[number])
         if failure == _OTHER_LENGTH:
             return None
         if failure:
-            raise OSError(failure, os.strerror(failure), str(path))
-        return FileRead(header.raw, crcs.tobytes(), used_s.value)
+            raise OSError(failure, os.strerror(failure), self._paths[number])
+        used_s = float(self._used_s[number])
+        return FileRead(self._headers[number].tobytes(), self._crcs[number].tobytes(), used_s)
 
-    def crcs(self, data: memoryview) -> bytes:
-        crcs = _crcs_for(data)
-        self._crcs(_address(data), data.nbytes, crcs.ctypes.data)
-        return crcs.tobytes()
+    def cancel(self) -> None:
+        self._library.hw_reads_cancel(self._reads)
 
 
 @functools.cache
@@ -161,13 +280,17 @@ def fastest_reader() -> CheckedReader:
 
 
 class DiskStore(BlockStore):
-    """`fingerprint`: a name for a folder; blocks of another one are never found. `block_bytes`: the size of a slot."""
+    """`fingerprint`: a name for a folder; blocks of another one are never found. `block_bytes`: the size of a slot.
+    `for_device`: slots are read by a device, not by this CPU."""
 
-    def __init__(self, folder: Path, *, fingerprint: str, block_bytes: int, max_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, *, fingerprint: str, block_bytes: int, max_bytes: int, for_device: bool = False
+    ) -> None:
         self._root, self._folder = folder, folder / fingerprint
         self._identity = fingerprint.encode()
         self._block_bytes = block_bytes
         self._max_bytes = max_bytes
+        self._for_device = for_device
         _check_usable(folder)
         if error := why_not_writable(self._folder):
             raise ConfigError(f"No files can be put into disk_cache '{folder}': {error.strerror}.")
@@ -192,11 +315,13 @@ class DiskStore(BlockStore):
         self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._reads.put(self._prepare)
-        num_readers = min(MOST_READERS, max(2, usable_cpus() * 3 // 4))  # who copies blocks on needs a core, too
+        self._under_way: set[FileReads] = set()
+        # Who copies blocks on needs a core, too. One reader more, which collects what the others read.
+        self._num_readers = min(MOST_READERS, max(2, usable_cpus() - 2))
         # Daemons: a read that hangs, as in a file system that is gone, must not keep the process.
         self._threads = [
             threading.Thread(target=_work, args=(jobs,), name=name, daemon=True)
-            for jobs, name in [(self._reads, "disk reader")] * num_readers + [(self._writes, "disk writer")]
+            for jobs, name in [(self._reads, "disk reader")] * (self._num_readers + 1) + [(self._writes, "disk writer")]
         ]
         for thread in self._threads:
             thread.start()
@@ -224,9 +349,16 @@ class DiskStore(BlockStore):
     def fetch(self, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done) -> None:
         if os.getpid() != self._pid:
             self._start()  # a forked process has no threads
-        for digest, slot in zip(digests, slots, strict=True):
-            assert isinstance(slot, memoryview), "files are read into host memory"
-            self._reads.put(lambda digest=digest, slot=slot: self._fetch(digest, slot, done))  # type: ignore[misc]
+        views = [slot for slot in slots if isinstance(slot, memoryview)]
+        assert len(views) == len(digests), "files are read into host memory"
+        folder = str(self._folder)
+        paths = [f"{folder}/{digest.hex()}{_SUFFIX}" for digest in digests]
+        reads = self._reader.begin(paths, _HEADER.size, views, past_cache=self._for_device)
+        self._under_way.add(reads)
+        # In this order: whoever collects waits for helpers, and these for nobody.
+        self._reads.put(lambda: self._collect(reads, digests, done))
+        for _ in range(min(self._num_readers, -(-len(digests) * self._block_bytes // _BYTES_PER_READER))):
+            self._reads.put(reads.help)
 
     def store(self, digest: bytes, slot: Slot, done: Done) -> None:
         assert isinstance(slot, memoryview), "files are written from host memory"
@@ -236,6 +368,8 @@ class DiskStore(BlockStore):
 
     def close(self) -> None:
         self._is_closed = True
+        for reads in list(self._under_way):
+            reads.cancel()
         for thread in self._threads:
             (self._writes if thread is self._threads[-1] else self._reads).put(None)
         until_s = time.monotonic() + CLOSE_S
@@ -244,12 +378,21 @@ class DiskStore(BlockStore):
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
-    def _fetch(self, digest: bytes, slot: memoryview, done: Done) -> None:
+    def _collect(self, reads: FileReads, digests: Sequence[bytes], done: Done) -> None:
+        """As they come, several at a time while many are left, so that this takes Python's lock less often."""
+        left = len(digests)
+        while left:
+            for number in reads.ended(max(1, min(_TOGETHER, left // 2))):
+                left -= 1
+                self._end(digests[number], reads, number, done)
+        self._under_way.discard(reads)
+
+    def _end(self, digest: bytes, reads: FileReads, number: int, done: Done) -> None:
         ok = False
         try:
-            ok = not self._is_closed and self._read(digest, slot)
+            ok = self._is_good(digest, reads.result(number))
         except OSError as error:
-            if error.errno != errno.ENOENT:
+            if error.errno not in (errno.ENOENT, errno.ECANCELED):
                 logger.debug("a KV block cannot be read: %s", error)
         except Exception:
             logger.exception("a KV block cannot be read")
@@ -258,10 +401,9 @@ class DiskStore(BlockStore):
                 self._forget(self._name(digest))
             done(digest, ok)
 
-    def _read(self, digest: bytes, slot: memoryview) -> bool:
+    def _is_good(self, digest: bytes, found: FileRead | None) -> bool:
         path, name = self._path(digest), self._name(digest)
-        found = self._reader.read(path, _HEADER.size, slot)
-        if found is None or found.header != self._header(digest, slot.nbytes, found.crcs):
+        if found is None or found.header != self._header(digest, self._block_bytes, found.crcs):
             logger.warning("a file of the disk cache is damaged and deleted: %s", path.name)
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -408,7 +550,7 @@ def _entries(folder: Path | str) -> Iterator[os.DirEntry[str]]:
 
 
 def _delete_unlocked(path: str) -> None:
-    with contextlib.suppress(OSError), _opened(Path(path), os.O_RDONLY) as file:
+    with contextlib.suppress(OSError), _opened(path, os.O_RDONLY) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.unlink(path)
 
@@ -421,7 +563,7 @@ def _check_usable(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
+def _opened(path: Path | str, flags: int) -> Iterator[int]:
     file = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         yield file
@@ -448,8 +590,8 @@ def _fill(file: int, parts: Sequence[memoryview]) -> bool:
     return True
 
 
-def _crcs_for(data: memoryview) -> NDArray[np.uint32]:
-    return np.empty(-(-data.nbytes // PIECE_BYTES), dtype="<u4")
+def _num_pieces(data: memoryview) -> int:
+    return -(-data.nbytes // PIECE_BYTES)
 
 
 def _address(data: memoryview) -> int:

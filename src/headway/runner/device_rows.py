@@ -145,7 +145,8 @@ class DeviceRows:
         num_single = step.num_single
         if self._division is not None:
             if num_single:
-                parts = self._division.context_parts(step.seq_lens[:num_single], step.rows[:num_single])
+                alone = num_single == step.num_requests and step.line_offsets is None
+                parts = self._division.context_parts(step.seq_lens[:num_single], step.rows[:num_single], alone=alone)
             if num_single < step.num_requests:
                 tiles = self._division.query_tiles(step.num_new, num_single)
         buffer = self._stages[self._next_stage]

@@ -203,6 +203,7 @@ class ModelWorker:
             fingerprint=hashlib.blake2b(identity, digest_size=16).hexdigest(),
             block_bytes=host_blocks.slot_bytes,
             max_bytes=cache.disk_cache_size,
+            for_device=formats.device.type != "cpu",
         )
 
     def _paged(self, plan: MemoryPlan, decoder: Decoder) -> PagedModel:

@@ -77,6 +77,19 @@ def test_even_contexts_of_many_requests_are_not_cut(num_requests: int) -> None:
         assert len(parts_of(H200, [length] * num_requests)) == num_requests
 
 
+@given(devices, st.integers(1, 80), st.integers(1, 9_000))
+def test_even_contexts_do_not_wait_for_each_other(device: ContextParts, num_requests: int, length: int) -> None:
+    """No second round of programs where one would do."""
+    if num_requests * device.num_heads <= device.num_programs:
+        assert len(parts_of(device, [length] * num_requests)) * device.num_heads <= device.num_programs
+
+
+def test_uneven_contexts_are_cut_even_if_some_have_to_wait() -> None:
+    parts = parts_of(H200, [100] * 40 + [4_000] * 4)
+    assert len(parts) * H200.num_heads > H200.num_programs
+    assert (parts[:, END] - parts[:, START]).max() < 700
+
+
 def test_a_single_context_takes_the_device() -> None:
     assert len(parts_of(H200, [400])) == 7
     assert len(parts_of(H200, [8_192])) == 32, "no more: one program adds them up"

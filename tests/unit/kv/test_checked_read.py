@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
+import threading
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headway.errors import NativeBuildError
 from headway.kv import disk_store
-from headway.kv.disk_store import PIECE_BYTES, CheckedReader, NativeReader, PythonReader, fastest_reader
+from headway.kv.disk_store import PIECE_BYTES, CheckedReader, FileRead, NativeReader, PythonReader, fastest_reader
 from headway.native.build import SOURCE_DIR, BuildResult, build
 
 HEADER = 64
@@ -57,31 +60,45 @@ def test_checksums_are_those_of_zlib(reader: CheckedReader) -> None:
         assert reader.crcs(memoryview(same * 70_001)) == expected(same * 70_001)
 
 
+def read(reader: CheckedReader, path: Path, header_bytes: int, out: memoryview) -> FileRead | None:
+    """One file."""
+    reads = reader.begin([str(path)], header_bytes, [out])
+    reads.help()
+    assert list(reads.ended(1)) == [0]
+    return reads.result(0)
+
+
 @pytest.mark.parametrize(
-    "size", [0, 1, 63, PIECE_BYTES - 1, PIECE_BYTES, 4 * PIECE_BYTES, 4 * PIECE_BYTES + 1, 700_001]
+    "size",
+    [0, 1, 63, PIECE_BYTES - 1, PIECE_BYTES, 4 * PIECE_BYTES, 4 * PIECE_BYTES + 1, 700_001, 2**20, 2**21 + 1, 2**22],
 )
-def test_a_file_is_read_whole(reader: CheckedReader, tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize("past_cache", [False, True])
+@pytest.mark.parametrize("place", [3, 64])
+def test_a_file_is_read_whole(reader: CheckedReader, tmp_path: Path, size: int, past_cache: bool, place: int) -> None:
     content, path = random.Random(size).randbytes(HEADER + size), tmp_path / "ä file"
     path.write_bytes(content)
     os.utime(path, (5.0, 7.0))
-    memory = bytearray(size + 20)
-    found = reader.read(path, HEADER, memoryview(memory)[3 : 3 + size])
-    assert found == (content[:HEADER], expected(content[HEADER:]), 7.0)
-    assert memory == bytes(3) + content[HEADER:] + bytes(17), "nothing is written beside it"
+    memory = np.zeros(size + 200, dtype=np.uint8)
+    place += -memory.ctypes.data % 64
+    reads = reader.begin([str(path)], HEADER, [memory.data[place : place + size]], past_cache=past_cache)
+    reads.help()
+    assert list(reads.ended(1)) == [0]
+    assert reads.result(0) == (content[:HEADER], expected(content[HEADER:]), 7.0)
+    assert memory.tobytes() == bytes(place) + content[HEADER:] + bytes(200 - place), "nothing is written beside it"
     for other in (size - 1, size + 1):
         if other >= 0:
-            assert reader.read(path, HEADER, memoryview(bytearray(other))) is None
+            assert read(reader, path, HEADER, memoryview(bytearray(other))) is None
 
 
 def test_what_cannot_be_read_is_said(reader: CheckedReader, tmp_path: Path) -> None:
     num_open = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
     with pytest.raises(FileNotFoundError):
-        reader.read(tmp_path / "nowhere", HEADER, memoryview(bytearray(10)))
+        read(reader, tmp_path / "nowhere", HEADER, memoryview(bytearray(10)))
     folder = tmp_path / "folder"
     folder.mkdir()
     if (size := folder.stat().st_size) >= HEADER:  # else it is no folder of the right length
         with pytest.raises(IsADirectoryError):
-            reader.read(folder, HEADER, memoryview(bytearray(size - HEADER)))
+            read(reader, folder, HEADER, memoryview(bytearray(size - HEADER)))
     if num_open is not None:
         assert len(os.listdir("/proc/self/fd")) == num_open
 
@@ -90,7 +107,54 @@ def test_a_file_that_has_less_than_its_length(reader: CheckedReader) -> None:
     path = Path("/sys/kernel/mm/transparent_hugepage/enabled")  # files there say a page, and have a line
     if not path.exists() or path.stat().st_size <= HEADER:
         pytest.skip("no such file")
-    assert reader.read(path, 8, memoryview(bytearray(path.stat().st_size - 8))) is None
+    assert read(reader, path, 8, memoryview(bytearray(path.stat().st_size - 8))) is None
+
+
+def test_files_that_several_threads_read(reader: CheckedReader, tmp_path: Path) -> None:
+    """Each ends once, those that are missing or too short, too, and nothing of one is in another."""
+    size, num_files, rng = 2**21 + 5000, 24, random.Random(3)
+    contents, paths = [], []
+    for number in range(num_files):
+        contents.append(rng.randbytes(HEADER + size))
+        paths.append(tmp_path / str(number))
+        if number % 7 != 3:
+            paths[-1].write_bytes(contents[-1][: -1 if number % 7 == 5 else None])
+    memory = [bytearray(size) for _ in paths]
+    reads = reader.begin([str(path) for path in paths], HEADER, [memoryview(one) for one in memory])
+    helpers = [threading.Thread(target=reads.help) for _ in range(5)]
+    for helper in helpers:
+        helper.start()
+    numbers: list[int] = []
+    while len(numbers) < num_files:
+        numbers += reads.ended(min(3, num_files - len(numbers)))
+    for helper in helpers:
+        helper.join()
+    assert sorted(numbers) == list(range(num_files))
+    for number in numbers:
+        if number % 7 == 3:
+            with pytest.raises(FileNotFoundError):
+                reads.result(number)
+        elif number % 7 == 5:
+            assert reads.result(number) is None
+        else:
+            found = reads.result(number)
+            assert found is not None and found[:2] == (contents[number][:HEADER], expected(contents[number][HEADER:]))
+            assert memory[number] == contents[number][HEADER:]
+
+
+def test_what_is_cancelled_ends_without_being_read(reader: CheckedReader, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100)
+    memory = [bytearray(36) for _ in range(9)]
+    reads = reader.begin([str(path)] * 9, HEADER, [memoryview(one) for one in memory])
+    reads.cancel()
+    reads.help()
+    assert sorted(reads.ended(9)) == list(range(9))
+    for number in range(9):
+        with pytest.raises(OSError) as raised:
+            reads.result(number)
+        assert raised.value.errno == errno.ECANCELED
+    assert not any(map(any, memory))
 
 
 @pytest.mark.parametrize("trouble", ["no compiler", "no library", "wrong checksums"])

@@ -30,7 +30,7 @@ class OneEach:
         self.asked_for_parts: list[tuple[list[int], list[int]]] = []
         self.asked_for_tiles: list[tuple[list[int], int]] = []
 
-    def context_parts(self, seq_lens: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def context_parts(self, seq_lens: np.ndarray, rows: np.ndarray, *, alone: bool = False) -> np.ndarray:
         self.asked_for_parts.append((seq_lens.tolist(), rows.tolist()))
         parts = np.zeros((len(rows), NUM_PART_COLUMNS), dtype=np.int32)
         parts[:, 0], parts[:, 1], parts[:, 4] = np.arange(len(rows)), rows, seq_lens
