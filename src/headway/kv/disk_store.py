@@ -356,7 +356,7 @@ class DiskStore(BlockStore):
         reads = self._reader.begin(paths, _HEADER.size, views, past_cache=self._for_device)
         self._under_way.add(reads)
         # In this order: whoever collects waits for helpers, and these for nobody.
-        self._reads.put(lambda: self._collect(reads, digests, done))
+        self._reads.put(lambda: self._collect(reads, digests, views, done))
         for _ in range(min(self._num_readers, -(-len(digests) * self._block_bytes // _BYTES_PER_READER))):
             self._reads.put(reads.help)
 
@@ -378,19 +378,19 @@ class DiskStore(BlockStore):
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
-    def _collect(self, reads: FileReads, digests: Sequence[bytes], done: Done) -> None:
+    def _collect(self, reads: FileReads, digests: Sequence[bytes], slots: Sequence[memoryview], done: Done) -> None:
         """As they come, several at a time while many are left, so that this takes Python's lock less often."""
         left = len(digests)
         while left:
             for number in reads.ended(max(1, min(_TOGETHER, left // 2))):
                 left -= 1
-                self._end(digests[number], reads, number, done)
+                self._end(digests[number], slots[number], reads, number, done)
         self._under_way.discard(reads)
 
-    def _end(self, digest: bytes, reads: FileReads, number: int, done: Done) -> None:
+    def _end(self, digest: bytes, slot: memoryview, reads: FileReads, number: int, done: Done) -> None:
         ok = False
         try:
-            ok = self._is_good(digest, reads.result(number))
+            ok = self._is_good(digest, slot, reads.result(number))
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ECANCELED):
                 logger.debug("a KV block cannot be read: %s", error)
@@ -401,9 +401,14 @@ class DiskStore(BlockStore):
                 self._forget(self._name(digest))
             done(digest, ok)
 
-    def _is_good(self, digest: bytes, found: FileRead | None) -> bool:
+    def _is_good(self, digest: bytes, slot: memoryview, found: FileRead | None) -> bool:
         path, name = self._path(digest), self._name(digest)
-        if found is None or found.header != self._header(digest, self._block_bytes, found.crcs):
+        if not self._fits(digest, found):  # parts of two files, perhaps: another engine may have put one in its place
+            again = self._reader.begin([str(path)], _HEADER.size, [slot])
+            again.help()
+            (only,) = again.ended(1)
+            found = again.result(only)
+        if found is None or not self._fits(digest, found):
             logger.warning("a file of the disk cache is damaged and deleted: %s", path.name)
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -415,6 +420,9 @@ class DiskStore(BlockStore):
             if name in self._files:
                 self._files.move_to_end(name)
         return True
+
+    def _fits(self, digest: bytes, found: FileRead | None) -> bool:
+        return found is not None and found.header == self._header(digest, self._block_bytes, found.crcs)
 
     def _header(self, digest: bytes, num_bytes: int, crcs: bytes) -> bytes:
         """As it must be for these contents. A CRC of each piece, many times as fast as a hash of all, and a hash of

@@ -342,6 +342,41 @@ def test_a_read_that_fails_is_a_miss(
     assert one.get(1) == content_of(1)
 
 
+def test_a_file_that_is_replaced_while_it_is_read_is_not_taken_for_damaged(
+    opened: Callable[..., Stored], reader: CheckedReader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Engines that share a folder may compute a block both, with other roundings: parts can be of either file."""
+    one, other = opened(), b"x" * BYTES
+    one.put(1, other)
+    (path,) = files_in(tmp_path)
+    of_other = path.read_bytes()
+    path.unlink()
+    one.put(1)
+    (path,) = files_in(tmp_path)
+    begin = type(reader).begin
+
+    def begin_and_replace(*args: Any, **options: Any) -> FileReads:
+        def ended(at_least: int) -> Any:
+            numbers = list(ended_before(at_least))
+            slot[: BYTES // 2] = other[: BYTES // 2]  # as if the first half had come from the other file
+            path.write_bytes(of_other)
+            return numbers
+
+        def result(number: int) -> Any:
+            found = result_before(number)
+            assert found is not None
+            return found._replace(crcs=reader.crcs(slot))
+
+        monkeypatch.setattr(type(reader), "begin", begin)
+        reads = begin(*args, **options)
+        slot, ended_before, result_before = args[3][0], reads.ended, reads.result
+        reads.ended, reads.result = ended, result  # type: ignore[method-assign]
+        return reads
+
+    monkeypatch.setattr(type(reader), "begin", begin_and_replace)
+    assert one.get(1) == other and path.exists()
+
+
 def test_a_folder_that_is_deleted_comes_back(opened: Callable[..., Stored], tmp_path: Path) -> None:
     one = opened()
     one.put(1)
