@@ -91,12 +91,12 @@ class TritonPagedAttention(AttentionBackend):
             device,
             fixed_bytes=self._query_rows * row_bytes,
         )
-        is_plain = not self._wide and not cache.format.is_scaled  # the others take more registers
+        self._is_plain = not self._wide and not cache.format.is_scaled  # the others take more registers
         self._early_parts, self._parts = (
             ContextParts(self._decode_tile, self._num_kv_heads, number * num_processors(device))
             for number in (
                 _EARLY_PROGRAMS_PER_PROCESSOR,
-                _PROGRAMS_PER_PROCESSOR if is_plain else _EARLY_PROGRAMS_PER_PROCESSOR,
+                _PROGRAMS_PER_PROCESSOR if self._is_plain else _EARLY_PROGRAMS_PER_PROCESSOR,
             )
         )
         num_partial = self._parts.most_of_cut_contexts * self._num_kv_heads
@@ -177,7 +177,7 @@ class TritonPagedAttention(AttentionBackend):
         assert batch.parts is not None
         is_early = heads is not None and self._format_name is None and self._loads_early(batch.num_requests)
         options = dependent_launch(q)
-        if heads is not None and self._parts.num_programs > self._early_parts.num_programs:
+        if heads is not None and self._is_plain:
             programs = _EARLY_PROGRAMS_PER_PROCESSOR if is_early else _PROGRAMS_PER_PROCESSOR
             options["maxnreg"] = _REGISTERS_PER_PROCESSOR // (32 * self._decode_warps * programs) // 8 * 8
         decode_kernel[(len(batch.parts) * self._num_kv_heads,)](

@@ -336,11 +336,13 @@ def test_nonsense_from_a_client_ends_its_connection_alone(folder: Path, store: P
         for frame in frames:
             with socket.socket(socket.AF_UNIX) as raw:
                 raw.connect(engine.server.address.removeprefix("shm://"))
-                raw.sendall(frame)
-                raw.shutdown(socket.SHUT_WR)
                 raw.settimeout(20)
-                while raw.recv(4096):
-                    pass
+                # Whoever is hung up on before all was read is told so, sooner or later.
+                with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                    raw.sendall(frame)
+                    raw.shutdown(socket.SHUT_WR)
+                    while raw.recv(4096):
+                        pass
         assert Slots(range(4)).fetch(store, engine.server.address).check() == 4
         engine.check_nothing_lost()
 
