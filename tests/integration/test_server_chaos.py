@@ -127,7 +127,9 @@ def test_nothing_leaks_and_nobody_hangs() -> None:
             assert outcomes[kind] > 10, outcomes
         assert outcomes["error 503"] + outcomes["error in stream"] == 0, "requests go on in the next engine"
         assert gauges["engine_restarts_total"] == 1
-        answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 4, "ignore_eos": True})
+        answer = httpx.post(
+            f"{server.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 4, "ignore_eos": True}, timeout=60
+        )
         assert answer.json()["usage"]["completion_tokens"] == 4
         assert server.terminate() == 0
         assert not [line for line in server.log if "Traceback" in line or "disagree" in line], server.log

@@ -168,7 +168,9 @@ def test_nothing_is_left_behind(server: ServerProcess, statuses: Counter[tuple[s
     assert statuses["any", 400] > 20 and statuses["plausible", 200] > 20
     gauges = server.wait_until_idle(timeout_s=20)
     assert gauges["engine_restarts_total"] == 0
-    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 4, "ignore_eos": True})
+    answer = httpx.post(
+        f"{server.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 4, "ignore_eos": True}, timeout=60
+    )
     assert answer.json()["usage"]["completion_tokens"] == 4
     assert not [line for line in server.log if "Traceback" in line]
     assert server.terminate() == 0

@@ -94,7 +94,7 @@ def test_a_stopped_engine_under_load_is_replaced(server: ServerProcess) -> None:
 
 def test_a_client_that_leaves_frees_its_blocks_at_once(server: ServerProcess) -> None:
     for _ in range(5):
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS) as answer:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
             assert server.gauges()["kv_blocks_live"] > 0
@@ -103,7 +103,7 @@ def test_a_client_that_leaves_frees_its_blocks_at_once(server: ServerProcess) ->
 
 def test_a_killed_engine_leaves_nothing_in_the_metrics(server: ServerProcess) -> None:
     before = server.gauges()
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60) as answer:
         lines = answer.iter_lines()
         next(lines)
     server.wait_until_idle(timeout_s=60)

@@ -27,7 +27,9 @@ def server() -> Iterator[ServerProcess]:
 
 def complete(server: ServerProcess, prompt: Any, *, key: str = "alice", **fields: Any) -> dict[str, Any]:
     body = {"prompt": prompt, "max_tokens": 4} | fields
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+    answer = httpx.post(
+        f"{server.url}/v1/completions", json=body, headers={"authorization": f"Bearer {key}"}, timeout=60
+    )
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -102,7 +104,9 @@ def test_metrics_agree_with_what_clients_are_told(server: ServerProcess) -> None
 def test_what_compares_sequences_is_refused_without_a_model(server: ServerProcess) -> None:
     for fields, param in (({"best_of": 2}, "best_of"), ({"use_beam_search": True}, "use_beam_search")):
         body = {"prompt": PROMPT, **fields}
-        answer = httpx.post(f"{server.url}/v1/completions", json=body, headers={"authorization": "Bearer alice"})
+        answer = httpx.post(
+            f"{server.url}/v1/completions", json=body, headers={"authorization": "Bearer alice"}, timeout=60
+        )
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
@@ -130,7 +134,7 @@ def test_without_a_prefix_cache_nothing_is_found_and_its_fields_are_refused() ->
     with running_server(*FACTORY, "--no-enable-prefix-caching") as server:
         assert [cached(complete(server, PROMPT)) for _ in range(2)] == [0, 0]
         for fields in ({"cache_salt": "x"}, {"cache_ttl_s": 5}):
-            answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": PROMPT} | fields)
+            answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": PROMPT} | fields, timeout=60)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, *fields)
         gauges = server.gauges()
         assert gauges["prefix_cache_queries_total"] == gauges["kv_blocks_cached"] == 0
