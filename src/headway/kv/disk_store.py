@@ -65,7 +65,7 @@ PIECE_BYTES = 2**16
 """What has a checksum of its own."""
 _OTHER_LENGTH = -1  # as in the C file
 _BYTES_PER_READER = 2**20  # less than this is not worth waking one more
-_TOGETHER = 4
+_TOGETHER = 4  # files that are collected at a time, while there are many
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIQ16s24x")
 _MAGIC = b"HWKVBLCK"
