@@ -48,7 +48,7 @@ ALLOWED_STACK_BYTES = {
     # As many programs as possible at once are worth more than the last few registers.
     "headway.attention.paged_kernels.decode_kernel": 16,
     # The sums of 128 query rows alone are half of all registers; a few of the rest are stored and loaded for each tile.
-    "headway.attention.paged_kernels.prefill_kernel": 272,
+    "headway.attention.paged_kernels.prefill_kernel": 360,
 }
 """How much local memory a thread may have; kernels that are not listed have none."""
 

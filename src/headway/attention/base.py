@@ -81,7 +81,7 @@ class AttentionBatch:
     parts: Tensor | None = None
     """int32 [num_parts, NUM_PART_COLUMNS]: their contexts in parts, for backends that divide work on the host."""
     tiles: Tensor | None = None
-    """int32 [num_tiles, 2]: the same for the other requests: a request and the first of its new tokens in the tile."""
+    """int32 [num_tiles, NUM_PART_COLUMNS]: new tokens of the other requests in tiles, with parts of their contexts."""
     num_tiles: Tensor | None = None
     """int32 [1]: the true number of tiles, where there is room for more (in a CUDA graph)."""
     rows_are_shared: bool = False
@@ -138,8 +138,10 @@ class DividesWork(Protocol):
         """Most parts that so many requests can have."""
         ...
 
-    def query_tiles(self, query_lens: NDArray[np.int64], first_request: int) -> NDArray[np.int32]:
-        """`AttentionBatch.tiles` of the requests from `first_request` on."""
+    def query_tiles(
+        self, query_lens: NDArray[np.int64], seq_lens: NDArray[np.int64], first_request: int, *, num_tokens: int
+    ) -> NDArray[np.int32]:
+        """`AttentionBatch.tiles` of the requests from `first_request` on, in a step that runs with so many tokens."""
         ...
 
     def max_tiles(self, num_tokens: int, max_num_requests: int) -> int:

@@ -10,7 +10,10 @@ context, the last to finish combines the partial results, which saves a second k
 
 Several tokens (a prompt, or a chunk of one) are a matter of arithmetic: a program owns a tile of query rows, a row
 being one token and one head, and walks over the keys up to the tile's last token. Only the tiles at the diagonal need
-a mask, and only the last of a context has places that nothing was written to.
+a mask, and only the last of a context has places that nothing was written to. Few new tokens behind a long known prefix
+are few tiles: the keys that all rows of a tile see are cut into parts, too, each a program's. There a second kernel
+adds up, by many programs: a part of a whole tile is large, and one program would take longer for them than all others
+for the keys.
 
 Rotation and write are bound by memory: each value is read once and written once. Arithmetic is float32; where
 `TorchOps` rounds to the tensors' dtype in between, so do these. A row's result is the same to the bit in any step.
@@ -436,24 +439,28 @@ def _load_tile(
 @triton.jit(do_not_specialize_on_alignment=["rows", "query_start", "seq_lens", "tiles", "num_tiles"])
 def prefill_kernel(
     out, q, k_cache, v_cache, scales, block_table,
-    rows, query_start, seq_lens, tiles, num_tiles, scale_log2, table_stride,
+    rows, query_start, seq_lens, tiles, num_tiles,
+    partial_acc, partial_max, partial_sum, scale_log2, table_stride,
     k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
     v_stride_block, v_stride_head, v_stride_token, v_stride_dim,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERY_ROWS: tl.constexpr, TILE: tl.constexpr, DESCRIBED: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr, DIAGONAL_STAGES: tl.constexpr, V_LARGEST: tl.constexpr,
-    FORMAT: tl.constexpr,
+    FORMAT: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """Program (key head, tile), *num_tiles tiles. tiles[2 i] is a request, tiles[2 i + 1] its first new token in there.
+    """Program (key head, tile), *num_tiles tiles, in the columns of `ContextParts`: a request, its first new token in
+    there and, with CUT, the part of the context that is this program's: `start` to `end`.
 
-    Row r of a tile is token r // GROUP and head r % GROUP of the group; a tile has QUERY_ROWS // GROUP tokens.
+    Row r of a tile is token r // GROUP and head r % GROUP of the group; a tile has QUERY_ROWS // GROUP tokens. All of
+    its rows see the keys of all parts but the last, and some of the last.
     """
     head = tl.program_id(0)
     tile = tl.program_id(1)
     if tile >= tl.load(num_tiles):
         return
-    request = tl.load(tiles + 2 * tile)
-    first_token = tl.load(tiles + 2 * tile + 1)
+    own = tiles + tile * PART_COLUMNS
+    request = tl.load(own)
+    first_token = tl.load(own + 1)
     first_row = tl.load(query_start + request)
     num_new = tl.load(query_start + request + 1) - first_row
     seq_len = tl.load(seq_lens + request)
@@ -482,7 +489,13 @@ def prefill_kernel(
     first_position = seq_len - num_new + first_token
     end = tl.minimum(first_position + tokens_per_tile, seq_len)
     num_seen_by_all = (first_position + 1) // TILE * TILE
-    for first in tl.range(0, num_seen_by_all, TILE, num_stages=STAGES):
+    start = 0
+    if CUT:
+        start = tl.load(own + 2)
+        part_end = tl.load(own + 3)
+        end = tl.minimum(end, part_end)
+        num_seen_by_all = tl.minimum(num_seen_by_all, part_end)
+    for first in tl.range(start, num_seen_by_all, TILE, num_stages=STAGES):
         keys, values, slots = _load_tile(
             table, first, end, head, k_cache, v_cache,
             k_stride_block, k_stride_head, k_stride_token, k_stride_dim,
@@ -526,4 +539,61 @@ def prefill_kernel(
         acc = sums
     else:
         acc = whole(sums, FORMAT) / V_LARGEST
-    tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=q_mask)
+    num_parts = 1
+    if CUT:
+        num_parts = tl.load(own + 6)
+    if num_parts == 1:
+        tl.store(out + q_offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=q_mask)
+    else:
+        place = (tile * NUM_KV_HEADS + head) * QUERY_ROWS + query_row
+        tl.store(partial_acc + place[:, None] * HEAD_COLUMNS + dim[None, :], acc, mask=wanted[:, None])
+        tl.store(partial_max + place, largest)
+        tl.store(partial_sum + place, total)
+
+
+@triton.jit(do_not_specialize_on_alignment=["query_start", "tiles", "num_tiles"])
+def add_parts_kernel(
+    out, query_start, tiles, num_tiles, partial_acc, partial_max, partial_sum,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr,
+    QUERY_ROWS: tl.constexpr, ROWS: tl.constexpr, MAX_PARTS: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Program (key head, tile, some of its rows): where the tile is the first part of several, add them up."""
+    head = tl.program_id(0)
+    tile = tl.program_id(1)
+    if tile >= tl.load(num_tiles):
+        return
+    own = tiles + tile * PART_COLUMNS
+    num_parts = tl.load(own + 6)
+    if (num_parts == 1) | (tl.load(own + 2) > 0):
+        return
+    request = tl.load(own)
+    first_row = tl.load(query_start + request)
+    num_new = tl.load(query_start + request + 1) - first_row
+    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    token = tl.load(own + 1) + row // GROUP
+    wanted = (token < num_new) & (row < QUERY_ROWS // GROUP * GROUP)
+    STEP: tl.constexpr = NUM_KV_HEADS * QUERY_ROWS
+    first_place = (tile * NUM_KV_HEADS + head) * QUERY_ROWS + row
+    part = tl.arange(0, MAX_PARTS)
+    places = first_place[None, :] + part[:, None] * STEP
+    here = (part < num_parts)[:, None]
+    maxima = tl.load(partial_max + places, mask=here, other=float("-inf"))
+    largest = tl.max(maxima, 0)
+    total = tl.sum(tl.load(partial_sum + places, mask=here, other=0.0) * tl.exp2(maxima - largest[None, :]), 0)
+    dim = tl.arange(0, HEAD_COLUMNS)
+    acc = tl.zeros([ROWS, HEAD_COLUMNS], tl.float32)
+    for first in range(0, num_parts, AT_ONCE):
+        for more in tl.static_range(AT_ONCE):
+            place = first_place + (first + more) * STEP
+            is_part = row < tl.where(first + more < num_parts, QUERY_ROWS, 0)  # all rows of it, or none
+            part_max = tl.load(partial_max + place, mask=is_part, other=float("-inf"))
+            part_acc = tl.load(
+                partial_acc + place[:, None] * HEAD_COLUMNS + dim[None, :], mask=(is_part & wanted)[:, None], other=0.0
+            )
+            acc += part_acc * tl.exp2(part_max - largest)[:, None]
+    out_rows = (first_row + token).to(tl.int64) * (NUM_KV_HEADS * GROUP) + head * GROUP + row % GROUP
+    tl.store(
+        out + out_rows[:, None] * HEAD_DIM + dim[None, :],
+        (acc / total[:, None]).to(out.dtype.element_ty),
+        mask=wanted[:, None] & (dim < HEAD_DIM)[None, :],
+    )

@@ -26,7 +26,7 @@ from headway.attention.base import (
     HeadNorms,
     Heads,
 )
-from headway.attention.paged_kernels import decode_kernel, prefill_kernel
+from headway.attention.paged_kernels import add_parts_kernel, decode_kernel, prefill_kernel
 from headway.attention.triton_device import dependent_launch, num_processors, stages_that_fit
 from headway.errors import ConfigError
 from headway.kv.layer_cache import LayerKVCache
@@ -47,10 +47,17 @@ _MAX_PARTS = 32  # of one context: one program adds them up
 # A context that is longer than a share by no more than this is not cut: adding parts up would cost more.
 _TOLERANCE = 0.15
 _PROGRAM_TILES = 2  # about what a program takes beside its tiles, in such
+# The prefill kernel: programs that a multiprocessor takes, and the fewest key tiles that are worth a program: its sums
+# are as many bytes as two of them, written and read again. Two on a multiprocessor are 1.6 times as fast as one: where
+# each has one without cutting, contexts must be longer, and are halved.
+_PREFILL_PROGRAMS_PER_PROCESSOR = 2
+_LEAST_PREFILL_TILES, _LEAST_HALF_TILES = 6, 24
+_ROWS_ADDED_UP, _PARTS_AT_ONCE = 8, 8  # by one program, and what it loads before it adds
+_TO_THE_END = 2**30
 
 
 class TritonPagedAttention(AttentionBackend):
-    """`plan` keeps the batch; `run` launches one or two kernels."""
+    """`plan` keeps the batch; `run` launches one to three kernels."""
 
     name = "triton"
 
@@ -105,6 +112,15 @@ class TritonPagedAttention(AttentionBackend):
         self._partial_max = torch.empty(rows, dtype=torch.float32, device=device)
         self._partial_sum = torch.empty(rows, dtype=torch.float32, device=device)
         self._num_arrived = torch.zeros(num_partial, dtype=torch.int32, device=device)
+        self._num_processors = num_processors(device)
+        self._tile_parts = ContextParts(
+            self._prefill_tile, self._num_kv_heads, _PREFILL_PROGRAMS_PER_PROCESSOR * self._num_processors
+        )
+        num_partial = self._tile_parts.most_of_cut_contexts * self._num_kv_heads
+        rows = num_partial * self._query_rows
+        self._tile_acc = torch.empty(rows * self._columns, dtype=torch.float32, device=device)
+        self._tile_max = torch.empty(rows, dtype=torch.float32, device=device)
+        self._tile_sum = torch.empty(rows, dtype=torch.float32, device=device)
 
     def plan(self, batch: AttentionBatch) -> None:
         """Nothing to prepare: the kernels read lists and tables on the device."""
@@ -132,19 +148,44 @@ class TritonPagedAttention(AttentionBackend):
         """Most parts that so many requests can have."""
         return self._parts.most(num_requests)
 
-    def query_tiles(self, query_lens: NDArray[np.int64], first_request: int) -> NDArray[np.int32]:
-        """[num_tiles, 2]: the tiles of the requests from `first_request` on. Long contexts first: they take longest."""
+    def query_tiles(
+        self, query_lens: NDArray[np.int64], seq_lens: NDArray[np.int64], first_request: int, *, num_tokens: int
+    ) -> NDArray[np.int32]:
+        """The tiles of the requests from `first_request` on, as parts of their contexts: a tile's first new token is in
+        ROW, and the last part has all keys that not all of its rows see. Long contexts first: they take longest."""
         lens = query_lens[first_request:]
-        per_tile = self._query_rows // self._group
+        per_tile = self._tokens_per_tile
         num_tiles = -(-lens // per_tile)
         requests = np.repeat(np.arange(first_request, len(query_lens)), num_tiles)
-        place = np.arange(len(requests)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
-        order = np.argsort(-place, kind="stable")
-        return np.stack([requests, place * per_tile], axis=1)[order].astype(np.int32)
+        first_token = (np.arange(len(requests)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)) * per_tile
+        num_seen = (seq_lens - query_lens)[requests] + first_token + 1  # by all rows of the tile
+        num_seen = np.maximum(num_seen // self._prefill_tile, 1) * self._prefill_tile
+        most = self._most_parts(num_tokens, len(requests))
+        least = _LEAST_PREFILL_TILES if most > 2 else _LEAST_HALF_TILES
+        parts = self._tile_parts.of(num_seen, first_token, least=least, most=most)
+        parts[:, REQUEST] = requests[parts[:, REQUEST]]
+        parts[:, END][parts[:, END] == parts[:, SEQ_LEN]] = _TO_THE_END
+        return parts
 
     def max_tiles(self, num_tokens: int, max_num_requests: int) -> int:
         """Most tiles that a step of so many tokens can have: each request with several may leave one partly empty."""
-        return num_tokens // (self._query_rows // self._group) + min(max_num_requests, num_tokens // 2) + 1
+        num_tiles = num_tokens // self._tokens_per_tile + min(max_num_requests, num_tokens // 2) + 1
+        return self._tile_parts.most(num_tiles) if self._cuts_tiles(num_tokens) else num_tiles
+
+    @property
+    def _tokens_per_tile(self) -> int:
+        return self._query_rows // self._group
+
+    def _cuts_tiles(self, num_tokens: int) -> bool:
+        """Whether so many new tokens leave a part of the device idle, if each tile is one program for each head."""
+        return num_tokens // self._tokens_per_tile * self._num_kv_heads <= self._num_processors
+
+    def _most_parts(self, num_tokens: int, num_tiles: int) -> int:
+        """Of the context of a tile, in a step with so many tokens and tiles."""
+        num_programs = num_tiles * self._num_kv_heads
+        if not self._cuts_tiles(num_tokens) or num_programs > self._num_processors:
+            return 1
+        return 2 if num_programs > self._num_processors // 2 else _MAX_PARTS
 
     @property
     def takes_qkv(self) -> bool:
@@ -199,18 +240,27 @@ class TritonPagedAttention(AttentionBackend):
         batch, cache = self.batch, self.kv_caches[layer]
         assert batch.tiles is not None
         k, v = cache.k, cache.v
-        described = self._descriptors is not None
+        described, cuts = self._descriptors is not None, self._cuts_tiles(batch.num_tokens)
         k_source, v_source = (k, v) if self._descriptors is None else self._descriptors[layer]
         prefill_kernel[(self._num_kv_heads, len(batch.tiles))](
             out, q, k_source, v_source, self._scales[layer], batch.block_table,
             batch.rows, batch.query_start, batch.seq_lens, batch.tiles, self._num_tiles,
+            self._tile_acc, self._tile_max, self._tile_sum,
             self._scale, batch.block_table.stride(0),
             k.stride(0), k.stride(1), k.stride(3), k.stride(2), *v.stride(),
             NUM_KV_HEADS=self._num_kv_heads, GROUP=self._group, HEAD_DIM=self._head_dim, HEAD_COLUMNS=self._columns,
             BLOCK_SIZE=cache.block_size, QUERY_ROWS=self._query_rows, TILE=self._prefill_tile, DESCRIBED=described,
             PRECISION=self._precision, STAGES=self._prefill_stages, DIAGONAL_STAGES=min(2, self._prefill_stages),
-            V_LARGEST=self._v_largest, FORMAT=self._format_name, num_warps=4,
+            V_LARGEST=self._v_largest, FORMAT=self._format_name, CUT=cuts, num_warps=4,
         )  # fmt: skip
+        if cuts:
+            most = min(len(batch.tiles), self._tile_parts.most_of_cut_contexts)
+            add_parts_kernel[(self._num_kv_heads, most, self._query_rows // _ROWS_ADDED_UP)](
+                out, batch.query_start, batch.tiles, self._num_tiles, self._tile_acc, self._tile_max, self._tile_sum,
+                NUM_KV_HEADS=self._num_kv_heads, GROUP=self._group, HEAD_DIM=self._head_dim, HEAD_COLUMNS=self._columns,
+                QUERY_ROWS=self._query_rows, ROWS=_ROWS_ADDED_UP, MAX_PARTS=_MAX_PARTS, AT_ONCE=_PARTS_AT_ONCE,
+                num_warps=4,
+            )  # fmt: skip
 
 
 def _describe(kv_caches: Sequence[LayerKVCache]) -> list[tuple[TensorDescriptor, TensorDescriptor]] | None:
@@ -231,7 +281,7 @@ def _describe(kv_caches: Sequence[LayerKVCache]) -> list[tuple[TensorDescriptor,
 
 @dataclass(frozen=True)
 class ContextParts:
-    """How the contexts of requests with one new token are divided among the programs of a device.
+    """How the contexts of requests with one new token, or tile of them, are divided among the programs of a device.
 
     Decoding reads each context once, so a step takes as long as the busiest part of the device. Contexts differ a lot:
     one of 6,000 tokens beside a hundred of 500 would keep a single program busy long after all others are done. A
@@ -247,16 +297,18 @@ class ContextParts:
     num_heads: int
     num_programs: int
 
-    def of(self, seq_lens: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int32]:
+    def of(
+        self, seq_lens: NDArray[np.int64], rows: NDArray[np.int64], *, least: int = 1, most: int = _MAX_PARTS
+    ) -> NDArray[np.int32]:
         """[num_parts, NUM_PART_COLUMNS] for requests 0, 1, … with these contexts in these lines of the block table.
 
         Long contexts come first: those that are cut are in front, and whatever takes longest begins early. A context
-        of no tokens has no part.
+        of no tokens has no part. A part has about `least` tiles or more, and a context `most` parts.
         """
         order = np.argsort(-seq_lens, kind="stable")
         lengths = seq_lens[order]
         num_tiles = -(-lengths // self.tile)
-        num_parts, tiles_per_part = self._cut(num_tiles)
+        num_parts, tiles_per_part = self._cut(num_tiles, least, most)
         first = np.cumsum(num_parts) - num_parts
         context = np.repeat(np.arange(len(order)), num_parts)
         part_tokens = tiles_per_part[context] * self.tile
@@ -271,10 +323,10 @@ class ContextParts:
         parts[:, NUM_PARTS] = num_parts[context]
         return parts
 
-    def _cut(self, num_tiles: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _cut(self, num_tiles: NDArray[np.int64], least: int, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Of each context: how many parts it has, and how many tiles each of them."""
-        share = max(-(-int(num_tiles.sum()) * self.num_heads // self.num_programs), 1)
-        wanted = np.clip(np.ceil(num_tiles / share - _TOLERANCE), 1, _MAX_PARTS).astype(np.int64)
+        share = max(-(-int(num_tiles.sum()) * self.num_heads // self.num_programs), least)
+        wanted = np.clip(np.ceil(num_tiles / share - _TOLERANCE), 1, most).astype(np.int64)
         num_parts, tiles_per_part = _even(num_tiles, wanted)
         at_once = self.num_programs // self.num_heads
         if not len(num_tiles) <= at_once < (num_all := int(num_parts.sum())):

@@ -56,7 +56,7 @@ _LOOKUP_TILE = 1024
 _ENTRIES_TILE = 256
 _MAX_READ_NUMBERS = 16384
 _NO_PARTS: Int32Array = np.zeros((0, NUM_PART_COLUMNS), dtype=np.int32)
-_NO_TILES: Int32Array = np.zeros((0, 2), dtype=np.int32)
+_NO_TILES: Int32Array = _NO_PARTS
 # Host copies of a step's array. Two steps may be in flight, and a third is being written.
 _NUM_STAGES = 3
 # Each of these steps may have as many steps of a draft model as tokens are guessed.
@@ -115,8 +115,10 @@ class DeviceRows:
         self._parts_start = self._column_size * len(_COLUMNS)
         max_parts = 0 if division is None else division.max_parts(max_num_lines)
         self._tiles_start = self._parts_start + NUM_PART_COLUMNS * max_parts
-        # A tile has at least one token, one may be partly empty for each request; blocks are added with tokens.
-        self._blocks_start = self._tiles_start + 2 * (max_num_tokens + max_num_lines)
+        max_tiles = 0
+        if division is not None:
+            max_tiles = max(division.max_tiles(number, max_num_lines) for number in range(1, max_num_tokens + 1))
+        self._blocks_start = self._tiles_start + NUM_PART_COLUMNS * max_tiles
         self._drafts_start = self._blocks_start + 3 * (max_num_tokens // block_size + 2 * max_num_lines)
         capacity = self._drafts_start + 3 * max_num_lines
         self._staged = torch.zeros(capacity, dtype=torch.int32, device=device)
@@ -148,7 +150,9 @@ class DeviceRows:
                 alone = num_single == step.num_requests and step.line_offsets is None
                 parts = self._division.context_parts(step.seq_lens[:num_single], step.rows[:num_single], alone=alone)
             if num_single < step.num_requests:
-                tiles = self._division.query_tiles(step.num_new, num_single)
+                tiles = self._division.query_tiles(
+                    step.num_new, step.seq_lens, num_single, num_tokens=num_padded_tokens
+                )
         buffer = self._stages[self._next_stage]
         self._next_stage = (self._next_stage + 1) % len(self._stages)
         end = self._write(buffer.array, step, parts, tiles, num_padded_tokens=num_padded_tokens)
@@ -206,8 +210,10 @@ class DeviceRows:
         )
 
     def tiles(self, num_tiles: int) -> Tensor:
-        """[num_tiles, 2], of the step that was staged last."""
-        return self._staged[self._tiles_start : self._tiles_start + 2 * num_tiles].view(-1, 2)
+        """[num_tiles, NUM_PART_COLUMNS], of the step that was staged last."""
+        return self._staged[self._tiles_start : self._tiles_start + NUM_PART_COLUMNS * num_tiles].view(
+            -1, NUM_PART_COLUMNS
+        )
 
     def gather(self, num_requests: int, max_query_len: int) -> None:
         """Read ids, positions and slots of the staged step from the rows. Both numbers are limits."""

@@ -191,7 +191,8 @@ class PagedCase:
         assert (lens[:num_single] == 1).all(), "requests with one new token come first"
         tiles = None
         if num_single < len(lens):
-            tiles = torch.from_numpy(self.backend.query_tiles(lens, num_single)).to(DEVICE)
+            found = self.backend.query_tiles(lens, np.array(totals), num_single, num_tokens=int(lens.sum()))
+            tiles = torch.from_numpy(found).to(DEVICE)
         rows = [self._lines[r] for r in chosen] + [0] * num_padding
         singles = np.array([totals, rows], dtype=np.int64)[:, :num_single]
         parts = self.backend.context_parts(*singles)

@@ -18,7 +18,7 @@ import torch
 from tests.triton_device import DEVICE, ON_GPU  # isort: split
 
 from headway.attention import create_backend, triton_paged
-from headway.attention.triton_paged import REQUEST, TritonPagedAttention
+from headway.attention.triton_paged import END, NUM_PARTS, REQUEST, START, TritonPagedAttention
 from headway.errors import ConfigError
 from headway.kv.layer_cache import LayerKVCache
 from tests.unit.attention.paged_case import Length, PagedCase, Shape, with_room
@@ -153,6 +153,53 @@ def test_prompts_from_the_start(shape: Shape) -> None:
 def test_chunks_that_continue_a_context(shape: Shape) -> None:
     lengths = [(2, 3), (2, 32), (2, 33), (2, 64), (2, 65), (9, 40), (42, 64), (43, 107), (17, 600)]
     PagedCase(shape, lengths).check()
+
+
+CUT_SHAPES = [
+    plain(),
+    plain(group=3, block_size=8, num_kv_heads=2),
+    Shape(64, 2, 64, BF16, BY_TOKEN, num_kv_heads=1),
+    Shape(128, 4, 64, F16, BY_TOKEN, num_kv_heads=1),
+    Shape(80, 4, 16, BF16, TRANSPOSED, num_kv_heads=1),
+    Shape(64, 3, 64, BF16, BY_TOKEN, num_kv_heads=1, quantised="fp8"),
+    Shape(128, 3, 64, BF16, BY_TOKEN, num_kv_heads=1, quantised="int4"),
+]
+
+
+@pytest.mark.usefixtures("four_processors")
+@pytest.mark.parametrize("lengths", [[(3, 700)], [(2, 64 + 2), (5, 500)], [(1, 90), (9, 801)]], ids=str)
+@pytest.mark.parametrize("shape", CUT_SHAPES, ids=str)
+def test_contexts_of_few_new_tokens_are_cut(
+    monkeypatch: pytest.MonkeyPatch, shape: Shape, lengths: list[Length]
+) -> None:
+    """Also where a step has room for more, and twice: whoever adds up leaves nothing behind."""
+    monkeypatch.setattr(triton_paged, "_LEAST_PREFILL_TILES", 1)
+    monkeypatch.setattr(triton_paged, "_LEAST_HALF_TILES", 1)
+    case = PagedCase(shape, lengths)
+    tiles = case.batch(range(len(lengths))).tiles
+    assert tiles is not None and (tiles[:, NUM_PARTS] > 1).any()
+    for _ in range(2):
+        case.check()
+    case.backend.plan(with_room(case.batch(range(len(lengths))), 20))
+    got = case.backend.run(0, case.queries(range(len(lengths))))
+    assert torch.equal(got.flatten(), torch.cat(case.run()).flatten())
+
+
+def test_only_large_parts_of_contexts_are_worth_a_program() -> None:
+    backend = PagedCase(plain(dtype=BF16, head_dim=128, block_size=64), [(1, 1)]).backend
+    lens, few = np.array([30]), triton_paged._LEAST_PREFILL_TILES * 64
+    for length, num_parts in ((few, 1), (2 * few, 2), (1000 * few, 8)):  # 4 processors, two each
+        tiles = backend.query_tiles(lens, lens + length, 0, num_tokens=30)
+        assert len(tiles) == num_parts == tiles[0, NUM_PARTS]
+        assert tiles[1:, START].tolist() == tiles[:-1, END].tolist() and tiles[0, START] == 0
+        assert (tiles[:, START] % 64 == 0).all() and tiles[-1, END] > 2**20
+    # Where each processor has a program without that, long contexts are halved; where it has several, none is cut.
+    lens, few = np.array([180]), triton_paged._LEAST_HALF_TILES * 64
+    for length, num_parts in ((few, 1), (2 * few, 2), (1000 * few, 2)):
+        assert (backend.query_tiles(lens, lens + length, 0, num_tokens=180)[:, NUM_PARTS] == num_parts).all()
+    for lens in (np.array([2000]), np.array([30] * 5)):
+        tiles = backend.query_tiles(lens, lens + 100_000, 0, num_tokens=int(lens.sum()))
+        assert (tiles[:, NUM_PARTS] == 1).all()
 
 
 def test_a_prompt_in_chunks() -> None:
@@ -292,10 +339,11 @@ def test_each_layer_has_its_own_cache(block_size: int) -> None:
 def test_tiles_have_each_new_token_once(group: int, dtype: torch.dtype) -> None:
     backend = PagedCase(plain(group=group, dtype=dtype), [(1, 1)]).backend
     lens = np.array([1, 1, 2, 7, 8, 9, 128, 300])
-    tiles = backend.query_tiles(lens, 2)
+    tiles = backend.query_tiles(lens, lens, 2, num_tokens=int(lens.sum()))
     assert tiles.dtype == np.int32
-    ends = {(r, first): first + backend._query_rows // group for r, first in tiles.tolist()}
-    assert len(ends) == len(tiles)
+    whole = tiles[tiles[:, START] == 0]
+    ends = {(r, first): first + backend._query_rows // group for r, first in whole[:, :2].tolist()}
+    assert len(ends) == len(whole)
     for request, num_new in enumerate(lens.tolist()):
         own = sorted((first, end) for (r, first), end in ends.items() if r == request)
         tokens = [token for first, end in own for token in range(first, min(end, num_new))]
@@ -310,7 +358,8 @@ def test_limit_for_tiles() -> None:
             for most_tokens in (2, 20, 300):
                 lens = random.integers(2, most_tokens + 1, num_requests)
                 limit = backend.max_tiles(int(lens.sum()), num_requests)
-                assert len(backend.query_tiles(lens, 0)) <= limit
+                before = random.integers(0, 3000, num_requests)
+                assert len(backend.query_tiles(lens, before + lens, 0, num_tokens=int(lens.sum()))) <= limit
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ class OneEach:
 
     def __init__(self) -> None:
         self.asked_for_parts: list[tuple[list[int], list[int]]] = []
-        self.asked_for_tiles: list[tuple[list[int], int]] = []
+        self.asked_for_tiles: list[tuple[list[int], list[int], int, int]] = []
 
     def context_parts(self, seq_lens: np.ndarray, rows: np.ndarray, *, alone: bool = False) -> np.ndarray:
         self.asked_for_parts.append((seq_lens.tolist(), rows.tolist()))
@@ -39,10 +39,13 @@ class OneEach:
     def max_parts(self, num_requests: int) -> int:
         return num_requests + 2
 
-    def query_tiles(self, query_lens: np.ndarray, first_request: int) -> np.ndarray:
-        self.asked_for_tiles.append((query_lens.tolist(), first_request))
-        requests = np.arange(first_request, len(query_lens))
-        return np.stack([requests, 100 + query_lens[first_request:]], axis=1).astype(np.int32)
+    def query_tiles(
+        self, query_lens: np.ndarray, seq_lens: np.ndarray, first_request: int, *, num_tokens: int
+    ) -> np.ndarray:
+        self.asked_for_tiles.append((query_lens.tolist(), seq_lens.tolist(), first_request, num_tokens))
+        tiles = np.zeros((len(query_lens) - first_request, NUM_PART_COLUMNS), dtype=np.int32)
+        tiles[:, 0], tiles[:, 1] = np.arange(first_request, len(query_lens)), 100 + query_lens[first_request:]
+        return tiles
 
     def max_tiles(self, num_tokens: int, max_num_requests: int) -> int:
         return max_num_requests
@@ -203,7 +206,7 @@ def test_the_columns_on_the_device() -> None:
     assert column(rows, "sample_index", 5) == [0, 1, 0, 0, 0], "a graph may read more of them than there are"
     assert column(rows, "sample_rows", 2) == [row_of["b"], row_of["c"]]
     assert column(rows, "sample_positions", 2) == [6, 9]
-    assert rows.device.tiles(1).tolist() == [[2, 103]]
+    assert rows.device.tiles(1)[:, :2].tolist() == [[2, 103]]
     assert rows.device.parts(2)[:, [0, 1, 4]].tolist() == [[0, row_of["b"], 6], [1, row_of["c"], 9]]
 
 
@@ -224,9 +227,9 @@ def test_work_is_divided_by_the_lengths_of_the_step() -> None:
     output = plan(share("a", 8, 0, (0, 1)), share("b", 1, 5, (2, 3)), share("c", 2, 7, (4, 5, 6)))
     step = rows.stage(output, padded=as_it_is)
     assert division.asked_for_parts == [([6], [rows.row_of["b"]])]
-    assert division.asked_for_tiles == [([1, 8, 2], 1)]
+    assert division.asked_for_tiles == [([1, 8, 2], [6, 8, 9], 1, 11)]
     assert (step.num_parts, step.num_tiles) == (1, 2)
-    assert rows.device.tiles(2).tolist() == [[1, 108], [2, 102]]
+    assert rows.device.tiles(2)[:, :2].tolist() == [[1, 108], [2, 102]]
 
 
 def test_a_step_of_chunks_has_no_parts() -> None:
