@@ -304,11 +304,12 @@ class KVCacheManager:
         return self._fetched_for
 
     def _is_worth_fetching(self, request: Request, digest: bytes, tier: HostTier, token_s: float | None) -> bool:
-        """Whether the next block is on disk and there sooner than computed: decided once for each request."""
+        """Whether the next block is on disk and there sooner than computed: decided once for each request. While blocks
+        are read those before them are copied in."""
         if tier.far is None or digest not in tier.far:
             return False
-        block_s = self.block_size * token_s - self.restore_block_s if token_s is not None else math.inf
-        request.has_fetched = not tier.is_worth_fetching("", block_s)
+        block_s = self.block_size * token_s if token_s is not None else math.inf
+        request.has_fetched = self.restore_block_s >= block_s or not tier.is_worth_fetching("", block_s)
         return not request.has_fetched
 
     def note_arrived(self, digest: bytes) -> None:

@@ -196,3 +196,5 @@ class ModelRunnerOutput:
     pooled: Mapping[str, PooledPrompt] = field(default_factory=dict)
     """For requests that want a vector: the prompt tokens that were computed in this step. A preempted request goes on
     where it was, or begins again."""
+    has_prepared: bool = False
+    """Whether it waited for something that later steps find, like a CUDA graph: its time says nothing about theirs."""

@@ -33,6 +33,7 @@ from headway.core.scheduler_output import (
 
 _RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED  # an enum's own attributes are slow to look up
 _NO_LIMIT = 2**62  # more tokens than any prompt has
+_COPIED_PART = 0.1  # of a step's time: if copies of blocks take more, it is not learnt from
 _NO_TOKEN = SampledTokens((), error="the executor returned no token for it")
 
 
@@ -258,7 +259,7 @@ class Landing:
         if not self.in_flight or self.in_flight[0].output.step_id != output.step_id:
             raise RuntimeError(f"the result of step {output.step_id} came out of order or twice")
         step = self.in_flight.popleft()
-        if duration_s is not None:
+        if duration_s is not None and not result.has_prepared and not self._is_mostly_copies(output, duration_s):
             self._observe(output, duration_s)
         if output.moves.moved_out:
             self._kv_cache.landed(output.moves, has_failed=_all_failed(output, result))
@@ -270,6 +271,11 @@ class Landing:
         if self._live.held and not any(request.is_beam for request in step.requests):
             updates += self._live.release()
         return updates
+
+    def _is_mostly_copies(self, output: SchedulerOutput, duration_s: float) -> bool:
+        """Whether copies from and to the host are a part of the step's time that counts."""
+        num_copied = len(output.moves.moved_in) + len(output.moves.moved_out)
+        return num_copied * self._kv_cache.restore_block_s > _COPIED_PART * duration_s
 
     def _observe(self, output: SchedulerOutput, duration_s: float) -> None:
         """Learn how long steps take. Each request takes part with one token at least; the others are drafts, and what

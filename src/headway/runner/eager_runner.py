@@ -56,6 +56,8 @@ class EagerStep:
 class EagerStage:
     """Rows of tokens and block tables in host memory: a `Stage`."""
 
+    num_prepared = 0  # no step leaves anything for another
+
     def __init__(self, model: PagedModel, rows: RowTable, *, device: torch.device, block_size: int) -> None:
         self._model = model
         self._device = device

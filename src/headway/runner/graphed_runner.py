@@ -170,6 +170,11 @@ class GraphedStage:
             self._graphs.prepare(shape, self.run_shape)
         return len(shapes)
 
+    @property
+    def num_prepared(self) -> int:
+        """How many steps were run for the first time or captured."""
+        return 0 if self._graphs is None else self._graphs.num_prepared
+
     def shapes(self) -> list[StepShape]:
         """All that steps are padded to, the largest first: what it takes in memory the smaller ones can use."""
         found = [StepShape(num_tokens, num_tokens, has_chunks=False) for num_tokens in self._decode_rungs]
@@ -315,6 +320,7 @@ class StepGraphs:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.num_prepared = 0
         self._seen: set[StepShape] = set()
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -323,6 +329,7 @@ class StepGraphs:
         """Run `step(shape)`, which must do the same to the same memory every time, or replay it."""
         graph = self._graphs.get(shape)
         if graph is None:
+            self.num_prepared += self.can_capture
             if shape not in self._seen or self._pool is None:
                 self._seen.add(shape)
                 step(shape)

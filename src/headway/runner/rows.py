@@ -293,6 +293,11 @@ class Stage(Protocol[StagedStep]):
         """What `Runner.warm_up` says."""
         ...
 
+    @property
+    def num_prepared(self) -> int:
+        """How many steps have made something that later steps of their shape find."""
+        ...
+
 
 def _places(counts: Int64Array) -> Int64Array:
     """0, 1, … for each of the groups of so many."""

@@ -66,6 +66,7 @@ class StepRunner(Generic[StagedStep]):
         self.decoder, self.attention = model
         self.stage = stage
         self._drafter = drafter
+        self._stages = (stage,) if drafter is None else (stage, drafter.stage)
         self._kv_caches = list(self.attention.kv_caches)  # of both models
         if drafter is not None:
             self._kv_caches += drafter.model.attention.kv_caches
@@ -128,7 +129,8 @@ class StepRunner(Generic[StagedStep]):
         """Drop the model and its cache."""
         self._is_shut_down = True
         self.transfers = None
-        del self.decoder, self.attention, self.stage, self._sampler, self._host_blocks, self._drafter, self._kv_caches
+        del self.decoder, self.attention, self.stage, self._stages, self._sampler, self._host_blocks, self._drafter
+        del self._kv_caches
 
     # ---- the batch ------------------------------------------------------------------------------------------------
 
@@ -187,8 +189,9 @@ class StepRunner(Generic[StagedStep]):
     # ---- a step ---------------------------------------------------------------------------------------------------
 
     def _run(self, output: SchedulerOutput) -> ForwardStep:
+        num_prepared = _num_prepared(self._stages)
         if output.is_empty:
-            return ForwardStep(None, None, {})
+            return ForwardStep(None, None, num_prepared, {})
         step = self._rows.step(output)
         blocks = self._rows.append_blocks(
             [(s.request_id, s.new_block_ids) for s in output.scheduled if s.new_block_ids]
@@ -197,13 +200,14 @@ class StepRunner(Generic[StagedStep]):
             blocks = self._drafter.run(step, blocks)
         staged = self.stage.stage(step, blocks, exact=bool(self._rows.wanted_prompts))
         if not self._rows.wanted_prompts:
-            return ForwardStep(step, self.stage.forward(staged), {})
+            return ForwardStep(step, self.stage.forward(staged), num_prepared, {})
         hidden = self.stage.hidden(staged)
         wanted = self._rows.wanted_prompts
         found = logprobs_of_prompts(self.decoder, hidden, step, wanted)
         pooled = pooled_prompts(hidden, step, wanted)
         sampled = hidden.index_select(0, torch.from_numpy(step.sample_index).to(hidden.device))
-        return ForwardStep(step, self.decoder.logits(sampled) if step.sampled else sampled, found, pooled)
+        logits = self.decoder.logits(sampled) if step.sampled else sampled
+        return ForwardStep(step, logits, num_prepared, found, pooled)
 
     def _sample(self, forwarded: ForwardStep, masks: TokenMasks | None) -> PendingTokens:
         step, logits = forwarded.rows, forwarded.logits
@@ -217,7 +221,16 @@ class StepRunner(Generic[StagedStep]):
         if self._cuda_device is not None:
             done = torch.cuda.Event()
             done.record()
-        return PendingTokens(done, request_ids, sample, forwarded.prompt_logprobs, forwarded.pooled, forwarded.failed)
+        return PendingTokens(
+            done,
+            request_ids,
+            sample,
+            self._stages,
+            forwarded.num_prepared,
+            forwarded.prompt_logprobs,
+            forwarded.pooled,
+            forwarded.failed,
+        )
 
 
 def _line_masks(masks: TokenMasks, request_ids: Sequence[str], drafts: StepDrafts | None) -> LineMasks | None:
@@ -244,6 +257,8 @@ class ForwardStep:
 
     rows: StepRows | None
     logits: Tensor | None
+    num_prepared: int
+    """Before it."""
     prompt_logprobs: dict[str, PromptLogprobs]
     pooled: dict[str, PooledPrompt] = field(default_factory=dict)
     failed: dict[str, SampledTokens] = field(default_factory=dict)
@@ -269,6 +284,9 @@ class PendingTokens:
     done: torch.cuda.Event | None
     sampled_request_ids: list[str]
     sample: PendingSample | None
+    stages: Sequence[Stage[Any]]
+    num_prepared: int
+    """By them, before it: if there are more now, it may have waited for one, its own or that of a step behind it."""
     prompt_logprobs: dict[str, PromptLogprobs]
     pooled: dict[str, PooledPrompt] = field(default_factory=dict)
     failed: dict[str, SampledTokens] = field(default_factory=dict)
@@ -283,7 +301,7 @@ class PendingTokens:
             chosen = self.sample.result()
             if self.sample.num_lines is not None:
                 sampled |= _verified(self.sampled_request_ids, chosen, self.sample.num_lines)
-                return ModelRunnerOutput(sampled=sampled, prompt_logprobs=self.prompt_logprobs, pooled=self.pooled)
+                return self._output(sampled)
             for place, request_id in enumerate(self.sampled_request_ids):
                 error, logprobs = chosen.errors.get(place), chosen.logprobs[place]
                 if error is not None:
@@ -292,7 +310,15 @@ class PendingTokens:
                     sampled[request_id] = SampledTokens(
                         (chosen.token_ids[place],), () if logprobs is None else (logprobs,)
                     )
-        return ModelRunnerOutput(sampled=sampled, prompt_logprobs=self.prompt_logprobs, pooled=self.pooled)
+        return self._output(sampled)
+
+    def _output(self, sampled: dict[str, SampledTokens]) -> ModelRunnerOutput:
+        has_prepared = _num_prepared(self.stages) > self.num_prepared
+        return ModelRunnerOutput(sampled, self.prompt_logprobs, self.pooled, has_prepared)
+
+
+def _num_prepared(stages: Sequence[Stage[Any]]) -> int:
+    return sum(stage.num_prepared for stage in stages)
 
 
 def _verified(request_ids: Sequence[str], chosen: SamplerOutput, num_lines: Sequence[int]) -> dict[str, SampledTokens]:

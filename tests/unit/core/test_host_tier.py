@@ -140,6 +140,21 @@ def test_the_faster_way_back_unless_one_is_asked_for(
     assert output.new_requests[0].num_computed_tokens == (8 if is_restored else 0)
 
 
+@pytest.mark.parametrize(
+    ("duration_s", "has_prepared", "is_learnt"), [(0.029, False, False), (0.031, False, True), (0.031, True, False)]
+)
+def test_what_is_learnt_from_steps(duration_s: float, has_prepared: bool, is_learnt: bool) -> None:
+    """Nothing of one that waited for a graph, or for copies longer than a tenth of its time."""
+    scheduler = make(restore_block_s=1e-3)
+    run(scheduler, "a", range(12))
+    scheduler.add_request(Request("b", range(100, 113), max_tokens=1))
+    output = scheduler.schedule()
+    assert len(output.moves.moved_out) == 3
+    done = ModelRunnerOutput({"b": SampledTokens((7,))}, {}, has_prepared=has_prepared)
+    scheduler.update(output, done, duration_s=duration_s)
+    assert (scheduler.pace.step_time.base_s is not None) == is_learnt
+
+
 # ---- further away ---------------------------------------------------------------------------------------------------
 
 
@@ -264,6 +279,24 @@ def test_fetches_are_compared_with_computing_and_tried_again_some_time() -> None
     tier.fetch_done(b"a", True, seconds=1.0)
     assert tier.is_worth_fetching("", 1.1) and tier.is_worth_fetching("there", 0.1)
     assert sum(not tier.is_worth_fetching("", 0.9) for _ in range(100)) == 11
+
+
+@pytest.mark.parametrize(("block_s", "is_fetched"), [(1.1e-3, True), (0.9e-3, False)])
+@pytest.mark.parametrize("slower", ["fetch", "restore"])
+def test_blocks_are_copied_in_while_others_are_read(slower: str, block_s: float, is_fetched: bool) -> None:
+    """So what counts is the slower of both."""
+    scheduler = make(restore_block_s=1e-3 if slower == "restore" else 0.9e-3)
+    tier = scheduler.kv_cache.host_tier = far_tier(8)
+    tier.fetch_block_s[""] = 1e-3 if slower == "fetch" else 0.9e-3
+    scheduler.pace.step_time.observe(0, TOKENS_PER_BASE * block_s / BLOCK_SIZE)
+    request = Request("a", range(12), max_tokens=1)
+    for digest in request.block_digests(BLOCK_SIZE, 2):
+        assert tier.far is not None
+        tier.far.add(digest)
+    scheduler.add_request(request)
+    output = scheduler.schedule()
+    assert len(output.moves.fetched) == (2 if is_fetched else 0)
+    assert output.is_empty == is_fetched
 
 
 @pytest.mark.parametrize("num_blocks", [4, 32, 320])

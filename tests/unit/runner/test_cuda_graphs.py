@@ -44,6 +44,7 @@ def test_without_a_gpu_every_step_runs_as_the_first_one_does() -> None:
     for shape in (small, small, large, small):
         graphs.run(shape, ran.append)
     assert ran == [small, small, large, small]
+    assert not graphs.num_prepared
 
 
 @pytest.mark.gpu
@@ -61,4 +62,4 @@ def test_a_shape_runs_once_is_captured_and_is_then_replayed() -> None:
     for _ in range(5):
         graphs.run(StepShape(3, 3, False), step)
     assert value.item() == 15
-    assert num_calls == 2
+    assert num_calls == 2 == graphs.num_prepared
