@@ -24,7 +24,9 @@ from headway.core.routing import Roles
 from headway.kv.host_blocks import HostBlocks, _as_bytes
 from headway.kv.layer_cache import LayerKVCache
 from headway.rpc import engine_client
-from headway.rpc.block_transfer import BlockAt, BlockServer, Carrier, PeerBlocks, open_cuda, share_cuda
+from headway.rpc.block_client import PeerBlocks
+from headway.rpc.block_messages import Carrier, open_cuda, share_cuda
+from headway.rpc.block_server import BlockAt, BlockServer
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest
 from headway.sampling_params import SamplingParams

@@ -21,7 +21,8 @@ from headway.engine.llm_engine import LLMEngine
 from headway.engine.step_report import StepReport
 from headway.errors import HeadwayError, InvalidRequestError
 from headway.outputs import LogprobsOfOnePosition, RequestMetrics, RequestOutput, Streaming
-from headway.rpc.block_transfer import BlockServer, PeerBlocks
+from headway.rpc.block_client import PeerBlocks
+from headway.rpc.block_server import BlockServer
 from headway.rpc.engine_report import EngineCounters, SnapshotMaker
 from headway.rpc.messages import (
     AbortRequests,

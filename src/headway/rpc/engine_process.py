@@ -35,7 +35,8 @@ from headway.rpc.messages import BlockExchange, EngineReady, Heartbeat, Start, S
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine
-    from headway.rpc.block_transfer import BlockServer, Carrier
+    from headway.rpc.block_messages import Carrier
+    from headway.rpc.block_server import BlockServer
     from headway.rpc.engine_loop import EngineLoop
     from headway.rpc.shared_channel import SharedChannel
 
@@ -202,7 +203,8 @@ def _exchange_blocks(
 ) -> BlockServer | None:
     """Let an engine have blocks of others, or others its own: over the network at `host`."""
     from headway.kv.host_blocks import HostBlocks
-    from headway.rpc.block_transfer import BlockServer, EngineBlocks, PeerBlocks, fingerprint
+    from headway.rpc.block_client import PeerBlocks
+    from headway.rpc.block_server import BlockServer, EngineBlocks, fingerprint
 
     transfers, device = engine.core.executor.transfers, engine.plan.device
     if transfers is None or not isinstance(transfers.slots, HostBlocks):

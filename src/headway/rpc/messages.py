@@ -125,7 +125,7 @@ class EngineReady(_Message):
     hidden_size: int = 0
     """The length of the model's vectors."""
     blocks_at: str = ""
-    """Where it hands out KV blocks, if it does: see `block_transfer`."""
+    """Where it hands out KV blocks, if it does: see `block_server`."""
 
 
 class StartUpFailed(_Message):

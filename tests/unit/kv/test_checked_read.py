@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from headway.errors import NativeBuildError
-from headway.kv import disk_store
-from headway.kv.disk_store import PIECE_BYTES, CheckedReader, FileRead, NativeReader, PythonReader, fastest_reader
+from headway.kv import checked_read
+from headway.kv.checked_read import PIECE_BYTES, CheckedReader, FileRead, NativeReader, PythonReader, fastest_reader
 from headway.native.build import SOURCE_DIR, BuildResult, build
 
 HEADER = 64
@@ -170,7 +170,7 @@ def test_without_a_library_python_reads_and_says_so_once(
     if trouble == "wrong checksums":
         monkeypatch.setattr(NativeReader, "__init__", lambda *_: None)
         monkeypatch.setattr(NativeReader, "crcs", lambda *_: b"1234")
-    monkeypatch.setattr(disk_store, "build", broken_build)
+    monkeypatch.setattr(checked_read, "build", broken_build)
     fastest_reader.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):

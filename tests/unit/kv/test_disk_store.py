@@ -24,7 +24,8 @@ from headway.core.scheduler_output import BlockMoves
 from headway.errors import ConfigError
 from headway.kv import disk_store
 from headway.kv.block_store import BlockStore, BlockTransfers, Done
-from headway.kv.disk_store import CheckedReader, DiskStore, FileReads, NativeReader, PythonReader, fastest_reader
+from headway.kv.checked_read import CheckedReader, FileReads, NativeReader, PythonReader, fastest_reader
+from headway.kv.disk_store import DiskStore
 
 BYTES = 200_000  # several pieces of a checksum, the last one short
 PRINT = "a" * 32

@@ -22,8 +22,10 @@ import torch
 
 from headway.core.blocks import DIGEST_BYTES
 from headway.errors import ConfigError
-from headway.rpc import block_transfer
-from headway.rpc.block_transfer import BlockAt, BlockServer, Carrier, Offer, PeerBlocks, Piece, Places, TransferError
+from headway.rpc import block_client, block_messages, block_server
+from headway.rpc.block_client import PeerBlocks
+from headway.rpc.block_messages import Carrier, Offer, Piece, TransferError
+from headway.rpc.block_server import BlockAt, BlockServer, Places
 from headway.rpc.channel import NONCE_BYTES
 
 BLOCK_BYTES = 1000
@@ -216,7 +218,7 @@ def test_a_request_may_come_after_the_wish_for_its_blocks(
             memory.compute(number)
         engine.turn()
         assert slots.check() == 2
-        monkeypatch.setattr(block_transfer, "UNSEEN_S", 0.05)
+        monkeypatch.setattr(block_server, "UNSEEN_S", 0.05)
         assert Slots([5]).fetch(store, f"{engine.server.address}#never").check() == 0
 
 
@@ -272,7 +274,7 @@ def test_a_silent_server_is_given_up(folder: Path) -> None:
 
 
 def test_signs_of_life_are_enough(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_transfer, "ALIVE_S", 0.02)
+    monkeypatch.setattr(block_server, "ALIVE_S", 0.02)
     memory = Memory()
     with contextlib.closing(Engine(memory, "shm", folder)) as engine:
         patient = PeerBlocks(fingerprint=FINGERPRINT, silent_s=1.0)
@@ -287,12 +289,12 @@ def test_signs_of_life_are_enough(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_places_that_are_not_given_back_do_not_stay_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_transfer, "ALIVE_S", 0.02)
-    monkeypatch.setattr(block_transfer, "SILENT_S", 0.1)
+    monkeypatch.setattr(block_server, "ALIVE_S", 0.02)
+    monkeypatch.setattr(block_server, "SILENT_S", 0.1)
     with contextlib.closing(Engine(Memory(range(4)), "shm", folder)) as engine:
         with socket.socket(socket.AF_UNIX) as raw:
             raw.connect(engine.server.address.removeprefix("shm://"))
-            raw.sendall(block_transfer._pack(block_transfer.Want(0, [digest(1)], "")))
+            raw.sendall(block_messages.pack(block_messages.Want(0, [digest(1)], "")))
             raw.settimeout(20)
             while raw.recv(4096):
                 pass
@@ -302,7 +304,7 @@ def test_places_that_are_not_given_back_do_not_stay_away(folder: Path, monkeypat
 def test_a_place_that_is_written_again_is_noticed() -> None:
     places = Places("shm", BLOCK_BYTES, 2, "cpu")
     offer = Offer(1, "", BLOCK_BYTES, 2, "shm")
-    source = block_transfer._source(offer, [places.descriptor], None)
+    source = block_client._source(offer, [places.descriptor], None)
     slot = memoryview(bytearray(BLOCK_BYTES))
     no_socket = socket.socket()
     places.begin_write([1])
@@ -328,10 +330,10 @@ def test_nonsense_from_a_client_ends_its_connection_alone(folder: Path, store: P
         frames = [
             rng.randbytes(100),
             b"\xff\xff\xff\xff",
-            block_transfer._pack(block_transfer.Taken([3])),
-            block_transfer._pack(block_transfer.Want(0, [b"short"], "")),
-            block_transfer._pack(block_transfer.Want(0, [], "")),
-            block_transfer._pack(block_transfer.Missing(1)),
+            block_messages.pack(block_messages.Taken([3])),
+            block_messages.pack(block_messages.Want(0, [b"short"], "")),
+            block_messages.pack(block_messages.Want(0, [], "")),
+            block_messages.pack(block_messages.Missing(1)),
         ]
         for frame in frames:
             with socket.socket(socket.AF_UNIX) as raw:
@@ -487,7 +489,7 @@ def test_blocks_that_lie_one_behind_the_other_are_one_copy(
         return copy(target, source, non_blocking)
 
     monkeypatch.setattr(torch.Tensor, "copy_", counted)
-    block_transfer.copy_rows([ours[row] for row in targets], [theirs[row] for row in sources])
+    block_client.copy_rows([ours[row] for row in targets], [theirs[row] for row in sources])
     assert torch.equal(ours, expected) and len(copied) == num_copies
-    block_transfer.copy_rows([memoryview(slot) for slot in slots], [theirs[row] for row in sources])
+    block_client.copy_rows([memoryview(slot) for slot in slots], [theirs[row] for row in sources])
     assert slots == [bytearray(theirs[row].numpy().tobytes()) for row in sources], "in memory of the host, one by one"

@@ -29,17 +29,15 @@ import mmap
 import os
 import queue
 import secrets
-import select
 import socket
 import stat
 import struct
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -47,32 +45,40 @@ from numpy.typing import NDArray
 
 from headway.core.blocks import DIGEST_BYTES
 from headway.errors import ConfigError, HeadwayError
-from headway.kv.block_store import BlockStore
-from headway.kv.disk_store import fastest_reader
-from headway.rpc.channel import RefusedError, dial, greet, prepare_tcp
+from headway.rpc.block_messages import (
+    FORMAT,
+    MAX_DIGESTS,
+    SILENT_S,
+    Alive,
+    Carrier,
+    Missing,
+    Offer,
+    Piece,
+    Pieces,
+    Taken,
+    TransferError,
+    Want,
+    bytes_of_numbers,
+    checksum,
+    decode_to_server,
+    pack,
+    receive,
+    share_cuda,
+)
+from headway.rpc.channel import RefusedError, greet, prepare_tcp
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from headway.core import KVCacheManager
     from headway.engine.llm_engine import LLMEngine
-    from headway.kv.block_store import Slot
     from headway.kv.host_blocks import HostBlocks
 
 logger = logging.getLogger(__name__)
 
-Carrier = Literal["shm", "cuda", "tcp"]
-Done = Callable[[bytes, bool], None]
-Bytes = NDArray[np.uint8]
-
-FORMAT = 2
-"""Of the messages and of the bytes of a block."""
 PLACES_BYTES: dict[Carrier, int] = {"shm": 64 * 2**20, "cuda": 256 * 2**20, "tcp": 64 * 2**20}
 """Memory for blocks that are on their way, in a server: what a device copies while a message is under way is more."""
 FEWEST_PLACES = 4
-MAX_MESSAGE_BYTES = 4 * 2**20
-MAX_DIGESTS = 65_536
-"""In a message."""
 MAX_WANTS = 4096
 """That a connection may have open."""
 MAX_CONNECTIONS = 64
@@ -85,129 +91,11 @@ WAIT_S = 120.0
 """The longest that a block is waited for, whatever its request does."""
 ALIVE_S = 2.0
 """How often a server that has nothing to send says that it lives."""
-SILENT_S = 10.0
-"""A server that is silent for longer is given up; so is a client that keeps places for longer."""
 MAX_REMEMBERED = 4096
 """Requests that have ended, of which it is known that nothing more comes."""
-_PAGE = 4096
-_LENGTH = struct.Struct("<I")
-_SMOOTHED = 0.1  # weight of the newest measurement
 
 
-class TransferError(HeadwayError):
-    """The other end sent something wrong, or nothing."""
-
-
-# ---- messages -------------------------------------------------------------------------------------------------------
-
-
-class CudaHandle(msgspec.Struct, array_like=True):
-    """Device memory of another process, as torch shares it."""
-
-    device: int
-    handle: bytes
-    num_bytes: int
-    offset_bytes: int
-    counter_handle: bytes
-    counter_offset: int
-
-
-class Offer(msgspec.Struct, tag=True):
-    """The server's first message. With `shm` and `cuda` a descriptor comes along: the places' numbers and memory."""
-
-    format: int
-    fingerprint: str
-    """Of everything that the bytes of a block depend on: only equal ones may exchange blocks."""
-    block_bytes: int
-    num_places: int
-    carrier: Carrier
-    cuda: CudaHandle | None = None
-
-
-class Want(msgspec.Struct, tag=True):
-    """These blocks, in this order."""
-
-    number: int
-    digests: list[bytes]
-    request_id: str
-    """Who computes them there. Empty: what is not there now does not come."""
-
-
-class Piece(msgspec.Struct, array_like=True):
-    """A block that is there."""
-
-    want: int
-    index: int
-    """Among the digests of that want."""
-    place: int
-    number: int
-    """That the place has while it holds this block; with `tcp` a checksum of the bytes."""
-
-
-class Pieces(msgspec.Struct, tag=True):
-    """Blocks; with `tcp` their bytes follow."""
-
-    pieces: list[Piece]
-    copy_s: float
-    """How long copying them out has taken."""
-
-
-class Missing(msgspec.Struct, tag=True):
-    """The rest of a want does not come."""
-
-    want: int
-
-
-class Taken(msgspec.Struct, tag=True):
-    """Places that may be written again."""
-
-    places: list[int]
-
-
-class Alive(msgspec.Struct, tag=True):
-    """There is nothing to send yet."""
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode_to_client = msgspec.msgpack.Decoder(Offer | Pieces | Missing | Alive).decode
-_decode_to_server = msgspec.msgpack.Decoder(Want | Taken).decode
-
-
-def _pack(message: msgspec.Struct) -> bytes:
-    payload = _encode(message)
-    return _LENGTH.pack(len(payload)) + payload
-
-
-def _receive_into(connection: socket.socket, target: memoryview) -> None:
-    """Fill it; raises `OSError`, also when the connection ends or takes longer than its timeout for the next bytes."""
-    start = 0
-    while start < target.nbytes:
-        num_bytes = connection.recv_into(target[start:])
-        if not num_bytes:
-            raise ConnectionResetError("the other end closed the connection")
-        start += num_bytes
-
-
-def _receive_payload(connection: socket.socket, length: int) -> bytearray:
-    if length > MAX_MESSAGE_BYTES:
-        raise TransferError(f"a message claims to have {length:,} bytes")
-    payload = bytearray(length)
-    _receive_into(connection, memoryview(payload))
-    return payload
-
-
-def _receive(connection: socket.socket) -> bytearray:
-    head = bytearray(_LENGTH.size)
-    _receive_into(connection, memoryview(head))
-    return _receive_payload(connection, _LENGTH.unpack(head)[0])
-
-
-def _checksum(block: memoryview) -> int:
-    """The CRC-32 of the CRC-32s of its parts: those are what compiled code is quick at."""
-    return zlib.crc32(fastest_reader().crcs(block))
-
-
-# ---- places ---------------------------------------------------------------------------------------------------------
+# ---- what is served -------------------------------------------------------------------------------------------------
 
 
 class BlockAt(NamedTuple):
@@ -269,11 +157,6 @@ def fingerprint(engine: LLMEngine) -> str:
     return hashlib.sha256(repr((FORMAT, source, measures, engine.model_config)).encode()).hexdigest()
 
 
-def _numbers_bytes(num_places: int) -> int:
-    """Room for a number of each place, in whole pages."""
-    return -(-8 * num_places // _PAGE) * _PAGE
-
-
 class Places:
     """The server's memory for blocks on their way."""
 
@@ -284,7 +167,7 @@ class Places:
         self.block_bytes = block_bytes
         self.num_places = num_places
         self.descriptor = -1
-        numbers_bytes, data_bytes = _numbers_bytes(num_places), num_places * block_bytes
+        numbers_bytes, data_bytes = bytes_of_numbers(num_places), num_places * block_bytes
         if carrier == "tcp":
             is_pinned = device.startswith("cuda")
             self.pieces = torch.empty(num_places, block_bytes, dtype=torch.uint8, pin_memory=is_pinned)
@@ -315,30 +198,6 @@ class Places:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-
-
-def share_cuda(memory: Tensor) -> CudaHandle:
-    """A handle with which one other process can open this memory, as long as it lives here."""
-    return CudaHandle(*memory.untyped_storage()._share_cuda_()[:6])
-
-
-def open_cuda(handle: CudaHandle, num_rows: int, row_bytes: int, *, device: int) -> Tensor:
-    """uint8 [num_rows, row_bytes]: the memory behind a handle, for copies on this process's `device`. The GPU that has
-    it need not be visible here. What is written there is not waited for."""
-    import torch
-
-    storage = torch.UntypedStorage._new_shared_cuda(
-        device,
-        handle.handle,
-        handle.num_bytes,
-        handle.offset_bytes,
-        handle.counter_handle,
-        handle.counter_offset,
-        b"",
-        False,
-    )
-    opened = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    return opened.set_(storage, 0, (num_rows, row_bytes), (row_bytes, 1))
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
@@ -504,12 +363,12 @@ class BlockServer:
             offer = self.offer
             if offer.carrier == "cuda":  # each client counts as one that has the memory
                 offer = msgspec.structs.replace(offer, cuda=share_cuda(self.places.pieces))
-            socket.send_fds(connection, [_pack(offer)], [self.places.descriptor])
+            socket.send_fds(connection, [pack(offer)], [self.places.descriptor])
         else:
             prepare_tcp(connection)
             greet(connection, self._secret.encode(), is_engine=True)
             connection.settimeout(SILENT_S)
-            connection.sendall(_pack(self.offer))
+            connection.sendall(pack(self.offer))
 
     def forget(self, connection: _Connection, places: Sequence[int]) -> None:
         """It is gone, and so is its claim to these places."""
@@ -573,7 +432,7 @@ class _Connection:
             writer.start()
             self._socket.settimeout(None)
             while not self._is_closed:
-                self._take(_decode_to_server(_receive(self._socket)))
+                self._take(decode_to_server(receive(self._socket)))
         except (OSError, HeadwayError, msgspec.DecodeError, RuntimeError) as error:
             if not self._is_closed and not isinstance(error, ConnectionResetError):
                 logger.warning("a client of this engine's blocks is given up: %s", error)
@@ -630,7 +489,7 @@ class _Connection:
                 if isinstance(item, _Batch):
                     self._send(item)
                 elif item is not None:
-                    self._socket.sendall(_pack(item))
+                    self._socket.sendall(pack(item))
         except (OSError, TransferError, RuntimeError) as error:
             if not self._is_closed:
                 logger.warning("a client of this engine's blocks is given up: %s", error)
@@ -645,13 +504,13 @@ class _Connection:
             for piece in batch.pieces:
                 piece.number = places.end_write(piece.place)
             copy_s = time.monotonic() - batch.started_s
-            self._socket.sendall(_pack(Pieces(batch.pieces, copy_s)))
+            self._socket.sendall(pack(Pieces(batch.pieces, copy_s)))
             return
         rows = [memoryview(places.pieces[piece.place].numpy().data) for piece in batch.pieces]
         for piece, row in zip(batch.pieces, rows, strict=True):
-            piece.number = _checksum(row)
+            piece.number = checksum(row)
         copy_s = time.monotonic() - batch.started_s
-        self._socket.sendall(_pack(Pieces(batch.pieces, copy_s)))
+        self._socket.sendall(pack(Pieces(batch.pieces, copy_s)))
         for row in rows:
             self._socket.sendall(row)
         self._take(Taken([piece.place for piece in batch.pieces]))
@@ -687,398 +546,3 @@ _numbers = itertools.count()
 
 def _path(address: str) -> str:
     return address.partition("://")[2]
-
-
-# ---- the client -----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Fetch:
-    """What a `fetch` still waits for."""
-
-    digests: Sequence[bytes]
-    slots: Sequence[Slot]
-    request_id: str
-    done: Done
-    is_open: list[bool] = field(default_factory=list)
-    num_open: int = 0
-
-    def __post_init__(self) -> None:
-        self.is_open = [True] * len(self.digests)
-        self.num_open = len(self.digests)
-
-    def end(self, index: int, is_there: bool) -> None:
-        """A block has come, or does not."""
-        self.is_open[index] = False
-        self.num_open -= 1
-        self.done(self.digests[index], is_there)
-
-    def fail(self) -> None:
-        """The rest does not come."""
-        for index, is_open in enumerate(self.is_open):
-            if is_open:
-                self.end(index, False)
-
-
-class PeerBlocks(BlockStore):
-    """Blocks in the memory of other engines. One connection, with a thread, to each of those that were asked."""
-
-    def __init__(self, *, fingerprint: str, cuda_device: int | None = None, silent_s: float = SILENT_S) -> None:
-        """`fingerprint` as in `Offer`. `cuda_device`: the device whose process this is, if it has one."""
-        self._fingerprint = fingerprint
-        self._cuda_device = cuda_device
-        self._silent_s = silent_s
-        self._peers: dict[str, _Peer] = {}
-        self._is_closed = False
-        self.block_s = 0.0
-        """What a block takes, smoothed: copying out and in, without the time until it is computed. 0: not known."""
-
-    def fetch(self, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done) -> None:
-        """Ask the server at `source` for blocks."""
-        address, _, request_id = source.partition("#")
-        fetch = _Fetch(digests, slots, request_id, done)
-        if self._is_closed:
-            fetch.fail()
-            return
-        peer = self._peers.get(address)
-        if peer is None or not peer.want(fetch):
-            self._peers = {name: each for name, each in self._peers.items() if each.is_alive()}
-            peer = self._peers[address] = _Peer(
-                address, self._fingerprint, self._cuda_device, self._silent_s, self._note_time
-            )
-            peer.want(fetch)
-            peer.start()
-
-    def store(self, digest: bytes, slot: Slot, done: Done) -> None:
-        """Other engines keep what they compute, nothing else."""
-        raise RuntimeError("blocks are fetched from other engines, not stored there")
-
-    def close(self) -> None:
-        """Fetches that are under way fail; returns when no slot is written any more."""
-        self._is_closed = True
-        for peer in self._peers.values():
-            peer.close()
-        for peer in self._peers.values():
-            peer.join(SILENT_S)
-
-    def _note_time(self, block_s: float) -> None:
-        self.block_s += (_SMOOTHED if self.block_s else 1.0) * (block_s - self.block_s)
-
-
-class _Peer(threading.Thread):
-    """The connection to one server. All reading and writing of slots is done by this thread."""
-
-    def __init__(
-        self,
-        address: str,
-        fingerprint: str,
-        cuda_device: int | None,
-        silent_s: float,
-        note_time: Callable[[float], None],
-    ) -> None:
-        carrier, _, self._where = address.partition("://")
-        self._secret, _, place = self._where.rpartition("@")
-        super().__init__(name=f"blocks from {carrier}://{place}", daemon=True)
-        self._carrier = carrier
-        self._fingerprint = fingerprint
-        self._cuda_device = cuda_device
-        self._silent_s = silent_s
-        self._note_time = note_time
-        self._lock = threading.Lock()
-        self._new: list[_Fetch] = []
-        self._is_over = False
-        self._open: dict[int, _Fetch] = {}
-        self._num_wants = 0
-        self._woken, self._waker = socket.socketpair()
-        for each in (self._woken, self._waker):
-            each.setblocking(False)
-        self._socket: socket.socket | None = None
-        self._source: _Source | None = None
-
-    # ---- others' threads ------------------------------------------------------------------------------------------
-
-    def want(self, fetch: _Fetch) -> bool:
-        """Take a fetch, unless it is over."""
-        with self._lock:
-            if self._is_over:
-                return False
-            self._new.append(fetch)
-        self._wake()
-        return True
-
-    def close(self) -> None:
-        """It is over."""
-        with self._lock:
-            self._is_over = True
-        self._wake()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            self._waker.send(b"\0")
-
-    # ---- its own --------------------------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        try:
-            self._connect()
-            while not self._is_over:
-                self._turn()
-        except (OSError, HeadwayError, msgspec.DecodeError, RuntimeError, ValueError) as error:
-            logger.warning("%s do not come: %s", self.name, error)
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        with self._lock:
-            self._is_over = True
-            left, self._new = [*self._open.values(), *self._new], []
-        if self._source is not None:
-            self._source.close()
-        for each in (self._socket, self._woken, self._waker):
-            if each is not None:
-                each.close()
-        for fetch in left:
-            fetch.fail()
-
-    def _connect(self) -> None:
-        carrier, where = self._carrier, self._where
-        descriptors: list[int] = []
-        if carrier == "tcp":
-            host, _, port = where.rpartition("@")[2].rpartition(":")
-            self._socket = connection = dial(host, int(port), self._secret.encode())
-            connection.settimeout(self._silent_s)
-            payload: bytes | bytearray = _receive(connection)
-        elif carrier in ("shm", "cuda"):
-            self._socket = connection = socket.socket(socket.AF_UNIX)
-            connection.settimeout(self._silent_s)
-            connection.connect(where)
-            head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
-            rest = bytearray(_LENGTH.size - len(head))
-            _receive_into(connection, memoryview(rest))
-            payload = _receive_payload(connection, _LENGTH.unpack(head + rest)[0])
-        else:
-            raise TransferError("there is no way to such an address")
-        try:
-            offer = _decode_to_client(payload)
-            if not isinstance(offer, Offer) or offer.format != FORMAT or offer.carrier != carrier:
-                raise TransferError("it does not speak as Headway does")
-            if offer.fingerprint != self._fingerprint:
-                raise TransferError("its blocks are of another model, or in another format")
-            self._source = _source(offer, descriptors, self._cuda_device)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-
-    def _turn(self) -> None:
-        """Send what is newly wanted, then take one message if there is one."""
-        assert self._socket is not None
-        self._send_wants()
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        poll.register(self._woken, select.POLLIN)
-        events = dict(poll.poll(self._silent_s * 1e3 if self._open else None))
-        if not events:
-            raise TransferError(f"it has been silent for {self._silent_s:g} s")
-        if self._woken.fileno() in events:
-            with contextlib.suppress(BlockingIOError):
-                self._woken.recv(_PAGE)
-        if self._socket.fileno() in events:
-            self._take(_decode_to_client(_receive(self._socket)))
-
-    def _send_wants(self) -> None:
-        assert self._socket is not None and self._source is not None
-        with self._lock:
-            new, self._new = self._new, []
-        for fetch in new:
-            if any(slot.nbytes != self._source.block_bytes for slot in fetch.slots):
-                logger.warning("%s have another size", self.name)
-                fetch.fail()
-                continue
-            for start in range(0, len(fetch.digests), MAX_DIGESTS):
-                end = start + MAX_DIGESTS
-                part = fetch if len(fetch.digests) <= MAX_DIGESTS else _part(fetch, start, end)
-                self._open[self._num_wants] = part
-                want = Want(self._num_wants, list(part.digests), part.request_id)
-                self._num_wants += 1
-                self._socket.sendall(_pack(want))
-
-    def _take(self, message: Offer | Pieces | Missing | Alive) -> None:
-        if isinstance(message, Pieces):
-            self._take_pieces(message)
-        elif isinstance(message, Missing):
-            self._fetch(message.want).fail()
-            del self._open[message.want]
-        elif isinstance(message, Offer):
-            raise TransferError("it does not speak as Headway does")
-
-    def _fetch(self, want: int) -> _Fetch:
-        fetch = self._open.get(want)
-        if fetch is None:
-            raise TransferError("it sends what was not wanted")
-        return fetch
-
-    def _take_pieces(self, message: Pieces) -> None:
-        assert self._socket is not None and self._source is not None
-        slots = []
-        for piece in message.pieces:
-            fetch = self._fetch(piece.want)
-            if not 0 <= piece.index < len(fetch.digests) or not fetch.is_open[piece.index]:
-                raise TransferError("it sends what was not wanted")
-            slots.append(fetch.slots[piece.index])
-        started_s = time.monotonic()
-        are_good = self._source.copy_in(self._socket, message.pieces, slots)
-        if message.pieces:
-            self._note_time((message.copy_s + time.monotonic() - started_s) / len(message.pieces))
-        if not all(are_good):
-            raise TransferError("a block has changed on its way")
-        if self._source.gives_back:
-            self._socket.sendall(_pack(Taken([piece.place for piece in message.pieces])))
-        for piece in message.pieces:
-            fetch = self._open[piece.want]
-            fetch.end(piece.index, True)
-            if not fetch.num_open:
-                del self._open[piece.want]
-
-
-def _part(fetch: _Fetch, start: int, end: int) -> _Fetch:
-    return _Fetch(fetch.digests[start:end], fetch.slots[start:end], fetch.request_id, fetch.done)
-
-
-class _Source(Protocol):
-    """How the bytes of pieces come."""
-
-    block_bytes: int
-    gives_back: bool
-
-    def copy_in(self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[Slot]) -> Sequence[bool]:
-        """Fill the slots. Returns of which the bytes are right."""
-
-    def close(self) -> None:
-        """Let go of memory that belongs to the server."""
-
-
-def _source(offer: Offer, descriptors: Sequence[int], cuda_device: int | None) -> _Source:
-    if offer.block_bytes < 1 or offer.num_places < 1:
-        raise TransferError("it does not speak as Headway does")
-    if offer.carrier == "tcp":
-        return _FromNetwork(offer)
-    if len(descriptors) != 1:
-        raise TransferError("it has not sent its memory")
-    if offer.carrier == "shm":
-        return _FromMemory(offer, descriptors[0])
-    if cuda_device is None or offer.cuda is None:
-        raise TransferError("its blocks are on a GPU, and this process has none")
-    return _FromDevice(offer, descriptors[0], cuda_device)
-
-
-def _in_host_memory(slots: Sequence[Slot]) -> list[memoryview]:
-    found = [slot for slot in slots if isinstance(slot, memoryview)]
-    if len(found) < len(slots):
-        raise TransferError("blocks arrive on the device here, and only by CUDA IPC (arrival_memory)")
-    return found
-
-
-class _FromNetwork:
-    gives_back = False
-
-    def __init__(self, offer: Offer) -> None:
-        self.block_bytes = offer.block_bytes
-
-    def copy_in(self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[Slot]) -> Sequence[bool]:
-        are_good = []
-        for piece, slot in zip(pieces, _in_host_memory(slots), strict=True):
-            _receive_into(connection, slot)
-            are_good.append(_checksum(slot) == piece.number)
-        return are_good
-
-    def close(self) -> None:
-        pass
-
-
-class _Numbered:
-    """The numbers of a server's places."""
-
-    gives_back = True
-
-    def __init__(self, offer: Offer, descriptor: int, num_bytes: int) -> None:
-        if os.fstat(descriptor).st_size < num_bytes:
-            raise TransferError("its memory is smaller than it says")
-        self.block_bytes = offer.block_bytes
-        self._num_places = offer.num_places
-        self._memory = np.frombuffer(mmap.mmap(descriptor, num_bytes, prot=mmap.PROT_READ), dtype=np.uint8)
-        self._numbers = self._memory[: 8 * offer.num_places].view(np.uint64)
-
-    def check(self, pieces: Sequence[Piece]) -> None:
-        """Before memory is touched."""
-        if not all(0 <= piece.place < self._num_places for piece in pieces):
-            raise TransferError("it names memory that it does not have")
-
-    def are_unchanged(self, pieces: Sequence[Piece]) -> list[bool]:
-        """Whether the places still hold what the message said."""
-        return [int(self._numbers[piece.place]) == piece.number for piece in pieces]
-
-    def close(self) -> None:
-        """The mapping goes with its last view."""
-        del self._memory, self._numbers
-
-
-class _FromMemory(_Numbered):
-    def __init__(self, offer: Offer, descriptor: int) -> None:
-        start = _numbers_bytes(offer.num_places)
-        super().__init__(offer, descriptor, start + offer.num_places * offer.block_bytes)
-        self._rows: Bytes = self._memory[start:].reshape(offer.num_places, offer.block_bytes)
-
-    def copy_in(self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[Slot]) -> Sequence[bool]:
-        self.check(pieces)
-        for piece, slot in zip(pieces, _in_host_memory(slots), strict=True):
-            np.copyto(np.frombuffer(slot, dtype=np.uint8), self._rows[piece.place])  # without Python's lock
-        return self.are_unchanged(pieces)
-
-    def close(self) -> None:
-        del self._rows
-        super().close()
-
-
-def copy_rows(slots: Sequence[Slot], rows: Sequence[Tensor]) -> None:
-    """Have the device copy its rows, uint8 [bytes of a block], to slots."""
-    import torch
-
-    targets = [torch.frombuffer(slot, dtype=torch.uint8) if isinstance(slot, memoryview) else slot for slot in slots]
-    places = [(target.data_ptr(), row.data_ptr()) for target, row in zip(targets, rows, strict=True)]
-    start = 0
-    while start < len(rows):  # one copy for all that lie one behind the other: each takes a while to begin
-        pair, (to, of), count = (targets[start], rows[start]), places[start], 1
-        size = len(pair[0])
-        most = min((first.untyped_storage().nbytes() - first.storage_offset()) // size for first in pair)
-        while count < most and places[start + count : start + count + 1] == [(to + count * size, of + count * size)]:
-            count += 1
-        target, source = (first.as_strided((count * size,), (1,)) for first in pair)
-        target.copy_(source, non_blocking=True)
-        start += count
-
-
-class _FromDevice(_Numbered):
-    """Slots are written by the device, beside what else it does: its own memory, or pinned."""
-
-    def __init__(self, offer: Offer, descriptor: int, device: int) -> None:
-        import torch
-
-        super().__init__(offer, descriptor, _numbers_bytes(offer.num_places))
-        assert offer.cuda is not None
-        torch.cuda.set_device(device)  # of this thread
-        self._stream = torch.cuda.Stream(device)
-        self._rows = open_cuda(offer.cuda, offer.num_places, offer.block_bytes, device=device).unbind(0)
-
-    def copy_in(self, connection: socket.socket, pieces: Sequence[Piece], slots: Sequence[Slot]) -> Sequence[bool]:
-        import torch
-
-        self.check(pieces)
-        with torch.cuda.stream(self._stream):
-            copy_rows(slots, [self._rows[piece.place] for piece in pieces])
-        self._stream.synchronize()
-        return self.are_unchanged(pieces)
-
-    def close(self) -> None:
-        self._stream.synchronize()
-        del self._rows
-        super().close()
