@@ -21,7 +21,7 @@ MODULES = {
     for file in sorted(PACKAGE.rglob("*.py"))
 }
 
-MOST_FILES = 300
+MOST_FILES = 303
 MOST_CONFIG_MODULES = 12
 # `base` is the interface of its package.
 COMMON_NAMES = {"__init__", "__main__", "base"}

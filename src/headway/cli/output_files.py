@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headway.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 
 def write_json(path: str | Path, result: object) -> None:

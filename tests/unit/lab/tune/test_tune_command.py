@@ -276,13 +276,23 @@ def test_the_batch_is_seen_empty_while_there_is_nothing_to_do(files: list[str], 
 def test_a_shipped_machine_is_found_by_its_name(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (name, *_) = shipped_machines()
-    assert name == "h200-llama31-8b"
+    name = "h200-llama31-8b"
     assert main(["sim", "--calibration", name, *files[2:]]) == 0
     assert "llama31-8b on NVIDIA H200" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["sim", "--help"])
-    assert name in capsys.readouterr().out
+    told = "".join(capsys.readouterr().out.split())
+    assert all(each in told for each in shipped_machines())
+
+
+@pytest.mark.parametrize("name", shipped_machines())
+def test_shipped_machines_can_be_simulated(name: str, files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, num_ranks = name.partition("-tp")
+    assert Calibration.find(name).tensor_parallel_size == int(num_ranks or 1)
+    assert main(["sim", "--calibration", name, *files[2:]]) == 0
+    told = capsys.readouterr().out
+    assert f"{name.split('-', 1)[1].partition('-tp')[0]} on NVIDIA H200" in told
+    assert (f"{num_ranks} ranks: steps of one were measured alone" in told) == bool(num_ranks)
 
 
 def test_tune_recommends_what_is_better(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -470,7 +480,7 @@ def test_numbers_of_replicas_that_are_none(
     ("arguments", "message"),
     [
         (["sim", "--calibration", "h200-llama31-8"], "Did you mean 'h200-llama31-8b'?"),
-        (["sim", "--calibration", "tpu"], "They are: h200-llama31-8b."),
+        (["sim", "--calibration", "tpu"], f"They are: {', '.join(shipped_machines())}."),
         (["sim", "--calibration", "tpu.json"], "Cannot read the calibration 'tpu.json'"),
         (["sim", "--csv", "/nowhere/at/all.csv"], "no folder"),
         (["sim", "--policy", "fcfs,sfj"], "Did you mean 'sjf'?"),
