@@ -8,11 +8,11 @@ On an NVIDIA GPU, bfloat16, heads of 128, blocks of 64: layers in a CUDA graph, 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from unittest.mock import patch
 
 import numpy as np
 import torch
+from quantized_gemm import timed
 
 from headway.attention.base import AttentionBatch
 from headway.attention.triton_paged import NUM_PARTS, TritonPagedAttention
@@ -87,30 +87,7 @@ def attend(new: int, context: int, requests: int, num_heads: int, num_kv_heads: 
     )
     q = torch.randn(new * requests, num_heads, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
 
-    def layers() -> None:
-        for layer in range(num_layers):
-            backend.run(layer, q)
-
-    return timed(layers) / num_layers, int(tiles[:, NUM_PARTS].max()), backend.run(0, q)
-
-
-def timed(run: Callable[[], object], rounds: int = 5) -> float:
-    """µs, the median."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    times = []
-    for _ in range(rounds):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(1e3 * begin.elapsed_time(end))
-    return sorted(times)[rounds // 2]
+    return timed(lambda layer: backend.run(layer, q), num_layers), int(tiles[:, NUM_PARTS].max()), backend.run(0, q)
 
 
 if __name__ == "__main__":
