@@ -67,9 +67,11 @@ def test_blocks_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     fetched: list[bytes] = []
     fetch = DiskStore.fetch
 
-    def noted(store: DiskStore, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done) -> None:
+    def noted(
+        store: DiskStore, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done, *, is_use: bool
+    ) -> None:
         fetched.extend(digests)
-        fetch(store, digests, slots, source, done)
+        fetch(store, digests, slots, source, done, is_use=is_use)
 
     monkeypatch.setattr(DiskStore, "fetch", noted)
     assert tokens(folder, tensor_parallel_size=2, **own) == expected

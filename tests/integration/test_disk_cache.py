@@ -18,7 +18,9 @@ import pytest
 
 from headway import LLM, SamplingParams
 from headway.core import HostTier
+from headway.engine import engine_core
 from headway.errors import ConfigError
+from headway.kv.host_blocks import HostBlocks
 from tests.integration.conversations import MAX_MODEL_LEN, MAX_TOKENS, Alone, Conversations
 from tests.integration.server_process import running_server
 from tests.unit.models.tiny import hf_model, random_prompt, save_folder
@@ -52,8 +54,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This model computes faster than any disk reads."""
+    """This model computes faster than any disk reads, and on a busy machine than blocks are copied."""
     monkeypatch.setattr(HostTier, "is_worth_fetching", lambda *_: True)
+    monkeypatch.setattr(HostBlocks, "measure_restore", lambda _: 0.0)
 
 
 def tier_of(llm: LLM) -> HostTier:
@@ -82,7 +85,13 @@ def test_tokens_are_those_of_each_request_alone_over_several_lives(
     assert list(tmp_path.glob("*/*.kv")) and not list(tmp_path.glob("*/*.tmp"))
 
 
-@pytest.mark.usefixtures("always_worth_it")
+@pytest.fixture
+def nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are read when a request wants them."""
+    monkeypatch.setattr(engine_core, "LOAD_AHEAD_S", 0.0)
+
+
+@pytest.mark.usefixtures("always_worth_it", "nothing_ahead")
 @pytest.mark.parametrize(
     "params",
     [
@@ -105,6 +114,27 @@ def test_a_restarted_engine_finds_its_prefixes(tiny: TinyLLM, tmp_path: Path, pa
     assert [[one.token_ids for one in output.outputs] for output in outputs] == expected
     assert [output.num_cached_tokens for output in outputs] == [96, 48, 16]
     assert tier_of(second).stats.num_fetched == 6 + 3 + 1
+    second.shutdown()
+
+
+@pytest.mark.usefixtures("always_worth_it")
+def test_a_restarted_engine_has_in_host_memory_what_was_used_last(tiny: TinyLLM, tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    rng = random.Random(1)
+    prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (97, 50, 17)]
+    options: dict[str, Any] = {"block_size": 16, "disk_cache": str(tmp_path), "host_cache_memory": 40 * 16 * 512}
+    first = tiny.on_cpu(**options)
+    expected = [tokens(first, prompt, params) for prompt in prompts]
+    first.shutdown()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*.kv")}
+    second = tiny.on_cpu(**options)
+    stats = tier_of(second).stats
+    assert stats.num_fetched == len(tier_of(second)) == len(before)
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "nobody has used them"
+    outputs = [second.generate(prompt, params, use_tqdm=False)[0] for prompt in prompts]
+    assert [[one.token_ids for one in output.outputs] for output in outputs] == expected
+    assert [output.num_cached_tokens for output in outputs] == [96, 48, 16]
+    assert stats.num_fetched == len(before) and stats.num_moved_in == 6 + 3 + 1
     second.shutdown()
 
 
@@ -164,6 +194,7 @@ def test_parts_of_different_size_are_one_block(num_ranks: int, collectives: str,
     assert files[0].stat().st_size > 2 * 2 * 5 * 8 * 4 * 16, "all heads of both layers are in it"
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 def test_what_is_slower_than_computing_is_computed(tiny: TinyLLM, tmp_path: Path) -> None:
     prompt, params = list(range(96)), SamplingParams(temperature=0, max_tokens=4)
     first = tiny.on_cpu(block_size=16, disk_cache=str(tmp_path))

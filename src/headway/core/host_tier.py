@@ -18,8 +18,9 @@ that are not clean are stored, the oldest first, before they are needed; if that
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_STORES = 64
@@ -69,6 +70,10 @@ class FarIndex:
     def discard(self, digest: bytes) -> None:
         """It is not there, or cannot be used."""
         self._digests.pop(digest, None)
+
+    def latest(self, most: int) -> list[bytes]:
+        """So many that were used last, the very last one first."""
+        return list(itertools.islice(reversed(self._digests), most))
 
 
 class HostTier:
@@ -242,6 +247,27 @@ class HostTier:
         self._fetching[digest] = (slot, source)
         self._fetches.append((digest, slot, source))
         return True
+
+    def fetch_latest(self, most: int) -> list[bytes]:
+        """Have blocks fetched from disk that nobody has asked for: those used last, the very last one first, as long as
+        more than a quarter of the slots is free. Returns which."""
+        if self.far is None:
+            return []
+        num_wanted = self.num_slots - self.num_slots // 4
+        missing = [digest for digest in self.far.latest(num_wanted) if not self.is_fetching(digest)]
+        missing = [digest for digest in missing if digest not in self._slots]
+        num_free = num_wanted - (self.num_slots - len(self._free))
+        fetched = missing[: max(min(most, num_free), 0)]
+        for digest in fetched:
+            self.fetch(digest, "")
+        return fetched
+
+    def note_latest(self, digests: Sequence[bytes]) -> None:
+        """`fetch_latest` has had these fetched. That is no use: they stay in the order that they were in."""
+        self.touch(reversed(digests))
+        for digest in reversed(digests):
+            if self.far is not None and digest in self.far:
+                self.far.add(digest)
 
     def _take_landed(self, keep: Collection[bytes]) -> int | None:
         """A slot that no step in flight copies to."""

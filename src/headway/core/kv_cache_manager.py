@@ -268,28 +268,30 @@ class KVCacheManager:
         is_whole = num_found == most
         if is_whole or (not source and not self._is_worth_fetching(request, digests[num_found], tier, token_s)):
             return []
-        wanted = list(itertools.takewhile(lambda digest: self._is_far(digest, source, tier), digests[num_found:]))
-        num_new = sum(not tier.is_fetching(digest) for digest in wanted)
+        wanted = list(itertools.takewhile(lambda digest: self._can_come(digest, source, tier), digests[num_found:]))
+        num_new = sum(digest not in tier and not tier.is_fetching(digest) for digest in wanted)
         if tier.held and min(num_new, tier.num_slots) > tier.num_takeable:
             return None
         # The first ones last, since without them the others are of no use.
         self.prefix_cache.touch(self.prefix_cache.find(digests[: num_found - len(in_tier)]))
-        tier.touch(reversed(in_tier))
-        awaited, keep = [], set(in_tier)
-        for digest in wanted:
-            if not tier.is_fetching(digest) and not tier.fetch(digest, source, keep=keep):
-                break
-            awaited.append(digest)
+        tier.touch(reversed([*in_tier, *wanted]))
+        awaited, held = [], dict.fromkeys(in_tier)
+        for digest in wanted:  # to make room for the first ones, the last ones may go
+            if digest not in tier:
+                if not tier.is_fetching(digest) and not tier.fetch(digest, source, keep=held):
+                    break
+                awaited.append(digest)
+            held[digest] = None
         if awaited:
-            held = self._fetched_for[request.request_id] = [*in_tier, *awaited]
-            tier.hold(held)
+            self._fetched_for[request.request_id] = [*held]
+            tier.hold([*held])
         return awaited
 
     @staticmethod
-    def _is_far(digest: bytes, source: str, tier: HostTier) -> bool:
-        """Whether a block is not here, but can come or is coming."""
+    def _can_come(digest: bytes, source: str, tier: HostTier) -> bool:
+        """Whether a block is here, coming, or where it can be fetched from."""
         is_there = bool(source) or (tier.far is not None and digest in tier.far)
-        return digest not in tier and (is_there or tier.is_fetching(digest))
+        return is_there or digest in tier or tier.is_fetching(digest)
 
     def release_fetched(self, request: Request) -> None:
         """It has what was fetched for it, or does not need it."""

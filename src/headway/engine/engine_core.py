@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from headway.core import (
     FarIndex,
+    HostTier,
     ModelRunnerOutput,
     Request,
     RequestStatus,
@@ -48,6 +49,9 @@ logger = logging.getLogger(__name__)
 _LONGEST_SLEEP_S = 0.005
 STORE_REST_S = 8.0
 """How long the end of an engine may take for storing what it has kept."""
+LOAD_AHEAD_S = 2.0
+"""How long the start of an engine may take for bringing blocks from disk to host memory."""
+_LOADED_AT_A_TIME = 64
 _LONGEST_SETTLING_S = 10.0  # so long transfers for another scheduler may take to end
 
 
@@ -195,11 +199,11 @@ class EngineCore:
             self._launched.append(output)
             self._launch(output)
 
-    def _begin_transfers(self, moves: BlockMoves) -> None:
-        """Whatever goes wrong, each of them ends."""
+    def _begin_transfers(self, moves: BlockMoves, *, is_use: bool = True) -> None:
+        """Whatever goes wrong, each of them ends. `is_use`: a request wants what is fetched."""
         try:
             if self._transfers is not None:
-                self._transfers.begin(moves)
+                self._transfers.begin(moves, is_use=is_use)
                 return
         except EngineDeadError as error:  # which the next step says too
             logger.warning("blocks can be neither fetched nor stored: %s", error)
@@ -280,6 +284,22 @@ class EngineCore:
             tier.far = FarIndex(disk.max_blocks)
             for digest in disk.digests():
                 tier.far.add(digest)
+            self._load_ahead(transfers, tier)
+
+    def _load_ahead(self, transfers: BlockTransfers, tier: HostTier) -> None:
+        """What was used last is going to be asked for first, and is there sooner from host memory than from disk."""
+        until_s, loaded = self._now() + LOAD_AHEAD_S, list[bytes]()
+        while (left_s := until_s - self._now()) > 0:
+            if transfers.num_under_way:
+                if not transfers.wait(left_s):
+                    break  # the rest of them comes later, or never
+                self._take_transfers()
+            elif wanted := tier.fetch_latest(_LOADED_AT_A_TIME):
+                loaded += wanted
+                self._begin_transfers(BlockMoves(fetched=tier.take_transfers()[0]), is_use=False)
+            else:
+                break
+        tier.note_latest(loaded)
 
     def _has_room(self) -> bool:
         """Behind a step that could not be submitted nothing is launched: its requests are going to end. Nor is it

@@ -132,7 +132,7 @@ class SimulatedTransfers(BlockTransfers):
         self._arrivals, self._clock = arrivals, clock
         self._coming: list[tuple[float, int, Transferred]] = []  # a heap, by their ends
 
-    def begin(self, moves: BlockMoves) -> None:
+    def begin(self, moves: BlockMoves, *, is_use: bool = True) -> None:
         """Begin fetches; nothing is stored."""
         assert not moves.stored, "a simulation has no disk"
         by_source: dict[str, list[bytes]] = {}

@@ -38,9 +38,11 @@ class BlockStore(ABC):
     on threads of the store's own, which call `done` from there: once for each digest, whatever happens."""
 
     @abstractmethod
-    def fetch(self, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done) -> None:
+    def fetch(
+        self, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done, *, is_use: bool = True
+    ) -> None:
         """For each digest in order: fill its slot, exactly, and call `done(digest, True)`; or `done(digest, False)`,
-        after which nothing writes to the slot any more."""
+        after which nothing writes to the slot any more. Without `is_use` it does not count for what was used last."""
 
     def store(self, digest: bytes, slot: Slot, done: Done) -> None:
         """Keep a block; its slot stays as it is until `done`. Not every store can."""
@@ -111,19 +113,20 @@ class BlockTransfers:
         does not."""
         self._on_end = on_end
 
-    def begin(self, moves: BlockMoves) -> None:
-        """Begin the transfers of a plan. All of them end, well or not; or none begins, if this raises."""
+    def begin(self, moves: BlockMoves, *, is_use: bool = True) -> None:
+        """Begin the transfers of a plan. All of them end, well or not; or none begins, if this raises. `is_use` as in
+        `BlockStore.fetch`."""
         self.slots.settle([slot for _, slot, _ in moves.fetched] + [slot for _, slot in moves.stored])
         self._num_begun += len(moves.fetched) + len(moves.stored)
         by_source: dict[str, list[tuple[bytes, int]]] = {}
         for digest, slot, source in moves.fetched:
             by_source.setdefault(source, []).append((digest, slot))
         for source, wanted in by_source.items():
-            self._fetch(source, wanted)
+            self._fetch(source, wanted, is_use=is_use)
         for digest, slot in moves.stored:
             self._store(digest, slot)
 
-    def _fetch(self, source: str, wanted: Sequence[tuple[bytes, int]]) -> None:
+    def _fetch(self, source: str, wanted: Sequence[tuple[bytes, int]], *, is_use: bool) -> None:
         store, clock, begun_s = self.peers if source else self.disk, self._clocks[bool(source)], time.monotonic()
         num_left, part = itertools.count(len(wanted) - 1, -1), max(_LEAST_PART, len(wanted) // _NUM_PARTS)
 
@@ -137,7 +140,7 @@ class BlockTransfers:
                 done(digest, False)
         else:
             views = [self.slots.bytes_of(slot) for _, slot in wanted]
-            store.fetch([digest for digest, _ in wanted], views, source, done)
+            store.fetch([digest for digest, _ in wanted], views, source, done, is_use=is_use)
 
     def _store(self, digest: bytes, slot: int) -> None:
         def done(digest: bytes, ok: bool) -> None:

@@ -130,7 +130,9 @@ class DiskStore(BlockStore):
             self._added, self._lost = [], []
             return changes
 
-    def fetch(self, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done) -> None:
+    def fetch(
+        self, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done, *, is_use: bool = True
+    ) -> None:
         if os.getpid() != self._pid:
             self._start()  # a forked process has no threads
         views = [slot for slot in slots if isinstance(slot, memoryview)]
@@ -140,7 +142,7 @@ class DiskStore(BlockStore):
         reads = self._reader.begin(paths, _HEADER.size, views, past_cache=self._for_device)
         self._under_way.add(reads)
         # In this order: whoever collects waits for helpers, and these for nobody.
-        self._reads.put(lambda: self._collect(reads, digests, views, done))
+        self._reads.put(lambda: self._collect(reads, digests, views, done, is_use))
         for _ in range(min(self._num_readers, -(-len(digests) * self._block_bytes // _BYTES_PER_READER))):
             self._reads.put(reads.help)
 
@@ -162,19 +164,24 @@ class DiskStore(BlockStore):
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
-    def _collect(self, reads: FileReads, digests: Sequence[bytes], slots: Sequence[memoryview], done: Done) -> None:
+    def _collect(
+        self, reads: FileReads, digests: Sequence[bytes], slots: Sequence[memoryview], done: Done, is_use: bool
+    ) -> None:
         """As they come, several at a time while many are left, so that this takes Python's lock less often."""
         left = len(digests)
         while left:
             for number in reads.ended(max(1, min(_TOGETHER, left // 2))):
                 left -= 1
-                self._end(digests[number], slots[number], reads, number, done)
+                self._end(digests[number], slots[number], reads, number, done, is_use)
         self._under_way.discard(reads)
 
-    def _end(self, digest: bytes, slot: memoryview, reads: FileReads, number: int, done: Done) -> None:
+    def _end(self, digest: bytes, slot: memoryview, reads: FileReads, number: int, done: Done, is_use: bool) -> None:
         ok = False
         try:
-            ok = self._is_good(digest, slot, reads.result(number))
+            found = self._good(digest, slot, reads.result(number))
+            ok = found is not None
+            if found is not None and is_use:
+                self._note_use(digest, found)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ECANCELED):
                 logger.debug("a KV block cannot be read: %s", error)
@@ -185,8 +192,9 @@ class DiskStore(BlockStore):
                 self._forget(self._name(digest))
             done(digest, ok)
 
-    def _is_good(self, digest: bytes, slot: memoryview, found: FileRead | None) -> bool:
-        path, name = self._path(digest), self._name(digest)
+    def _good(self, digest: bytes, slot: memoryview, found: FileRead | None) -> FileRead | None:
+        """`None` if it is damaged."""
+        path = self._path(digest)
         if not self._fits(digest, found):  # parts of two files, perhaps: another engine may have put one in its place
             again = self._reader.begin([str(path)], _HEADER.size, [slot])
             again.help()
@@ -196,14 +204,17 @@ class DiskStore(BlockStore):
             logger.warning("a file of the disk cache is damaged and deleted: %s", path.name)
             with contextlib.suppress(OSError):
                 os.unlink(path)
-            return False
+            return None
+        return found
+
+    def _note_use(self, digest: bytes, found: FileRead) -> None:
+        name = self._name(digest)
         if time.time() - found.used_s > USE_NOTED_S:
             with contextlib.suppress(OSError):
-                os.utime(path)
+                os.utime(self._path(digest))
         with self._lock:
             if name in self._files:
                 self._files.move_to_end(name)
-        return True
 
     def _fits(self, digest: bytes, found: FileRead | None) -> bool:
         return found is not None and found.header == self._header(digest, self._block_bytes, found.crcs)

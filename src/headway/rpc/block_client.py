@@ -101,7 +101,9 @@ class PeerBlocks(BlockStore):
         self.block_s = 0.0
         """What a block takes, smoothed: copying out and in, without the time until it is computed. 0: not known."""
 
-    def fetch(self, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done) -> None:
+    def fetch(
+        self, digests: Sequence[bytes], slots: Sequence[Slot], source: str, done: Done, *, is_use: bool = True
+    ) -> None:
         """Ask the server at `source` for blocks."""
         address, _, request_id = source.partition("#")
         fetch = _Fetch(digests, slots, request_id, done)

@@ -299,6 +299,51 @@ def test_blocks_are_copied_in_while_others_are_read(slower: str, block_s: float,
     assert output.is_empty == is_fetched
 
 
+@pytest.mark.parametrize("num_slots", [16, 3])
+def test_what_lies_on_disk_between_blocks_that_are_here_is_fetched(num_slots: int) -> None:
+    """With three slots, the last ones make room for the first."""
+    scheduler = make(num_blocks=16)
+    request = Request("a", range(25), max_tokens=1)
+    digests = request.block_digests(BLOCK_SIZE, 6)[:6]
+    tier = scheduler.kv_cache.host_tier = far_tier(num_slots, *digests)
+    for number in (5, 2, 0):  # used longest ago first
+        landed_put(tier, digests[number])
+    scheduler.add_request(request)
+    fetched = scheduler.schedule().moves.fetched
+    check_invariants(scheduler)
+    assert [digests.index(digest) for digest, _, _ in fetched] == ([1, 3, 4] if num_slots == 16 else [1])
+    for digest, _, _ in fetched:
+        scheduler.fetch_done(digest, True)
+    check_invariants(scheduler)
+    output = scheduler.schedule()
+    assert output.new_requests[0].num_computed_tokens == BLOCK_SIZE * (6 if num_slots == 16 else 3)
+    assert not tier.held
+
+
+def test_what_was_used_last_is_fetched_ahead() -> None:
+    tier = far_tier(8, *(str(number).encode() for number in range(9)))
+    landed_put(tier, b"7")
+    assert tier.fetch(b"5", "")
+    assert tier.fetch_latest(3) == [b"8", b"6", b"4"]
+    assert tier.fetch_latest(3) == [b"3"], "a quarter of the slots stays free"
+    assert tier.fetch_latest(3) == []
+    for digest in (b"5", b"8", b"4", b"3"):
+        tier.fetch_done(digest, True)
+    tier.fetch_done(b"6", False)
+    tier.note_latest([b"8", b"6", b"4", b"3"])
+    assert tier.fetch_latest(8) == [b"2"], "in place of the one that did not come"
+    tier.fetch_done(b"2", True)
+    tier.note_latest([b"8", b"4", b"3", b"2"])
+    order = [landed_put(tier, name) for name in (b"x", b"y", b"z")]
+    assert len(set(order)) == 3 and b"7" not in tier, "used longest ago of all that are here"
+    landed_put(tier, b"w")
+    landed_put(tier, b"v")
+    assert b"2" not in tier and b"3" in tier and b"8" in tier
+    assert tier.far is not None and tier.far.latest(4) == [b"8", b"4", b"3", b"2"]
+    assert HostTier(4).fetch_latest(3) == []
+    tier.check_invariants()
+
+
 @pytest.mark.parametrize("num_blocks", [4, 32, 320])
 def test_blocks_that_come_together_have_a_part_of_their_time_each(num_blocks: int) -> None:
     """With many readers one block seems to take all the time, and those beside it none."""

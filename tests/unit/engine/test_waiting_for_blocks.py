@@ -34,13 +34,21 @@ PROMPT = list(range(5, 18))  # three full blocks, and a token that must be compu
 class Store(BlockStore):
     """Answers when it is told to, unless it has been told before."""
 
-    def __init__(self, *, answers: bool | None = None) -> None:
+    def __init__(self, *, answers: bool | None = None, kept: Sequence[bytes] = ()) -> None:
         self.answers = answers
+        self.kept = kept
         self.fetches: list[tuple[bytes, Done]] = []
+        self.fetched: list[tuple[bytes, bool]] = []
         self.stored: list[bytes] = []
 
-    def fetch(self, digests: Sequence[bytes], slots: Sequence[memoryview], source: str, done: Done) -> None:
+    def digests(self) -> Sequence[bytes]:
+        return self.kept
+
+    def fetch(
+        self, digests: Sequence[bytes], slots: Sequence[memoryview], source: str, done: Done, *, is_use: bool = True
+    ) -> None:
         self.fetches += [(digest, done) for digest in digests]
+        self.fetched += [(digest, is_use) for digest in digests]
         if self.answers is not None:
             self.answer(self.answers)
 
@@ -328,6 +336,37 @@ def test_a_disk_that_fails_or_hangs_does_not_hold_up_the_end(
     engine.shutdown()
     assert time.monotonic() - started_s < 2.0
     assert len(disk.stored) == 8 and "not all kept blocks" in caplog.text
+
+
+KEPT = [bytes([number]) * 32 for number in range(20)]
+
+
+def test_at_the_start_blocks_that_were_used_last_are_loaded() -> None:
+    engine = make_engine(disk=(disk := Store(answers=True, kept=KEPT)))
+    tier = engine.core.scheduler.kv_cache.host_tier
+    assert tier is not None
+    assert disk.fetched == [(digest, False) for digest in KEPT[:-7:-1]], "a quarter of the slots stays free"
+    assert all(digest in tier for digest in KEPT[-6:]) and not tier.num_fetching
+    engine.check_invariants()
+
+
+@pytest.mark.parametrize("answers", [False, None])
+def test_a_disk_that_fails_or_hangs_does_not_hold_up_the_start(
+    answers: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_core, "LOAD_AHEAD_S", 0.2)
+    started_s = time.monotonic()
+    engine = make_engine(disk=(disk := Store(answers=answers, kept=KEPT)))
+    assert time.monotonic() - started_s < 2.0
+    tier = engine.core.scheduler.kv_cache.host_tier
+    assert tier is not None and tier.far is not None
+    assert (len(tier.far), tier.num_fetching) == ((0, 0) if answers is False else (20, 6))
+    engine.add_request("a", PROMPT, PARAMS)
+    assert run_to_end(engine) == {"a": 0}
+    disk.answer(True)  # late
+    engine.add_request("b", range(40, 50), PARAMS)
+    assert run_to_end(engine) == {"b": 0} and not tier.num_fetching
+    engine.check_invariants()
 
 
 def test_a_request_that_waits_can_fail_from_outside() -> None:

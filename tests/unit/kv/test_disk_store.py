@@ -55,9 +55,9 @@ class Stored:
         self.store.store(digest_of(number), memoryview(content or content_of(number, self._size)), self._done)
         return self._end(number)
 
-    def get(self, number: int) -> bytes | None:
+    def get(self, number: int, *, is_use: bool = True) -> bytes | None:
         slot = bytearray(self._size)
-        self.store.fetch([digest_of(number)], [memoryview(slot)], "", self._done)
+        self.store.fetch([digest_of(number)], [memoryview(slot)], "", self._done, is_use=is_use)
         return bytes(slot) if self._end(number) else None
 
     def _end(self, number: int) -> bool:
@@ -227,6 +227,20 @@ def test_a_block_under_another_name_is_not_taken_for_it(opened: Callable[..., St
     assert list(other.store.digests()) == [digest_of(1)], "the name is there"
     assert other.get(1) is None, "but it was another model's"
     assert opened(size=BYTES + 1).get(1) is None
+
+
+def test_what_is_read_ahead_is_not_used(opened: Callable[..., Stored], tmp_path: Path) -> None:
+    one = opened()
+    for number in range(2):
+        one.put(number)
+    paths = [tmp_path / PRINT / (digest_of(number).hex() + ".kv") for number in range(2)]
+    for path, used_s in zip(paths, (1, 2), strict=True):
+        os.utime(path, (used_s, used_s))
+    again = opened()
+    assert again.get(0, is_use=False) == content_of(0)
+    assert paths[0].stat().st_mtime == 1 and list(again.store.digests()) == [digest_of(0), digest_of(1)]
+    assert again.get(0) == content_of(0)
+    assert paths[0].stat().st_mtime > 2 and list(again.store.digests()) == [digest_of(1), digest_of(0)]
 
 
 def test_other_models_blocks_are_not_found(opened: Callable[..., Stored]) -> None:
@@ -504,7 +518,7 @@ class Peers(BlockStore):
         self.asked: list[tuple[list[bytes], str, Done]] = []
         self.is_closed = False
 
-    def fetch(self, digests: Any, slots: Any, source: str, done: Done) -> None:
+    def fetch(self, digests: Any, slots: Any, source: str, done: Done, *, is_use: bool = True) -> None:
         for slot in slots:
             slot[:] = b"p" * slot.nbytes
         self.asked.append((list(digests), source, done))
