@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from headway import LLM, SamplingParams
-from headway.core import HostTier
+from headway.core import HostTier, Request
 from headway.engine import engine_core
 from headway.errors import ConfigError
 from headway.kv.host_blocks import HostBlocks
@@ -135,7 +135,12 @@ def test_a_restarted_engine_has_in_host_memory_what_was_used_last(tiny: TinyLLM,
     assert [[one.token_ids for one in output.outputs] for output in outputs] == expected
     assert [output.num_cached_tokens for output in outputs] == [96, 48, 16]
     assert stats.num_fetched == len(before) and stats.num_moved_in == 6 + 3 + 1
+    second.generate(prompts[1], params, use_tqdm=False)
     second.shutdown()
+    third = tiny.on_cpu(**{**options, "host_cache_memory": 5 * 16 * 512})
+    full = Request("b", prompts[1], max_tokens=1).block_digests(16, 3)
+    assert len(tier_of(third)) == 4 and all(digest in tier_of(third) for digest in full), "used last of all"
+    third.shutdown()
 
 
 def tokens(llm: LLM, prompt: list[int], params: SamplingParams) -> list[list[int]]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_STORES = 64
@@ -105,6 +105,10 @@ class HostTier:
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._slots
+
+    def __iter__(self) -> Iterator[bytes]:
+        """What was used longest ago comes first."""
+        return iter(self._slots)
 
     def find(self, digests: Iterable[bytes]) -> list[bytes]:
         """How much of a chain is here, from its first block on."""

@@ -614,6 +614,14 @@ class KVCacheManager:
             self._moved_out.append((block.block_id, slot))
         return self.take_moves()
 
+    @property
+    def order_of_use(self) -> list[bytes]:
+        """Digests of full blocks that are kept, on the device and in host memory; used longest ago first."""
+        cache, tier = self.prefix_cache, self.host_tier
+        kept = [] if cache is None else [block for block in cache if block.tail is None]
+        on_device = dict.fromkeys(block.digest for block in sorted(kept, key=lambda block: block.last_used))
+        return [*(digest for digest in tier or () if digest not in on_device), *on_device]
+
     def landed(self, moves: BlockMoves, *, has_failed: bool) -> None:
         """The step that made these moves has a result, or they were made without one. If that has failed, maybe before
         any was made, what was to be copied out or brought ahead is forgotten."""

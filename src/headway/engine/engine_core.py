@@ -176,6 +176,7 @@ class EngineCore:
         try:
             if self._transfers is not None and self._transfers.disk is not None:
                 self._store_rest(self._transfers)
+                self._transfers.disk.note_order(self.scheduler.kv_cache.order_of_use)
         except EngineDeadError as error:
             logger.warning("kept blocks are not stored: %s", error)
         except Exception:

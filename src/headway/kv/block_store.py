@@ -52,6 +52,10 @@ class BlockStore(ABC):
         """Those of all blocks that are here, the one used longest ago first."""
         return ()
 
+    def note_order(self, digests: Sequence[bytes]) -> None:
+        """These were used last, in this order, as far as they are here."""
+        return  # not every store has an order
+
     def take_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Digests that others have added, and those that are gone, since the last call."""
         return (), ()

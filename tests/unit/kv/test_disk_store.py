@@ -243,6 +243,16 @@ def test_what_is_read_ahead_is_not_used(opened: Callable[..., Stored], tmp_path:
     assert paths[0].stat().st_mtime > 2 and list(again.store.digests()) == [digest_of(1), digest_of(0)]
 
 
+def test_the_order_of_use_is_found_again(opened: Callable[..., Stored]) -> None:
+    one, other = opened(), opened(fingerprint="b" * 32)
+    for number in range(5):
+        one.put(number)
+    other.put(9)
+    one.store.note_order([digest_of(number) for number in (3, 7, 1, 0)])  # 7 is not here
+    for store in (one.store, opened().store):
+        assert list(store.digests()) == [digest_of(number) for number in (2, 4, 3, 1, 0)]
+
+
 def test_other_models_blocks_are_not_found(opened: Callable[..., Stored]) -> None:
     opened().put(1)
     other = opened(fingerprint="b" * 32)
