@@ -261,10 +261,7 @@ class HostTier:
         missing = [digest for digest in self.far.latest(num_wanted) if not self.is_fetching(digest)]
         missing = [digest for digest in missing if digest not in self._slots]
         num_free = num_wanted - (self.num_slots - len(self._free))
-        fetched = missing[: max(min(most, num_free), 0)]
-        for digest in fetched:
-            self.fetch(digest, "")
-        return fetched
+        return [digest for digest in missing[: max(min(most, num_free), 0)] if self.fetch(digest, "")]
 
     def note_latest(self, digests: Sequence[bytes]) -> None:
         """`fetch_latest` has had these fetched. That is no use: they stay in the order that they were in."""

@@ -297,7 +297,7 @@ class EngineCore:
                 self._take_transfers()
             elif wanted := tier.fetch_latest(_LOADED_AT_A_TIME):
                 loaded += wanted
-                self._begin_transfers(BlockMoves(fetched=tier.take_transfers()[0]), is_use=False)
+                self._begin_transfers(self.scheduler.kv_cache.take_transfers(), is_use=False)
             else:
                 break
         tier.note_latest(loaded)
