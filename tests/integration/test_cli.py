@@ -74,4 +74,6 @@ def test_bad_model_file_is_one_clean_line(
 def test_an_error_is_one_clean_line_of_the_process_too(tmp_path: Path) -> None:
     done = headway("generate", "hi", "--model", str(tmp_path / "model.gguf"))
     assert done.returncode == 1
-    assert_is_one_clean_line(done.stderr)
+    lines = done.stderr.splitlines(keepends=True)
+    # A machine that takes seconds for anything is told how far it is.
+    assert_is_one_clean_line("".join(line for line in lines if not line.startswith("Loading weights: ")))
