@@ -281,6 +281,10 @@ def test_a_server_that_is_stopped_and_started_again_finds_its_prefixes(tmp_path:
     answers = []
     for _ in range(2):
         with running_server("--disk-cache", str(tmp_path), "--max-model-len", "1024") as server:
+            until_s = time.monotonic() + 30
+            while answers and server.gauges()["kv_blocks_host"] < 20:
+                assert time.monotonic() < until_s, "what was loaded is not told before somebody asks"
+                time.sleep(0.05)
             answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).json()
             answers.append((answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]))
             gauges = server.gauges()

@@ -68,7 +68,7 @@ def run(*script: Any, engine: LLMEngine | None = None, **options: Any) -> Script
     engine = engine or create_engine(options)
     channel = ScriptedChannel(*script)
     try:
-        EngineLoop(engine, channel).run()
+        EngineLoop(engine, channel, now=lambda: 0.0).run()  # a busy machine takes no time
     except ChannelClosedError:
         pass
     engine.check_invariants()
