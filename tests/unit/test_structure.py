@@ -1,4 +1,4 @@
-"""The shape of the source tree: how many files, what they are called, which of them a step or an option passes."""
+"""The shape of the source tree: who imports whom, and which files a step passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,10 +20,7 @@ MODULES = {
     for file in sorted(PACKAGE.rglob("*.py"))
 }
 
-MOST_FILES = 303
 MOST_CONFIG_MODULES = 12
-# `base` is the interface of its package.
-COMMON_NAMES = {"__init__", "__main__", "base"}
 # The way of the configuration down to the kernels. Commands, the server and the lab make one, and hand it over.
 ENGINE_PACKAGES = ("llm", "async_llm", "rpc", "engine", "executor", "worker", "runner", "loader", "models", "core")
 TENSOR_PACKAGES = ("runner", "models", "layers", "attention", "quantization", "kv", "native")
@@ -61,15 +57,6 @@ def test_no_circle_of_imports() -> None:
 
 def test_a_circle_is_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"], ["c", "b"]]
-
-
-def test_the_tree_stays_small() -> None:
-    assert len(MODULES) <= MOST_FILES
-
-
-def test_each_name_is_given_once() -> None:
-    names = Counter(file.stem for file in MODULES.values() if file.stem not in COMMON_NAMES)
-    assert not {name: count for name, count in names.items() if count > 1}
 
 
 def test_few_modules_know_the_configuration() -> None:
