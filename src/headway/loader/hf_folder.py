@@ -50,7 +50,7 @@ class HFFolderCheckpoint(Checkpoint):
         entries = {entry.name: entry for path in _weight_files(folder) for entry in safetensors_entries(path)}
         self._tensors: dict[str, SafetensorsEntry | StoredWeight] = {**entries}
         quantisation = raw.get("quantization_config") or raw.get("compression_config")
-        if quantisation:
+        if quantisation not in (None, {}):
             self._join_quantised(quantisation, entries)
         self.index = {name: TensorInfo(entry.shape, entry.num_bytes) for name, entry in self._tensors.items()}
         if raw.get("tie_word_embeddings") is None and LM_HEAD not in self.index:
@@ -94,6 +94,11 @@ class SafetensorsEntry:
     name: str
     dtype: str
     shape: tuple[int, ...]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its numbers are the weights themselves."""
+        return self.dtype in _READABLE_DTYPES
 
     @property
     def num_bytes(self) -> int:
