@@ -409,6 +409,16 @@ def test_what_cannot_be_right_is_refused_with_the_tensors_name(
     assert LAYER in str(caught.value)
 
 
+def test_a_quantised_output_layer_beside_a_tied_embedding_is_used(tmp_path: Path) -> None:
+    folder, _ = write("int8", tmp_path, family="llama_tied")
+    tensors = load_file(folder / "model.safetensors")
+    parts, stands_for = int8_rows(tensors["model.embed_tokens.weight"], random.Random(1))
+    save_file(tensors | {f"lm_head.{end}": part for end, part in parts.items()}, folder / "model.safetensors")
+    checkpoint = open_checkpoint(folder)
+    assert not checkpoint.config.tie_embeddings
+    assert torch.equal(checkpoint.read("lm_head.weight"), stands_for)
+
+
 def test_groups_that_do_not_divide(tmp_path: Path) -> None:
     folder, _ = write("gptq", tmp_path)
     raw = json.loads((folder / "config.json").read_text())
