@@ -198,7 +198,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptModelError(f"{path} is not valid JSON: {error}") from error
     except OSError as error:
         raise ModelNotFoundError(f"{path} cannot be read: {error}") from error
