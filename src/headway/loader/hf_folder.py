@@ -53,7 +53,8 @@ class HFFolderCheckpoint(Checkpoint):
         self.config = config_from_hf(raw, str(folder / CONFIG_NAME))
         entries = {entry.name: entry for path in _weight_files(folder) for entry in safetensors_entries(path)}
         self._tensors: dict[str, SafetensorsEntry | StoredWeight] = {**entries}
-        quantisation = raw.get("quantization_config") or raw.get("compression_config")
+        spelled = (raw.get(key) for key in ("quantization_config", "compression_config"))
+        quantisation = next((value for value in spelled if value is not None), None)
         if quantisation not in (None, {}):
             self._join_quantised(quantisation, entries)
         self.index = {name: TensorInfo(entry.shape, entry.num_bytes) for name, entry in self._tensors.items()}

@@ -104,7 +104,7 @@ def _special_tokens(config: Mapping[str, Any], source: Path) -> tuple[dict[str, 
     """Those with names, the usual ones first, and the others."""
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     more = config.get("model_specific_special_tokens") or {}
-    by_name = {key: value for key, value in config.items() if key.endswith("_token") and isinstance(value, (str, dict))}
+    by_name = {key: value for key, value in config.items() if _is_token(key, value)}
     for key, value in (("extra_special_tokens", extra), ("model_specific_special_tokens", more)):
         if isinstance(value, Mapping):
             by_name |= value
@@ -122,11 +122,16 @@ def _special_tokens(config: Mapping[str, Any], source: Path) -> tuple[dict[str, 
     )
 
 
+def _is_token(key: str, value: Any) -> bool:
+    """Whether a key names a special token: any `*_token` with a text or an object, and the usual ones with anything."""
+    return key.endswith("_token") and (isinstance(value, (str, dict)) or (key in _NAMED_TOKENS and value is not None))
+
+
 def _token(value: Any, place: str, *, is_named: bool) -> AddedToken:
     """A special token, given as a string or as an object with its `content` and flags. An object that says its type
     is special only if it says so or has a name."""
     if isinstance(value, str):
-        return AddedToken(value, special=True)
+        return _added_token({"content": value, "special": True}, place)
     if not isinstance(value, Mapping):
         raise CorruptModelError(f"{place} has {value!r}, which is not a token")
     fields = {key: flag for key, flag in value.items() if key != "__type"}
@@ -139,7 +144,7 @@ def _added_token(fields: Mapping[str, Any], place: str) -> AddedToken:
     try:
         if isinstance(fields.get("content"), str):
             return AddedToken(**fields)
-    except TypeError:
+    except (TypeError, UnicodeEncodeError):  # a flag that is none; half of a surrogate pair
         pass
     raise CorruptModelError(f"{place} has {dict(fields)}, which is not a token")
 
@@ -166,5 +171,7 @@ def _from_added_tokens(file: Path, special: set[str]) -> dict[int, AddedToken]:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
             raise CorruptModelError(f"{file} gives {text!r} the id {token_id!r}, which is not one")
         is_special = text in special
-        found[token_id] = AddedToken(text, normalized=not is_special, special=is_special)
+        found[token_id] = _added_token(
+            {"content": text, "normalized": not is_special, "special": is_special}, str(file)
+        )
     return found

@@ -56,15 +56,19 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
 
 def _end_token_ids(folder: Path, eos_token_id: int | None, model_config: Mapping[str, Any]) -> list[int]:
     """The ids that generation_config.json stops at and the tokenizer's own; config.json's if there are none."""
-    ids = _id_list(read_json(folder / GENERATION_CONFIG).get("eos_token_id"))
+    file = folder / GENERATION_CONFIG
+    ids = _id_list(read_json(file).get("eos_token_id"), file)
     if eos_token_id is not None:
         ids.append(eos_token_id)
-    return ids or _id_list(model_config.get("eos_token_id"))
+    return ids or _id_list(model_config.get("eos_token_id"), folder / "config.json")
 
 
-def _id_list(value: Any) -> list[int]:
-    values = value if isinstance(value, list) else [value]
-    return [item for item in values if isinstance(item, int) and not isinstance(item, bool)]
+def _id_list(value: Any, file: Path) -> list[int]:
+    """An id, a list of ids, or null."""
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in values):
+        raise CorruptModelError(f"{file}: 'eos_token_id' is {value!r}, which is not a token id or a list of them")
+    return list(values)
 
 
 def _templates_or_error(folder: Path, config: Mapping[str, Any]) -> Mapping[str, str] | HeadwayError:

@@ -428,6 +428,15 @@ def test_groups_that_do_not_divide(tmp_path: Path) -> None:
         LLM(str(folder), dtype="float32")
 
 
+@pytest.mark.parametrize("config", [[], [1], "gptq", 0])
+def test_a_configuration_that_is_no_object(config: object, tmp_path: Path) -> None:
+    folder = save_folder(hf_model("llama"), tmp_path)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"quantization_config": config}))
+    with pytest.raises(CorruptModelError, match="'quantization_config' is no object"):
+        open_checkpoint(folder)
+
+
 def test_a_checkpoint_that_says_so_and_is_not(tmp_path: Path) -> None:
     folder = save_folder(hf_model("llama"), tmp_path)
     raw = json.loads((folder / "config.json").read_text())
