@@ -108,7 +108,7 @@ def _group_size(config: RawConfig, key: str, default: int | None) -> int | None:
 def _block(config: RawConfig, key: str) -> tuple[int, int] | None:
     block = config.values.get(key)
     if isinstance(block, str):  # a former spelling of compressed-tensors, "128x128"
-        block = [int(part) if part.isdecimal() else part for part in block.split("x")]
+        block = [int(part) if part.isdecimal() and len(part) < 10 else part for part in block.split("x")]
     if block is None:
         return None
     is_pair = isinstance(block, list) and len(block) == 2

@@ -23,6 +23,7 @@ from headway.tokenizer.folder_files import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG,
 logger = logging.getLogger(__name__)
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MAX_DIGITS = 18
 
 
 @dataclass(frozen=True)
@@ -155,11 +156,8 @@ def _by_id(value: Any, source: Path) -> dict[int, AddedToken]:
         raise CorruptModelError(f"{place} is a {type(value).__name__}, not ids and tokens")
     found = {}
     for token_id, fields in value.items():
-        if (
-            not str(token_id).isdecimal()
-            or not isinstance(fields, Mapping)
-            or not isinstance(fields.get("content"), str)
-        ):
+        is_id = token_id.isdecimal() and len(token_id) <= _MAX_DIGITS
+        if not is_id or not isinstance(fields, Mapping):
             raise CorruptModelError(f"{place} has {fields!r} at {token_id!r}, which is not an id and a token")
         found[int(token_id)] = _added_token({key: flag for key, flag in fields.items() if key != "__type"}, place)
     return found

@@ -89,6 +89,7 @@ def group(**scheme: Any) -> dict[str, Any]:
         (compressed(strategy="block", block_structure=[128, 128]), REFUSED, "int8 by block"),
         (compressed(type="float", strategy="block", block_structure=[0, 1]), DAMAGED, "'block_structure' is [0, 1]"),
         (compressed(type="float", strategy="block", block_structure="8xa"), DAMAGED, "'block_structure' is [8, 'a']"),
+        (compressed(type="float", strategy="block", block_structure="9" * 5000), DAMAGED, "'block_structure' is ["),
         (compressed(symmetric="no"), DAMAGED, f"{GROUP}: weights: 'symmetric' is 'no', which is not true or false"),
         (compressed(dynamic=True), REFUSED, f"{GROUP}: weights: 'dynamic' is True"),
         (compressed(scale_dtype="torch.uint8"), REFUSED, f"{GROUP}: weights: 'scale_dtype' is 'torch.uint8'"),

@@ -156,6 +156,8 @@ def test_a_damaged_template_is_said_where_one_is_needed(
         ("tokenizer_config.json", {"model_specific_special_tokens": ["<x>"]}, "is a list, not tokens"),
         ("tokenizer_config.json", {"added_tokens_decoder": ["<x>"]}, "'added_tokens_decoder' is a list"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "<x>"}}}, "at 'x', which is not an id"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "<x>"}}}, "which is not an id"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9": {}}}, "is not a token"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"9": "<x>"}}, "at '9', which is not an id and a token"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"9": {"content": "<x>", "lstrip": "no"}}}, "not a token"),
         ("added_tokens.json", {"<x>": "574"}, "added_tokens.json gives '<x>' the id '574', which is not one"),
