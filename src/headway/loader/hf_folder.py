@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -23,12 +24,14 @@ from torch import Tensor
 from headway.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
 from headway.layers.quantized_weight import Weight
 from headway.loader.quantized_weights import PART_DTYPES, StoredWeight, find_weights
-from headway.models.assembly import LM_HEAD, expected_tensors
+from headway.models.assembly import EMBEDDING, LM_HEAD, expected_tensors
 from headway.models.checkpoint import Checkpoint, TensorInfo
 from headway.models.hf_config import config_from_hf
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
@@ -37,6 +40,7 @@ _TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
 _DTYPE_BITS = re.compile(r"[A-Z]+(\d+)")  # "BF16", "F8_E4M3"; "BOOL" takes a byte
 _READABLE_DTYPES = ("F64", "F32", "F16", "BF16")
+_COMPARED_BYTES = 2**24
 
 
 class HFFolderCheckpoint(Checkpoint):
@@ -49,25 +53,52 @@ class HFFolderCheckpoint(Checkpoint):
         self.config = config_from_hf(raw, str(folder / CONFIG_NAME))
         entries = {entry.name: entry for path in _weight_files(folder) for entry in safetensors_entries(path)}
         self._tensors: dict[str, SafetensorsEntry | StoredWeight] = {**entries}
-        quantisation = raw.get("quantization_config") or raw.get("compression_config")
-        if quantisation:
+        spelled = (raw.get(key) for key in ("quantization_config", "compression_config"))
+        quantisation = next((value for value in spelled if value is not None), None)
+        if quantisation not in (None, {}):
             self._join_quantised(quantisation, entries)
         self.index = {name: TensorInfo(entry.shape, entry.num_bytes) for name, entry in self._tensors.items()}
         if raw.get("tie_word_embeddings") is None and LM_HEAD not in self.index:
             self.config = replace(self.config, tie_embeddings=True)
+        if self.config.tie_embeddings and LM_HEAD in self.index and not self._head_is_embedding():
+            self._untie()
 
     def _join_quantised(self, quantisation: object, entries: Mapping[str, SafetensorsEntry]) -> None:
         """Put weights in the place of the tensors that they are made of."""
         source = str(self.path / CONFIG_NAME)
         if not isinstance(quantisation, Mapping):
             raise CorruptModelError(f"{source}: 'quantization_config' is no object")
-        scheme, weights = find_weights(quantisation, entries, expected_tensors(self.config), source)
+        scheme, weights = find_weights(quantisation, entries, self._all_shapes(), source)
         for stored in weights.values():
             for end in stored.parts:
                 del self._tensors[f"{stored.name}.{end}"]
         self._tensors.update(weights)
         self.quantized = weights.keys()
         self.config = replace(self.config, stored=scheme)
+
+    def _all_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Those of the architecture, with an output layer whether or not it is tied."""
+        return expected_tensors(replace(self.config, tie_embeddings=False))
+
+    def _head_is_embedding(self) -> bool:
+        """Whether the stored output layer has the numbers of the embedding. Reads parts of both, up to the first that
+        differs."""
+        head, table = self._tensors[LM_HEAD], self._tensors.get(EMBEDDING)
+        if isinstance(head, StoredWeight) or not isinstance(table, SafetensorsEntry) or head.shape != table.shape:
+            return False
+        num_rows = head.shape[0]
+        at_once = max(1, _COMPARED_BYTES * num_rows // max(1, head.num_bytes))
+        parts = (range(first, min(first + at_once, num_rows)) for first in range(0, num_rows, at_once))
+        return all(torch.equal(head.read(0, part).float(), table.read(0, part).float()) for part in parts)
+
+    def _untie(self) -> None:
+        logger.warning(
+            "%s says 'tie_word_embeddings', but holds a %s that is not %s; the stored one is used",
+            self.name,
+            LM_HEAD,
+            EMBEDDING,
+        )
+        self.config = replace(self.config, tie_embeddings=False)
 
     def read(self, name: str, *, device: torch.device | str = "cpu") -> Tensor:
         return self._tensors[name].read()
@@ -94,6 +125,11 @@ class SafetensorsEntry:
     name: str
     dtype: str
     shape: tuple[int, ...]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its numbers are the weights themselves."""
+        return self.dtype in _READABLE_DTYPES
 
     @property
     def num_bytes(self) -> int:
@@ -163,7 +199,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptModelError(f"{path} is not valid JSON: {error}") from error
     except OSError as error:
         raise ModelNotFoundError(f"{path} cannot be read: {error}") from error
@@ -182,10 +218,13 @@ def folder_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    """The single file, the files of the index, or all that there are, in this order, as transformers chooses."""
+    if (folder / _SINGLE_NAME).is_file():
+        if (folder / INDEX_NAME).is_file():
+            logger.warning("%s has %s and %s; only the former is read", folder, _SINGLE_NAME, INDEX_NAME)
+        return [folder / _SINGLE_NAME]
     if (folder / INDEX_NAME).is_file():
         return _sharded(folder)
-    if (folder / _SINGLE_NAME).is_file():
-        return [folder / _SINGLE_NAME]
     # Mistral ships the same weights a second time, in another layout, as consolidated*.safetensors.
     files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
     if files:

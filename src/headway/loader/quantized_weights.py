@@ -9,22 +9,24 @@
     GPTQ                                qweight, qzeros, scales, g_idx             codes along the inputs in a word
     AWQ                                 qweight, qzeros, scales                    codes along the outputs, in its order
 
-All become a `QuantizedWeight`. A layer that a scheme leaves out
-has a plain `weight`. What is not understood is refused by name; what cannot be right (a scale that is missing, NaN or
-zero, groups that do not divide) with the name of the tensor.
+All become a `QuantizedWeight`. A layer that a scheme leaves out has a plain `weight`. `quantization_config` refuses
+what is not understood; what cannot be right (a part that is promised and missing, a scale that is NaN or zero, groups
+that do not divide) is refused here with the name of the tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from headway.errors import CorruptModelError, UnsupportedModelError
+from headway.errors import CorruptModelError
 from headway.layers.quantized_weight import QuantizedWeight
+from headway.loader.quantization_config import Awq, Compressed, Fp8, Gptq, Quantization, read_quantization
 
 PART_DTYPES = ("F8_E4M3", "I8", "U8", "I32", "I64")
 """Of the tensors that make up a quantised weight, besides floats."""
@@ -39,6 +41,8 @@ class Part(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+    @property
+    def is_float(self) -> bool: ...
     @property
     def num_bytes(self) -> int: ...
     def read_part(self) -> Tensor: ...
@@ -68,10 +72,14 @@ class StoredWeight:
         """The weight as it is stored."""
         return self.decode(self)
 
+    def require(self, ends: frozenset[str]) -> None:
+        """Refuse a layer that lacks one of these tensors."""
+        for end in sorted(ends - self.parts.keys()):
+            raise self.corrupt(end, "is missing")
+
     def part(self, end: str) -> Tensor:
         """One of its tensors, which must be there; a scale must be a number."""
-        if end not in self.parts:
-            raise self.corrupt(end, "is missing")
+        self.require(frozenset({end}))
         tensor = self.parts[end].read_part()
         if end in _FLOAT_PARTS:
             tensor = tensor.float()
@@ -106,9 +114,9 @@ def find_weights(
     tensors of a checkpoint.
 
     `config`: its `quantization_config`. `shapes`: those that the architecture implies. Raises `UnsupportedModelError`
-    for a scheme that is not known.
+    for a scheme that is not known, and `CorruptModelError` where a part is missing.
     """
-    scheme = _scheme(config, source)
+    scheme = _scheme(read_quantization(config, source))
     layers: dict[str, dict[str, Part]] = {}
     for name, part in parts.items():
         layer, _, end = name.rpartition(".")
@@ -117,9 +125,10 @@ def find_weights(
     found = {}
     for layer, own in layers.items():
         name, shape = f"{layer}.weight", shapes.get(f"{layer}.weight")
-        is_plain = own.keys() == {"weight"}
+        is_plain = own.keys() == {"weight"} and own["weight"].is_float
         if shape is not None and len(shape) == 2 and not is_plain:
-            found[name] = StoredWeight(layer, source, own, scheme.decode, (shape[0], shape[1]))
+            found[name] = stored = StoredWeight(layer, source, own, scheme.decode, (shape[0], shape[1]))
+            stored.require(scheme.required)
     if not found:
         raise CorruptModelError(f"{source} says that it is quantised ({scheme.name}), but no tensor of it is")
     return scheme.name, found
@@ -132,43 +141,44 @@ def find_weights(
 class _Scheme:
     name: str
     ends: frozenset[str]
+    """Of the names of tensors that make up a weight, or belong to it."""
+    required: frozenset[str]
+    """Those without which a weight is damaged."""
     decode: Callable[[StoredWeight], QuantizedWeight]
 
 
-def _scheme(config: Mapping[str, Any], source: str) -> _Scheme:
-    method = str(config.get("quant_method", "unknown")).lower()
-    if method == "fp8":
-        return _fp8(config, source)
-    if method == "compressed-tensors":
-        return _compressed(config, source)
-    if method == "gptq":
-        return _gptq(config, source)
-    if method == "awq":
-        return _awq(config, source)
-    raise _refused(source, f"is quantised with {method}")
+def _scheme(quantization: Quantization) -> _Scheme:
+    match quantization:
+        case Fp8():
+            return _fp8(quantization)
+        case Compressed():
+            return _compressed(quantization)
+        case Gptq():
+            return _gptq(quantization)
+        case Awq():
+            return _awq(quantization)
 
 
-def _refused(source: str, what: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{source} {what}, which is not supported; there are fp8, compressed-tensors (INT8, INT4, FP8), gptq and awq. "
-        "Use one of them, the original float checkpoint, or a GGUF file of it"
-    )
+def _fp8(config: Fp8) -> _Scheme:
+    ends = frozenset({"weight", "weight_scale", "weight_scale_inv", "input_scale", "activation_scale"})
+    return _Scheme(config.name, ends, frozenset({"weight"}), partial(_decode_fp8, config))
 
 
-def _fp8(config: Mapping[str, Any], source: str) -> _Scheme:
-    block = config.get("weight_block_size")
-    ends = frozenset({"weight", "weight_scale", "weight_scale_inv", "input_scale"})
-    if block is None:
-        return _Scheme("FP8", ends, lambda stored: _scaled(stored, torch.float8_e4m3fn, None))
-    if not (isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)):
-        raise _refused(source, f"has FP8 blocks of {block}")
-    return _Scheme("FP8", ends, lambda stored: _fp8_blocks(stored, block[0], block[1]))
+def _decode_fp8(config: Fp8, stored: StoredWeight) -> QuantizedWeight:
+    """The scales of blocks are named so; those of the tensor or of rows have either name."""
+    codes = _codes(stored, torch.float8_e4m3fn)
+    end = "weight_scale_inv" if "weight_scale_inv" in stored.parts else "weight_scale"
+    if config.block is not None and not (config.has_default_block and end == "weight_scale"):
+        scales = stored.part("weight_scale_inv")
+        _expect_blocks(stored, "weight_scale_inv", scales, config.block)
+        return QuantizedWeight(codes, scales, tile=config.block)
+    scales = stored.part(end)
+    scales, tile = _by_strategy(stored, end, scales, "tensor" if scales.numel() == 1 else "channel", None)
+    return QuantizedWeight(codes, scales, tile=tile)
 
 
-def _fp8_blocks(stored: StoredWeight, height: int, width: int) -> QuantizedWeight:
-    codes, scales = _codes(stored, torch.float8_e4m3fn), stored.part("weight_scale_inv")
-    stored.expect("weight_scale_inv", scales, -(-stored.shape[0] // height), -(-stored.shape[1] // width))
-    return QuantizedWeight(codes, scales, tile=(height, width))
+def _expect_blocks(stored: StoredWeight, end: str, values: Tensor, block: tuple[int, int]) -> None:
+    stored.expect(end, values, -(-stored.shape[0] // block[0]), -(-stored.shape[1] // block[1]))
 
 
 def _codes(stored: StoredWeight, dtype: torch.dtype) -> Tensor:
@@ -182,111 +192,106 @@ def _codes(stored: StoredWeight, dtype: torch.dtype) -> Tensor:
     return codes
 
 
-def _compressed(config: Mapping[str, Any], source: str) -> _Scheme:
-    groups = config.get("config_groups")
-    if not isinstance(groups, Mapping) or len(groups) != 1:
-        raise _refused(source, "has several quantisations (config_groups), or none")
-    weights = next(iter(groups.values())).get("weights") or {}
-    kind, bits, size = weights.get("type"), weights.get("num_bits") or 0, weights.get("group_size")
-    strategy, form = weights.get("strategy"), str(config.get("format"))
-    shown = f"{kind}{bits} by {strategy}, {form}"
-    known = (kind == "float" and bits == 8) or (kind == "int" and bits in (4, 8))
-    if not known or strategy not in ("tensor", "channel", "group", "block"):
-        raise _refused(source, f"is quantised with compressed-tensors ({shown})")
-    name = f"{'FP' if kind == 'float' else 'INT'}{bits}"
-    ends = frozenset({"weight_scale", "weight_zero_point", "weight_g_idx", "input_scale", "input_zero_point"})
-    dtype = torch.float8_e4m3fn if kind == "float" else torch.int8
-    if strategy == "block":
-        block = weights.get("block_structure")
-        if kind != "float" or not isinstance(block, list) or len(block) != 2:
-            raise _refused(source, f"is quantised with compressed-tensors ({shown})")
-        tile = int(block[0]), int(block[1])
-        return _Scheme(name, ends | {"weight"}, lambda stored: _scaled(stored, dtype, None, tile=tile))
-    group_size = int(size) if strategy == "group" and size else None
-    if form == "pack-quantized" and kind == "int":
-        ends |= {"weight_packed", "weight_shape"}
-        return _Scheme(name, ends, lambda stored: _packed(stored, int(bits), group_size))
-    if form in ("float-quantized", "int-quantized", "naive-quantized"):
-        return _Scheme(name, ends | {"weight"}, lambda stored: _scaled(stored, dtype, group_size))
-    raise _refused(source, f"is quantised with compressed-tensors ({shown})")
+def _compressed(config: Compressed) -> _Scheme:
+    codes = "weight_packed" if config.is_packed else "weight"
+    zeros = set() if config.is_symmetric else {"weight_zero_point"}
+    index = {"weight_g_idx"} if config.is_reordered else set()
+    required = frozenset({codes, "weight_scale"} | zeros | index)
+    ends = {"weight", "weight_scale", "weight_zero_point", "weight_g_idx", "input_scale", "input_zero_point"}
+    packed = {"weight_packed", "weight_shape"} if config.is_packed else set()
+    return _Scheme(config.name, frozenset(ends | packed), required, partial(_decode_compressed, config))
 
 
-def _scaled(
-    stored: StoredWeight, dtype: torch.dtype, group_size: int | None, *, tile: tuple[int, int] | None = None
-) -> QuantizedWeight:
-    """A code to an element, and scales of the tensor, of rows, of groups in rows, or of tiles."""
-    codes = _codes(stored, dtype)
-    scales = stored.part("weight_scale")
-    if tile is not None:
-        stored.expect("weight_scale", scales, -(-stored.shape[0] // tile[0]), -(-stored.shape[1] // tile[1]))
-        return QuantizedWeight(codes, scales, tile=tile)
-    scales, tile = _by_rows(stored, "weight_scale", scales, group_size)
-    zeros = None
-    if "weight_zero_point" in stored.parts:
-        zeros, _ = _by_rows(stored, "weight_zero_point", stored.part("weight_zero_point"), group_size)
-    return QuantizedWeight(codes, scales, zeros, tile=tile)
+def _decode_compressed(config: Compressed, stored: StoredWeight) -> QuantizedWeight:
+    if config.is_packed:
+        codes = _unpack_codes(stored, config.bits)
+    else:
+        codes = _codes(stored, torch.float8_e4m3fn if config.kind == "float" else torch.int8)
+    scales, tile = _tiles(config, stored, "weight_scale", stored.part("weight_scale"))
+    zeros = _zero_points(config, stored, scales.shape[1])
+    groups = None
+    if "weight_g_idx" in stored.parts:
+        groups = _checked_groups(stored, "weight_g_idx", scales.shape[1])
+    return QuantizedWeight(codes, scales, zeros, groups=groups, tile=tile, bits=config.bits)
 
 
-def _by_rows(stored: StoredWeight, end: str, values: Tensor, group_size: int | None) -> tuple[Tensor, tuple[int, int]]:
+def _tiles(config: Compressed, stored: StoredWeight, end: str, values: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    if config.block is not None:
+        _expect_blocks(stored, end, values, config.block)
+        return values, config.block
+    return _by_strategy(stored, end, values, config.strategy, config.group_size)
+
+
+def _by_strategy(
+    stored: StoredWeight, end: str, values: Tensor, strategy: str, group_size: int | None
+) -> tuple[Tensor, tuple[int, int]]:
     """One value for all, for each row, or for each group of each row: [tiles of outputs, tiles of inputs], and the
     size of a tile."""
     num_outputs, num_inputs = stored.shape
-    if group_size is not None:
+    if strategy == "group":
+        assert group_size is not None
         stored.expect(end, values, num_outputs, stored.num_groups(group_size))
         return values, (1, group_size)
-    if values.numel() == 1:
+    if strategy == "tensor":
+        if values.numel() != 1:
+            stored.expect(end, values, 1)
         return values.reshape(1, 1), (num_outputs, num_inputs)
-    values = values.reshape(len(values), -1)
+    values = values.reshape(len(values), -1) if values.dim() else values
     stored.expect(end, values, num_outputs, 1)
     return values, (1, num_inputs)
 
 
-def _packed(stored: StoredWeight, bits: int, group_size: int | None) -> QuantizedWeight:
-    """Codes along the inputs in words, moved so that none is negative; zeros along the outputs."""
+def _unpack_codes(stored: StoredWeight, bits: int) -> Tensor:
+    """Codes along the inputs in words, moved so that none is negative."""
     num_outputs, num_inputs = stored.shape
-    per_word, middle = _WORD_BITS // bits, 1 << (bits - 1)
     if "weight_shape" in stored.parts and tuple(stored.part("weight_shape").tolist()) != stored.shape:
         raise stored.corrupt("weight_shape", f"is not {list(stored.shape)}")
     words = stored.part("weight_packed")
-    stored.expect("weight_packed", words, num_outputs, -(-num_inputs // per_word))
-    codes = (_unpack(words, bits)[:, :num_inputs] - middle).to(torch.int8)
-    scales, tile = _by_rows(stored, "weight_scale", stored.part("weight_scale"), group_size)
-    zeros = None
-    if "weight_zero_point" in stored.parts:
-        packed_zeros = stored.part("weight_zero_point")
-        stored.expect("weight_zero_point", packed_zeros, -(-num_outputs // per_word), scales.shape[1])
-        zeros = _unpack(packed_zeros.t().contiguous(), bits)[:, :num_outputs].t() - middle
-    groups = None
-    if "weight_g_idx" in stored.parts:
-        groups = _checked_groups(stored, "weight_g_idx", scales.shape[1])
-    return QuantizedWeight(codes, scales, zeros, groups=groups, tile=tile, bits=bits)
+    stored.expect("weight_packed", words, num_outputs, -(-num_inputs * bits // _WORD_BITS))
+    return (_unpack(words, bits)[:, :num_inputs] - (1 << (bits - 1))).to(torch.int8)
 
 
-def _gptq(config: Mapping[str, Any], source: str) -> _Scheme:
-    bits, size = config.get("bits"), config.get("group_size")
-    form = config.get("checkpoint_format", "gptq")
-    if bits not in (4, 8) or not isinstance(size, int) or form not in ("gptq", "gptq_v2"):
-        raise _refused(source, f"is quantised with gptq ({bits} bits, groups of {size}, format {form})")
-    first = 1 if form == "gptq" else 0  # zeros are stored less one
+def _zero_points(config: Compressed, stored: StoredWeight, num_groups: int) -> Tensor | None:
+    """As the scales. Those of packed weights are in words along the outputs, unless one is for all."""
+    end = "weight_zero_point"
+    if end not in stored.parts:
+        return None
+    zeros = stored.part(end)
+    if zeros.dtype is torch.int32 and config.is_packed and config.strategy != "tensor":
+        num_outputs = stored.shape[0]
+        stored.expect(end, zeros, -(-num_outputs * config.bits // _WORD_BITS), num_groups)
+        zeros = _unpack(zeros.t().contiguous(), config.bits)[:, :num_outputs].t() - (1 << (config.bits - 1))
+    else:
+        zeros, _ = _tiles(config, stored, end, zeros)
+    if not config.is_symmetric:
+        return zeros
+    if bool((zeros.float() != 0).any()):
+        raise stored.corrupt(end, "is not 0, although the configuration says 'symmetric'")
+    return None
 
-    def decode(stored: StoredWeight) -> QuantizedWeight:
-        num_outputs, num_inputs = stored.shape
-        per_word = _WORD_BITS // bits
-        group_size = num_inputs if size < 0 else size
-        num_groups = stored.num_groups(group_size)
-        words, scales, zeros = stored.part("qweight"), stored.part("scales"), stored.part("qzeros")
-        stored.expect("qweight", words, num_inputs // per_word, num_outputs)
-        stored.expect("scales", scales, num_groups, num_outputs)
-        stored.expect("qzeros", zeros, num_groups, num_outputs // per_word)
-        middle = 1 << (bits - 1)
-        codes = (_unpack(words.t().contiguous(), bits) - middle).to(torch.int8)
-        own_zeros = (_unpack(zeros, bits) + first - middle).t()
-        groups = _checked_groups(stored, "g_idx", num_groups) if "g_idx" in stored.parts else None
-        return QuantizedWeight(
-            codes, scales.t().contiguous(), own_zeros, groups=groups, tile=(1, group_size), bits=bits
-        )
 
-    return _Scheme(f"GPTQ INT{bits}", frozenset({"qweight", "qzeros", "scales", "g_idx"}), decode)
+def _gptq(config: Gptq) -> _Scheme:
+    parts = frozenset({"qweight", "qzeros", "scales"})
+    index = frozenset({"g_idx"})
+    required = parts | index if config.is_reordered else parts
+    return _Scheme(config.name, parts | index, required, partial(_decode_gptq, config))
+
+
+def _decode_gptq(config: Gptq, stored: StoredWeight) -> QuantizedWeight:
+    """Codes along the inputs in words, zeros along the outputs."""
+    num_outputs, num_inputs = stored.shape
+    bits, per_word = config.bits, _WORD_BITS // config.bits
+    group_size = config.group_size or num_inputs
+    num_groups = stored.num_groups(group_size)
+    words, scales, zeros = stored.part("qweight"), stored.part("scales"), stored.part("qzeros")
+    stored.expect("qweight", words, num_inputs // per_word, num_outputs)
+    stored.expect("scales", scales, num_groups, num_outputs)
+    stored.expect("qzeros", zeros, num_groups, num_outputs // per_word)
+    middle = 1 << (bits - 1)
+    codes = (_unpack(words.t().contiguous(), bits) - middle).to(torch.int8)
+    own_zeros = (_unpack(zeros, bits) + config.stores_zeros_less_one - middle).t()
+    groups = _checked_groups(stored, "g_idx", num_groups) if "g_idx" in stored.parts else None
+    return QuantizedWeight(codes, scales.t().contiguous(), own_zeros, groups=groups, tile=(1, group_size), bits=bits)
 
 
 def _checked_groups(stored: StoredWeight, end: str, num_groups: int) -> Tensor:
@@ -297,26 +302,23 @@ def _checked_groups(stored: StoredWeight, end: str, num_groups: int) -> Tensor:
     return groups
 
 
-def _awq(config: Mapping[str, Any], source: str) -> _Scheme:
-    bits = config.get("bits", config.get("w_bit"))
-    size = config.get("group_size", config.get("q_group_size"))
-    version = str(config.get("version", "gemm")).lower()
-    if bits != 4 or not isinstance(size, int) or version != "gemm":
-        raise _refused(source, f"is quantised with awq ({bits} bits, groups of {size}, version {version})")
+def _awq(config: Awq) -> _Scheme:
+    parts = frozenset({"qweight", "qzeros", "scales"})
+    return _Scheme(config.name, parts, parts, partial(_decode_awq, config))
 
-    def decode(stored: StoredWeight) -> QuantizedWeight:
-        num_outputs, num_inputs = stored.shape
-        group_size = num_inputs if size < 0 else size
-        num_groups = stored.num_groups(group_size)
-        words, scales, zeros = stored.part("qweight"), stored.part("scales"), stored.part("qzeros")
-        stored.expect("qweight", words, num_inputs, num_outputs // 8)
-        stored.expect("scales", scales, num_groups, num_outputs)
-        stored.expect("qzeros", zeros, num_groups, num_outputs // 8)
-        codes = (_unpack(words, 4, _AWQ_ORDER).t().contiguous() - 8).to(torch.int8)
-        own_zeros = _unpack(zeros, 4, _AWQ_ORDER).t() - 8
-        return QuantizedWeight(codes, scales.t().contiguous(), own_zeros, tile=(1, group_size), bits=4)
 
-    return _Scheme("AWQ INT4", frozenset({"qweight", "qzeros", "scales"}), decode)
+def _decode_awq(config: Awq, stored: StoredWeight) -> QuantizedWeight:
+    """Codes and zeros along the outputs in words, in the format's order."""
+    num_outputs, num_inputs = stored.shape
+    group_size = config.group_size or num_inputs
+    num_groups = stored.num_groups(group_size)
+    words, scales, zeros = stored.part("qweight"), stored.part("scales"), stored.part("qzeros")
+    stored.expect("qweight", words, num_inputs, num_outputs // 8)
+    stored.expect("scales", scales, num_groups, num_outputs)
+    stored.expect("qzeros", zeros, num_groups, num_outputs // 8)
+    codes = (_unpack(words, 4, _AWQ_ORDER).t().contiguous() - 8).to(torch.int8)
+    own_zeros = _unpack(zeros, 4, _AWQ_ORDER).t() - 8
+    return QuantizedWeight(codes, scales.t().contiguous(), own_zeros, tile=(1, group_size), bits=4)
 
 
 def _unpack(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:

@@ -34,7 +34,8 @@ class TensorInfo:
 class Checkpoint(ABC):
     """Weights that can be read one tensor at a time. Tensor names are those of Hugging Face checkpoints.
 
-    Opening one reads headers only; everything that can be checked from them has been checked.
+    Opening one reads headers, and an output layer that is stored although it is tied; everything that can be checked
+    from them has been checked.
     """
 
     name: str

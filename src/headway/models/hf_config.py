@@ -1,8 +1,8 @@
 """From a config.json to a `DecoderConfig`: which architectures are known, and how each one's configuration is read.
 
 A family is a function of `RawConfig`. To add one: write that function, and name it in `_HF_FAMILIES` (the class names
-in a config.json's `architectures`) and, if llama.cpp knows it, in `loader/gguf_checkpoint.py` (its
-`general.architecture`).
+in a config.json's `architectures`), list the keys of its configuration class in `hf_config_keys.py` and, if llama.cpp
+knows it, name it in `loader/gguf_checkpoint.py` (its `general.architecture`).
 
 Rotary positions have an old spelling, `rope_theta` beside an optional `rope_scaling` object, and a new one
 (transformers 5): one `rope_parameters` object with `rope_theta`, `rope_type` and the parameters of that type.
@@ -25,6 +25,8 @@ from headway.models.decoder_config import (
     RopeScaling,
     YarnScaling,
 )
+from headway.models.hf_config_keys import KEYS_OF_ARCHITECTURE
+from headway.models.known_keys import check_keys
 
 logger = logging.getLogger(__name__)
 
@@ -106,19 +108,17 @@ def _llama(raw: RawConfig) -> DecoderConfig:
 
 
 def _mistral(raw: RawConfig) -> DecoderConfig:
-    config = _common(raw, "mistral", max_position=4096 * 32)
+    config = _common(raw, "mistral", max_position=4096 * 32, num_kv_heads=8)
     return cap_to_window(config, raw.optional_integer("sliding_window", 4096))
 
 
 def _qwen2(raw: RawConfig) -> DecoderConfig:
-    _refuse_sliding_window(raw, "Qwen2")
-    return replace(_common(raw, "qwen2", max_position=32768), qkv_bias=True)
+    return replace(_common(raw, "qwen2", max_position=32768, num_kv_heads=32), qkv_bias=True)
 
 
 def _qwen3(raw: RawConfig) -> DecoderConfig:
-    _refuse_sliding_window(raw, "Qwen3")
     attention_bias = raw.boolean("attention_bias", False)
-    config = _common(raw, "qwen3", max_position=32768, head_dim=128)
+    config = _common(raw, "qwen3", max_position=32768, num_kv_heads=32, head_dim=128)
     return replace(config, qk_norm=True, qkv_bias=attention_bias, o_bias=attention_bias)
 
 
@@ -141,8 +141,9 @@ SUPPORTED_ARCHITECTURES = tuple(_HF_FAMILIES)
 
 def config_from_hf(raw: Mapping[str, Any], source: str) -> DecoderConfig:
     """Normalise the contents of a config.json; `source` names the file in errors."""
-    config = RawConfig(raw, source)
-    return _HF_FAMILIES[_architecture(raw, source)](config)
+    architecture = _architecture(raw, source)
+    check_keys(source, raw, KEYS_OF_ARCHITECTURE[architecture], ignores_unknown=True)
+    return _HF_FAMILIES[architecture](RawConfig(raw, source))
 
 
 def cap_to_window(config: DecoderConfig, window: int | None) -> DecoderConfig:
@@ -158,19 +159,20 @@ def cap_to_window(config: DecoderConfig, window: int | None) -> DecoderConfig:
 
 
 def _architecture(raw: Mapping[str, Any], source: str) -> str:
-    listed = raw.get("architectures")
+    listed, model_type = raw.get("architectures"), raw.get("model_type")
     if isinstance(listed, list) and listed:
         for name in listed:
-            if name in _HF_FAMILIES:
+            if name in SUPPORTED_ARCHITECTURES:
+                if model_type is not None and _MODEL_TYPES.get(str(model_type)) != name:
+                    raise CorruptModelError(f"{source}: architecture {name} contradicts model_type {model_type!r}")
                 return str(name)
         found = ", ".join(str(name) for name in listed)
     else:
-        model_type = raw.get("model_type")
         if model_type is None:
             raise CorruptModelError(
                 f"{source} names neither `architectures` nor a `model_type`; is it a model's config?"
             )
-        if model_type in _MODEL_TYPES:
+        if str(model_type) in _MODEL_TYPES:
             return _MODEL_TYPES[str(model_type)]
         found = str(model_type)
     raise UnsupportedModelError(
@@ -178,14 +180,22 @@ def _architecture(raw: Mapping[str, Any], source: str) -> str:
     )
 
 
-def _common(raw: RawConfig, architecture: str, *, max_position: int, head_dim: int | None = None) -> DecoderConfig:
-    """What all families share. `max_position` and `head_dim` are the family's defaults."""
+def _common(
+    raw: RawConfig,
+    architecture: str,
+    *,
+    max_position: int,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+) -> DecoderConfig:
+    """What all families share. `max_position`, `num_kv_heads` (None: as many as heads) and `head_dim` (None: of the
+    hidden size) are the family's defaults."""
     activation = raw.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedModelError(f"{raw.source}: activation {activation!r} is not supported; only silu is")
     hidden_size = raw.integer("hidden_size")
     num_heads = raw.integer("num_attention_heads")
-    num_kv_heads = raw.optional_integer("num_key_value_heads", None) or num_heads
+    num_kv_heads = raw.optional_integer("num_key_value_heads", num_kv_heads) or num_heads
     head_dim = raw.optional_integer("head_dim", head_dim) or hidden_size // num_heads
     if num_heads % num_kv_heads:
         raise CorruptModelError(
@@ -220,14 +230,6 @@ def _declared_dtype(raw: RawConfig) -> str:
             f"{raw.source}: weights of dtype {name} are not supported; use a float32, float16 or bfloat16 checkpoint"
         )
     return name
-
-
-def _refuse_sliding_window(raw: RawConfig, family: str) -> None:
-    if raw.boolean("use_sliding_window", False):
-        raise UnsupportedModelError(
-            f"{raw.source}: {family} with use_sliding_window=true is not supported; "
-            "set it to false to run with full attention"
-        )
 
 
 def rope_from_hf(raw: RawConfig, max_position: int) -> RopeConfig:

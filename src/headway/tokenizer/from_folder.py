@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken
 
-from headway.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
-from headway.tokenizer.tokenizer import Tokenizer, surround_with
-
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+from headway.errors import CorruptModelError, HeadwayError, ModelNotFoundError, UnsupportedModelError
+from headway.tokenizer.added_tokens import declared_tokens
+from headway.tokenizer.folder_files import GENERATION_CONFIG, TOKENIZER_CONFIG, read_json, read_text
+from headway.tokenizer.tokenizer import Tokenizer
 
 
 def tokenizer_from_folder(path: str | Path) -> Tokenizer:
-    """Build from `tokenizer.json` and, where they exist, the configuration files around it."""
+    """Build from `tokenizer.json` and, where they exist, the configuration files around it.
+
+    Which tokens are put around a text is what tokenizer.json says, as in transformers 5 (decision 14).
+    """
     folder = Path(path)
     if not folder.is_dir():
         raise ModelNotFoundError(f"{folder} is not a folder with a tokenizer")
     backend = _read_backend(folder)
-    config = _read_json(folder / "tokenizer_config.json")
-    named = _named_tokens(config, _read_json(folder / "special_tokens_map.json"))
-    known = {name: token for name, token in named.items() if backend.token_to_id(token) is not None}
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in known.values()])
-    if "add_bos_token" in config or "add_eos_token" in config:
-        surround_with(
-            backend,
-            first=known.get("bos_token") if config.get("add_bos_token") else None,
-            last=known.get("eos_token") if config.get("add_eos_token") else None,
-        )
+    config, model_config = read_json(folder / TOKENIZER_CONFIG), read_json(folder / "config.json")
+    declared = declared_tokens(folder, config)
+    vocab_size = model_config.get("vocab_size")
+    declared.add_to(backend, vocab_size=vocab_size if isinstance(vocab_size, int) else None)
+    backend.encode_special_tokens = config.get("split_special_tokens") is True
+    ids = {name: backend.token_to_id(token.content) for name, token in declared.named.items()}
     return Tokenizer(
         backend,
-        eos_token_ids=_end_token_ids(folder, backend, known.get("eos_token")),
-        bos_token_id=backend.token_to_id(known["bos_token"]) if "bos_token" in known else None,
-        special_tokens=named,
-        chat_templates=_chat_templates(folder, config),
+        eos_token_ids=_end_token_ids(folder, ids.get("eos_token"), model_config),
+        bos_token_id=ids.get("bos_token"),
+        special_tokens={name: token.content for name, token in declared.named.items()},
+        chat_templates=_templates_or_error(folder, config),
     )
 
 
@@ -57,57 +54,51 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
         raise CorruptModelError(f"{file} cannot be read: {error}") from error
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CorruptModelError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CorruptModelError(f"{file} should hold a JSON object, not a {type(content).__name__}")
-    return content
-
-
-def _named_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
-    """Text of bos_token and the like; a token is given as a string or as an object with its `content`."""
-    named: dict[str, str] = {}
-    for config in configs:
-        for name in _NAMED_TOKENS:
-            token = config.get(name)
-            text = token.get("content") if isinstance(token, Mapping) else token
-            if isinstance(text, str) and text:
-                named.setdefault(name, text)
-    return named
-
-
-def _end_token_ids(folder: Path, backend: tokenizers.Tokenizer, eos_token: str | None) -> list[int]:
+def _end_token_ids(folder: Path, eos_token_id: int | None, model_config: Mapping[str, Any]) -> list[int]:
     """The ids that generation_config.json stops at and the tokenizer's own; config.json's if there are none."""
-    ids = _id_list(_read_json(folder / "generation_config.json").get("eos_token_id"))
-    own = None if eos_token is None else backend.token_to_id(eos_token)
-    if own is not None:
-        ids.append(own)
-    return ids or _id_list(_read_json(folder / "config.json").get("eos_token_id"))
+    file = folder / GENERATION_CONFIG
+    ids = _id_list(read_json(file).get("eos_token_id"), file)
+    if eos_token_id is not None:
+        ids.append(eos_token_id)
+    return ids or _id_list(model_config.get("eos_token_id"), folder / "config.json")
 
 
-def _id_list(value: Any) -> list[int]:
-    values = value if isinstance(value, list) else [value]
-    return [item for item in values if isinstance(item, int) and not isinstance(item, bool)]
+def _id_list(value: Any, file: Path) -> list[int]:
+    """An id, a list of ids, or null."""
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in values):
+        raise CorruptModelError(f"{file}: 'eos_token_id' is {value!r}, which is not a token id or a list of them")
+    return list(values)
+
+
+def _templates_or_error(folder: Path, config: Mapping[str, Any]) -> Mapping[str, str] | HeadwayError:
+    """An error is kept for the first who needs a template."""
+    try:
+        return _chat_templates(folder, config)
+    except HeadwayError as error:
+        return error
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Templates by name. A chat_template.jinja file wins over the configuration, as it does in transformers."""
     value = config.get("chat_template")
-    templates: dict[str, str] = {}
-    if isinstance(value, str):
-        templates["default"] = value
-    elif isinstance(value, list):
-        templates = {item["name"]: item["template"] for item in value if isinstance(item, dict) and "template" in item}
+    named: list[tuple[Any, Any]] = []
+    if isinstance(value, list):
+        named = [
+            (item.get("name"), item.get("template")) if isinstance(item, Mapping) else (item, None) for item in value
+        ]
     elif isinstance(value, Mapping):
-        templates = {str(name): text for name, text in value.items() if isinstance(text, str)}
+        named = list(value.items())
+    elif value is not None:
+        named = [("default", value)]
+    for name, text in named:
+        if not isinstance(name, str) or not isinstance(text, str):
+            place = f"{folder / TOKENIZER_CONFIG}: 'chat_template'"
+            raise CorruptModelError(f"{place} has an entry without the text of its 'name' or 'template'")
+    templates = dict(named)
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[file.stem] = file.read_text(encoding="utf-8")
+        templates[file.stem] = read_text(file)
     file = folder / "chat_template.jinja"
     if file.is_file():
-        templates["default"] = file.read_text(encoding="utf-8")
+        templates["default"] = read_text(file)
     return templates

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from headway.errors import InvalidRequestError
+from headway.errors import HeadwayError, InvalidRequestError
 from headway.tokenizer.chat_template import ChatTemplate, check_messages
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,8 @@ class Tokenizer:
     """Wraps a `tokenizers.Tokenizer` (`backend`) with what generation needs besides: end tokens and the chat template.
 
     `special_tokens` are the named ones that chat templates refer to, e.g. {"bos_token": "<s>"}. `chat_templates` are
-    templates by name; "default" is used, or "tool_use" where tools are given and it exists.
+    templates by name; "default" is used, or "tool_use" where tools are given and it exists. They may be the error that
+    reading them ended with: it is raised where a template is needed.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Tokenizer:
         eos_token_ids: Sequence[int] = (),
         bos_token_id: int | None = None,
         special_tokens: Mapping[str, Any] | None = None,
-        chat_templates: Mapping[str, str] | None = None,
+        chat_templates: Mapping[str, str] | HeadwayError | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -82,7 +83,7 @@ class Tokenizer:
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         self.bos_token_id = bos_token_id
         self._special_tokens = dict(special_tokens or {})
-        self._chat_templates = {name: ChatTemplate(text) for name, text in (chat_templates or {}).items()}
+        self._chat_templates = chat_templates if isinstance(chat_templates, HeadwayError) else _compiled(chat_templates)
         added = backend.get_added_tokens_decoder()
         self._added_ids = frozenset(added)
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -232,9 +233,15 @@ class Tokenizer:
 
     def _select_template(self, *, has_tools: bool) -> ChatTemplate | None:
         templates = self._chat_templates
+        if isinstance(templates, HeadwayError):
+            raise templates
         if has_tools and "tool_use" in templates:
             return templates["tool_use"]
         return templates.get("default") or next(iter(templates.values()), None)
+
+
+def _compiled(sources: Mapping[str, str] | None) -> dict[str, ChatTemplate]:
+    return {name: ChatTemplate(text) for name, text in (sources or {}).items()}
 
 
 def surround_with(backend: tokenizers.Tokenizer, *, first: str | None, last: str | None) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 
 from headway.errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
@@ -80,6 +81,18 @@ def test_shards_without_an_index_are_all_read(sharded: Path) -> None:
     (sharded / "model.safetensors.index.json").unlink()
     (sharded / "consolidated.safetensors").write_bytes(b"not looked at")
     assert set(open_checkpoint(sharded).index) == names
+
+
+def test_a_single_file_beside_an_index_is_the_one_that_is_read(sharded: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in transformers."""
+    newer = hf_model("llama", seed=1).state_dict()
+    save_file(newer, sharded / "model.safetensors", metadata={"format": "pt"})
+    checkpoint = open_checkpoint(sharded)
+    assert "model.safetensors and model.safetensors.index.json; only the former is read" in caplog.text
+    reference = transformers.AutoModelForCausalLM.from_pretrained(sharded).state_dict()
+    for name, tensor in checkpoint.tensors():
+        assert torch.equal(tensor, newer[name]), name
+        assert torch.equal(tensor, reference[name]), name
 
 
 @pytest.mark.parametrize("content", [{}, {"weight_map": {}}, {"weight_map": {"a": "../outside.safetensors"}}])

@@ -131,7 +131,9 @@ def int8_rows(weight: Tensor, rng: random.Random) -> Written:
 def fp8(weight: Tensor, rng: random.Random, *, per: str, name: str = "weight_scale") -> Written:
     codes = (torch.randn(weight.shape) * 3).to(torch.float8_e4m3fn)
     outputs, inputs = weight.shape
-    height, width = {"tensor": (outputs, inputs), "row": (1, inputs), "block": (48, 40)}[per]
+    height, width = {"tensor": (outputs, inputs), "row": (1, inputs), "block": (48, 40), "default block": (128, 128)}[
+        per
+    ]
     scales = scales_of(-(-outputs // height), -(-inputs // width), dtype=torch.float32)
     rows = [row // height for row in range(outputs)]
     found = codes.float() * scales[rows][:, [column // width for column in range(inputs)]]
@@ -158,7 +160,10 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor, random.Random], Writt
     ),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}, awq),
     "int4": (compressed("pack-quantized", num_bits=4, **GROUPS), packed),
-    "int4 with zeros": (compressed("pack-quantized", num_bits=4, **GROUPS), lambda w, r: packed(w, r, zeros=True)),
+    "int4 with zeros": (
+        compressed("pack-quantized", num_bits=4, symmetric=False, **GROUPS),
+        lambda w, r: packed(w, r, zeros=True),
+    ),
     "packed int8": (compressed("pack-quantized", num_bits=8, **GROUPS), lambda w, r: packed(w, r, bits=8)),
     "int8": (compressed("int-quantized", type="int", num_bits=8, strategy="channel"), int8_rows),
     "fp8 rows": (
@@ -176,10 +181,64 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor, random.Random], Writt
     ),
 }
 
+SPELLINGS: dict[str, tuple[dict[str, Any], Callable[[Tensor, random.Random], Written]]] = {
+    "a zero point for the tensor": (
+        compressed("pack-quantized", num_bits=8, type="int", strategy="tensor", symmetric=False),
+        lambda w, r: one_zero_point(w, r),
+    ),
+    "the library's defaults": (compressed("pack-quantized", num_bits=4, group_size=GROUP), packed),
+    "a preset": (
+        {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"W8A8": ["Linear"]}},
+        int8_rows,
+    ),
+    "the group's own format": (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "mixed-precision",
+            "config_groups": {"g": {"targets": ["Linear"], "format": "int-quantized", "weights": {"group_size": -1}}},
+        },
+        int8_rows,
+    ),
+    "symmetric, with zeros stored": (
+        compressed("int-quantized", num_bits=8, strategy="channel"),
+        lambda w, r: with_zeros(*int8_rows(w, r)),
+    ),
+    "former key of gptq v2": (
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "format": "gptq_v2"},
+        lambda w, r: gptq(w, r, v2=True),
+    ),
+    "gptq leaves layers out": (
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "dynamic": {"-:.*layers.1.*": {}}},
+        gptq,
+    ),
+    "one scale under the name of blocks": (
+        {"quant_method": "fp8", "weight_block_size": None},
+        lambda w, r: fp8(w, r, per="tensor", name="weight_scale_inv"),
+    ),
+    "blocks of the default size": (
+        {"quant_method": "fp8"},
+        lambda w, r: fp8(w, r, per="default block", name="weight_scale_inv"),
+    ),
+}
+"""Other ways to say what a format of the list above says."""
+
+
+def one_zero_point(weight: Tensor, rng: random.Random) -> Written:
+    codes = torch.tensor(codes_of(weight, rng, -128, 127))
+    scale, zero = torch.tensor([0.01]), torch.tensor([-17], dtype=torch.int8)
+    places = torch.arange(4) * 8
+    words = ((codes + 128).view(len(codes), -1, 4) << places).sum(-1)
+    parts = {"weight_packed": words.to(torch.int32), "weight_scale": scale, "weight_zero_point": zero}
+    return parts, (codes.float() - zero) * scale
+
+
+def with_zeros(parts: dict[str, Tensor], stands_for: Tensor) -> Written:
+    return parts | {"weight_zero_point": torch.zeros_like(parts["weight_scale"], dtype=torch.int8)}, stands_for
+
 
 def write(name: str, folder: Path, family: str = "llama_biased") -> tuple[Path, Any]:
     """A folder in a format, all layers of the decoder quantised but one, and a model with what it stands for."""
-    config, quantise = FORMATS[name]
+    config, quantise = (FORMATS | SPELLINGS)[name]
     torch.manual_seed(1)
     rng, model = random.Random(1), hf_model(family)
     save_folder(model, folder)
@@ -286,24 +345,21 @@ def test_the_numbers_and_the_tokens(name: str, tmp_path: Path) -> None:
     assert_greedy_tokens(folder, model, **SMALL)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"quant_method": "bitsandbytes"}, "quantised with bitsandbytes"),
-        ({"quant_method": "gptq", "bits": 3, "group_size": 32}, "gptq .3 bits"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "marlin"}, "format marlin"),
-        ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "version gemv"),
-        ({"quant_method": "fp8", "weight_block_size": [128]}, "FP8 blocks of"),
-        ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups"),
-        (compressed("pack-quantized", type="float", num_bits=4, strategy="group"), "float4 by group"),
-        (compressed("sparse-24", type="int", num_bits=8, strategy="channel"), "sparse-24"),
-    ],
-)
-def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_the_numbers_of_other_spellings(name: str, tmp_path: Path) -> None:
+    folder, model = write(name, tmp_path)
+    expected = model.state_dict()
+    for key, tensor in open_checkpoint(folder).tensors():
+        assert torch.equal(tensor, expected[key]), key
+
+
+def test_what_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
+    """The cases are those of `test_quantization_config.py`."""
     folder, _ = write("int8", tmp_path)
     raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(raw | {"quantization_config": changes}))
-    with pytest.raises(UnsupportedModelError, match=message):
+    raw["quantization_config"]["transform_config"] = {"config_groups": {"R4": {"type": "hadamard", "apply": []}}}
+    (folder / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(UnsupportedModelError, match=r"config\.json: quantization_config: 'transform_config' is"):
         open_checkpoint(folder)
 
 
@@ -317,6 +373,16 @@ LAYER = "model.layers.0.self_attn.q_proj"
         ("awq", lambda t: t[f"{LAYER}.scales"].view(-1)[3:4].zero_(), "scales has a scale of 0"),
         ("int4", lambda t: t.pop(f"{LAYER}.weight_scale"), "weight_scale is missing"),
         ("gptq", lambda t: t.pop(f"{LAYER}.qzeros"), "qzeros is missing"),
+        ("gptq desc_act", lambda t: t.pop(f"{LAYER}.g_idx"), "g_idx is missing"),
+        ("int4 with zeros", lambda t: t.pop(f"{LAYER}.weight_zero_point"), "weight_zero_point is missing"),
+        ("int8", lambda t: t.pop(f"{LAYER}.weight_scale"), "weight_scale is missing"),
+        ("int8", lambda t: t.pop(f"{LAYER}.weight"), "weight is missing"),
+        ("int8", lambda t: t.update({f"{LAYER}.weight_scale": torch.ones(1)}), r"weight_scale is \[1, 1\]"),
+        (
+            "int8",
+            lambda t: t.update({f"{LAYER}.weight_zero_point": torch.ones(64, 1, dtype=torch.int8)}),
+            "weight_zero_point is not 0",
+        ),
         ("gptq", lambda t: t[f"{LAYER}.g_idx"][5:6].fill_(99), "g_idx names a group that is not there"),
         ("awq", lambda t: t.update({f"{LAYER}.qweight": t[f"{LAYER}.qweight"][1:].clone()}), r"qweight is \[63, 8\]"),
         ("int4", lambda t: t[f"{LAYER}.weight_shape"][0:1].fill_(3), "weight_shape is not"),
@@ -343,6 +409,16 @@ def test_what_cannot_be_right_is_refused_with_the_tensors_name(
     assert LAYER in str(caught.value)
 
 
+def test_a_quantised_output_layer_beside_a_tied_embedding_is_used(tmp_path: Path) -> None:
+    folder, _ = write("int8", tmp_path, family="llama_tied")
+    tensors = load_file(folder / "model.safetensors")
+    parts, stands_for = int8_rows(tensors["model.embed_tokens.weight"], random.Random(1))
+    save_file(tensors | {f"lm_head.{end}": part for end, part in parts.items()}, folder / "model.safetensors")
+    checkpoint = open_checkpoint(folder)
+    assert not checkpoint.config.tie_embeddings
+    assert torch.equal(checkpoint.read("lm_head.weight"), stands_for)
+
+
 def test_groups_that_do_not_divide(tmp_path: Path) -> None:
     folder, _ = write("gptq", tmp_path)
     raw = json.loads((folder / "config.json").read_text())
@@ -350,6 +426,15 @@ def test_groups_that_do_not_divide(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(raw))
     with pytest.raises(CorruptModelError, match="64 inputs, which groups of 48 do not divide"):
         LLM(str(folder), dtype="float32")
+
+
+@pytest.mark.parametrize("config", [[], [1], "gptq", 0])
+def test_a_configuration_that_is_no_object(config: object, tmp_path: Path) -> None:
+    folder = save_folder(hf_model("llama"), tmp_path)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"quantization_config": config}))
+    with pytest.raises(CorruptModelError, match="'quantization_config' is no object"):
+        open_checkpoint(folder)
 
 
 def test_a_checkpoint_that_says_so_and_is_not(tmp_path: Path) -> None:

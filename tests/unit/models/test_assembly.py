@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -68,15 +69,41 @@ def test_absent_tie_flag_and_output_projection_mean_tied(tmp_path: Path) -> None
     torch.testing.assert_close(logits, hf_logits(model, prompt), atol=1e-5, rtol=1e-5)
 
 
-def test_tied_model_ignores_a_saved_output_projection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stored_output_projection_that_differs_from_the_tied_embedding_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in transformers. The last row alone differs."""
     model = hf_model("llama_tied")
     save_folder(model, tmp_path)
-    edit_weights(tmp_path, add={"lm_head.weight": torch.full((96, 64), 7.0)})
+    head = model.state_dict()["model.embed_tokens.weight"].clone()
+    head[-1] += 1
+    edit_weights(tmp_path, add={"lm_head.weight": head})
     prompt = random_prompt(5)
     with caplog.at_level(logging.WARNING):
         logits = Harness(load(tmp_path)).prompt_logits(prompt)
-    torch.testing.assert_close(logits, hf_logits(model, prompt), atol=1e-5, rtol=1e-5)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    torch.testing.assert_close(logits, hf_logits(reference, prompt), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(logits, hf_logits(model, prompt), atol=1e-2)
+    assert "lm_head.weight that is not model.embed_tokens.weight; the stored one is used" in caplog.text
+
+
+def test_a_stored_output_projection_that_is_the_tied_embedding_takes_no_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = hf_model("llama_tied")
+    save_folder(model, tmp_path)
+    num_bytes = load(tmp_path).num_bytes
+    edit_weights(tmp_path, add={"lm_head.weight": model.state_dict()["model.embed_tokens.weight"].double()})
+    with caplog.at_level(logging.WARNING):
+        assert load(tmp_path).num_bytes == num_bytes
     assert not caplog.records
+
+
+def test_a_stored_output_projection_of_another_shape_is_refused(tmp_path: Path) -> None:
+    save_folder(hf_model("llama_tied"), tmp_path)
+    edit_weights(tmp_path, add={"lm_head.weight": torch.zeros(97, 64)})
+    with pytest.raises(TensorShapeError, match=r"lm_head\.weight is \[97, 64\]"):
+        load(tmp_path)
 
 
 def test_wrong_shape_is_named(folder: Path) -> None:

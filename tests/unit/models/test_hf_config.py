@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import subprocess
@@ -9,14 +10,15 @@ import sys
 from typing import Any
 
 import pytest
+import transformers
 
 from headway.errors import CorruptModelError, UnsupportedModelError
 from headway.models.decoder_config import DecoderConfig, Llama3Scaling, RopeConfig
 from headway.models.hf_config import SUPPORTED_ARCHITECTURES, config_from_hf
+from headway.models.hf_config_keys import KEYS_OF_ARCHITECTURE
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
     "vocab_size": 128,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -77,8 +79,7 @@ def test_qwen3_has_head_norms_and_its_own_head_dim() -> None:
 
 
 def test_model_type_stands_in_for_architectures() -> None:
-    raw = without("architectures")
-    raw["model_type"] = "qwen2"
+    raw = without("architectures") | {"model_type": "qwen2"}
     assert config_from_hf(raw, "config.json").architecture == "qwen2"
 
 
@@ -128,6 +129,13 @@ def test_unknown_architecture_is_named(architecture: str) -> None:
         ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "use_sliding_window"),
         ({"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True}, "use_sliding_window"),
         ({"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]},
+            "'layer_types' has sliding_attention, which is not supported",
+        ),
+        ({"architectures": ["Qwen3ForCausalLM"], "layer_types": "linear"}, "'layer_types' has 'linear'"),
+        ({"is_encoder_decoder": True}, "'is_encoder_decoder' is True"),
+        ({"per_layer_config": {"0": {"num_attention_heads": 2}}}, "'per_layer_config' is"),
     ],
 )
 def test_unsupported_features(changes: dict[str, Any], message: str) -> None:
@@ -149,11 +157,49 @@ def test_unsupported_features(changes: dict[str, Any], message: str) -> None:
         ({"rope_scaling": [1]}, "'rope_scaling' is \\[1\\]"),
         ({"rope_scaling": {"type": "linear"}}, "does not say 'factor'"),
         ({"hidden_act": 3}, "'hidden_act' is 3"),
+        ({"model_type": "granite"}, "architecture LlamaForCausalLM contradicts model_type 'granite'"),
+        ({"model_type": ["llama"]}, "contradicts model_type"),
     ],
 )
 def test_contradictory_configuration(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CorruptModelError, match=message):
         parse(**changes)
+
+
+@pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
+def test_every_key_of_the_configuration_class_has_a_rule(architecture: str) -> None:
+    """A release of transformers with a key more says so here."""
+    made = getattr(transformers, architecture.replace("ForCausalLM", "Config"))()
+    fields = {field.name for field in dataclasses.fields(made)}
+    outside = {"head_dim", "per_layer_config"}  # read of any class
+    assert fields | outside == KEYS_OF_ARCHITECTURE[architecture].keys()
+    raw = {**made.to_dict(), "architectures": [architecture]}
+    assert config_from_hf(raw, "config.json").num_kv_heads == made.num_key_value_heads
+
+
+@pytest.mark.parametrize(
+    ("architecture", "foreign"),
+    [
+        ("LlamaForCausalLM", {"use_sliding_window": True, "layer_types": ["sliding_attention"], "logits_scaling": 8.0}),
+        ("MistralForCausalLM", {"attention_bias": True, "mlp_bias": True, "layer_types": ["sliding_attention"]}),
+        ("Qwen2ForCausalLM", {"attention_bias": False, "pretraining_tp": 4, "residual_multiplier": 0.2}),
+        ("Qwen2ForCausalLM", {"layer_types": ["full_attention"] * 3, "max_window_layers": 1, "sliding_window": 4}),
+    ],
+)
+def test_keys_of_other_architectures_mean_nothing(architecture: str, foreign: dict[str, Any]) -> None:
+    assert parse(architectures=[architecture], **foreign) == parse(architectures=[architecture])
+
+
+@pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
+def test_absent_keys_have_the_defaults_of_the_class(architecture: str) -> None:
+    needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    raw: dict[str, Any] = {key: LLAMA[key] for key in needed} | {"num_attention_heads": 64, "hidden_size": 512}
+    made = getattr(transformers, architecture.replace("ForCausalLM", "Config"))(**raw)
+    config = config_from_hf(raw | {"architectures": [architecture]}, "config.json")
+    head_dim = getattr(made, "head_dim", None) or raw["hidden_size"] // raw["num_attention_heads"]
+    assert (config.num_kv_heads, config.head_dim) == (made.num_key_value_heads, head_dim)
+    assert (config.rms_norm_eps, config.tie_embeddings) == (made.rms_norm_eps, made.tie_word_embeddings)
+    assert config.rope.theta == made.rope_parameters["rope_theta"]
 
 
 def test_neither_architecture_nor_model_type() -> None:

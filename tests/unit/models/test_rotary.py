@@ -112,7 +112,7 @@ QWEN25 = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 327
 )
 def test_yarn_extends_the_context_by_its_factor(declared: int, rope: dict[str, Any], context: int) -> None:
     """What a file declares with YaRN is mostly what it was trained with before; a factor of 4 makes 4 times that."""
-    raw = make_config(ROPES["default"], 64).to_dict() | {"architectures": ["Qwen2ForCausalLM"]}
+    raw = make_config(ROPES["default"], 64).to_dict() | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
     del raw["rope_parameters"]
     config = config_from_hf({**raw, "max_position_embeddings": declared, **rope}, "config.json")
     assert config.max_position == context

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,34 +58,6 @@ def test_truncation_and_padding_in_the_file_are_switched_off(folder: Folder) -> 
     assert folder.load().encode(TEXTS[0]) == trained_backend(digits_apart=True).encode(TEXTS[0]).ids
 
 
-@pytest.mark.parametrize(
-    ("config", "first", "last"),
-    [
-        ({}, [], []),
-        ({"add_bos_token": True}, [1], []),
-        ({"add_bos_token": True, "add_eos_token": True}, [1], [2]),
-        ({"add_bos_token": False}, [], []),
-        ({"add_bos_token": True, "bos_token": None}, [], []),
-    ],
-)
-def test_tokens_around_a_text(folder: Folder, config: dict[str, Any], first: list[int], last: list[int]) -> None:
-    folder.write(
-        "tokenizer_config.json", {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}, **config}
-    )
-    tokenizer = folder.load()
-    plain = tokenizer.encode("fox", add_special_tokens=False)
-    assert tokenizer.encode("fox") == first + plain + last
-
-
-def test_add_bos_token_false_overrides_the_file(folder: Folder) -> None:
-    folder.write("tokenizer_config.json", {"bos_token": "<|im_start|>", "add_bos_token": True})
-    with_bos = folder.load()
-    folder.write("tokenizer.json", with_bos.backend.to_str()).write("tokenizer_config.json", {})
-    assert folder.load().encode("fox")[0] == 1
-    folder.write("tokenizer_config.json", {"bos_token": "<|im_start|>", "add_bos_token": False})
-    assert folder.load().encode("fox")[0] != 1
-
-
 def test_end_tokens(folder: Folder) -> None:
     folder.write("config.json", {"eos_token_id": 9})
     assert folder.load().eos_token_ids == (9,)
@@ -136,6 +109,70 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"x")
     with pytest.raises(UnsupportedModelError, match="tokenizer.model.*not supported"):
         tokenizer_from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("chat_template.jinja", b'{{ "\xff" }}', "chat_template.jinja is not UTF-8: invalid start byte at byte 4"),
+        ("additional_chat_templates/rag.jinja", b"\xff", "rag.jinja is not UTF-8"),
+        ("tokenizer_config.json", b'{"chat_template": [{"template": "a"}]}', "tokenizer_config.json: 'chat_template'"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}', "without the text of its 'name' or"),
+        ("tokenizer_config.json", b'{"chat_template": ["text"]}', "'chat_template' has an entry without"),
+        ("tokenizer_config.json", b'{"chat_template": {"default": 3}}', "'chat_template' has an entry without"),
+        ("tokenizer_config.json", b'{"chat_template": 3}', "'chat_template' has an entry without"),
+    ],
+)
+def test_a_damaged_template_is_said_where_one_is_needed(
+    folder: Folder, name: str, content: bytes, message: str
+) -> None:
+    file = folder.path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(content)
+    tokenizer = folder.load()
+    assert tokenizer.decode(tokenizer.encode("fox")) == "fox"
+    with pytest.raises(CorruptModelError, match=message):
+        tokenizer.apply_chat_template(MESSAGES)
+    with pytest.raises(CorruptModelError, match=message):
+        assert tokenizer.chat_template
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer_config.json", {"bos_token": {"contents": "x"}}, "'bos_token' has"),
+        ("tokenizer_config.json", {"bos_token": {"content": 5}}, "'bos_token' has"),
+        ("tokenizer_config.json", {"bos_token": ["<x>"]}, "'bos_token' has ['<x>'], which is not a token"),
+        ("tokenizer_config.json", {"eos_token": 2}, "'eos_token' has 2, which is not a token"),
+        ("tokenizer_config.json", '{"pad_token": "\\ud800"}', "'pad_token' has"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"9": {"content": "\\ud800"}}}', "is not a token"),
+        ("added_tokens.json", '{"\\ud800": 574}', "added_tokens.json has"),
+        ("generation_config.json", {"eos_token_id": "2"}, "'eos_token_id' is '2', which is not a token id"),
+        ("generation_config.json", {"eos_token_id": [2, [3]]}, "'eos_token_id' is [2, [3]]"),
+        ("config.json", {"eos_token_id": {"a": 1}}, "config.json: 'eos_token_id' is {'a': 1}"),
+        ("tokenizer_config.json", {"extra_special_tokens": "<x>"}, "'extra_special_tokens' is a str, not tokens"),
+        ("tokenizer_config.json", {"extra_special_tokens": [7]}, "'extra_special_tokens' has 7, which is not a token"),
+        ("tokenizer_config.json", {"extra_special_tokens": {"a": None}}, "'a' has None, which is not a token"),
+        ("tokenizer_config.json", {"model_specific_special_tokens": ["<x>"]}, "is a list, not tokens"),
+        ("tokenizer_config.json", {"added_tokens_decoder": ["<x>"]}, "'added_tokens_decoder' is a list"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "<x>"}}}, "at 'x', which is not an id"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "<x>"}}}, "which is not an id"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9": {}}}, "is not a token"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9": "<x>"}}, "at '9', which is not an id and a token"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9": {"content": "<x>", "lstrip": "no"}}}, "not a token"),
+        ("added_tokens.json", {"<x>": "574"}, "added_tokens.json gives '<x>' the id '574', which is not one"),
+        ("added_tokens.json", {"<x>": -1}, "the id -1, which is not one"),
+        ("special_tokens_map.json", {"pad_token": {"content": ["a"]}}, "'pad_token' has"),
+    ],
+)
+def test_damaged_tokens_are_named(folder: Folder, name: str, content: Any, message: str) -> None:
+    with pytest.raises(CorruptModelError, match=re.escape(message)):
+        folder.write(name, content).load()
+
+
+def test_a_file_that_is_nested_too_deeply(folder: Folder) -> None:
+    with pytest.raises(CorruptModelError, match="generation_config.json is not valid JSON"):
+        folder.write("generation_config.json", "[" * 100_000).load()
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
