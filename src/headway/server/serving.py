@@ -142,7 +142,9 @@ async def _serve(
         gc.freeze()  # what is loaded now stays; the garbage collector need not look at it again
         for line in _greeting(config, parts):
             say(line)
+        helpers_start.append(asyncio.ensure_future(asyncio.to_thread(services.shaper.prepare)))
 
+    helpers_start: list[asyncio.Future[None]] = []
     restarts: set[asyncio.Task[None]] = set()
 
     def restart() -> None:
@@ -164,6 +166,7 @@ async def _serve(
             task.cancel()
         await engine.shutdown()
         services.prompts.close()
+        services.shaper.close()
 
 
 class StartTimes:

@@ -13,9 +13,10 @@ from typing import Any
 
 from headway.errors import InvalidRequestError
 from headway.sampling_params import StructuredOutputsParams
-from headway.structured.compiling import OWN_GRAMMAR
 from headway.structured.json_schema import MAX_SCHEMA_BYTES, prepare_schema
 
+OWN_GRAMMAR = "%llguidance {}\n"
+"""How the grammars begin that Headway writes; those that come from a request do not."""
 MAX_GRAMMAR_CHARS = 256 * 1024
 MAX_REGEX_CHARS = 8 * 1024
 MAX_CHOICES = 4096
