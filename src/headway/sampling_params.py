@@ -349,6 +349,9 @@ class SamplingParams:
     grammar: str | None = field(default=None, init=False, repr=False)
     """`structured_outputs` as a grammar for the matcher, set by `with_grammar` once it has been checked."""
 
+    grammar_bytes: int | None = field(default=None, init=False, repr=False)
+    """The memory that compiling the grammar took where it was tried. None: it has not been tried."""
+
     pooling: Pooling | None = field(default=None, init=False, repr=False)
     """Return a vector that stands for the prompt: see `for_embedding`."""
 
@@ -451,9 +454,10 @@ class SamplingParams:
         object.__setattr__(resolved, "bad_word_token_ids", tuple(word for word in sequences if word))
         return resolved
 
-    def with_grammar(self, grammar: str) -> SamplingParams:
-        """A copy that carries the grammar of its `structured_outputs`."""
+    def with_grammar(self, grammar: str, num_bytes: int | None = None) -> SamplingParams:
+        """A copy that carries the grammar of its `structured_outputs`, and what compiling it took if it was tried."""
         resolved = copy.copy(self)
+        object.__setattr__(resolved, "grammar_bytes", num_bytes)
         object.__setattr__(resolved, "grammar", grammar)
         return resolved
 

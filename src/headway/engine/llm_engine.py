@@ -135,7 +135,7 @@ class LLMEngine:
         prepared = self._inputs.prepare(request_id, prompt, params, options)
         self.core.scheduler.check_fits(prepared.children[0])
         if prepared.params.grammar is not None:
-            self.guides.compile(prepared.params.grammar).result()
+            self.guides.compile(prepared.params).result()
         return prepared
 
     def submit(self, request: PreparedRequest, *, stream: Streaming = True) -> None:

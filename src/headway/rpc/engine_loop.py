@@ -42,7 +42,8 @@ from headway.rpc.messages import (
     Watch,
 )
 from headway.sampling_params import SamplingParams
-from headway.structured.compiling import REFUSAL, Compiled
+from headway.structured.compile_grammar import REFUSAL
+from headway.structured.compiling import Compiled
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +221,7 @@ class EngineLoop:
             return
         self._prepare_guides()
         try:
-            self._compiling.append((request, self._engine.guides.compile(params.grammar)))
+            self._compiling.append((request, self._engine.guides.compile(params)))
         except InvalidRequestError as error:
             self._refuse(request.request_id, error)
 
@@ -283,12 +284,21 @@ class EngineLoop:
         if self._line or self._compiling:
             aborted = frozenset(request_ids)
             self._line = deque(request for request in self._line if request.request_id not in aborted)
-            self._compiling = [it for it in self._compiling if it[0].request_id not in aborted]
+            self._stop_compiling(aborted)
         for request_id in request_ids:
             self._engine.abort(request_id)
             self._forget(request_id)
         self._stats_are_stale = True
         self._snapshots.note_blocks_changed()
+
+    def _stop_compiling(self, aborted: frozenset[str]) -> None:
+        """A grammar that no request waits for any more is not compiled, unless that has begun."""
+        given_up = [job for request, job in self._compiling if request.request_id in aborted]
+        self._compiling = [it for it in self._compiling if it[0].request_id not in aborted]
+        wanted = {id(job) for _, job in self._compiling}
+        for job in given_up:
+            if id(job) not in wanted:
+                job.cancel()
 
     def _forget(self, request_id: str) -> None:
         self._live.discard(request_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from headway.predict.prediction_thread import PredictionThread
@@ -16,12 +17,15 @@ from headway.server.admission.service_classes import ONE_CLASS, Scheduling, Serv
 from headway.server.api.answer_specs import AnswerFormats
 from headway.server.api.api_errors import ApiError, unavailable
 from headway.server.api.prompts import PromptMaker
+from headway.server.api.shaper import Helpers, Shaper
 from headway.server.http.access_control import ApiKeys
 from headway.server.http.asgi_io import BodyReader
 from headway.server.metrics.access_log import AccessRecord
 from headway.server.metrics.prometheus import EngineNumbers
 from headway.server.metrics.server_metrics import ServerMetrics
 from headway.server.server_config import ServerConfig
+from headway.structured.compiling import trie_parts
+from headway.structured.helper_processes import HelperProcesses
 from headway.tokenizer import Tokenizer
 
 
@@ -45,6 +49,7 @@ class Services:
     bodies: BodyReader
     prompts: PromptMaker
     formats: AnswerFormats
+    shaper: Shaper
     limits: QueueLimits
     metrics: ServerMetrics
     keys: ApiKeys
@@ -66,8 +71,9 @@ class Services:
         model_name: str,
         classes: ServiceClasses = ONE_CLASS,
         lengths: PredictionThread | None = None,
+        create_helpers: Callable[[], Helpers] | None = None,
     ) -> Services:
-        """Wire everything up; the engine need not be ready yet."""
+        """Wire everything up; the engine need not be ready yet. `create_helpers`: see `Shaper`."""
         names = config.served_model_name or (model_name,)
         metrics = ServerMetrics(names[0])
         engine.add_step_listener(metrics.observe_step)
@@ -80,6 +86,7 @@ class Services:
             bodies=BodyReader(max_bytes=config.max_body_bytes, timeout_s=config.receive_timeout_s),
             prompts=PromptMaker(tokenizer, num_threads=config.tokenizer_threads, tool_format=formats.tool_format),
             formats=formats,
+            shaper=Shaper(create_helpers or partial(_create_helpers, tokenizer, engine)),
             limits=QueueLimits(
                 max_requests=config.max_queue_requests, max_tokens=config.max_queue_tokens, classes=classes
             ),
@@ -132,3 +139,10 @@ class Services:
                 param="model",
                 code="model_not_found",
             )
+
+
+def _create_helpers(tokenizer: Tokenizer | None, engine: Engine) -> HelperProcesses:
+    """Processes that know the model's vocabulary, if it has one that grammars can be compiled for."""
+    if tokenizer is None or not tokenizer.eos_token_ids:
+        return HelperProcesses(None)
+    return HelperProcesses(trie_parts(tokenizer, 0 if engine.info is None else engine.info.vocab_size))

@@ -30,6 +30,9 @@ from headway.server.metrics.access_log import AccessLog, AccessRecord
 from headway.server.server_config import ServerConfig
 from headway.server.services import Services
 
+HELPERS_AFTER_S = 2.0
+"""The processes that work on schemas start this long after the server is ready, if no request needs them before."""
+
 
 def run_server(
     config: ServerConfig, options: Mapping[str, Any], say: Callable[[str], None], *, begun_s: float | None = None
@@ -142,7 +145,9 @@ async def _serve(
         gc.freeze()  # what is loaded now stays; the garbage collector need not look at it again
         for line in _greeting(config, parts):
             say(line)
+        loop.call_later(HELPERS_AFTER_S, lambda: loop.run_in_executor(None, services.shaper.prepare))
 
+    loop = asyncio.get_running_loop()
     restarts: set[asyncio.Task[None]] = set()
 
     def restart() -> None:
@@ -153,7 +158,7 @@ async def _serve(
             restarts.add(task)
             task.add_done_callback(restarts.discard)
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, restart)
+    loop.add_signal_handler(signal.SIGUSR1, restart)
     server = create_server(app, config, drain, on_started=start_serving, num_files=raise_file_limit())
     try:
         await asyncio.gather(engine.start(), services.prompts.warm_up())
@@ -164,6 +169,7 @@ async def _serve(
             task.cancel()
         await engine.shutdown()
         services.prompts.close()
+        services.shaper.close()
 
 
 class StartTimes:

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from headway.core.scheduler_output import RequestUpdate
 from headway.errors import InvalidRequestError
 from headway.sampling_params import SamplingParams
-from headway.structured.compiling import Compiled, GrammarCompiler, refused
+from headway.structured.compile_grammar import refused
+from headway.structured.compiling import Compiled, GrammarCompiler
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -115,24 +116,24 @@ class Guides:
         self._threads: ThreadPoolExecutor | None = None
         self._masks: LLExecutor | None = None
 
-    def compile(self, grammar: str) -> Future[Compiled]:
-        """Compile a grammar in another thread, before a request with it is added. Raises `InvalidRequestError`, or its
-        result does, if that cannot be."""
+    def compile(self, params: SamplingParams) -> Future[Compiled]:
+        """Compile a request's grammar in another thread, before the request is added. Raises `InvalidRequestError`, or
+        its result does, if that cannot be."""
+        assert params.grammar is not None
         if self._compiler is None:
             raise InvalidRequestError(
                 "structured output needs a tokenizer, and this model has none", "structured_outputs"
             )
-        return self._compiler.submit(grammar)
+        return self._compiler.submit(params.grammar, params.grammar_bytes)
 
     def prepare(self) -> None:
         """Do now what would make the first grammar slow."""
         if self._compiler is not None and self._compiler.can_prepare:
-            self._compiler.prepare_trials()
             self._compiler.prepare()
 
     def add(self, request_id: str, params: SamplingParams, token_ids: Sequence[int] = ()) -> None:
         """Guide a request from its first token on, or from behind these. Its grammar should have been compiled."""
-        compiled = None if params.grammar is None else self.compile(params.grammar).result()
+        compiled = None if params.grammar is None else self.compile(params).result()
         allowed = None
         if params.allowed_token_ids is not None:
             allowed = _bits(params.allowed_token_ids, self._num_words)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,7 @@ from headway.rpc.messages import (
     encode,
 )
 from headway.sampling_params import SamplingParams
+from headway.structured.compiling import Compiled
 from tests.unit.rpc.scripted_channel import ScriptedChannel, add, add_raw, run
 from tests.unit.rpc.small_engine import create_engine
 
@@ -207,6 +209,27 @@ def test_what_was_aborted_is_dropped_before_it_is_prepared() -> None:
     engine.prepare = note  # type: ignore[method-assign]
     channel = run([add("a"), add("b"), AbortRequests(["b"])], *[[]] * 4, engine=engine)
     assert prepared == ["a"] and channel.deltas("b") == []
+
+
+def test_a_grammar_is_compiled_as_long_as_a_request_waits_for_it() -> None:
+    engine = create_engine({})
+    jobs: dict[str, Future[Compiled]] = {}
+    tried: list[int | None] = []
+
+    def compile_later(params: SamplingParams) -> Future[Compiled]:
+        tried.append(params.grammar_bytes)
+        return jobs.setdefault(str(params.grammar), Future())
+
+    engine.guides.compile = compile_later  # type: ignore[method-assign]
+    shared = SamplingParams(structured_outputs={"regex": "s"}).with_grammar("shared", 5)
+    own = SamplingParams(structured_outputs={"regex": "o"}).with_grammar("own")
+    run(
+        [AddRequest("a", [5], shared), AddRequest("b", [5], shared), AddRequest("c", [5], own)],
+        [AbortRequests(["a", "c"])],
+        engine=engine,
+    )
+    assert jobs["own"].cancelled() and not jobs["shared"].cancelled()
+    assert tried == [5, 5, None]
 
 
 def test_a_burst_is_prepared_between_steps() -> None:

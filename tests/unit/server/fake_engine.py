@@ -21,6 +21,8 @@ from headway.server.admission.service_classes import ONE_CLASS, ServiceClasses
 from headway.server.app import create_app
 from headway.server.server_config import ServerConfig
 from headway.server.services import Services
+from headway.structured.helper_jobs import do_job
+from headway.structured.helper_processes import Limits
 from headway.tokenizer import Tokenizer, tokenizer_from_gguf
 from tests.unit.tokenizer.small import byte_level_metadata
 
@@ -161,6 +163,17 @@ def _logprobs(token_id: int, number: int, named: Sequence[int] = ()) -> list[Tok
     return [best[1], *best[:number], *(TokenLogprob(each, -float(each), None, None) for each in named)]
 
 
+class HelpersInThreads:
+    """Does the jobs of helper processes without processes. Nothing is compiled, and nothing is limited."""
+
+    def prepare(self) -> None: ...
+
+    async def run_async(self, job: bytes, limits: Limits) -> bytes:
+        return await asyncio.to_thread(do_job, None, job)
+
+    def close(self) -> None: ...
+
+
 class FakeServer:
     """The application around a fake engine, with clients for it."""
 
@@ -176,7 +189,13 @@ class FakeServer:
         self.engine = engine or FakeEngine()
         self.tokenizer = tokenizer or small_tokenizer()
         self.services = Services.create(
-            ServerConfig(**options), self.engine, self.tokenizer, model_name="small", classes=classes, lengths=lengths
+            ServerConfig(**options),
+            self.engine,
+            self.tokenizer,
+            model_name="small",
+            classes=classes,
+            lengths=lengths,
+            create_helpers=HelpersInThreads,
         )
         self.app: ASGIApp = create_app(self.services)
 

@@ -6,7 +6,6 @@ import functools
 import json
 import random
 import re
-import threading
 from typing import Any
 
 import msgspec
@@ -45,12 +44,13 @@ THINK_TEMPLATE = (
 
 @pytest.fixture(autouse=True)
 def constraints(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], str]]:
-    """What answers must match, and the field that says so; no engine looks at it here."""
+    """What answers must match, and the field that says so."""
     seen: list[tuple[dict[str, Any], str]] = []
+    checked = jobs._with_structured_outputs
 
     def note(params: SamplingParams, values: dict[str, Any], *, path: str) -> SamplingParams:
         seen.append((values, path))
-        return params
+        return checked(params, values, path=path)
 
     monkeypatch.setattr(jobs, "_with_structured_outputs", note)
     return seen
@@ -382,31 +382,16 @@ def test_the_form_of_a_text_reaches_the_engine(fields: dict[str, Any], expected:
     assert constraints == [expected]
 
 
-def test_schemas_and_grammars_do_not_hold_up_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[threading.Thread] = []
-
-    def note(params: SamplingParams, values: dict[str, Any], *, path: str) -> SamplingParams:
-        threads.append(threading.current_thread())
-        return params
-
-    monkeypatch.setattr(jobs, "_with_structured_outputs", note)
-    server = server_with()
-    for response in (
-        server.chat(tools=[CLOCK]),
-        server.chat(response_format=JSON_SCHEMA),
-        server.complete(response_format=JSON_SCHEMA),
-    ):
-        assert response.status_code == 200
-    assert len(threads) == 3 and threading.main_thread() not in threads
-
-
 def grammar_for(constraints: list[Any], server: FakeServer | None = None, **fields: Any) -> str:
-    assert (server or server_with()).chat(**fields).status_code == 200
-    values, path = constraints[-1]
+    server = server or server_with()
+    assert server.chat(**fields).status_code == 200
+    _, path = constraints[-1]
     constraints.clear()
     other = [name for name in ("response_format", "structured_outputs") if name in fields]
     assert path.startswith(other[0] if other else "tools")
-    return str(values["grammar"])
+    params = server.engine.requests[-1].params
+    assert params is not None
+    return str(params.grammar)
 
 
 def test_tools_are_a_grammar_and_text_is_part_of_it(constraints: list[Any]) -> None:

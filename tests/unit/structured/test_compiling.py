@@ -21,6 +21,7 @@ from headway.sampling_params import StructuredOutputsParams
 from headway.structured import compiling
 from headway.structured.compiling import GrammarCompiler, needs_trial
 from headway.structured.grammars import grammar_of
+from headway.structured.helper_jobs import LEAST_BYTES
 
 # In a process of its own: what is tested for is that it lives.
 CHAIN_PROGRAM = """
@@ -108,16 +109,16 @@ def test_a_grammar_that_never_compiles_is_refused_and_leaves_nothing_behind(comp
     compiler.compile(WITH_PATTERN)  # the nursery has started
     with pytest.raises(InvalidRequestError, match="too long"):
         compiler.compile(ENDLESS)
-    trials = compiler.prepare_trials()
-    assert trials._process is not None
-    wait_for(lambda: not children(trials._process.pid))
+    nursery = compiler.helpers.nursery
+    assert nursery is not None
+    wait_for(lambda: not children(nursery.pid))
     assert not is_kept(compiler, ENDLESS)
     assert compiler.compile(PLAIN).is_accepting() is False
 
 
 def test_memory_is_limited() -> None:
     program = (
-        "from headway.structured import compiling; compiling._limit_memory(100_000_000); "
+        "from headway.structured.helper_processes import limit_memory; limit_memory(100_000_000); "
         "print(len(bytes(50_000_000))); bytes(200_000_000)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
@@ -136,10 +137,10 @@ def test_many_trials_run_at_once(compiler: GrammarCompiler) -> None:
 
 
 def test_a_nursery_that_has_died_is_started_again(compiler: GrammarCompiler) -> None:
-    trials = compiler.prepare_trials()
-    assert trials._process is not None
-    os.kill(trials._process.pid, signal.SIGKILL)
-    trials._process.wait()
+    nursery = compiler.helpers.nursery
+    assert nursery is not None
+    os.kill(nursery.pid, signal.SIGKILL)
+    nursery.wait()
     grammar = of(regex="died|lives")
     try:
         compiler.compile(grammar)
@@ -151,10 +152,11 @@ def test_a_nursery_that_has_died_is_started_again(compiler: GrammarCompiler) -> 
 
 def test_a_closed_compiler_leaves_no_process() -> None:
     compiler = GrammarCompiler(open_checkpoint(embedded_model_path()).tokenizer(), 0)
-    process = compiler.prepare_trials()._process
-    assert process is not None
+    compiler.helpers.prepare()
+    nursery = compiler.helpers.nursery
+    assert nursery is not None
     compiler.close()
-    assert process.poll() is not None
+    assert nursery.poll() is not None
 
 
 def test_a_nursery_ends_with_its_engine() -> None:
@@ -163,7 +165,7 @@ def test_a_nursery_ends_with_its_engine() -> None:
         "from headway.loader.embedded import embedded_model_path;"
         "from headway.structured.compiling import GrammarCompiler;"
         "compiler = GrammarCompiler(open_checkpoint(embedded_model_path()).tokenizer(), 0);"
-        "print(compiler.prepare_trials()._process.pid, flush=True); os._exit(1)"
+        "compiler.helpers.prepare(); print(compiler.helpers.nursery.pid, flush=True); os._exit(1)"
     )
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=60)
     pid = int(done.stdout)
@@ -171,7 +173,7 @@ def test_a_nursery_ends_with_its_engine() -> None:
 
 
 def test_what_is_kept_is_bounded_by_its_memory(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "MEMORY_KEPT", 3 * compiling._LIGHT_BYTES)
+    monkeypatch.setattr(compiling, "MEMORY_KEPT", 3 * LEAST_BYTES)
     grammars = [of(choice=[f"kept {n}"]) for n in range(5)]
     for grammar in grammars:
         compiler.compile(grammar)
@@ -191,6 +193,13 @@ def test_who_asks_for_the_same_waits_for_the_same(compiler: GrammarCompiler) -> 
     with pytest.raises(InvalidRequestError, match="too long"):
         second.result()
     assert compiler.submit(PLAIN).result() is compiler.submit(PLAIN).result()
+
+
+def test_a_grammar_that_was_tried_elsewhere_is_not_tried_again() -> None:
+    compiler = GrammarCompiler(open_checkpoint(embedded_model_path()).tokenizer(), 0)
+    assert compiler.submit(WITH_PATTERN, 3 * LEAST_BYTES).result().num_bytes == 3 * LEAST_BYTES
+    assert compiler.helpers.nursery is None
+    compiler.close()
 
 
 def is_kept(compiler: GrammarCompiler, grammar: str) -> bool:

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 from headway.errors import InvalidRequestError
 from headway.loader import open_checkpoint
 from headway.loader.embedded import embedded_model_path
-from headway.structured.compiling import LIMITS
+from headway.structured.compile_grammar import LIMITS
 from headway.structured.json_pattern import PatternError, none_of, opposite_pattern, portable_pattern
 from headway.structured.json_schema import prepare_schema
 

@@ -191,6 +191,8 @@ class Scheduling(NamedTuple):
 
     service_class: ServiceClass
     options: RequestOptions
+    client: str = ""
+    """Who sends it: the digest of an API key, or an address."""
 
 
 def scheduling_of(request: GenerationRequest, classes: ServiceClasses) -> Scheduling:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from headway.sampling_params import StructuredOutputsParams
 from headway.server.api.answer_requests import AllowedToolChoice, NamedToolChoice
 from headway.server.api.api_errors import bad_request
-from headway.server.api.record_fields import check_nesting
 from headway.server.api.requests import ChatCompletionRequest, GenerationRequest
 from headway.structured.answer_formats import (
     REASONING_FORMATS,
@@ -22,13 +20,11 @@ from headway.structured.answer_formats import (
     reasoning_format_for,
     tool_format_for,
 )
+from headway.structured.answer_shape import Shape, ShapeJob
 from headway.structured.answer_spec import AnswerSpec
-from headway.structured.grammars import grammar_of
-from headway.structured.json_schema import prepare_schema
 from headway.structured.tool_schemas import Tool
 from headway.tokenizer import Tokenizer
 
-_UNESCAPED_SLASH = re.compile(r"(?<!\\)((?:\\\\)*)/")
 PLAIN = AnswerSpec()
 """Free text, of which nothing is set apart."""
 
@@ -54,12 +50,18 @@ class AnswerFormats:
             else REASONING_FORMATS.get(reasoning_format),
         )
 
-    def special_token_ids(self, answer: AnswerSpec) -> dict[str, int]:
-        """The markers of an answer that are special tokens of the model."""
+    @functools.cached_property
+    def marker_token_ids(self) -> dict[str, int]:
+        """The markers of the formats that are special tokens of the model."""
         if self.tokenizer is None:
             return {}
-        ids = {marker: self.tokenizer.marker_token_id(marker) for marker in answer.markers}
+        markers = (*self.tool_format.markers, *(() if self.reasoning is None else self.reasoning.markers))
+        ids = {marker: self.tokenizer.marker_token_id(marker) for marker in markers}
         return {marker: token_id for marker, token_id in ids.items() if token_id is not None}
+
+    def shows_special_tokens(self, answer: AnswerSpec) -> bool:
+        """Whether the answer's parser needs special tokens in the text."""
+        return not self.marker_token_ids.keys().isdisjoint(answer.markers)
 
 
 @dataclass(frozen=True)
@@ -84,41 +86,6 @@ class Constraint:
             return cls({"json_object": True}, "response_format")
         return cls({"json": wanted.given_schema}, f"response_format.{wanted.schema_path}")
 
-    def as_lark(self) -> str:
-        """The same as a grammar, for an answer of which the text is only a part."""
-        kind, value = next(iter(self.values.items()))
-        if kind == "grammar":
-            return _lark(value, self.path)
-        if kind == "choice":
-            return f"start: {' | '.join(map(json.dumps, value))}"
-        if kind == "regex":
-            escaped = _UNESCAPED_SLASH.sub(r"\1\\/", value).replace("\n", r"\n")
-            return f"start: /{escaped}/"
-        return grammar_of(StructuredOutputsParams(**self.values))
-
-
-def _lark(grammar: str, path: str) -> str:
-    """Lark as it is, other notations translated."""
-    from llguidance.gbnf_to_lark import any_to_lark  # 0.1 s to import: only where it is used
-
-    try:
-        return str(any_to_lark(grammar))
-    except Exception as error:
-        raise bad_request(f"'{path}' cannot be read: {str(error)[:300]}", param=path) from error
-
-
-def grammar_schema(given: dict[str, Any] | str, path: str) -> dict[str, Any]:
-    """A schema as grammars take it; it may come as text."""
-    try:
-        schema = json.loads(given) if isinstance(given, str) else given
-    except (ValueError, RecursionError):
-        schema = None
-    if not isinstance(schema, dict):
-        raise bad_request(f"'{path}' is no JSON schema, which would be an object.", param=path)
-    check_nesting(schema, path)
-    prepared: dict[str, Any] = json.loads(prepare_schema(schema, path=path))
-    return prepared
-
 
 def tools_of(request: ChatCompletionRequest) -> tuple[Tool, ...]:
     """The tools that the model is told of: none if it must not call any."""
@@ -127,17 +94,15 @@ def tools_of(request: ChatCompletionRequest) -> tuple[Tool, ...]:
     return tuple(definition.as_tool() for definition in request.tools or ())
 
 
-def answer_spec(
-    request: ChatCompletionRequest, constraint: Constraint | None, formats: AnswerFormats, *, prompt_text: str
-) -> AnswerSpec:
-    """What may follow a prompt."""
+def answer_spec(request: ChatCompletionRequest, formats: AnswerFormats, *, prompt_text: str) -> AnswerSpec:
+    """What may follow a prompt, with the tools as the client wrote them."""
     tools = tools_of(request)
     reasoning = formats.reasoning
     if not tools and reasoning is None:
         return PLAIN
     choice, allowed = _choice(request)
     return AnswerSpec(
-        tools=tuple(_for_grammar(index, tool) for index, tool in enumerate(tools)),
+        tools=tools,
         tool_format=formats.tool_format if tools else None,
         tool_choice=choice if tools else "none",
         allowed=allowed,
@@ -146,15 +111,32 @@ def answer_spec(
         reasoning=reasoning,
         starts_in_reasoning=reasoning is not None
         and reasoning.is_open_after(prompt_text, in_text=bool(request.continue_final_message)),
-        content=None if constraint is None else constraint.as_lark(),
     )
 
 
-def _for_grammar(index: int, tool: Tool) -> Tool:
-    if tool.parameters is None:
-        return tool
-    schema = grammar_schema(tool.parameters, f"tools[{index}].function.parameters")
-    return dataclasses.replace(tool, parameters=schema)
+def shape_job(answer: AnswerSpec, constraint: StructuredOutputsParams | None, formats: AnswerFormats) -> ShapeJob:
+    """What has to be worked on before the engine can keep to the answer's form."""
+    values = {} if constraint is None else dataclasses.asdict(constraint)
+    return ShapeJob(
+        tools=answer.tools,
+        tool_format=None if answer.tool_format is None else answer.tool_format.name,
+        tool_choice=answer.tool_choice,
+        allowed=answer.allowed,
+        parallel=answer.parallel,
+        reasoning=None if answer.reasoning is None else answer.reasoning.name,
+        starts_in_reasoning=answer.starts_in_reasoning,
+        constraint={name: value for name, value in values.items() if value} or None,
+        special_token_ids=formats.marker_token_ids,
+    )
+
+
+def with_shape(answer: AnswerSpec, shape: Shape) -> AnswerSpec:
+    """The answer as the grammar has it."""
+    tools = tuple(
+        dataclasses.replace(tool, parameters=parameters)
+        for tool, parameters in zip(answer.tools, shape.parameters, strict=True)
+    )
+    return dataclasses.replace(answer, tools=tools, content=shape.content)
 
 
 def _choice(request: ChatCompletionRequest) -> tuple[str, tuple[str, ...] | None]:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from headway.core.request_options import RequestOptions
 from headway.errors import InvalidRequestError
 from headway.outputs import check_dimensions
 from headway.rpc.messages import EngineReady
-from headway.sampling_params import SamplingParams
+from headway.sampling_params import SamplingParams, StructuredOutputsParams
 from headway.server.admission.service_classes import Scheduling
 from headway.server.api.answer_specs import (
     PLAIN,
-    AnswerFormats,
     Constraint,
     answer_spec,
     check_no_search,
+    shape_job,
     template_options,
     tools_of,
+    with_shape,
 )
 from headway.server.api.api_errors import ApiError, as_sent, bad_request, under_name
 from headway.server.api.prompts import Prompt, PromptMaker
@@ -28,8 +28,7 @@ from headway.server.api.record_fields import SAMPLING_NAMES, sampling_values
 from headway.server.api.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, GenerationRequest
 from headway.server.services import Services
 from headway.structured.answer_spec import AnswerSpec
-from headway.structured.grammars import grammar_of
-from headway.tokenizer.tokenizer import SHORT_CHARS
+from headway.structured.grammars import check_bounds
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
@@ -39,8 +38,6 @@ MAX_LIST_ITEMS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 2**18
 """Log-probabilities of prompts in one answer: more would take the engine's loop longer than others should wait."""
-IN_A_THREAD = SHORT_CHARS + 1
-"""What a schema counts for that is checked, and a grammar that is written, however short the prompt is."""
 MAX_BEAMS = 64
 """Also of `stop_token_ids` with a search. To rank the continuations of so many beams takes 5 ms, in which all wait."""
 
@@ -125,11 +122,8 @@ async def chat_job(request: ChatCompletionRequest, scheduling: Scheduling, servi
         template_options=template_options(request, services.prompts.template_source),
         most_tokens=_most_tokens(request, params, services.info),
     )
-    text = prompt.text or ""
-    shaped = await services.prompts.run(
-        partial(_shape, request, params, constraint, services.formats, text),
-        num_chars=max(len(text), IN_A_THREAD) if tools or constraint else 0,
-    )
+    answer = answer_spec(request, services.formats, prompt_text=prompt.text or "")
+    shaped = await _shaped(answer, params, constraint, scheduling, services)
     return await _job(
         request,
         [prompt],
@@ -159,9 +153,7 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
     params = _check_params(values, services, scheduling, num_prompts=_num_prompts(request), stream=bool(request.stream))
     constraint = Constraint.of_request(request)
     check_no_search(request, constraint)
-    if constraint is not None:
-        constrain = partial(_constrain, params, PLAIN, constraint, services.formats)
-        params = await services.prompts.run(constrain, num_chars=IN_A_THREAD)
+    params = (await _shaped(PLAIN, params, constraint, scheduling, services)).params
     prompts = await _prompts(
         request,
         services.prompts,
@@ -254,48 +246,41 @@ class _Shaped(NamedTuple):
     params: SamplingParams
 
 
-def _shape(
-    request: ChatCompletionRequest,
+async def _shaped(
+    answer: AnswerSpec,
     params: SamplingParams,
     constraint: Constraint | None,
-    formats: AnswerFormats,
-    prompt_text: str,
+    scheduling: Scheduling,
+    services: Services,
 ) -> _Shaped:
-    answer = answer_spec(request, constraint, formats, prompt_text=prompt_text)
-    return _Shaped(answer, _constrain(params, answer, constraint, formats))
-
-
-def _constrain(
-    params: SamplingParams, answer: AnswerSpec, constraint: Constraint | None, formats: AnswerFormats
-) -> SamplingParams:
-    """The parameters with what the answer must match, and so that the markers of its parts are shown."""
-    special = formats.special_token_ids(answer)
-    grammar = answer.grammar(special)
-    if special and params.skip_special_tokens:
+    """The answer and its parameters with the grammar; what takes work is done in another process."""
+    grammar = None
+    if constraint is not None or answer.callable_tools:
+        path = _constraint_path(answer, constraint) or "structured_outputs"
+        if constraint is not None:
+            params = _with_structured_outputs(params, constraint.values, path=constraint.path)
+        try:
+            shape = await services.shaper.shape(
+                shape_job(answer, params.structured_outputs, services.formats), client=scheduling.client
+            )
+        except InvalidRequestError as error:
+            raise as_sent(bad_request(str(error), param=error.param), path) from error
+        answer, grammar = with_shape(answer, shape), shape.grammar
+    if services.formats.shows_special_tokens(answer) and params.skip_special_tokens:
         params = dataclasses.replace(params, skip_special_tokens=False)
-    if constraint is not None:  # also where the grammar takes its place: what is wrong with it is told here
-        params = _with_structured_outputs(params, constraint.values, path=constraint.path)
-    path = _constraint_path(answer, constraint) or "structured_outputs"
     if grammar is not None:
-        params = _with_structured_outputs(params, {"grammar": grammar}, path=path)
-    return _with_grammar(params, path=path)
-
-
-def _with_grammar(params: SamplingParams, *, path: str) -> SamplingParams:
-    """The grammar's text is made here, in a thread of the server: the engine only compiles it."""
-    if params.structured_outputs is None:
-        return params
-    try:
-        return params.with_grammar(grammar_of(params.structured_outputs))
-    except InvalidRequestError as error:
-        raise as_sent(bad_request(str(error), param=error.param), path) from error
+        if params.structured_outputs is None:
+            params = _with_structured_outputs(params, {"grammar": grammar}, path=path)
+        params = params.with_grammar(grammar, shape.num_bytes)
+    return _Shaped(answer, params)
 
 
 def _with_structured_outputs(params: SamplingParams, values: dict[str, Any], *, path: str) -> SamplingParams:
     """`values` are fields of `StructuredOutputsParams`; what is wrong with them is wrong with the request's `path`."""
-    changes: dict[str, Any] = {"structured_outputs": values}
     try:
-        return dataclasses.replace(params, **changes)
+        structured = StructuredOutputsParams(**values)
+        check_bounds(structured)
+        return dataclasses.replace(params, structured_outputs=structured)
     except InvalidRequestError as error:
         raise as_sent(bad_request(str(error), param=error.param), path) from error
 

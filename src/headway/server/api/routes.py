@@ -112,7 +112,7 @@ class GenerationRoute(ABC, Generic[_B, _R]):
         services = self._services
         given = await services.bodies.parse(body, self._body_type)
         request = self._request(given)
-        scheduling = self._scheduling(request)
+        scheduling = self._scheduling(request)._replace(client=record.key or record.client)
         if len(services.classes) > 1:
             record.service_class = scheduling.service_class.name
         with services.reserve(scheduling, body_bytes=len(body)) as reservation:

@@ -1,0 +1,158 @@
+"""Answers' shapes: schemas, grammars and tools of requests are worked on in helper processes, and the results are kept.
+
+    digest ──► kept? ──► in work for another request? ──► slot for short jobs ──► slot for long jobs ──► kept
+                                                          0.15 s of processor     2 s
+
+Each job is first tried as a short one, so that ordinary schemas never wait behind the few that take long; what does not
+end by then waits for a slot for long jobs. Clients take the slots in turn. A job is cancelled, and its process killed,
+when the last client that waits for it has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+from headway.server.admission.fair_slots import FairSlots
+from headway.server.api.api_errors import overloaded
+from headway.structured.answer_shape import Shape, ShapeJob
+from headway.structured.compile_grammar import TOO_COMPLEX, refused
+from headway.structured.helper_jobs import Answer, Refusal, decode_answer, encode_job
+from headway.structured.helper_processes import HelpersLostError, Limits
+
+SHORT = Limits(cpu_s=0.15, wall_s=10.0)
+LONG = Limits(cpu_s=2.0, wall_s=30.0)
+MAX_WAITING = 512
+"""Jobs of all clients that wait or are in work."""
+MAX_WAITING_OF_ONE = 64
+"""Jobs of one client."""
+MAX_KEPT = 512
+MAX_KEPT_BYTES = 32 * 2**20
+
+
+class Helpers(Protocol):
+    """What does the jobs: `HelperProcesses`. Tests bring another."""
+
+    def prepare(self) -> None: ...
+    async def run_async(self, job: bytes, limits: Limits) -> bytes | None: ...
+    def close(self) -> None: ...
+
+
+class Shaper:
+    """Belongs to one event loop."""
+
+    def __init__(self, create_helpers: Callable[[], Helpers]) -> None:
+        """`create_helpers` is called once, when they are first needed: the engine must be ready by then."""
+        self._create_helpers = create_helpers
+        self._helpers: Helpers | None = None
+        self._short = FairSlots(2)
+        self._long = FairSlots(max(1, (os.cpu_count() or 1) // 4))
+        self._in_work: dict[bytes, _Work] = {}
+        self._num_of_client: Counter[str] = Counter()
+        self._kept = _Kept()
+
+    def prepare(self) -> None:
+        """Start the processes, so that the first request need not wait for them. For any thread."""
+        self._ready().prepare()
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._helpers is not None:
+            self._helpers.close()
+
+    async def shape(self, job: ShapeJob, *, client: str) -> Shape:
+        """Raises `InvalidRequestError` that names what is wrong, or 429 if too many jobs wait."""
+        encoded = encode_job(job)
+        digest = hashlib.blake2b(encoded, digest_size=16).digest()
+        answer = self._kept.get(digest)
+        if answer is None:
+            answer = await self._in_work_or_new(digest, encoded, client)
+        if isinstance(answer, Refusal):
+            raise answer.error()
+        assert isinstance(answer, Shape)
+        return answer
+
+    async def _in_work_or_new(self, digest: bytes, encoded: bytes, client: str) -> Answer:
+        work = self._in_work.get(digest)
+        if work is None:
+            self._check_room(client)
+            work = self._in_work[digest] = _Work(asyncio.ensure_future(self._do(digest, encoded, client)))
+        work.num_waiting += 1
+        try:
+            return await asyncio.shield(work.task)
+        finally:
+            work.num_waiting -= 1
+            if not work.num_waiting:
+                work.task.cancel()
+                self._in_work.pop(digest, None)
+
+    def _check_room(self, client: str) -> None:
+        own = self._num_of_client[client]
+        if own >= MAX_WAITING_OF_ONE or len(self._in_work) >= MAX_WAITING:
+            raise overloaded(
+                f"{own if own >= MAX_WAITING_OF_ONE else len(self._in_work)} schemas, grammars or lists of tools are "
+                "waiting to be compiled. Please retry later.",
+                code="grammar_queue_full",
+            )
+
+    async def _do(self, digest: bytes, encoded: bytes, client: str) -> Answer:
+        self._num_of_client[client] += 1
+        try:
+            async with self._short.slot(client):
+                found = await self._run(encoded, SHORT)
+            if found is None:
+                async with self._long.slot(client):
+                    found = await self._run(encoded, LONG)
+        finally:
+            self._num_of_client[client] -= 1
+            if not self._num_of_client[client]:
+                del self._num_of_client[client]
+        answer = Refusal(str(refused(TOO_COMPLEX)), "structured_outputs") if found is None else decode_answer(found)
+        self._kept.add(digest, answer, num_bytes=len(found or b""))
+        return answer
+
+    async def _run(self, encoded: bytes, limits: Limits) -> bytes | None:
+        helpers = self._ready()
+        try:
+            return await helpers.run_async(encoded, limits)
+        except HelpersLostError:
+            return await helpers.run_async(encoded, limits)  # by another nursery
+
+    def _ready(self) -> Helpers:
+        if self._helpers is None:
+            self._helpers = self._create_helpers()
+        return self._helpers
+
+
+class _Work:
+    """A job that is in work, for all requests that wait for it."""
+
+    def __init__(self, task: asyncio.Future[Answer]) -> None:
+        self.task = task
+        self.num_waiting = 0
+
+
+class _Kept:
+    """The answers that were used last."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[bytes, tuple[Answer, int]] = OrderedDict()
+        self._num_bytes = 0
+
+    def get(self, digest: bytes) -> Answer | None:
+        found = self._answers.get(digest)
+        if found is None:
+            return None
+        self._answers.move_to_end(digest)
+        return found[0]
+
+    def add(self, digest: bytes, answer: Answer, *, num_bytes: int) -> None:
+        self._answers[digest] = (answer, num_bytes)
+        self._num_bytes += num_bytes
+        while len(self._answers) > MAX_KEPT or self._num_bytes > MAX_KEPT_BYTES:
+            _, (_, freed) = self._answers.popitem(last=False)
+            self._num_bytes -= freed

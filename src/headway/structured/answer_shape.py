@@ -1,0 +1,102 @@
+"""From what a request says of its answer's form to the answer's grammar: the work of a helper process.
+
+    tools, constraint ──► schemas prepared for the compiler ──► one grammar of calls, thoughts and text
+
+Everything here walks through texts that a client wrote, so it never runs where others would wait for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headway.errors import InvalidRequestError
+from headway.sampling_params import StructuredOutputsParams
+from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
+from headway.structured.answer_spec import AnswerSpec
+from headway.structured.grammars import check_bounds, grammar_of
+from headway.structured.json_schema import prepare_schema
+from headway.structured.tool_schemas import MAX_NESTING, Tool, is_too_deep
+
+_UNESCAPED_SLASH = re.compile(r"(?<!\\)((?:\\\\)*)/")
+
+
+class ShapeJob(msgspec.Struct, tag="shape", frozen=True, kw_only=True):
+    """All that decides what an answer may look like."""
+
+    tools: tuple[Tool, ...] = ()
+    tool_format: str | None = None
+    """By its name, as the format of reasoning."""
+    tool_choice: str = "auto"
+    allowed: tuple[str, ...] | None = None
+    parallel: bool = True
+    reasoning: str | None = None
+    starts_in_reasoning: bool = False
+    constraint: dict[str, Any] | None = None
+    """Fields of `StructuredOutputsParams` that the text of the answer must match."""
+    special_token_ids: dict[str, int] = {}
+    """The markers of the formats that are special tokens of the model."""
+
+
+class Shape(msgspec.Struct, tag="answer", frozen=True, kw_only=True):
+    """What became of a `ShapeJob`."""
+
+    parameters: tuple[dict[str, Any] | None, ...] = ()
+    """The schemas of the tools as grammars take them."""
+    content: str | None = None
+    """The grammar of the text, where it is a part of the answer only."""
+    grammar: str | None = None
+    """The grammar of the whole answer. None: it may be anything."""
+    num_bytes: int = 0
+    """The memory that compiling the grammar took."""
+
+
+def shape_answer(job: ShapeJob) -> Shape:
+    """Raises `InvalidRequestError` that names the field, or the place in a schema."""
+    tools = tuple(_with_prepared_schema(place, tool) for place, tool in enumerate(job.tools))
+    constraint = None if job.constraint is None else StructuredOutputsParams(**job.constraint)
+    is_mixed = bool(tools) or job.reasoning is not None
+    spec = AnswerSpec(
+        tools=tools,
+        tool_format=None if job.tool_format is None else TOOL_FORMATS[job.tool_format],
+        tool_choice=job.tool_choice,
+        allowed=job.allowed,
+        parallel=job.parallel,
+        reasoning=None if job.reasoning is None else REASONING_FORMATS[job.reasoning],
+        starts_in_reasoning=job.starts_in_reasoning,
+        content=_as_lark(constraint) if constraint is not None and is_mixed else None,
+    )
+    if constraint is not None and not is_mixed:
+        grammar: str | None = grammar_of(constraint)
+    else:
+        markers = set(spec.markers)
+        grammar = spec.grammar({text: token for text, token in job.special_token_ids.items() if text in markers})
+    return Shape(parameters=tuple(tool.parameters for tool in tools), content=spec.content, grammar=grammar)
+
+
+def _with_prepared_schema(place: int, tool: Tool) -> Tool:
+    if tool.parameters is None:
+        return tool
+    schema = _prepared(tool.parameters, f"tools[{place}].function.parameters")
+    return dataclasses.replace(tool, parameters=schema)
+
+
+def _prepared(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
+    if is_too_deep(schema):
+        raise InvalidRequestError(f"'{path}' is nested more than {MAX_NESTING} levels deep.", param=path)
+    prepared: dict[str, Any] = json.loads(prepare_schema(dict(schema), path=path))
+    return prepared
+
+
+def _as_lark(constraint: StructuredOutputsParams) -> str:
+    """A constraint as a grammar that can stand inside another one."""
+    check_bounds(constraint)
+    if constraint.regex is None:
+        return grammar_of(constraint)
+    escaped = _UNESCAPED_SLASH.sub(r"\1\\/", constraint.regex).replace("\n", r"\n")
+    return f"start: /{escaped}/"

@@ -1,0 +1,101 @@
+"""The jobs of helper processes, and their answers.
+
+    GrammarJob   compile a grammar for nothing, to see whether that ends and what it takes
+    ShapeJob     from the tools and the constraint of a request to a grammar; then the same with it
+
+Jobs and answers are JSON: numbers in schemas may have any number of digits.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+
+import msgspec
+from llguidance import LLTokenizer
+
+from headway.errors import InvalidRequestError
+from headway.structured.answer_shape import Shape, ShapeJob, shape_answer
+from headway.structured.compile_grammar import TRIAL_S, compile_grammar
+
+LEAST_BYTES = 1024 * 1024
+"""What a compiled grammar counts for at least."""
+
+
+class GrammarJob(msgspec.Struct, tag="grammar", frozen=True):
+    """Compile a grammar."""
+
+    grammar: str
+
+
+class Compiles(msgspec.Struct, tag="compiles", frozen=True):
+    """A grammar compiles, and takes this much memory."""
+
+    num_bytes: int
+
+
+class Refusal(msgspec.Struct, tag="refusal", frozen=True):
+    """An `InvalidRequestError`."""
+
+    message: str
+    param: str | None
+
+    def error(self) -> InvalidRequestError:
+        """The error to raise."""
+        return InvalidRequestError(self.message, param=self.param)
+
+
+Job = GrammarJob | ShapeJob
+Answer = Compiles | Shape | Refusal
+_jobs = msgspec.json.Decoder(Job)
+_answers = msgspec.json.Decoder(Answer)
+
+
+def encode_job(job: Job) -> bytes:
+    return msgspec.json.encode(job)
+
+
+def decode_answer(answer: bytes) -> Answer:
+    return _answers.decode(answer)
+
+
+def make_trie(tokenizer: str, n_vocab: int, eos_token: list[int]) -> LLTokenizer:
+    """The tokenizer as llguidance knows it. Takes half a second for 50,000 tokens."""
+    return LLTokenizer(tokenizer, n_vocab=n_vocab, eos_token=eos_token)
+
+
+def do_job(trie: LLTokenizer | None, job: bytes) -> bytes:
+    """In a helper process. Without a trie nothing is compiled."""
+    return msgspec.json.encode(_answer(trie, _jobs.decode(job)))
+
+
+def _answer(trie: LLTokenizer | None, job: Job) -> Answer:
+    try:
+        if isinstance(job, GrammarJob):
+            return Compiles(_try(trie, job.grammar))
+        shape = shape_answer(job)
+        if shape.grammar is None:
+            return shape
+        return msgspec.structs.replace(shape, num_bytes=_try(trie, shape.grammar))
+    except InvalidRequestError as error:
+        return Refusal(str(error), error.param)
+    except RecursionError:
+        return Refusal("structured_outputs cannot be used: it is nested too deeply", "structured_outputs")
+
+
+def _try(trie: LLTokenizer | None, grammar: str) -> int:
+    """Compile it, in no more time than an engine may be kept busy with it. Returns how much memory that took."""
+    if trie is None:
+        return LEAST_BYTES
+    left_s, _ = signal.getitimer(signal.ITIMER_PROF)
+    if left_s > TRIAL_S:
+        signal.setitimer(signal.ITIMER_PROF, TRIAL_S)
+    before = _peak_bytes()
+    _matcher = compile_grammar(trie, grammar)
+    return max(_peak_bytes() - before, LEAST_BYTES)
+
+
+def _peak_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
