@@ -60,8 +60,8 @@ async def talk(port: int, *pieces: bytes) -> bytes:
 
 
 def post(body: bytes) -> bytes:
-    head = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    return head % len(body) + body
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return head + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
 HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
@@ -111,7 +111,8 @@ def test_heads_are_bounded_in_time() -> None:
     run(scenario())
 
 
-CHUNKED = b"POST /tokenize HTTP/1.1\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+JSON_HEAD = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+CHUNKED = JSON_HEAD + b"transfer-encoding: chunked\r\n\r\n"
 ENDLESS = {
     "a trailer": (b"0\r\nX: ", b"a" * 4096),
     "trailers": (b"0\r\n", b"X: a\r\n" * 600),
@@ -168,7 +169,7 @@ def test_trailers_are_no_headers() -> None:
             assert (await talk(port, CHUNKED, body)).startswith(b"HTTP/1.1 200")
 
     run(scenario())
-    assert seen == [b"content-type", b"transfer-encoding"]
+    assert seen == [b"host", b"content-type", b"transfer-encoding"]
 
 
 def test_a_body_that_goes_on_after_the_answer_is_not_read_forever() -> None:
@@ -184,7 +185,10 @@ def test_a_body_that_goes_on_after_the_answer_is_not_read_forever() -> None:
 @pytest.mark.parametrize("path", [b"/nothing", b"/health", b"/tokenize"])
 def test_bodies_are_bounded_in_time_whatever_was_answered(path: bytes) -> None:
     method = b"GET" if path == b"/health" else b"POST"
-    head = b"%s %s HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n" % (method, path)
+    head = b"%s %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n" % (
+        method,
+        path,
+    )
 
     async def scenario() -> None:
         async with listening(FakeServer(port=0, receive_timeout_s=0.05)) as (_, port):
@@ -256,7 +260,12 @@ def test_pipelined_requests_are_answered_in_order() -> None:
 
 @pytest.mark.parametrize(
     "second",
-    [HEAD + b"\r\n", (HEAD + b"\r\n") * 3, HEAD, b"POST /tokenize HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"],
+    [
+        HEAD + b"\r\n",
+        (HEAD + b"\r\n") * 3,
+        HEAD,
+        b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{",
+    ],
     ids=["a request", "several", "half a head", "half a body"],
 )
 @pytest.mark.parametrize("at_once", [True, False])
@@ -282,7 +291,8 @@ def test_a_client_that_leaves_behind_another_request_aborts_the_first(second: by
 
 
 @pytest.mark.parametrize(
-    "piece", [HEAD + b"\r\n", b"POST /tokenize HTTP/1.1\r\ncontent-length: 99999\r\n\r\n" + b" " * 9999]
+    "piece",
+    [HEAD + b"\r\n", b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999\r\n\r\n" + b" " * 9999],
 )
 def test_what_is_sent_ahead_is_bounded(piece: bytes) -> None:
     async def scenario() -> None:
