@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -75,8 +76,10 @@ def test_health_tells_of_an_idle_engine_that_is_stopped(server: ServerProcess) -
     assert server.engine_pid == pid, "it came back in time, and is not replaced"
 
 
-def test_a_stopped_engine_under_load_is_replaced(server: ServerProcess) -> None:
+def test_a_stopped_engine_under_load_is_replaced_and_no_counter_falls(server: ServerProcess) -> None:
     pid = server.engine_pid
+    httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 4}, timeout=30)
+    scrapes = [server.counters()]
     with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60) as answer:
         lines = answer.iter_lines()
         next(lines)
@@ -84,12 +87,17 @@ def test_a_stopped_engine_under_load_is_replaced(server: ServerProcess) -> None:
         stopped_s = time.monotonic()
         wait_for_health(server, 503)
         assert time.monotonic() - stopped_s <= 5.0
+        scrapes.append(server.counters())
         *_, last, done = (line for line in lines if line)
     assert '"finish_reason":"length"' in last and done == "data: [DONE]", "it goes on in the next one"
     server.wait_until_idle(timeout_s=60)
+    scrapes.append(server.counters())
     assert server.engine_pid != pid
     answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 4}, timeout=30)
     assert answer.json()["usage"]["completion_tokens"] == 4
+    scrapes.append(server.counters())
+    for before, after in pairwise(scrapes):
+        assert not {name: (value, after[name]) for name, value in before.items() if after[name] < value}
 
 
 def test_a_client_that_leaves_frees_its_blocks_at_once(server: ServerProcess) -> None:
