@@ -1,4 +1,4 @@
-"""The server on a real socket: what is too large, too slow or too many, clients that leave, the port, draining."""
+"""The server on a real socket: what is too large, too slow or too many, clients that leave, the port."""
 
 from __future__ import annotations
 
@@ -8,42 +8,36 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from headway.errors import ConfigError
 from headway.rpc.messages import Delta
 from headway.server.http.asgi_io import send_json
-from headway.server.http.http_server import DrainingServer, bind, create_server
+from headway.server.http.http_server import DrainingServer, Finish, bind, create_server
 from headway.server.server_config import ServerConfig
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, run, until
 
 
-class Drained:
-    """Notes that it was asked to drain."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    async def __call__(self) -> None:
-        self.asked = True
+async def no_finish(left_s: float) -> None:
+    """There is no engine that has to end."""
 
 
 @contextlib.asynccontextmanager
 async def listening(
-    fake: FakeServer, drain: Drained | None = None, *, num_files: int = 1000
+    fake: FakeServer, finish: Finish = no_finish, *, num_files: int = 1000
 ) -> AsyncIterator[tuple[DrainingServer, int]]:
-    config = fake.services.config
+    config, drain = fake.services.config, fake.services.drain
     listener = bind(config)
-    server = create_server(fake.app, config, drain or Drained(), num_files=num_files)
+    server = create_server(fake.app, config, drain, finish, num_files=num_files)
     task = asyncio.ensure_future(server.serve(sockets=[listener]))
     port = listener.getsockname()[1]
     await until(lambda: server.started)
     try:
         yield server, port
     finally:
-        server.should_exit = True
+        if not drain.is_asked:
+            drain.ask(lame_duck=False)
         await task
 
 
@@ -347,28 +341,6 @@ def test_newcomers_take_the_places_of_idle_connections(caplog: pytest.LogCapture
     ]
 
 
-def test_stop_finishes_open_streams_and_takes_no_new_connections() -> None:
-    async def scenario() -> None:
-        drain = Drained()
-        fake = FakeServer(FakeEngine(manual=True), port=0)
-        async with listening(fake, drain) as (server, port), httpx.AsyncClient() as client:
-            url = f"http://127.0.0.1:{port}/v1/completions"
-            answer = asyncio.ensure_future(client.post(url, json={"prompt": "a", "stream": True}))
-            await until(lambda: fake.engine.requests)
-            request_id = fake.engine.requests[0].request_id
-            fake.engine.push(Delta(request_id, text="one", token_ids=[1]))
-            server.should_exit = True
-            await until(lambda: drain.asked)
-            with pytest.raises(httpx.ConnectError):
-                async with httpx.AsyncClient() as other:
-                    await other.get(f"http://127.0.0.1:{port}/health")
-            fake.engine.push(Delta(request_id, text="two", token_ids=[1], finish_reason="stop", is_last=True))
-            text = (await answer).text
-            assert '"two"' in text and text.endswith("data: [DONE]\n\n")
-
-    run(scenario())
-
-
 def test_a_client_that_hangs_up_aborts_its_request() -> None:
     async def scenario() -> None:
         fake = FakeServer(FakeEngine(manual=True), port=0)
@@ -392,4 +364,4 @@ def test_a_port_that_is_taken() -> None:
 def test_tls_files_that_are_not_there() -> None:
     config = ServerConfig(ssl_certfile="/no/such.pem", ssl_keyfile="/no/such.key")
     with pytest.raises(ConfigError, match="TLS files"):
-        create_server(FakeServer().app, config, Drained())
+        create_server(FakeServer().app, config, FakeServer().services.drain, no_finish)

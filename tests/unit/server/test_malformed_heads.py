@@ -152,12 +152,12 @@ class Client:
 
 def connector(fake: FakeServer) -> tuple[Callable[[], BoundedProtocol], set[asyncio.Task[None]]]:
     """What makes connections to an application, and the requests that it is answering."""
-    server = create_server(fake.app, fake.services.config, no_drain)
+    server = create_server(fake.app, fake.services.config, fake.services.drain, no_finish)
     settings, state = server.config, server.server_state
     return (lambda: settings.http_protocol_class(config=settings, server_state=state, app_state={})), state.tasks
 
 
-async def no_drain() -> None:
+async def no_finish(left_s: float) -> None:
     pass
 
 

@@ -161,6 +161,13 @@ class BoundedProtocol(HttpToolsProtocol):
         """No further request has come."""
         self._close()
 
+    def end_after_answer(self) -> None:
+        """Take no further request: close now if none is arriving or being answered, else after the last answer."""
+        if self._unanswered:
+            self._unanswered[-1].keep_alive = False
+        elif self._phase is _Phase.BETWEEN or not self._phase_bytes:
+            self._close()
+
     def cut_off(self) -> None:
         """End the connection now, whatever is on its way."""
         self._disconnect_all()
