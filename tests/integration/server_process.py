@@ -74,8 +74,9 @@ class ServerProcess:
 def running_server(
     *arguments: str, environment: dict[str, str] | None = None, max_open_files: int | None = None
 ) -> Iterator[ServerProcess]:
-    """Start a server on a free port, wait until it serves, and end it afterwards whatever happened."""
-    command = [sys.executable, "-m", "headway", "serve", "--port", "0", *arguments]
+    """Start a server on a free port, wait until it serves, and end it afterwards whatever happened. No load balancer is
+    in front of it, so it has no lame duck unless a test wants one."""
+    command = [sys.executable, "-m", "headway", "serve", "--port", "0", "--lame-duck-s", "0", *arguments]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
