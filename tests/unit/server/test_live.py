@@ -519,6 +519,19 @@ class TestReplicas:
 
         asyncio.run(scenario())
 
+    def test_viewers_are_told_of_a_drain(self) -> None:
+        async def scenario() -> None:
+            for engine in (ScriptedEngine(), two_replicas()):
+                asked: list[bool] = []
+                events = LiveHubs(engine, is_draining=lambda asked=asked: bool(asked)).of("0").events()
+                assert not (await next_frame(events))["numbers"]["draining"]
+                asked.append(True)
+                while not (await next_frame(events))["numbers"]["draining"]:
+                    pass
+                await events.aclose()
+
+        asyncio.run(scenario())
+
     def test_one_that_is_away_is_said_to_all_and_only_its_own_view_is_unwell(self) -> None:
         async def scenario() -> None:
             engine = two_replicas()
