@@ -186,8 +186,11 @@ def _take_signals(drain: Drain, say: Callable[[str], None]) -> None:
     """SIGTERM and SIGINT ask the server to drain, from now on: also while the engine is loading."""
 
     def stop(*, lame_duck: bool) -> None:
-        say("Stopping at once." if drain.is_asked else "Stopping when running requests have ended; again: at once.")
         drain.ask(lame_duck=lame_duck)
+        if drain.is_forced:
+            say("Stopping at once.")
+        else:
+            say(f"Stopping: running requests have {drain.left_s:.0f} s to end. A second signal stops at once.")
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, functools.partial(stop, lame_duck=True))
