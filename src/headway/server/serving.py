@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import signal
 import socket
@@ -182,19 +181,20 @@ async def _serve(
         services.prompts.close()
 
 
-def _take_signals(drain: Drain, say: Callable[[str], None]) -> None:
-    """SIGTERM and SIGINT ask the server to drain, from now on: also while the engine is loading."""
+def _take_signals(drain: Drain, say: Callable[[str], None]) -> Callable[[int], None]:
+    """SIGTERM and SIGINT ask the server to drain, from now on: also while the engine is loading. Returns what does so
+    with the number of a signal."""
 
-    def stop(*, lame_duck: bool) -> None:
-        drain.ask(lame_duck=lame_duck)
+    def stop(number: int) -> None:
+        drain.ask(lame_duck=number != signal.SIGINT)
         if drain.is_forced:
             say("Stopping at once.")
         else:
             say(f"Stopping: running requests have {drain.left_s:.0f} s to end. A second signal stops at once.")
 
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, functools.partial(stop, lame_duck=True))
-    loop.add_signal_handler(signal.SIGINT, functools.partial(stop, lame_duck=False))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    return stop
 
 
 class StartTimes:
