@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 START_UP_S = 120.0
 BUSY = ("num_requests_running", "num_requests_waiting", "kv_blocks_live", "queue_requests", "queue_tokens")
@@ -45,6 +46,12 @@ class ServerProcess:
         lines = [line for line in answer.text.splitlines() if line.startswith("headway:") and "_bucket" not in line]
         return {line.partition("{")[0].removeprefix("headway:"): float(line.split()[-1]) for line in lines}
 
+    def counters(self) -> dict[str, float]:
+        """All numbers of /metrics that must never fall, by name and labels: of counters, histograms, summaries."""
+        families = text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text)
+        growing = [family for family in families if family.type in ("counter", "histogram", "summary")]
+        return {f"{one.name}{sorted(one.labels.items())}": one.value for family in growing for one in family.samples}
+
     def wait_until_idle(self, headers: Mapping[str, str] | None = None, *, timeout_s: float) -> dict[str, float]:
         """Until nobody runs or waits, no block is held, and the server is well. Returns the metrics then."""
         deadline_s = time.monotonic() + timeout_s
@@ -67,8 +74,9 @@ class ServerProcess:
 def running_server(
     *arguments: str, environment: dict[str, str] | None = None, max_open_files: int | None = None
 ) -> Iterator[ServerProcess]:
-    """Start a server on a free port, wait until it serves, and end it afterwards whatever happened."""
-    command = [sys.executable, "-m", "headway", "serve", "--port", "0", *arguments]
+    """Start a server on a free port, wait until it serves, and end it afterwards whatever happened. No load balancer is
+    in front of it, so it has no lame duck unless a test wants one."""
+    command = [sys.executable, "-m", "headway", "serve", "--port", "0", "--lame-duck-s", "0", *arguments]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -65,8 +65,8 @@ class Client:
         reader, writer = await asyncio.open_connection(self._host, self._port)
         try:
             writer.write(
-                b"POST /v1/%scompletions HTTP/1.1\r\ncontent-type: application/json\r\nconnection: close\r\n"
-                b"content-length: %d\r\n\r\n" % (b"chat/" if is_chat else b"", len(body))
+                b"POST /v1/%scompletions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+                b"connection: close\r\ncontent-length: %d\r\n\r\n" % (b"chat/" if is_chat else b"", len(body))
             )
             writer.write(body[: len(body) // 2] if kind == "half a body" else body)
             if kind in ("leave early", "half a body"):

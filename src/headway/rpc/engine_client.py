@@ -30,6 +30,7 @@ import itertools
 import logging
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -57,6 +58,7 @@ from headway.rpc.messages import (
     TellCache,
     Watch,
 )
+from headway.rpc.request_phases import RequestPhases
 from headway.rpc.streams import CacheEvent, CacheStream, RequestStream, SnapshotStream, present_state
 from headway.rpc.supervision import (
     TICK_S,
@@ -115,11 +117,12 @@ class Cluster(Protocol):
 class _Open:
     """A request that was submitted and has neither ended nor been aborted."""
 
-    __slots__ = ("blocks_at", "num_deaths", "num_trials", "parked_s", "replica", "request", "stream", "told")
+    __slots__ = ("blocks_at", "num_deaths", "num_trials", "parked_s", "phases", "replica", "request", "stream", "told")
 
-    def __init__(self, request: AddRequest, stream: RequestStream) -> None:
+    def __init__(self, request: AddRequest, stream: RequestStream, arrival_s: float) -> None:
         self.request = request
         self.stream = stream
+        self.phases = RequestPhases(arrival_s)
         self.replica: Replica | None = None  # None: it waits for one
         self.parked_s = 0.0  # since when
         self.num_deaths = 0  # of engines that had it, since its last token
@@ -130,10 +133,13 @@ class _Open:
         if params is not None and params.can_stream:
             self.told = [Told([]) for _ in range(params.n)]
 
-    def note(self, delta: Delta) -> None:
+    def note(self, delta: Delta, now_s: float) -> None:
         """Remember what its reader gets."""
         if delta.token_ids or delta.progress is not None:
             self.num_deaths = self.num_trials = 0
+            self.phases.note_token(now_s)
+        if delta.timings is not None:
+            delta.timings = self.phases.timings(delta.timings, now_s)
         if self.told is not None and delta.index < len(self.told):
             own = self.told[delta.index]
             own.token_ids.extend(delta.token_ids)
@@ -375,7 +381,7 @@ class EngineClient:
         if request.request_id in self._open:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
         stream = RequestStream(request.request_id, self._abort)
-        own = _Open(request, stream)
+        own = _Open(request, stream, time.monotonic())
         if not self._place(own):
             if self._closing or not self._resumes:
                 raise EngineUnavailableError(self.health.reason or ENGINE_STOPPED)
@@ -595,13 +601,14 @@ class EngineClient:
                 follower.push(CacheEvent(replica.place, replica.epoch, number, block_size, False, stored, evicted))
 
     def _take_step(self, replica: Replica, step: StepBatch) -> None:
-        requests, routes = self._open, len(self.replicas) > 1
+        requests, routes, now_s = self._open, len(self.replicas) > 1, time.monotonic()
         if self._prefills is not None and replica.role == "prefill":
             self._prefills.take(step.deltas)
         for request_id in step.begun:
             own = requests.get(request_id)
             if own is not None and own.replica is replica:
                 own.stream.note_begun()
+                own.phases.note_begun(now_s - step.stats.step_s)
         for delta in step.deltas:
             own = requests.get(delta.request_id)
             if own is None or own.replica is not replica:  # it was aborted, or moved, when this was on its way
@@ -610,7 +617,7 @@ class EngineClient:
                 self._note_leaving(replica)
                 self._move(own)
                 continue
-            own.note(delta)
+            own.note(delta, now_s)
             if not own.num_deaths and own in self._tried:
                 self._end_trial(own)
             if delta.is_last:
@@ -691,6 +698,7 @@ class EngineClient:
 
     def _move(self, own: _Open) -> None:
         self.num_resumed += 1
+        own.phases.note_move()
         self._router.end(own.request.request_id)
         if not self._place_again(own):
             self._park(own)

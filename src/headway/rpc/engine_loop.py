@@ -443,10 +443,12 @@ def _position(found: LogprobsOfOnePosition) -> PositionLogprobs:
 
 
 def _timings(metrics: RequestMetrics | None, num_cached_tokens: int) -> RequestTimings:
-    """A request that failed early has not been through all of it; what it did not reach took no time."""
+    """A request that failed early has not been through all of it; what it did not reach took no time. Nor did the
+    prefill of one that goes on: it had its first token before its first step here."""
     assert metrics is not None and metrics.finished_s is not None
     scheduled_s = metrics.finished_s if metrics.first_scheduled_s is None else metrics.first_scheduled_s
     first_token_s = metrics.finished_s if metrics.first_token_s is None else metrics.first_token_s
+    first_token_s = max(first_token_s, scheduled_s)
     return RequestTimings(
         queue_s=scheduled_s - metrics.arrival_time_s,
         prefill_s=first_token_s - scheduled_s,

@@ -30,8 +30,9 @@ from headway.server.api.routes import (
     Tokenize,
 )
 from headway.server.api.translated_routes import CountTokens, Messages, Responses, stored_response
-from headway.server.http.access_control import ORIGIN_HEADERS, WebPages
-from headway.server.http.asgi_io import ClientDisconnected, send_error
+from headway.server.http.access_control import OPEN_PATHS, ORIGIN_HEADERS, WebPages
+from headway.server.http.asgi_io import ClientDisconnected, send_error, skip_body
+from headway.server.http.draining import shutting_down
 from headway.server.metrics.access_log import AccessRecord
 from headway.server.services import Services
 
@@ -41,6 +42,8 @@ CLIENT_CLOSED_REQUEST = 499
 ANTHROPIC_HEADERS = ("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access")
 """What Anthropic's client sends from a web page. Only the key is looked at."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+STAYING_PATHS = OPEN_PATHS | {"/metrics"}
+"""What is answered until the end of a server that stops."""
 _WANTED = frozenset({b"authorization", b"x-api-key", b"x-request-id", b"traceparent"}) | ORIGIN_HEADERS
 
 
@@ -128,7 +131,7 @@ class Gate:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message["headers"], *id_headers]
+                message["headers"] = [*message["headers"], *id_headers, *self._leaving_headers()]
             await send(message)
 
         try:
@@ -136,6 +139,9 @@ class Gate:
             record.key = self._services.keys.check(
                 scope["path"], headers.get(b"authorization"), headers.get(b"x-api-key")
             )
+            if self._services.drain.is_refusing and record.path not in STAYING_PATHS:
+                await skip_body(receive, max_bytes=self._services.config.max_body_bytes)
+                raise shutting_down()
             await self._app(scope, receive, send_with_id)
         except ClientDisconnected:
             record.disconnected = True
@@ -144,6 +150,10 @@ class Gate:
             await self._fail(self._as_api_error(error, record), record, send_with_id)
         finally:
             self._close(record)
+
+    def _leaving_headers(self) -> list[tuple[bytes, bytes]]:
+        """A server that stops asks its clients to open another connection for their next request."""
+        return [(b"connection", b"close")] if self._services.drain.is_asked else []
 
     async def _fail(self, failure: ApiError, record: AccessRecord, send: Send) -> None:
         """Say what went wrong, if the answer has not begun; else the connection can only be cut."""

@@ -80,10 +80,15 @@ class ServerConfig:
         False,
         "Whether a request with a target for its first token gets 429 at once if its class's queue is too long for it.",
     )
+    lame_duck_s: float = option(
+        5.0,
+        "On SIGTERM: how long new requests are still served while /health and /ready are 503, so that no load balancer "
+        "has a request refused; at most --drain-timeout-s. SIGINT (Ctrl-C) skips it.",
+    )
     drain_timeout_s: float = option(
         15.0,
-        "On SIGTERM or SIGINT: how long running requests may go on before they are ended. The server is gone at most "
-        "10 seconds later.",
+        "On SIGTERM or SIGINT: how long running requests may go on before they are ended, counted from the signal. The "
+        "server is gone at most 10 seconds later, and at once when nothing runs any more.",
     )
     watchdog_s: float = option(60.0, "/health turns 503 when a step of the engine takes longer than this.")
     step_timeout_s: float = option(
@@ -174,6 +179,7 @@ class ServerConfig:
         for name in (
             "queue_ttl_s",
             "request_timeout_s",
+            "lame_duck_s",
             "drain_timeout_s",
             "step_timeout_s",
             "engine_hang_timeout_s",

@@ -20,6 +20,7 @@ from headway.server.api.prompts import PromptMaker
 from headway.server.api.shaper import Helpers, Shaper
 from headway.server.http.access_control import ApiKeys
 from headway.server.http.asgi_io import BodyReader
+from headway.server.http.draining import Drain
 from headway.server.metrics.access_log import AccessRecord
 from headway.server.metrics.prometheus import EngineNumbers
 from headway.server.metrics.server_metrics import ServerMetrics
@@ -54,6 +55,7 @@ class Services:
     metrics: ServerMetrics
     keys: ApiKeys
     model_names: tuple[str, ...]
+    drain: Drain
     classes: ServiceClasses = ONE_CLASS
     lengths: PredictionThread | None = None
     """Predicts lengths of answers and logs them, where that is wanted."""
@@ -72,6 +74,7 @@ class Services:
         classes: ServiceClasses = ONE_CLASS,
         lengths: PredictionThread | None = None,
         create_helpers: Callable[[], Helpers] | None = None,
+        drain: Drain | None = None,
     ) -> Services:
         """Wire everything up; the engine need not be ready yet. `create_helpers`: see `Shaper`."""
         names = config.served_model_name or (model_name,)
@@ -93,6 +96,7 @@ class Services:
             metrics=metrics,
             keys=ApiKeys(config.api_key),
             model_names=names,
+            drain=drain or Drain(lame_duck_s=config.lame_duck_s, timeout_s=config.drain_timeout_s),
             classes=classes,
             lengths=lengths,
         )

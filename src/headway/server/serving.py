@@ -24,6 +24,7 @@ from headway.rpc.ray_cluster import RayCluster
 from headway.rpc.supervision import Patience, ScalingRule
 from headway.server.admission.service_classes import ServiceClasses, read_service_classes
 from headway.server.app import create_app
+from headway.server.http.draining import Drain
 from headway.server.http.http_server import bind, create_server, raise_file_limit
 from headway.server.live.live_page import LiveHubs, live_routes
 from headway.server.metrics.access_log import AccessLog, AccessRecord
@@ -109,6 +110,8 @@ async def _serve(
     parts: StartTimes,
     say: Callable[[str], None],
 ) -> None:
+    drain = Drain(lame_duck_s=config.lame_duck_s, timeout_s=config.drain_timeout_s)
+    _take_signals(drain, say)
     name = model_name(engine_config.model.model)
     say(f"Loading {name}.")
     patience = Patience(
@@ -130,15 +133,25 @@ async def _serve(
     )
     tokenizer = await asyncio.to_thread(load_model_tokenizer, engine_config.model)
     parts.end("tokenizer")
-    services = Services.create(config, engine, tokenizer, model_name=name, classes=classes, lengths=lengths)
+    services = Services.create(
+        config, engine, tokenizer, model_name=name, classes=classes, lengths=lengths, drain=drain
+    )
     services.on_request_end += request_listeners
     metrics = services.metrics
-    hubs = LiveHubs(engine, first_tokens=metrics.recent_first_tokens, hits=metrics.recent_hits)
+    hubs = LiveHubs(
+        engine,
+        first_tokens=metrics.recent_first_tokens,
+        hits=metrics.recent_hits,
+        is_draining=lambda: drain.is_asked,
+    )
     app = create_app(services, [*live_routes(engine, hubs=hubs)])
 
-    async def drain() -> None:
+    async def start_engine() -> None:
+        await asyncio.gather(engine.start(), services.prompts.warm_up())
+
+    async def finish(left_s: float) -> None:
+        await engine.shutdown(left_s)
         hubs.close()
-        await engine.shutdown(config.drain_timeout_s)
 
     def start_serving() -> None:
         gc.collect()
@@ -159,17 +172,35 @@ async def _serve(
             task.add_done_callback(restarts.discard)
 
     loop.add_signal_handler(signal.SIGUSR1, restart)
-    server = create_server(app, config, drain, on_started=start_serving, num_files=raise_file_limit())
+    server = create_server(app, config, drain, finish, on_started=start_serving, num_files=raise_file_limit())
     try:
-        await asyncio.gather(engine.start(), services.prompts.warm_up())
-        parts.end("engine")
-        await server.serve(sockets=[listener])
+        if await drain.unless_asked(start_engine):
+            parts.end("engine")
+            await server.serve(sockets=[listener])
+        else:
+            say("Stopped before it was ready.")
     finally:
         for task in restarts:
             task.cancel()
         await engine.shutdown()
         services.prompts.close()
         services.shaper.close()
+
+
+def _take_signals(drain: Drain, say: Callable[[str], None]) -> Callable[[int], None]:
+    """SIGTERM and SIGINT ask the server to drain, from now on: also while the engine is loading. Returns what does so
+    with the number of a signal."""
+
+    def stop(number: int) -> None:
+        drain.ask(lame_duck=number != signal.SIGINT)
+        if drain.is_forced:
+            say("Stopping at once.")
+        else:
+            say(f"Stopping: running requests have {drain.left_s:.0f} s to end. A second signal stops at once.")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    return stop
 
 
 class StartTimes:

@@ -138,7 +138,7 @@ def test_what_is_asked_of_every_prompt_token_is_computed_where_the_answer_is(
 def test_nobody_else_says_where_blocks_come_from() -> None:
     request = add("r", num_tokens=4)
     request.options = RequestOptions(blocks_at="tcp://10.0.0.1:22")
-    own = engine_client._Open(request, RequestStream("r", lambda _: None))
+    own = engine_client._Open(request, RequestStream("r", lambda _: None), 0.0)
     assert own.message().options.blocks_at == ""
     own.blocks_at = "shm:///here#1"
     assert own.message().options.blocks_at == "shm:///here#1"

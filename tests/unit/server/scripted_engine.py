@@ -37,7 +37,7 @@ from headway.rpc.messages import (
 )
 from headway.rpc.streams import SnapshotStream
 from headway.server.api.api_errors import ApiError
-from headway.server.live.live_page import live_routes
+from headway.server.live.live_page import LiveHubs, live_routes
 
 COMMON_BLOCKS = 4
 SENTENCE = "a batch that never stops leaves no gap: every request makes headway. "
@@ -351,8 +351,9 @@ def create_app(engine: ScriptedEngine | ScriptedReplicas, *, api_key: str | None
         yield
         task.cancel()
 
+    hubs = LiveHubs(engine, is_draining=lambda: app.state.is_draining)
     routes = [
-        *live_routes(engine),
+        *live_routes(engine, hubs=hubs),
         Route("/v1/models", models),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
@@ -365,6 +366,7 @@ def create_app(engine: ScriptedEngine | ScriptedReplicas, *, api_key: str | None
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={ApiError: refuse})
     app.state.asked = []
     app.state.bodies = []
+    app.state.is_draining = False
     app.state.model = "SmolLM2-135M-Instruct"
     if api_key is not None:
         app.add_middleware(_Lock, api_key=api_key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -516,6 +516,16 @@ class TestReplicas:
             await next_frame(events)
             assert [len(each.viewers) for each in engine.replicas] == [0, 1]
             await events.aclose()
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("make_engine", [ScriptedEngine, two_replicas])
+    def test_viewers_are_told_of_a_drain(self, make_engine: Callable[[], Any]) -> None:
+        async def scenario() -> None:
+            for is_draining in (False, True):
+                events = LiveHubs(make_engine(), is_draining=lambda told=is_draining: told).of("0").events()
+                assert (await next_frame(events))["numbers"]["draining"] is is_draining
+                await events.aclose()
 
         asyncio.run(scenario())
 

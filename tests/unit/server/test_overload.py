@@ -328,7 +328,7 @@ def test_the_client_of_the_engine_marks_who_has_begun() -> None:
     streams = [RequestStream(name, lambda _: None) for name in ("a", "b", "c")]
     (replica,) = engine.replicas
     for stream in streams:
-        own = engine._open[stream.request_id] = _Open(AddRequest(stream.request_id, [1], SamplingParams()), stream)
+        own = engine._open[stream.request_id] = _Open(AddRequest(stream.request_id, [1], SamplingParams()), stream, 0.0)
         own.replica = replica
     engine.take(replica, StepBatch([Delta("c", text="x", token_ids=[1])], EngineStats(), ["a", "gone"]))
     assert [stream.has_begun for stream in streams] == [True, False, True]

@@ -186,6 +186,19 @@ def test_a_lost_server_is_shown_as_lost_and_not_as_its_last_numbers(
     picture(page, "lost-wide")
 
 
+def test_a_server_that_drains_is_restarting_and_not_lost(
+    app: Any, engine: ScriptedEngine, open_page: Callable[..., Any]
+) -> None:
+    with serving(app) as url:
+        page = open_page(url)
+        app.state.is_draining = True
+        engine.health = Health(False, "the server is shutting down")
+        wait_for_text(page, "#health", "restarting")
+        assert page.text_content("#n-running") == "0" and page.locator("#lost").is_hidden()
+    wait_for_text(page, "#lost-title", "The server is restarting.")
+    assert page.text_content("#health span") == "restarting"
+
+
 def test_a_server_that_falls_silent_is_lost_too(engine: ScriptedEngine, open_page: Callable[..., Any]) -> None:
     """It still holds the connection, as one that is stopped or cut off by the network does."""
     silent = asyncio.Event()

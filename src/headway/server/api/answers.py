@@ -262,7 +262,7 @@ class KVEvent(msgspec.Struct):
 class HealthResponse(msgspec.Struct):
     """Whether the server can serve, and if not, why."""
 
-    status: Literal["ok", "unavailable"]
+    status: Literal["ok", "draining", "unavailable"]
     reason: str = ""
 
 

@@ -15,9 +15,11 @@ import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
+from http import HTTPStatus
 from types import TracebackType
 from typing import Self
 
+from headway.errors import EngineUnavailableError
 from headway.outputs import SilentProgress
 from headway.predict import PromptView
 from headway.predict.prediction_thread import Ended, Guesses, PredictionThread
@@ -28,6 +30,7 @@ from headway.server.api.answers import PromptTokensDetails, Usage
 from headway.server.api.api_errors import ApiError, as_sent, from_delta, unavailable
 from headway.server.api.jobs import Job
 from headway.server.api.prompts import Prompt
+from headway.server.http.draining import shutting_down
 from headway.server.metrics.access_log import AccessRecord
 from headway.server.metrics.server_metrics import ServerMetrics
 from headway.server.services import Services
@@ -85,7 +88,7 @@ class Generation:
             self._reservation.follow(self)
             for number, prompt in enumerate(self.job.prompts):
                 request_id = self.id if len(self.job.prompts) == 1 else f"{self.id}-{number}"
-                self._streams.append(self._services.engine.submit(self._message(request_id, number, prompt)))
+                self._streams.append(self._submit(self._message(request_id, number, prompt)))
                 self._metrics.prompt_length.observe(len(prompt.token_ids))
         except BaseException:
             self._close()
@@ -130,6 +133,14 @@ class Generation:
         if self._forecast is not None:
             options = dataclasses.replace(options, predicted_tokens=self._forecast.predicted[number])
         return AddRequest(request_id, prompt.token_ids, self.job.params, options)
+
+    def _submit(self, request: AddRequest) -> RequestStream:
+        try:
+            return self._services.engine.submit(request)
+        except EngineUnavailableError:
+            if self._services.drain.is_refusing:
+                raise shutting_down() from None
+            raise
 
     def _account(self, deltas: list[Delta]) -> None:
         """Count tokens and time; runs for every token of every stream."""
@@ -188,6 +199,8 @@ class Generation:
             self._metrics.observe_timings(delta.timings)
             self._record.note_timings(delta.timings)
         if reason == "error":
+            if delta.error_status == HTTPStatus.SERVICE_UNAVAILABLE and self._services.drain.is_refusing:
+                raise shutting_down()
             error = from_delta(delta)
             raise error if self.job.constraint_path is None else as_sent(error, self.job.constraint_path)
         if reason == "abort":

@@ -59,6 +59,7 @@ from headway.server.api.requests import (
     TokenizeRequest,
 )
 from headway.server.http.asgi_io import record_of, send_bytes, send_json, until_disconnect
+from headway.server.http.draining import SHUTTING_DOWN
 from headway.server.metrics import prometheus
 from headway.server.metrics.access_log import AccessRecord
 from headway.server.services import Services
@@ -259,6 +260,8 @@ class InfoRoutes:
 
     async def health(self, _: Request) -> Response:
         """GET /health, /ready and /ping: 200 while requests are being served, else 503 and why."""
+        if self._services.drain.is_asked:
+            return json_response(HealthResponse("draining", SHUTTING_DOWN), status=503)
         health = self._services.engine.health
         if health.ok:
             return json_response(HealthResponse("ok"))

@@ -19,7 +19,6 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Mapping, Sequence
-from urllib.parse import urlsplit
 
 from headway.server.api.api_errors import ApiError
 from headway.server.server_config import ServerConfig
@@ -101,7 +100,7 @@ class WebPages:
             )
         origin = headers.get(b"origin", b"").decode("latin-1").strip().lower()
         if origin:
-            if not self._is_allowed(origin) and _authority(origin) != _with_port(host, urlsplit(origin).scheme):
+            if not self._is_allowed(origin) and not _is_same_authority(origin, host):
                 raise _forbidden(
                     f"Web pages of '{origin[:_SHOWN_CHARS]}' may not use this server; --cors-origin allows it.",
                     code="origin_not_allowed",
@@ -144,6 +143,7 @@ def _with_port(host: str, scheme: str) -> str:
     return host if has_port else f"{host}:{_DEFAULT_PORTS.get(scheme, '')}"
 
 
-def _authority(origin: str) -> str:
+def _is_same_authority(origin: str, host: str) -> bool:
+    """Whether an origin, which may be any text, is the one that a Host header names."""
     scheme, _, authority = origin.partition("://")
-    return _with_port(authority, scheme)
+    return _with_port(authority, scheme) == _with_port(host, scheme)

@@ -8,6 +8,7 @@ most of one and wait, and what they may hold altogether is bounded here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import re
 from collections.abc import Coroutine, Mapping
@@ -27,6 +28,7 @@ MAX_NESTED = 2**16
 which the event loop does nothing else. Signs inside of texts count too; no context has room for so many of them."""
 BODIES_AT_ONCE = 32
 """How many bodies of the largest size may be on their way in; of smaller ones, as many more."""
+SKIP_S = 2.0
 PART_BYTES = 2**18
 """What the event loop looks at in one go. Larger bodies are parsed one after another, and the loop turns in between."""
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -102,6 +104,21 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def skip_body(receive: Receive, *, max_bytes: int) -> None:
+    """Read a body that nobody wants, so that its client, which reads only when it has sent it, gets to read the answer.
+    One that is too large or too slow is left where it is."""
+    num_bytes = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SKIP_S):
+            while num_bytes <= max_bytes:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnected
+                num_bytes += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 def decode_json(body: bytes, kind: type[_T]) -> _T:

@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headway.server.api.api_errors import ApiError
+from headway.server.http.request_head import NO_HTTP, checked_target
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,6 @@ BODY_PER_FRAMING = 8
 """Chunks must not be so small that their framing is more than this part of the body: each takes the loop's time."""
 LOG_FULL_EVERY_S = 60.0
 _REFUSAL = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
-_NO_HTTP = ApiError(400, "This is not a valid HTTP request.", code="invalid_http")
 _HEAD_TOO_LARGE = ApiError(431, "The request's headers are too large.", code="headers_too_large")
 _BODY_TOO_LARGE = ApiError(
     413,
@@ -124,6 +124,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_chunks = 0
         self._ahead_bytes = 0
         """What has come behind a request that is not answered yet."""
+        self._head_refusal: ApiError | None = None
+        """What is wrong with the head of the request that is arriving."""
         self._unanswered: deque[RequestResponseCycle] = deque()
         self._receive_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
@@ -159,6 +161,13 @@ class BoundedProtocol(HttpToolsProtocol):
         """No further request has come."""
         self._close()
 
+    def end_after_answer(self) -> None:
+        """Take no further request: close now if none is arriving or being answered, else after the last answer."""
+        if self._unanswered:
+            self._unanswered[-1].keep_alive = False
+        elif self._phase is _Phase.BETWEEN or not self._phase_bytes:
+            self._close()
+
     def cut_off(self) -> None:
         """End the connection now, whatever is on its way."""
         self._disconnect_all()
@@ -182,8 +191,15 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._enter(_Phase.BODY)
+        try:
+            self.url = checked_target(
+                self.parser.get_method(), self.url, self.parser.get_http_version(), self.scope["headers"]
+            )
+        except ApiError as error:
+            self._head_refusal = error
+            raise  # ends the parser, which calls send_400_response
         super().on_headers_complete()
+        self._enter(_Phase.BODY)
         self._unanswered.append(self.cycle)
         self.flow.resume_reading()  # else nothing would be heard of a client that leaves
 
@@ -212,7 +228,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._num_chunks * CHUNK_FRAMING_BYTES > self._max_framing_bytes:
             self._refuse(_BODY_TOO_LARGE)
         else:
-            self._refuse(_NO_HTTP)
+            self._refuse(self._head_refusal or NO_HTTP)
 
     @property
     def _is_ahead(self) -> bool:

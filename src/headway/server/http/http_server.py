@@ -1,30 +1,27 @@
-"""uvicorn on one socket, with bounded connections and a stop that drains.
+"""uvicorn on one socket, with bounded connections and a stop that drains (see `draining`).
 
-    SIGTERM ──► no new connections ──► the engine finishes what runs, for a limited time ──► answers go out ──► exit 0
-
-A second signal ends the wait.
+The socket listens until nothing runs any more: a health check and a late request get an answer, not a reset.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import resource
-import signal
 import socket
-import threading
 from collections.abc import Awaitable, Callable, Iterator
-from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from headway.errors import ConfigError
 from headway.server.http.connection import BoundedProtocol, ConnectionLimit
+from headway.server.http.draining import Drain
 from headway.server.server_config import ServerConfig
 
 GRACE_S = 10.0
-"""After the engine has drained: how long clients may take to read what is left of their answers."""
+"""After the drain timeout: how long clients may take to read what is left of their answers."""
 KEEP_ALIVE_S = 75
 LISTEN_BACKLOG = 4096
 MAX_OPEN_FILES = 65536
@@ -33,14 +30,19 @@ RESERVED_FILES = 128
 """Open files that are no connections: the engine's channel, model files, and those that are just being closed."""
 
 
+Finish = Callable[[float], Awaitable[None]]
+"""Lets what runs go on for so many seconds, and ends it."""
+
+
 class DrainingServer(uvicorn.Server):
-    """Runs `drain` as soon as it is asked to stop, while open requests go on. Calls `on_started` when it listens."""
+    """Drains when it is asked to stop, and ends. Calls `on_started` when it listens."""
 
     def __init__(
-        self, config: uvicorn.Config, drain: Callable[[], Awaitable[None]], on_started: Callable[[], None] | None
+        self, config: uvicorn.Config, drain: Drain, finish: Finish, on_started: Callable[[], None] | None
     ) -> None:
         super().__init__(config)
         self._drain = drain
+        self._finish = finish
         self._on_started = on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -48,31 +50,35 @@ class DrainingServer(uvicorn.Server):
         if self.started and self._on_started is not None:
             self._on_started()
 
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._drain.is_asked
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        draining = asyncio.ensure_future(self._drain())
+        drain = self._drain
+        if not drain.is_asked:
+            drain.ask()
+        insisting = asyncio.ensure_future(self._insist())
+        await drain.end_lame_duck()
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, BoundedProtocol)
+            connection.end_after_answer()
+        finishing = asyncio.ensure_future(self._finish(max(drain.left_s, 0.0)))
+        await drain.unless_forced(finishing)
+        self.config.timeout_graceful_shutdown = math.ceil(max(drain.left_s + GRACE_S, 1.0))
         await super().shutdown(sockets)
-        if self.force_exit:
-            draining.cancel()
-        await asyncio.gather(draining, return_exceptions=True)
+        insisting.cancel()
+        if drain.is_forced:
+            finishing.cancel()
+        await asyncio.gather(finishing, insisting, return_exceptions=True)
+
+    async def _insist(self) -> None:
+        await self._drain.until_forced()
+        self.force_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Unlike uvicorn's own: the signals are not raised again afterwards, so that the process exits with 0."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        signals = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self.handle_exit) for number in signals}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal asks to stop, the second insists."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        """Who runs the server takes the signals, from before it listens, and asks it to drain."""
+        yield
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -108,12 +114,13 @@ def max_connections(num_files: int) -> int:
 def create_server(
     app: ASGIApp,
     config: ServerConfig,
-    drain: Callable[[], Awaitable[None]],
+    drain: Drain,
+    finish: Finish,
     *,
     on_started: Callable[[], None] | None = None,
     num_files: int = MAX_OPEN_FILES,
 ) -> DrainingServer:
-    """A server for one event loop; `serve(sockets=[...])` runs it until a signal comes."""
+    """A server for one event loop; `serve(sockets=[...])` runs it until `drain` is asked for, and until all is over."""
     protocol = type(
         "Protocol",
         (BoundedProtocol,),
@@ -135,7 +142,6 @@ def create_server(
             access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(config.drain_timeout_s + GRACE_S),
             backlog=LISTEN_BACKLOG,
             ssl_certfile=config.ssl_certfile,
             ssl_keyfile=config.ssl_keyfile,
@@ -143,4 +149,4 @@ def create_server(
         settings.load()
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(f"The TLS files cannot be used: {error}.") from error
-    return DrainingServer(settings, drain, on_started)
+    return DrainingServer(settings, drain, finish, on_started)

@@ -183,15 +183,20 @@ class LiveHubs:
     """One for each replica. Everything here belongs to one event loop."""
 
     def __init__(
-        self, engine: WatchedReplicas, *, first_tokens: RecentTimes | None = None, hits: RecentShare | None = None
+        self,
+        engine: WatchedReplicas,
+        *,
+        first_tokens: RecentTimes | None = None,
+        hits: RecentShare | None = None,
+        is_draining: Callable[[], bool] = bool,
     ) -> None:
         """`first_tokens` and `hits` are of all replicas; where there are several, each hub has its own."""
         self._replicas = engine.replicas
         if len(self._replicas) <= 1:
-            hubs = [LiveHub(engine, first_tokens=first_tokens, hits=hits)]
+            hubs = [LiveHub(engine, first_tokens=first_tokens, hits=hits, is_draining=is_draining)]
         else:
             hubs = [
-                LiveHub(_OneReplica(engine, place), place=place, loads=self._loads)
+                LiveHub(_OneReplica(engine, place), place=place, loads=self._loads, is_draining=is_draining)
                 for place in range(len(self._replicas))
             ]
         self._hubs = {str(place): hub for place, hub in enumerate(hubs)}
@@ -274,13 +279,15 @@ class LiveHub:
         frame_s: float = FRAME_S,
         place: int = 0,
         loads: Callable[[], list[ReplicaLoad]] = list,
+        is_draining: Callable[[], bool] = bool,
     ) -> None:
         """`first_tokens` and `hits` (of the prefix cache) are filled by the server's metrics; without them, the times
         are read from snapshots, and the hits for each frame. Of several engines this is the one at `place`, and `loads`
-        tells of all."""
+        tells of all. `is_draining`: whether the server is on its way to its end."""
         self._engine = engine
         self._place = place
         self._loads = loads
+        self._is_draining = is_draining
         self._now = now
         self._frame_s = frame_s
         self._began_s = now()
@@ -424,6 +431,7 @@ class LiveHub:
         return {
             "ok": health.ok,
             "reason": health.reason,
+            "draining": self._is_draining(),
             "num_running": stats.num_running,
             "num_waiting": stats.num_waiting,
             "num_used_blocks": stats.num_used_blocks,

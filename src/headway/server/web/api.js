@@ -2,6 +2,9 @@
 
 const KEY = "headway-api-key";
 
+/** The code of what a server says that takes no more requests. */
+export const SHUTTING_DOWN = "server_shutting_down";
+
 let apiKey = "";
 try {
   apiKey = sessionStorage.getItem(KEY) ?? "";
@@ -22,10 +25,11 @@ export function setApiKey(key) {
 
 /** The server could not be reached (`status` is null), or refused, perhaps because of a field. The message can be shown. */
 export class ApiError extends Error {
-  constructor(message, { status = null, param = null } = {}) {
+  constructor(message, { status = null, param = null, code = null } = {}) {
     super(message);
     this.status = status;
     this.param = param;
+    this.code = code;
   }
 }
 
@@ -46,14 +50,15 @@ export async function call(path, { body, signal } = {}) {
 }
 
 async function refusal(response) {
-  const { message, param } = await response.json().then((body) => body.error ?? {}, () => ({}));
-  return new ApiError(refusalText(response, message), { status: response.status, param });
+  const { message, param, code } = await response.json().then((body) => body.error ?? {}, () => ({}));
+  return new ApiError(refusalText(response, message, code), { status: response.status, param, code });
 }
 
-function refusalText(response, said) {
+function refusalText(response, said, code) {
   const retry = response.headers.get("retry-after");
   if (response.status === 401) return apiKey ? "The server does not know this API key." : "The server asks for an API key: enter it under “Parameters and API key”.";
   if (response.status === 429) return `The server has too much to do${retry ? `; try again in ${retry} s` : ""}. ${said ?? ""}`.trim();
+  if (code === SHUTTING_DOWN) return "The server is restarting. Please ask again in a few seconds.";
   if (response.status === 503) return `The engine is not available right now. ${said ?? ""}`.trim();
   return said ?? `The server answered with status ${response.status}.`;
 }

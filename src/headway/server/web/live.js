@@ -1,6 +1,6 @@
 // Keeps a connection to /live while the page is visible, and says what came of it.
 
-import { ApiError, call } from "./api.js";
+import { ApiError, call, SHUTTING_DOWN } from "./api.js";
 import { readEvents } from "./sse.js";
 
 const FIRST_RETRY_MS = 500;
@@ -9,8 +9,8 @@ const SILENCE_MS = 5000; // the server says something every second
 
 export class LiveConnection {
   /**
-   * `onHello(info)`, `onFrame(frame)`, and `onTrouble({isRefused, text})` when there is no connection: the server did not
-   * let the page in, or cannot be heard.
+   * `onHello(info)`, `onFrame(frame)`, and `onTrouble({isRefused, isRestarting, text})` when there is no connection: the
+   * server did not let the page in, restarts, or cannot be heard.
    */
   constructor({ onHello, onFrame, onTrouble }) {
     this.handlers = { hello: onHello, frame: onFrame };
@@ -59,7 +59,8 @@ export class LiveConnection {
       }
     } catch (error) {
       if (error instanceof ApiError) {
-        trouble = { isRefused: error.status === 401 || error.status === 403, text: error.message };
+        const isRefused = error.status === 401 || error.status === 403;
+        trouble = { isRefused, isRestarting: error.code === SHUTTING_DOWN, text: error.message };
         if (error.status === 404) this.replica = 0; // the server has fewer than it had
       } else if (error.name !== "AbortError" && error.name !== "TypeError") console.error(error);
     }

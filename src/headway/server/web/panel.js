@@ -6,6 +6,7 @@ import { Chart } from "./charts.js";
 import { count, ms, msPair, percent, plural, rate } from "./format.js";
 import { Lanes } from "./lanes.js";
 import { Replicas } from "./replicas.js";
+import { Restart } from "./restart.js";
 import { Series } from "./series.js";
 
 const $ = (id) => document.getElementById(id);
@@ -15,6 +16,7 @@ export class BatchPanel {
   /** `onChoose(place)`: another replica is to be shown. */
   constructor({ onChoose }) {
     this.info = null;
+    this.restart = new Restart();
     this.replicas = new Replicas($("replicas"), onChoose);
     this.lanes = new Lanes($("lanes"));
     this.blocks = new BlockMap($("blocks"));
@@ -44,7 +46,8 @@ export class BatchPanel {
 
   #showNumbers(frame) {
     const { numbers } = frame;
-    this.#showHealth("good", "serving");
+    if (numbers.draining) this.#showHealth("busy", "restarting");
+    else this.#showHealth("good", "serving");
     this.#showLost(null);
     this.#showTiles(numbers);
     this.#showStep(frame.columns.at(-1), numbers);
@@ -64,7 +67,8 @@ export class BatchPanel {
     }
     this.blocks.add(frame);
     if (numbers.num_used_blocks === 0 && numbers.num_cached_blocks === 0) this.blocks.clear();
-    if (numbers.ok) this.#showNumbers(frame);
+    this.restart.note(numbers.draining);
+    if (numbers.ok || numbers.draining) this.#showNumbers(frame);
     else this.#lose({ health: numbers.reason || "not ready", title: `${this.replicas.name ?? "The engine"} is not available.`, text: numbers.reason });
     this.#speak();
     this.redraw({ charts: isNewPoint });
@@ -91,22 +95,21 @@ export class BatchPanel {
   }
 
   /** There is no connection. */
-  trouble({ isRefused, text }) {
+  trouble({ isRefused, isRestarting, text }) {
+    if (isRestarting) this.restart.note(true);
     this.series.lose();
     this.blocks.clear();
     this.replicas.lose();
-    this.#lose({
-      health: isRefused ? "no access" : "lost",
-      title: isRefused ? "The server does not let this page in." : "The server is lost.",
-      text: isRefused ? text : `${text} Trying again by itself.`,
-    });
+    if (isRefused) this.#lose({ health: "no access", title: "The server does not let this page in.", text });
+    else if (this.restart.isUnderWay) this.#lose({ state: "busy", health: "restarting", title: "The server is restarting.", text: "Trying again by itself." });
+    else this.#lose({ health: "lost", title: "The server is lost.", text: `${text} Trying again by itself.` });
     this.redraw();
   }
 
   /** What was last known is no longer so: it is not shown. */
-  #lose({ health, title, text }) {
-    this.#showHealth("bad", health);
-    this.#showLost({ title, text });
+  #lose({ state = "bad", health, title, text }) {
+    this.#showHealth(state, health);
+    this.#showLost({ state, title, text });
     this.lanes.clear();
     for (const tile of $("tiles").querySelectorAll("[id]")) setText(tile, "–");
     for (const id of ["queue-text", "blocks-text", "budget-text", "lanes-text"]) setText($(id), "–");
@@ -123,6 +126,7 @@ export class BatchPanel {
     $("batch").classList.toggle("stale", lost !== null);
     $("model").classList.toggle("stale", lost !== null);
     if (lost === null) return;
+    $("lost").dataset.state = lost.state;
     setText($("lost-title"), lost.title);
     setText($("lost-text"), lost.text);
   }
