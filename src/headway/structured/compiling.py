@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from headway.child_process import python_command
 from headway.errors import HeadwayError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -320,7 +321,7 @@ class Trials:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
+                python_command(__name__, str(theirs.fileno())),
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C is for the engine; the nursery ends when the engine's socket does
