@@ -64,10 +64,9 @@ class Generation:
         self._num_unfinished = job.num_choices
         self._num_cached_tokens = 0
         self._clock = asyncio.timeout(None)
-        self._options = job.options
         salt = services.cache_salt(job.options.cache_salt, key=record.key)
-        if salt != job.options.cache_salt:
-            self._options = dataclasses.replace(job.options, cache_salt=salt)
+        tenant = services.tenant(job.options.tenant, key=record.key)
+        self._options = dataclasses.replace(job.options, cache_salt=salt, tenant=tenant)
         record.user = job.options.tenant or None
         record.stream = job.stream
         record.num_prompt_tokens = job.num_prompt_tokens
@@ -85,7 +84,7 @@ class Generation:
             self._reservation.follow(self)
             for number, prompt in enumerate(self.job.prompts):
                 request_id = self.id if len(self.job.prompts) == 1 else f"{self.id}-{number}"
-                self._streams.append(self._services.engine.submit(self._message(request_id, number, prompt)))
+                self._streams.append(self._services.gate.submit(self._message(request_id, number, prompt)))
                 self._metrics.prompt_length.observe(len(prompt.token_ids))
         except BaseException:
             self._close()
