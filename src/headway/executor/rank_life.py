@@ -95,7 +95,10 @@ class LifeWatch:
     def _run(self) -> None:
         before_s = self._now()
         while self._followed:
-            select.select(list(self._followed), [], [], TICK_S)
+            poll = select.poll()
+            for life in self._followed:
+                poll.register(life, select.POLLIN)
+            poll.poll(TICK_S * 1e3)
             now_s = self._now()
             self.pass_time(now_s - before_s)
             before_s = now_s

@@ -36,7 +36,8 @@ class QueueShare:
             return overloaded(f"The queue is full: {what} are waiting. Please retry later.", code="queue_full")
         most = f"{self.max_requests} requests and {self.max_tokens} prompt tokens"
         return overloaded(
-            f"Your part of the queue is full: {what} of yours are waiting, of at most {most}. Please retry later.",
+            f"Your part of the queue is full: {what} of yours are waiting, of at most {most}, and this request has "
+            f"{num_requests} more. Please retry later.",
             code="tenant_queue_full",
         )
 
