@@ -82,7 +82,7 @@ def test_tokens_are_those_of_each_request_alone_over_several_lives(
         num_stored += stats.num_stored
         assert not stats.num_failed_stores
     assert num_fetched >= 5 and num_stored >= 20
-    assert list(tmp_path.glob("*/*.kv")) and not list(tmp_path.glob("*/*.tmp"))
+    assert list(tmp_path.glob("*/*/*.kv")) and not list(tmp_path.glob("*/*/*.tmp"))
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_restarted_engine_has_in_host_memory_what_was_used_last(tiny: TinyLLM,
     first = tiny.on_cpu(**options)
     expected = [tokens(first, prompt, params) for prompt in prompts]
     first.shutdown()
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*.kv")}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*.kv")}
     second = tiny.on_cpu(**options)
     stats = tier_of(second).stats
     assert stats.num_fetched == len(tier_of(second)) == len(before)
@@ -194,7 +194,7 @@ def test_parts_of_different_size_are_one_block(num_ranks: int, collectives: str,
         assert [output.num_cached_tokens for output in outputs] == found
         assert tier_of(llm).stats.num_fetched == sum(found) // 16
         llm.shutdown()
-    files = list((tmp_path / "kv").glob("*/*.kv"))
+    files = list((tmp_path / "kv").glob("*/*/*.kv"))
     assert len({file.parent for file in files}) == 1 and len({file.stat().st_size for file in files}) == 1
     assert files[0].stat().st_size > 2 * 2 * 5 * 8 * 4 * 16, "all heads of both layers are in it"
 

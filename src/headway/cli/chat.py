@@ -243,11 +243,13 @@ def _remember_history() -> None:
         import readline
     except ImportError:  # not on every platform; line editing is a comfort, not a need
         return
-    from headway.cache_dir import cache_dir
+    from headway.cache_dir import cache_dir, is_kept, private_folder
 
-    file = cache_dir() / "chat_history"
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file = private_folder(cache_dir()) / "chat_history"
+    except OSError:
+        return
+    if is_kept(file):
         readline.read_history_file(file)
 
     def save() -> None:

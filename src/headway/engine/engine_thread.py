@@ -391,13 +391,13 @@ class _Loop:
 
     def _recover(self, error: BaseException) -> None:
         """Something has failed that belongs to no request. All callers are told, and the engine starts over, empty."""
-        logger.error("the engine failed; all requests are ended", exc_info=error)
+        logger.error("the engine failed; all requests are ended: %s", error, exc_info=_unless_it_says_all(error))
         self._fail_all(error)
         try:
             self._engine.abort_all()
             self._engine.check_invariants()
         except BaseException as second:
-            logger.error("the engine cannot be used any more", exc_info=second)
+            logger.error("the engine cannot be used any more: %s", second, exc_info=_unless_it_says_all(second))
             self._failure = error
 
     def _fail_all(self, why: BaseException | str) -> None:
@@ -411,5 +411,10 @@ class _Loop:
 
 def _engine_failed(cause: BaseException) -> EngineDeadError:
     error = EngineDeadError(f"The engine failed: {type(cause).__name__}: {cause}")
-    error.__cause__ = cause
+    error.__cause__ = _unless_it_says_all(cause)
     return error
+
+
+def _unless_it_says_all(error: BaseException) -> BaseException | None:
+    """An error whose traceback is of use; that of a dead engine is, if another error is its cause."""
+    return None if isinstance(error, EngineDeadError) and error.__cause__ is None else error

@@ -1,15 +1,16 @@
 """One model over several workers, each with a part of every layer (tensor parallel).
 
     rank 0        this process: the engine's own thread
-    rank 1 ...    processes of their own: `python -m headway.executor.ranks`, or threads, in tests
+    rank 1 ...    processes of their own: `rank_process`, or threads, in tests
 
 Each step's plan is sent to all ranks once; they compute and sum (`layers/collectives.py`), and all of them choose the
 same tokens, so no token is ever sent. Only rank 0's are read. Ranks have the same rows and the same blocks, each with
 its own heads in them. What is outside the engine (a folder of blocks) is rank 0's affair: the others only say when
 none of their copies has to do with a slot any more.
 
-A rank that fails in any way ends. The others would wait for it, so the engine has failed then: `EngineDeadError` says
-which rank it was, and whoever runs the engine starts it again.
+A rank that fails in any way ends, and one that gives no sign of life is ended (`rank_life`). The others would wait for
+it, so the engine has failed then: `EngineDeadError` says which rank it was, and whoever runs the engine starts it
+again.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,10 +38,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from headway import native
+from headway.child_process import python_command
 from headway.config import ResolvedConfig
 from headway.core.scheduler_output import BlockMoves, ModelRunnerOutput, SchedulerOutput
 from headway.errors import ConfigError, EngineDeadError, HeadwayError
 from headway.executor import PendingStep, UnsampledStep
+from headway.executor.rank_life import SILENT_S, LifeWatch
 from headway.kv.block_store import BlockTransfers, Slots
 from headway.kv.host_blocks import SharedSlots
 from headway.layers.collectives import (
@@ -65,8 +69,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_START_S = 600.0
-_END_S = 10.0
+_END_S = 2.0
+"""All ranks have this long together to end by themselves, which is less than an engine process has to exit."""
 _NAME_S = 2.0  # that a dead rank gets to be noticed, when a sum has failed
 
 
@@ -136,6 +140,7 @@ class RanksExecutor:
             self._peers.send(plan)
             self.plan, self._runner = _allocated(start, worker, plan)
             self._peers.receive()
+            self._peers.note_ready()
         except BaseException as error:
             self._peers.kill()
             if isinstance(error, Exception) and not isinstance(error, HeadwayError):
@@ -237,7 +242,8 @@ class RanksExecutor:
                 raise EngineDeadError(self._lost)
             return result
         except Exception as error:
-            raise self._failed(error) from error
+            dead = self._failed(error)
+            raise dead from dead.__cause__
 
     def _run(self, kind: str, payload: Any, run: Callable[[Runner], Any]) -> Any:
         if self._is_shut_down:
@@ -250,15 +256,20 @@ class RanksExecutor:
             self._peers.send((kind, payload))
             return run(self._runner)
         except Exception as error:
-            raise self._failed(error) from error
+            dead = self._failed(error)
+            raise dead from dead.__cause__
 
     def _failed(self, error: Exception) -> EngineDeadError:
-        """Ranks do not agree any more. The one that died first is to blame, if one did."""
+        """Ranks do not agree any more. The one that died first is to blame, if one did; then the error of rank 0, which
+        waited for it, says nothing."""
         self._peers.await_deaths(_NAME_S)
         self._peers.kill()
+        cause = None if self._lost is not None else error
         if self._lost is None:
             self._lost = f"rank 0 failed: {type(error).__name__}: {error}"
-        return EngineDeadError(f"A step over {self._peers.size} ranks failed, and the engine with it: {self._lost}.")
+        dead = EngineDeadError(f"A step over {self._peers.size} ranks failed, and the engine with it: {self._lost}.")
+        dead.__cause__ = cause
+        return dead
 
     def _note_lost(self, what: str) -> None:
         """A rank has ended by itself; called by the thread that watches it."""
@@ -400,8 +411,22 @@ class _Peer:
     def __init__(self, name: str, connection: Connection, process: subprocess.Popen[bytes] | None) -> None:
         self.name = name
         self.connection = connection
-        self.process = process
         self.ended = threading.Event()
+        self._process = process
+        self._why: str | None = None
+
+    def kill(self, why: str | None = None) -> None:
+        """End its process, also one that is stopped."""
+        if self._process is not None and self._process.poll() is None:
+            self._why = why
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    def how_it_ended(self, status: int) -> str:
+        """Why it was killed, or its exit status or signal."""
+        if self._why is not None:
+            return f"{self._why}, and is ended"
+        return f"{self.name} ended with {signal.Signals(-status).name if status < 0 else f'status {status}'}"
 
     def receive(self) -> Any:
         """What it says; raises what it raised, or `EngineDeadError` if it is gone."""
@@ -420,11 +445,16 @@ class _Peer:
 class _Peers:
     """All of them. Nothing is sent to one that another does not get."""
 
-    def __init__(self, peers: Sequence[_Peer], meeting: Meeting | None, life: int | None) -> None:
+    def __init__(self, peers: Sequence[_Peer], meeting: Meeting | None, life: LifeWatch | None) -> None:
         self.size = len(peers) + 1
         self.meeting = meeting
         self._peers = peers
-        self._life = life  # while it is open, processes live
+        self._life = life
+
+    def note_ready(self) -> None:
+        """From now on they are not silent for long."""
+        if self._life is not None:
+            self._life.limit_s = SILENT_S
 
     def send(self, message: object) -> None:
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
@@ -445,20 +475,18 @@ class _Peers:
         for peer in self._peers:
             with contextlib.suppress(OSError):
                 peer.connection.send_bytes(pickle.dumps(("end", None)))
+        until_s = time.monotonic() + _END_S
         for peer in self._peers:
-            if not peer.ended.wait(_END_S):
-                logger.warning("%s does not end by itself; it is ended", peer.name)
+            if not peer.ended.wait(max(0.0, until_s - time.monotonic())):
+                logger.info("%s does not end by itself; it is ended", peer.name)
         self.kill()
 
     def kill(self) -> None:
         """End what still runs."""
-        if self._life is not None:
-            os.close(self._life)
-            self._life = None
         for peer in self._peers:
-            if peer.process is not None and peer.process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    peer.process.kill()
+            peer.kill()
+        if self._life is not None:
+            self._life.close()
         for peer in self._peers:
             peer.ended.wait(_END_S)
             peer.connection.close()
@@ -473,11 +501,9 @@ def _start_peers(start: RankStart, on_lost: Callable[[str], None]) -> _Peers:
     if start.collectives == "threads":
         meeting = Meeting(start.size)
         return _Peers([_start_thread(one, meeting, on_lost) for one in starts], meeting, None)
-    read, life = os.pipe()
-    try:
-        peers = _Peers([_start_process(one, read, on_lost) for one in starts], None, life)
-    finally:
-        os.close(read)
+    life = LifeWatch()
+    peers = _Peers([_start_process(one, life, on_lost) for one in starts], None, life)
+    life.start()
     try:
         peers.receive()  # they have come as far as this: nobody waits for one that could not even start
     except EngineDeadError:
@@ -486,24 +512,34 @@ def _start_peers(start: RankStart, on_lost: Callable[[str], None]) -> _Peers:
     return peers
 
 
-def _start_process(start: RankStart, life: int, on_lost: Callable[[str], None]) -> _Peer:
+def _start_process(start: RankStart, life: LifeWatch, on_lost: Callable[[str], None]) -> _Peer:
     ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "headway.executor.ranks", str(theirs.fileno()), str(life)],
-            pass_fds=(theirs.fileno(), life, *([start.slots] if start.slots >= 0 else [])),
-            stdin=subprocess.DEVNULL,
-        )
-    peer = _Peer(f"rank {start.rank} (process {process.pid})", Connection(ours.detach()), process)
+    our_life, their_life = socket.socketpair()
+    started: Future[_Peer] = Future()
 
-    def watch() -> None:
+    def live() -> None:
+        """A process ends with the thread that started it (`end_with_parent`), so this one waits for its end."""
+        arguments = map(str, (theirs.fileno(), their_life.fileno(), os.getpid()))
+        try:
+            process = subprocess.Popen(
+                python_command("headway.executor.rank_process", *arguments),
+                pass_fds=(theirs.fileno(), their_life.fileno(), *([start.slots] if start.slots >= 0 else [])),
+                stdin=subprocess.DEVNULL,
+            )
+        except Exception as error:
+            started.set_exception(error)
+            return
+        peer = _Peer(f"rank {start.rank} (process {process.pid})", Connection(ours.detach()), process)
+        started.set_result(peer)
         status = process.wait()
         peer.ended.set()
         if status != 0:
-            how = signal.Signals(-status).name if status < 0 else f"status {status}"
-            on_lost(f"{peer.name} ended with {how}")
+            on_lost(peer.how_it_ended(status))
 
-    threading.Thread(target=watch, name=f"watch rank {start.rank}", daemon=True).start()
+    threading.Thread(target=live, name=f"rank {start.rank}", daemon=True).start()
+    with theirs, their_life:
+        peer = started.result()
+    life.follow(our_life, peer.name, peer.kill)
     with contextlib.suppress(BrokenPipeError):  # it has ended, which is noticed when it is to answer
         peer.connection.send(start)
     return peer
@@ -516,7 +552,7 @@ def _start_thread(start: RankStart, meeting: Meeting, on_lost: Callable[[str], N
 
     def run() -> None:
         try:
-            _serve(start, theirs, meeting)
+            serve(start, theirs, meeting)
         except Exception as error:
             if not isinstance(error, EOFError | OSError | threading.BrokenBarrierError):
                 logger.exception("rank %d failed", start.rank)
@@ -533,7 +569,7 @@ def _start_thread(start: RankStart, meeting: Meeting, on_lost: Callable[[str], N
 # ---- a rank ---------------------------------------------------------------------------------------------------------
 
 
-def _serve(start: RankStart, connection: Connection, meeting: Meeting | None) -> None:
+def serve(start: RankStart, connection: Connection, meeting: Meeting | None) -> None:
     """Load the rank's part, then run what rank 0 runs, until it says that this is the end."""
     try:
         start.choose_device()
@@ -581,40 +617,3 @@ def _run_steps(runner: Runner, connection: Connection, *, max_in_flight: int) ->
                 forwarded = runner.forward(payload)
             else:
                 pending.append(runner.submit(payload))
-
-
-def main() -> int:
-    """A rank in a process of its own. Ends when rank 0's process does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches rank 0 too, which knows what is to be done
-    connection_fd, life = int(sys.argv[1]), int(sys.argv[2])
-    for fd in (connection_fd, life):
-        os.set_inheritable(fd, False)
-
-    def await_end() -> None:
-        os.read(life, 1)
-        os._exit(1)  # whatever this rank waits for will not come
-
-    threading.Thread(target=await_end, name="life", daemon=True).start()
-    connection = Connection(connection_fd)
-    start: RankStart = connection.recv()
-    if start.slots >= 0:
-        os.set_inheritable(start.slots, False)
-    logging.basicConfig(level=start.log_level, format=f"rank {start.rank}: %(levelname)s %(message)s")
-    connection.send("started")
-    try:
-        _serve(start, connection, None)
-    except HeadwayError as error:
-        logger.error("%s", error)
-        return 1
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return 1  # rank 0 is gone
-    except Exception:
-        logger.exception("rank %d failed", start.rank)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    from headway.executor import ranks  # by its name: what it sends is of classes that rank 0 knows
-
-    sys.exit(ranks.main())

@@ -1,4 +1,5 @@
-"""Files with a header and a checksum of each piece of what is behind it, read by several threads.
+"""Files with a header and a checksum of each piece of what is behind it, read by several threads. Files that another
+user may have written are not read (`cache_dir.opened_private`).
 
 Compiled code reads and computes checksums, about as fast as memory is copied. Where nothing can be compiled, Python
 does the same, several times as slow.
@@ -22,7 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headway.native.build import SOURCE_DIR, build
+from headway.cache_dir import opened_private
+from headway.native.build import SOURCE_DIR, build, load_library
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,8 @@ class FileReads(ABC):
 
     @abstractmethod
     def result(self, number: int) -> FileRead | None:
-        """Of a file that has ended. `None` if it has another length than was expected. Raises `OSError`."""
+        """Of a file that has ended. `None` if it has another length than was expected. Raises `OSError`: with `EPERM`
+        or `ELOOP` for what another user may have written."""
 
     @abstractmethod
     def cancel(self) -> None:
@@ -87,7 +90,7 @@ class PythonReader(CheckedReader):
     def read(self, path: str, header_bytes: int, out: memoryview) -> FileRead | None:
         """A file, whole."""
         header = bytearray(header_bytes)
-        with opened(path, os.O_RDONLY) as file:
+        with opened_private(path) as file:
             status = os.fstat(file)
             if status.st_size != header_bytes + out.nbytes or not _fill(file, [memoryview(header), out]):
                 return None
@@ -141,7 +144,7 @@ class NativeReader(CheckedReader):
 
     def __init__(self, path: Path) -> None:
         pointer, size = ctypes.c_void_p, ctypes.c_int64
-        self.library = library = ctypes.CDLL(str(path))
+        self.library = library = load_library(path)
         library.hw_crc32_pieces.restype, library.hw_crc32_pieces.argtypes = None, (pointer, size, pointer)
         library.hw_reads_begin.restype = pointer
         library.hw_reads_begin.argtypes = (*[size] * 3, *[pointer] * 7, ctypes.c_int)
@@ -238,7 +241,7 @@ def fastest_reader() -> CheckedReader:
 @contextlib.contextmanager
 def opened(path: Path | str, flags: int) -> Iterator[int]:
     """Its descriptor."""
-    file = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    file = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         yield file
     finally:

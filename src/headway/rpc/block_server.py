@@ -66,6 +66,7 @@ from headway.rpc.block_messages import (
     share_cuda,
 )
 from headway.rpc.channel import RefusedError, greet, prepare_tcp
+from headway.rpc.newcomers import Newcomers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,6 +83,7 @@ FEWEST_PLACES = 4
 MAX_WANTS = 4096
 """That a connection may have open."""
 MAX_CONNECTIONS = 64
+"""Clients that have been greeted."""
 SECRET_BYTES = 32
 TURN_S = 0.005
 """How long blocks are copied out between two steps."""
@@ -245,6 +247,7 @@ class BlockServer:
         self.lock = threading.Lock()
         self.free = list(range(self.places.num_places))  # under the lock, as the connections
         self._connections: list[_Connection] = []
+        self._newcomers = Newcomers()
         self._lives: collections.OrderedDict[str, bool] = collections.OrderedDict()  # requests: whether they go on
         self._is_closed = False
         self.num_sent_blocks = 0
@@ -345,16 +348,31 @@ class BlockServer:
             except OSError:
                 return
             with self.lock:
-                is_too_much = len(self._connections) >= MAX_CONNECTIONS
-                if not is_too_much and not self._is_closed:
+                if not self._is_closed:
                     self._connections.append(own := _Connection(self, connection))
-            if is_too_much or self._is_closed:
+            if self._is_closed:
                 connection.close()
             else:
+                self._newcomers.enter(connection)
                 own.reader.start()
 
     def greet(self, connection: socket.socket) -> None:
         """Find out who it is, and say what there is. Raises `RefusedError` and `OSError`."""
+        try:
+            self._greet(connection)
+        finally:
+            is_here = self._newcomers.leave(connection)
+        if not is_here:
+            raise ConnectionResetError
+
+    def admit(self, connection: _Connection) -> None:
+        """It has been greeted. Raises `RefusedError` if there are too many."""
+        with self.lock:
+            if sum(each.is_admitted for each in self._connections) >= MAX_CONNECTIONS:
+                raise RefusedError("there are too many clients")
+            connection.is_admitted = True
+
+    def _greet(self, connection: socket.socket) -> None:
         if connection.family == socket.AF_UNIX:
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             if struct.unpack("3i", credentials)[1] != os.getuid():
@@ -397,6 +415,8 @@ class _Connection:
         self._server = server
         self._socket = connection
         self._outgoing: queue.SimpleQueue[_Batch | msgspec.Struct | None] = queue.SimpleQueue()
+        self.is_admitted = False
+        """Under the server's lock."""
         self._is_closed = False
         self._is_gone = False
         self._held: dict[int, float] = {}  # places that it has, and since when; under the server's lock
@@ -429,6 +449,7 @@ class _Connection:
         writer = threading.Thread(target=self._write, name="blocks sent", daemon=True)
         try:
             self._server.greet(self._socket)
+            self._server.admit(self)
             writer.start()
             self._socket.settimeout(None)
             while not self._is_closed:

@@ -39,6 +39,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
+from headway.child_process import python_command
 from headway.core.request_options import RequestOptions
 from headway.errors import EngineStartError, HeadwayError
 from headway.outputs import Told
@@ -549,13 +550,11 @@ class EngineConnection(asyncio.Protocol):
 async def _spawn(
     inherited: socket.socket, factory: str | None, environment: Mapping[str, str]
 ) -> asyncio.subprocess.Process:
-    """The child gets one end of the socket pair, no input, and the front end's standard error for its log. It looks for
-    modules in the working directory only if it has to find a factory."""
-    command = ["-m", "headway.rpc.engine_process", "--fd", str(inherited.fileno())]
-    command = ["-P", *command] if factory is None else [*command, "--factory", factory]
+    """The child gets one end of the socket pair, no input, and the front end's standard error for its log."""
+    command = python_command("headway.rpc.engine_process", "--fd", str(inherited.fileno()))
     return await asyncio.create_subprocess_exec(
-        sys.executable,
         *command,
+        *([] if factory is None else ["--factory", factory]),
         stdin=asyncio.subprocess.DEVNULL,
         pass_fds=(inherited.fileno(),),
         env={**os.environ, **environment},

@@ -372,21 +372,23 @@ class EngineClient:
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
-    def submit(self, request: AddRequest) -> RequestStream:
-        """Send a request to an engine. Its id must never have been used before.
+    def submit(self, request: AddRequest, stream: RequestStream | None = None) -> RequestStream:
+        """Send a request to an engine. Its id must never have been used before. `stream`: one that somebody reads
+        already.
 
         Raises `EngineUnavailableError` if it cannot be taken now, `InvalidRequestError` if it does not fit into a
         message. What the engine itself refuses ends the stream with an error.
         """
         if request.request_id in self._open:
             raise InvalidRequestError(f"Request id '{request.request_id}' is already in use.", param="request_id")
-        stream = RequestStream(request.request_id, self._abort)
+        stream = RequestStream(request.request_id, self._abort) if stream is None else stream
         own = _Open(request, stream, time.monotonic())
         if not self._place(own):
             if self._closing or not self._resumes:
                 raise EngineUnavailableError(self.health.reason or ENGINE_STOPPED)
             self._park(own)
         self._open[request.request_id] = own
+        stream.abort_by(self._abort)
         return stream
 
     def _place(self, own: _Open) -> bool:

@@ -317,6 +317,9 @@ def _ready(engine: LLMEngine, blocks_at: str = "") -> EngineReady:
 
 
 def _load_factory(path: str) -> Callable[[dict[str, Any]], LLMEngine]:
+    """Another factory than the default one may be in the working directory, which is searched last."""
+    if path != DEFAULT_FACTORY:
+        sys.path.append(os.getcwd())
     module, _, name = path.partition(":")
     factory: Callable[[dict[str, Any]], LLMEngine] = getattr(importlib.import_module(module), name)
     return factory

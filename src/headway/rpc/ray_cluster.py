@@ -22,7 +22,6 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from headway.child_process import python_command
 from headway.errors import ConfigError, EngineStartError
 from headway.rpc.channel import EngineProcess, FrameReader, RefusedError, dial, pack
 from headway.rpc.engine_process import SECRET_VARIABLE
@@ -89,11 +89,11 @@ class EngineActor:
         ours, theirs = socket.socketpair()
         with socket.create_server((host, 0)) as listener, theirs:
             self._address = (host, listener.getsockname()[1])
-            command = ["-m", "headway.rpc.engine_process", "--fd", str(theirs.fileno())]
+            command = python_command("headway.rpc.engine_process", "--fd", str(theirs.fileno()))
             command += ["--listen-fd", str(listener.fileno())]
-            command = ["-P", *command] if self._factory is None else [*command, "--factory", self._factory]
+            command += [] if self._factory is None else ["--factory", self._factory]
             self._process = subprocess.Popen(
-                [sys.executable, *command],
+                command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), listener.fileno()),
                 env={**os.environ, SECRET_VARIABLE: self._secret},

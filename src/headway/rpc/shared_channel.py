@@ -44,14 +44,13 @@ from headway.rpc.messages import (
     UnreadableRequest,
     Watch,
 )
+from headway.rpc.newcomers import Newcomers
 from headway.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
 LINGER_S = 60.0
 """How long an engine without a front end waits for one: a front end that is restarted finds it warm."""
-MAX_GREETINGS = 16
-"""Connections that have not shown that they know the secret, at once."""
 PLACE_OPTIONS = ("num_threads",)
 """Options that whoever places an engine may choose."""
 
@@ -108,7 +107,7 @@ class SharedChannel:
         self._unreachable: set[FrontEnd] = set()  # found when something was sent
         self._greeted: queue.SimpleQueue[tuple[socket.socket, str]] = queue.SimpleQueue()
         self._num_come = 0
-        self._greetings = threading.BoundedSemaphore(MAX_GREETINGS)
+        self._newcomers = Newcomers()
         self._alone_since_s: float | None = time.monotonic()
         self._is_ending = False
         self._woken, self._wake = socket.socketpair()
@@ -171,23 +170,23 @@ class SharedChannel:
                 connection, address = self._listener.accept()
             except OSError:  # it was closed
                 return
-            if self._greetings.acquire(blocking=False):
-                threading.Thread(target=self._greet, args=(connection, f"{address[0]}:{address[1]}")).start()
-            else:
-                connection.close()
+            self._newcomers.enter(connection)
+            threading.Thread(target=self._greet, args=(connection, f"{address[0]}:{address[1]}")).start()
 
     def _greet(self, connection: socket.socket, address: str) -> None:
         try:
             prepare_tcp(connection)
             greet(connection, self._secret, is_engine=True)
         except (HeadwayError, OSError) as error:
-            logger.warning("a connection from %s is refused: %s", address, error)
+            if self._newcomers.leave(connection):
+                logger.warning("a connection from %s is refused: %s", address, error)
             connection.close()
-        else:
+            return
+        if self._newcomers.leave(connection):
             self._greeted.put((connection, address))
             self.wake()
-        finally:
-            self._greetings.release()
+        else:
+            connection.close()
 
     def _take_new(self) -> None:
         while not self._greeted.empty():

@@ -65,7 +65,7 @@ class RequestStream:
     Closing it earlier aborts the request; use it as a context manager, so that a cancelled task does that as well.
     """
 
-    __slots__ = ("_abort", "_deltas", "_ended", "_has_begun", "_waiter", "request_id")
+    __slots__ = ("_abort", "_deltas", "_ended", "_has_begun", "_on_end", "_waiter", "request_id")
 
     def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
         self.request_id = request_id
@@ -73,7 +73,21 @@ class RequestStream:
         self._deltas: list[Delta] = []
         self._ended = False
         self._has_begun = False
+        self._on_end: Callable[[], None] | None = None
         self._waiter = _Waiter()
+
+    def abort_by(self, abort: Callable[[str], None]) -> None:
+        """The request is in other hands now."""
+        self._abort = abort
+
+    def when_ended(self, on_end: Callable[[], None]) -> None:
+        """Have this called when the request has ended in any way."""
+        self._on_end = on_end
+
+    def _note_end(self) -> None:
+        self._ended = True
+        if self._on_end is not None:
+            self._on_end()
 
     @property
     def has_begun(self) -> bool:
@@ -88,8 +102,8 @@ class RequestStream:
         """Called by the client for each delta."""
         self._has_begun = True
         self._deltas.append(delta)
-        if delta.is_last:
-            self._ended = True
+        if delta.is_last and not self._ended:
+            self._note_end()
         self._waiter.wake()
 
     def __aiter__(self) -> Self:
@@ -116,7 +130,7 @@ class RequestStream:
         """Abort the request, unless it has ended; what was not read is dropped. Does nothing the second time."""
         self._deltas = []
         if not self._ended:
-            self._ended = True
+            self._note_end()
             self._abort(self.request_id)
             self._waiter.wake()
 

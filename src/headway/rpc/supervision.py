@@ -46,7 +46,7 @@ SILENT_S = 3.0
 """Three heartbeats missed: not healthy any more."""
 START_SILENT_S = 20.0
 """While libraries are imported and memory is taken, heartbeats may be missing for longer; so long a start is waited for
-without any."""
+without any. It lasts until the first sign of life of an engine that has said that it is ready."""
 FIRST_STEP_GRACE_S = 300.0
 """The first step of an engine may compile kernels: this much is waited for it."""
 
@@ -88,16 +88,19 @@ class Watchdog:
         self._silent_s = 0.0
         self._told_turn_s = 0.0
         self._is_ready = False
+        self._has_begun = False
+        """Whether it has given a sign of life since it was ready."""
         self._has_stepped = False
 
     def note_ready(self) -> None:
         """It takes requests."""
         self.note_life()
-        self._is_ready = True
+        self._is_ready, self._has_begun = True, False
 
     def note_life(self, turn_s: float = 0.0) -> None:
         """It has sent something. A heartbeat says for how long its loop has been in the present turn."""
         self._silent_s, self._told_turn_s = 0.0, turn_s
+        self._has_begun = self._is_ready
 
     def note_step(self) -> None:
         """It has made a step."""
@@ -113,7 +116,7 @@ class Watchdog:
         """Why the engine is not healthy, if it is not; may be shown to any client."""
         if not self._is_ready:
             return None
-        if self._silent_s > self.patience.silent_s:
+        if self._silent_s > self._while_starting(self.patience.silent_s):
             return f"the engine process has given no sign of life for {self._silent_s:.0f} s"
         if self._turn_s > self._grace(self.patience.slow_step_s):
             return f"the engine has made no progress for {self._turn_s:.0f} s"
@@ -125,13 +128,16 @@ class Watchdog:
         hang_s, step_s = self.patience.hang_timeout_s, self.patience.step_timeout_s
         if ending and self._silent_s > self.patience.silent_s:
             return True
-        if hang_s and self._silent_s > (hang_s if self._is_ready else max(hang_s, START_SILENT_S)):
+        if hang_s and self._silent_s > self._while_starting(hang_s):
             return True
         return bool(step_s) and self._turn_s > self._grace(step_s)
 
     @property
     def _turn_s(self) -> float:
         return self._told_turn_s + self._silent_s if self._told_turn_s else 0.0
+
+    def _while_starting(self, limit_s: float) -> float:
+        return limit_s if self._has_begun else max(limit_s, START_SILENT_S)
 
     def _grace(self, limit_s: float) -> float:
         return limit_s if self._has_stepped else max(limit_s, FIRST_STEP_GRACE_S)

@@ -12,6 +12,7 @@ from pathlib import Path
 from headway.config import check_values, option
 from headway.core.routing import ROUTERS, Roles
 from headway.errors import ConfigError
+from headway.server.admission.queue_shares import TenantLimits
 from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 
 API_KEY_VARIABLE = "HEADWAY_API_KEY"
@@ -64,6 +65,18 @@ class ServerConfig:
         1024, "Most completions that may wait for their first token; a request beyond gets 429 with Retry-After."
     )
     max_queue_tokens: int = option(2_000_000, "Most prompt tokens that may wait; a request beyond gets 429.")
+    max_waiting_per_tenant: int | None = option(
+        None,
+        "Most completions of one tenant that may wait for their first token, and the same part of --max-queue-tokens; "
+        "a request beyond gets 429. A tenant is an API key if there are several, else what requests name as their "
+        "user. 0: no limit. Default: with several keys each has an equal part of the queue, else no limit.",
+    )
+    max_running_per_tenant: int | None = option(
+        None,
+        "Most completions of one tenant that the engine has at once; those beyond wait in the front end. 0: no limit. "
+        "Default: with several keys as many as there are seats (--max-num-seqs of all replicas) and an eighth more, "
+        "else no limit.",
+    )
     queue_ttl_s: float = option(
         300.0, "Longest time until a request's first token; after it, the request ends with 503. 0: no limit."
     )
@@ -172,6 +185,9 @@ class ServerConfig:
         _check_whole(self, "port", 0, 65535)
         for name in ("max_queue_requests", "max_queue_tokens", "tokenizer_threads", "replicas"):
             _check_whole(self, name, 1, 2**40)
+        for name in ("max_waiting_per_tenant", "max_running_per_tenant"):
+            if getattr(self, name) is not None:
+                _check_whole(self, name, 0, 2**40)
         for name in ("min_replicas", "max_replicas"):
             _check_whole(self, name, 0, 2**16)
         for name in ("max_body_bytes", "max_header_bytes"):
@@ -223,7 +239,23 @@ class ServerConfig:
     @property
     def keeps_keys_apart(self) -> bool:
         """Whether requests with different API keys never share cached prefixes."""
-        return len(set(self.api_key)) > 1 if self.cache_salt_by_key is None else self.cache_salt_by_key
+        return self.has_several_keys if self.cache_salt_by_key is None else self.cache_salt_by_key
+
+    @property
+    def has_several_keys(self) -> bool:
+        """Whether each API key is a tenant."""
+        return len(set(self.api_key)) > 1
+
+    @property
+    def tenant_limits(self) -> TenantLimits | None:
+        """How much of the queue a tenant may have; None: all of it."""
+        num_keys, most = len(set(self.api_key)), self.max_waiting_per_tenant
+        if most is None and num_keys > 1:
+            most = max(1, self.max_queue_requests // num_keys)
+        if not most:
+            return None
+        num_tokens = max(1, self.max_queue_tokens * most // self.max_queue_requests)
+        return TenantLimits(most, num_tokens, is_guaranteed=1 < num_keys <= self.max_queue_requests // most)
 
     @property
     def url(self) -> str:

@@ -14,6 +14,7 @@ from headway.rpc.messages import AddRequest, EngineReady, EngineStats
 from headway.rpc.streams import CacheStream, RequestStream, SnapshotStream
 from headway.server.admission.queue_limits import QueueLimits, Reservation
 from headway.server.admission.service_classes import ONE_CLASS, Scheduling, ServiceClass, ServiceClasses
+from headway.server.admission.tenant_gate import TenantGate, default_most
 from headway.server.api.answer_specs import AnswerFormats
 from headway.server.api.api_errors import ApiError, unavailable
 from headway.server.api.prompts import PromptMaker
@@ -35,7 +36,7 @@ class Engine(EngineNumbers, Protocol):
 
     @property
     def health(self) -> Health: ...
-    def submit(self, request: AddRequest) -> RequestStream: ...
+    def submit(self, request: AddRequest, stream: RequestStream | None = None) -> RequestStream: ...
     def watch(self, place: int = 0) -> SnapshotStream: ...
     def follow_caches(self) -> CacheStream: ...
     def add_step_listener(self, listener: Callable[[EngineStats], None]) -> None: ...
@@ -52,6 +53,7 @@ class Services:
     formats: AnswerFormats
     shaper: Shaper
     limits: QueueLimits
+    gate: TenantGate
     metrics: ServerMetrics
     keys: ApiKeys
     model_names: tuple[str, ...]
@@ -91,8 +93,12 @@ class Services:
             formats=formats,
             shaper=Shaper(create_helpers or partial(_create_helpers, tokenizer, engine)),
             limits=QueueLimits(
-                max_requests=config.max_queue_requests, max_tokens=config.max_queue_tokens, classes=classes
+                max_requests=config.max_queue_requests,
+                max_tokens=config.max_queue_tokens,
+                classes=classes,
+                tenants=config.tenant_limits,
             ),
+            gate=TenantGate(engine, lambda: _most_running(config, engine)),
             metrics=metrics,
             keys=ApiKeys(config.api_key),
             model_names=names,
@@ -113,7 +119,7 @@ class Services:
             raise unavailable("The engine is starting; please retry.", code="engine_unavailable")
         return self.engine.info
 
-    def reserve(self, scheduling: Scheduling, *, body_bytes: int) -> Reservation:
+    def reserve(self, scheduling: Scheduling, *, body_bytes: int, key: str | None) -> Reservation:
         """A place in the queue, or 429. Whether the first token would be late is asked only if the operator wants it,
         and if requests wait in the engine: while none do, it takes newcomers in with its next step."""
         stats = self.engine.stats
@@ -121,13 +127,22 @@ class Services:
         return self.limits.reserve(
             body_bytes=body_bytes,
             service_class=scheduling.service_class,
+            tenant=self.tenant(scheduling.options.tenant, key=key),
             in_time_s=scheduling.options.ttft_target_s if may_be_late else None,
         )
 
+    def reserve_tokenizer(self, *, body_bytes: int, key: str | None) -> Reservation:
+        """A place in the queue for a request that only needs the tokenizer's threads, which it shares with all."""
+        return self.limits.reserve(body_bytes=body_bytes, tenant=self.tenant("", key=key))
+
     def max_waiting(self, service_class: ServiceClass) -> int:
         """How many completions of a class may wait at most: no request can ask for more."""
-        most = self.limits.max_requests
+        most = self.limits.whole.max_requests
         return most if service_class.max_waiting is None else min(most, service_class.max_waiting)
+
+    def tenant(self, wanted: str, *, key: str | None) -> str:
+        """Whose request it is: its API key's, where there are several; else its client says it."""
+        return key or "" if self.config.has_several_keys else wanted
 
     def cache_salt(self, wanted: str | None, *, key: str | None) -> str | None:
         """What sets a request's cached prefixes apart: the salt it asks for, and its API key where that counts too."""
@@ -150,3 +165,12 @@ def _create_helpers(tokenizer: Tokenizer | None, engine: Engine) -> HelperProces
     if tokenizer is None or not tokenizer.eos_token_ids:
         return HelperProcesses(None)
     return HelperProcesses(trie_parts(tokenizer, 0 if engine.info is None else engine.info.vocab_size))
+
+
+def _most_running(config: ServerConfig, engine: Engine) -> int | None:
+    """How many sequences of a tenant the engine may have; None: no limit."""
+    if config.max_running_per_tenant is not None:
+        return config.max_running_per_tenant or None
+    if not config.has_several_keys or engine.info is None:
+        return None
+    return default_most(engine.info.max_num_seqs * max(1, sum(each.role != "prefill" for each in engine.replicas)))

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
+from headway.child_process import python_command
 from headway.errors import HeadwayError
 from headway.structured.helper_jobs import do_job, make_trie
 
@@ -130,7 +131,7 @@ class HelperProcesses:
         self._control, theirs = socket.socketpair()
         with theirs:
             self.nursery = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
+                python_command("headway.structured.helper_processes", str(theirs.fileno())),
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C is for the caller; the nursery ends when the caller's socket does

@@ -22,7 +22,7 @@ import torch
 
 from headway import native
 from headway.attention import FORMATS, KVFormat
-from headway.cache_dir import temporary_folder, why_not_writable
+from headway.cache_dir import private_folder, temporary_folder, why_not_writable
 from headway.config import EngineConfig, ModelConfig
 from headway.errors import ConfigError
 from headway.models.decoder_config import DecoderConfig
@@ -125,11 +125,17 @@ def planned_formats(config: EngineConfig, model: DecoderConfig) -> Formats:
 
 
 def keep_compiled_kernels() -> None:
-    """Let Triton compile even where its cache cannot be written: then for this process alone."""
+    """Have Triton keep what it compiles where this user alone can write; for this process alone where it cannot."""
     home = Path(os.environ.get("TRITON_HOME") or Path("~").expanduser())
     folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
-    error = why_not_writable(folder)
-    if error is not None:
+    try:
+        own = private_folder(folder)
+        error = why_not_writable(own)
+    except OSError as refusal:
+        error = refusal
+    if error is None:
+        os.environ["TRITON_CACHE_DIR"] = str(own)
+    else:
         os.environ["TRITON_CACHE_DIR"] = str(temporary_folder() / "triton")
         reason = error.strerror or error
         _warn_once(

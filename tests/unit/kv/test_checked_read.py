@@ -97,15 +97,41 @@ def test_what_cannot_be_read_is_said(reader: CheckedReader, tmp_path: Path) -> N
     folder = tmp_path / "folder"
     folder.mkdir()
     if (size := folder.stat().st_size) >= HEADER:  # else it is no folder of the right length
-        with pytest.raises(IsADirectoryError):
+        with pytest.raises(PermissionError):
             read(reader, folder, HEADER, memoryview(bytearray(size - HEADER)))
     if num_open is not None:
         assert len(os.listdir("/proc/self/fd")) == num_open
 
 
+def test_what_another_user_may_have_written_is_not_read(reader: CheckedReader, tmp_path: Path) -> None:
+    path, link, pipe = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    path.write_bytes(bytes(HEADER + 10))
+    link.symlink_to(path)
+    os.mkfifo(pipe)
+    for mode in (0o620, 0o602):
+        path.chmod(mode)
+        with pytest.raises(PermissionError):
+            read(reader, path, HEADER, memoryview(bytearray(10)))
+    path.chmod(0o600)
+    assert read(reader, path, HEADER, memoryview(bytearray(10))) is not None
+    for other, code in ((link, errno.ELOOP), (pipe, errno.EPERM)):
+        with pytest.raises(OSError) as raised:
+            read(reader, other, HEADER, memoryview(bytearray(10)))
+        assert raised.value.errno == code
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files cannot be given away")
+def test_a_file_of_another_user_is_not_read(reader: CheckedReader, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(bytes(HEADER + 10))
+    os.chown(path, 4242, -1)
+    with pytest.raises(PermissionError):
+        read(reader, path, HEADER, memoryview(bytearray(10)))
+
+
 def test_a_file_that_has_less_than_its_length(reader: CheckedReader) -> None:
     path = Path("/sys/kernel/mm/transparent_hugepage/enabled")  # files there say a page, and have a line
-    if not path.exists() or path.stat().st_size <= HEADER:
+    if not path.exists() or path.stat().st_size <= HEADER or path.stat().st_uid != os.geteuid():
         pytest.skip("no such file")
     assert read(reader, path, 8, memoryview(bytearray(path.stat().st_size - 8))) is None
 

@@ -20,11 +20,13 @@ from typing import Any
 
 import pytest
 
+from headway.cache_dir import private_folder
 from headway.core.scheduler_output import BlockMoves
 from headway.errors import ConfigError
 from headway.kv import disk_store
 from headway.kv.block_store import BlockStore, BlockTransfers, Done
 from headway.kv.checked_read import CheckedReader, FileReads, NativeReader, PythonReader, fastest_reader
+from headway.kv.damage_log import DamageLog
 from headway.kv.disk_store import DiskStore
 
 BYTES = 200_000  # several pieces of a checksum, the last one short
@@ -96,7 +98,7 @@ def opened(tmp_path: Path, reader: CheckedReader) -> Iterator[Callable[..., Stor
 
 
 def files_in(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*/*"))
+    return sorted(private_folder(folder).glob("*/*"))
 
 
 def test_what_was_stored_is_found_by_the_next_process(opened: Callable[..., Stored], tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def test_what_was_stored_is_found_by_the_next_process(opened: Callable[..., Stor
     assert set(second.store.digests()) == {digest_of(number) for number in range(5)}
     for number in range(5):
         assert second.get(number) == first.get(number) == content_of(number)
-    assert not list(tmp_path.glob("*/*.tmp"))
+    assert not list(tmp_path.glob("*/*/*.tmp"))
 
 
 def test_fetches_end_in_order_of_their_chain_or_not_but_each_once(opened: Callable[..., Stored]) -> None:
@@ -219,8 +221,7 @@ def test_a_block_under_another_name_is_not_taken_for_it(opened: Callable[..., St
     one.put(1)
     (path,) = files_in(tmp_path)
     path.with_name(digest_of(2).hex() + ".kv").write_bytes(path.read_bytes())
-    other_model = tmp_path / ("b" * 32)
-    other_model.mkdir()
+    other_model = private_folder(private_folder(tmp_path), "b" * 32)
     (other_model / path.name).write_bytes(path.read_bytes())
     assert one.get(2) is None and one.get(1) == content_of(1)
     other = opened(fingerprint="b" * 32)
@@ -233,7 +234,7 @@ def test_what_is_read_ahead_is_not_used(opened: Callable[..., Stored], tmp_path:
     one = opened()
     for number in range(2):
         one.put(number)
-    paths = [tmp_path / PRINT / (digest_of(number).hex() + ".kv") for number in range(2)]
+    paths = [private_folder(tmp_path) / PRINT / (digest_of(number).hex() + ".kv") for number in range(2)]
     for path, used_s in zip(paths, (1, 2), strict=True):
         os.utime(path, (used_s, used_s))
     again = opened()
@@ -277,7 +278,7 @@ def test_the_files_used_longest_ago_go_first_whosever_they_are(
     assert one.store.take_changes() == ([], [digest_of(1)])
     assert len(files_in(tmp_path)) == 4
     for number, used_s in ((0, 3), (2, 1), (3, 2), (4, 4)):  # as if more time had passed
-        os.utime(tmp_path / PRINT / (digest_of(number).hex() + ".kv"), (used_s, used_s))
+        os.utime(private_folder(tmp_path) / PRINT / (digest_of(number).hex() + ".kv"), (used_s, used_s))
     again = opened(max_bytes=4 * (BYTES + 64))
     assert list(again.store.digests()) == [digest_of(number) for number in (2, 3, 0, 4)]
     again.put(5)
@@ -304,8 +305,7 @@ def test_a_block_larger_than_the_limit_is_not_stored(opened: Callable[..., Store
 def test_what_dead_writers_leave_is_deleted_and_what_live_ones_write_is_not(
     opened: Callable[..., Stored], tmp_path: Path
 ) -> None:
-    folder = tmp_path / PRINT
-    folder.mkdir()
+    folder = private_folder(private_folder(tmp_path), PRINT)
     dead, living = folder / f"{digest_of(1).hex()}.1-0.tmp", folder / f"{digest_of(2).hex()}.2-0.tmp"
     dead.write_bytes(b"half")
     stranger = folder / "notes.txt"
@@ -337,7 +337,7 @@ def test_a_disk_that_fails_costs_hits_only(
     with caplog.at_level(logging.WARNING):
         assert not any(one.put(number) for number in range(2, 20))
     assert len(caplog.records) == 1 and os.strerror(code) in caplog.text
-    assert not list(tmp_path.glob("*/*.tmp")), "nothing is left lying about"
+    assert not list(tmp_path.glob("*/*/*.tmp")), "nothing is left lying about"
     assert one.get(1) == content_of(1), "what is there is found"
     is_broken = False
     assert not one.put(2), "not tried again at once"
@@ -407,7 +407,7 @@ def test_a_folder_that_is_deleted_comes_back(opened: Callable[..., Stored], tmp_
     one.put(1)
     for path in files_in(tmp_path):
         path.unlink()
-    (tmp_path / PRINT).rmdir()
+    (private_folder(tmp_path) / PRINT).rmdir()
     assert one.get(1) is None
     assert one.put(2) and one.get(2) == content_of(2)
     assert one.put(1) and one.get(1) == content_of(1)
@@ -498,7 +498,7 @@ def test_a_process_that_is_killed_leaves_nothing_wrong(tmp_path: Path) -> None:
             assert process.poll() is None, "it has failed by itself"
             process.send_signal(signal.SIGKILL)
         one = Stored(tmp_path, max_bytes=12 * (size + 64), size=size)
-        assert not list(tmp_path.glob("*/*.tmp")), "what it was writing is gone"
+        assert not list(tmp_path.glob("*/*/*.tmp")), "what it was writing is gone"
         for digest in one.store.digests():
             number = int.from_bytes(digest)
             assert one.get(number) == content_of(number, size)
@@ -585,3 +585,84 @@ def test_what_nobody_can_fetch_does_not_come() -> None:
     transfers.begin(BlockMoves(fetched=((b"a", 0, ""), (b"b", 1, "there:1")), stored=((b"c", 1),)))
     assert [end.ok for end in transfers.take()] == [False] * 3
     assert not transfers.num_under_way
+
+
+# ---- what other users, or a damaged disk, may have left -------------------------------------------------------------
+
+
+def test_a_line_is_logged_for_each_kind_of_damage_not_for_each_file(
+    opened: Callable[..., Stored], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = opened()
+    assert all(one.put(number) for number in range(40))
+    for number, path in enumerate(files_in(tmp_path)):
+        if number % 2:
+            path.write_bytes(path.read_bytes()[:-1])
+        else:
+            path.chmod(0o620)
+    assert not any(one.get(number) for number in range(40))
+    one.store.close()
+    assert len(caplog.records) == 4, "of each kind one at once, and one at the end"
+    texts = [record.getMessage() for record in caplog.records]
+    assert sum("computed instead: 1 file" in text for text in texts) == 2
+    assert sum("computed instead: 19 files deleted, whose length or checksum is wrong" in text for text in texts) == 1
+    assert sum("computed instead: 19 files not read, which are links" in text for text in texts) == 1
+    assert not files_in(tmp_path)
+
+
+def test_blocks_that_another_user_has_exchanged_are_not_found(opened: Callable[..., Stored], tmp_path: Path) -> None:
+    """Whoever can write a file can compute its checksum, too."""
+    opened().put(1)
+    (path,) = files_in(tmp_path)
+    planted = tmp_path / PRINT / path.name
+    planted.parent.mkdir()
+    path.rename(planted)
+    assert opened().get(1) is None
+    path.symlink_to(planted)
+    again = opened()
+    assert again.get(1) is None and not path.is_symlink() and planted.exists()
+
+
+@pytest.mark.parametrize("has_files", [False, True])
+def test_a_folder_in_the_place_of_a_block_costs_that_block_only(
+    opened: Callable[..., Stored], tmp_path: Path, caplog: pytest.LogCaptureFixture, has_files: bool
+) -> None:
+    in_the_way = private_folder(private_folder(tmp_path), PRINT) / f"{digest_of(1).hex()}.kv"
+    in_the_way.mkdir()
+    if has_files:
+        (in_the_way / "something").write_text("")
+    one = opened()
+    assert not one.store.digests() and one.get(1) is None
+    assert one.put(1) != has_files
+    assert one.put(2) and one.get(2) == content_of(2)
+    assert in_the_way.is_dir() == has_files
+    assert [record.getMessage() for record in caplog.records if "written" in record.getMessage()] == [
+        record.getMessage() for record in caplog.records
+    ]
+    assert len(caplog.records) == has_files
+
+
+def test_a_folder_of_another_user_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / f"headway-{os.geteuid()}").symlink_to("/tmp")
+    with pytest.raises(ConfigError, match=r"No files can be put into disk_cache '.*': 'headway-.*remove it, or choose"):
+        DiskStore(tmp_path, fingerprint=PRINT, block_bytes=1, max_bytes=100)
+
+
+def test_damage_of_one_kind_is_counted_for_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    log = DamageLog(now=lambda: now_s)
+    for number in range(3):
+        log.note("broken", str(number))
+    log.say()
+    log.note("broken", "3")
+    log.say()
+    log.note("gone", "4")
+    log.say()
+    now_s = 60.0
+    log.say()
+    log.say(is_last=True)
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "3 files broken (0, …)",
+        "1 file gone (4)",
+        "1 file broken (3)",
+    ]

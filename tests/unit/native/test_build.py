@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.cache_dir import cache_dir, temporary_folder
+from headway.cache_dir import cache_dir, private_folder, temporary_folder
 from headway.errors import NativeBuildError
 from headway.native import build as build_module
 from headway.native import lib as lib_module
@@ -43,7 +43,7 @@ def test_a_failing_compiler_is_quoted(only_cc: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CC", fake_compiler(only_cc / "broken", "echo 'no such header' >&2; exit 3"))
     with pytest.raises(NativeBuildError, match=r"exited with 3:\nno such header"):
         build()
-    assert not list((only_cc / "cache").iterdir())
+    assert not list(private_folder(only_cc / "cache").iterdir())
 
 
 def test_the_next_compiler_is_tried(only_cc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_two_builds_at_once(only_cc: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with ThreadPoolExecutor(2) as pool:
         results = [future.result(timeout=60) for future in [pool.submit(build, "generic") for _ in range(2)]]
     assert [result.compiled for result in results] == [True, True]
-    assert list((only_cc / "cache").iterdir()) == [results[0].path]
+    assert list(private_folder(only_cc / "cache").iterdir()) == [results[0].path]
     assert results[0].path.read_text() == "library\n"
 
 

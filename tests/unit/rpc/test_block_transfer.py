@@ -25,7 +25,7 @@ from headway.errors import ConfigError
 from headway.rpc import block_client, block_messages, block_server
 from headway.rpc.block_client import PeerBlocks
 from headway.rpc.block_messages import Carrier, Offer, Piece, TransferError
-from headway.rpc.block_server import BlockAt, BlockServer, Places
+from headway.rpc.block_server import MAX_CONNECTIONS, BlockAt, BlockServer, Places
 from headway.rpc.channel import NONCE_BYTES
 
 BLOCK_BYTES = 1000
@@ -252,6 +252,23 @@ def test_the_network_needs_the_secret(folder: Path, store: PeerBlocks, caplog: p
             with contextlib.suppress(ConnectionError):
                 while raw.recv(4096):
                     pass
+
+
+def test_those_who_say_nothing_keep_no_client_out(folder: Path, store: PeerBlocks) -> None:
+    with contextlib.closing(Engine(Memory(range(4)), "tcp", folder)) as engine, contextlib.ExitStack() as silent:
+        host, _, port = engine.server.address.rpartition("@")[2].rpartition(":")
+        for _ in range(MAX_CONNECTIONS + 4):
+            silent.enter_context(socket.create_connection((host, int(port)), timeout=5))
+        assert Slots(range(4)).fetch(store, engine.server.address).check() == 4
+
+
+def test_there_is_a_limit_to_clients_that_are_greeted(
+    folder: Path, store: PeerBlocks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(block_server, "MAX_CONNECTIONS", 0)
+    with contextlib.closing(Engine(Memory(range(4)), "shm", folder)) as engine:
+        assert Slots(range(4)).fetch(store, engine.server.address).check() == 0
+    assert "there are too many clients" in caplog.text
 
 
 def test_sockets_are_only_made_where_nobody_else_comes(folder: Path) -> None:

@@ -20,7 +20,6 @@ from headway.core.routing import Roles
 from headway.errors import EngineStartError, HeadwayError
 from headway.rpc import channel as channel_module
 from headway.rpc import engine_client, ray_cluster
-from headway.rpc import shared_channel as shared_module
 from headway.rpc.channel import (
     BrokenFrameError,
     ChannelClosedError,
@@ -51,6 +50,7 @@ from headway.rpc.messages import (
     Watch,
     decode_from_engine,
 )
+from headway.rpc.newcomers import MAX_GREETINGS
 from headway.rpc.ray_cluster import EngineActor
 from headway.rpc.shared_channel import SharedChannel, identity
 from headway.rpc.supervision import Backoff, EngineSpec, Patience
@@ -327,11 +327,28 @@ def test_a_parent_that_is_gone_ends_everything(shared: Shared) -> None:
         shared.receive()
 
 
-def test_many_who_say_nothing_do_not_keep_others_out(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "GREETING_S", 1.0)
-    silent = [socket.create_connection(("127.0.0.1", shared.port)) for _ in range(shared_module.MAX_GREETINGS + 4)]
-    time.sleep(1.5)
+def is_open(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        while connection.recv(4096):
+            pass
+    except BlockingIOError:
+        return True
+    return False
+
+
+def test_many_who_say_nothing_do_not_keep_others_out(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
+    """Long before their time for the greeting is over: those that came first give way."""
+    silent = [socket.create_connection(("127.0.0.1", shared.port), timeout=5) for _ in range(MAX_GREETINGS + 4)]
+    begun_s = time.monotonic()
     assert isinstance(shared.join(), Peer)
+    assert time.monotonic() - begun_s < channel_module.GREETING_S / 2
+    for connection in silent[:5]:
+        while connection.recv(4096):  # the engine's greeting, then the end
+            pass
+    assert is_open(silent[-1])
+    assert len([record for record in caplog.records if "give way" in record.getMessage()]) == 1
+    assert "is refused" not in caplog.text
     for connection in silent:
         connection.close()
 

@@ -59,6 +59,23 @@ def test_loading_a_model_takes_its_time_but_not_for_ever() -> None:
     assert watchdog.is_lost()
 
 
+def test_silence_counts_from_the_first_sign_of_life_of_an_engine_that_is_ready() -> None:
+    watchdog = Watchdog(Patience())
+    watchdog.note_life()
+    watchdog.note_ready()
+    watchdog.pass_time(START_SILENT_S)
+    assert watchdog.problem is None and not watchdog.is_lost()
+    watchdog.pass_time(1.0)
+    assert watchdog.problem is not None and watchdog.is_lost()
+    watchdog.note_life()
+    watchdog.pass_time(3.5)
+    assert watchdog.problem is not None and not watchdog.is_lost()
+    watchdog.note_start()
+    watchdog.note_ready()
+    watchdog.pass_time(3.5)
+    assert watchdog.problem is None, "the next process starts in the same way"
+
+
 def test_an_engine_that_is_silent_is_not_waited_for_at_the_end() -> None:
     watchdog = serving()
     watchdog.pass_time(3.5)

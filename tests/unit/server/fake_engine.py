@@ -75,11 +75,12 @@ class FakeEngine:
         self._manual = manual
         self._words = words
 
-    def submit(self, request: AddRequest) -> RequestStream:
+    def submit(self, request: AddRequest, stream: RequestStream | None = None) -> RequestStream:
         if not self.health.ok:
             raise EngineUnavailableError(self.health.reason)
         self.requests.append(request)
-        stream = RequestStream(request.request_id, self._abort)
+        stream = RequestStream(request.request_id, self._abort) if stream is None else stream
+        stream.abort_by(self._abort)
         self.streams[request.request_id] = stream
         if not self._manual:
             asyncio.get_running_loop().call_soon(self._answer, request)

@@ -71,7 +71,12 @@ def test_a_class_has_a_limit_of_its_own() -> None:
     assert (error.status, error.code, error.headers["retry-after"]) == (429, "class_queue_full", "1")
     assert "class 'low' is full: 3 requests are waiting, of at most 3" in str(error)
     wait(queue, MIDDLE)
-    assert queue.lines["low"].num_refused == {"queue_full": 0, "class_queue_full": 1, "late": 0}
+    assert queue.lines["low"].num_refused == {
+        "queue_full": 0,
+        "class_queue_full": 1,
+        "tenant_queue_full": 0,
+        "late": 0,
+    }
     assert (queue.num_requests, queue.lines["low"].num_waiting) == (4, 3)
 
 

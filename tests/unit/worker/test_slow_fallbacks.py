@@ -79,6 +79,10 @@ def test_an_unwritable_triton_cache(
     monkeypatch.setenv(variable, str(tmp_path))
     keep_compiled_kernels()
     assert not caplog.records
+    folder = os.environ["TRITON_CACHE_DIR"]
+    assert Path(folder).name == f"headway-{os.geteuid()}", "nobody else can put a kernel there"
+    keep_compiled_kernels()
+    assert os.environ["TRITON_CACHE_DIR"] == folder
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
     monkeypatch.setenv(variable, str(tmp_path / "file" / "below"))

@@ -4,12 +4,13 @@ A request waits from the moment its body is here until its first token has come.
 from the size of its body, so that a full queue is refused without tokenising; the guess is replaced by the truth
 as soon as that is known. An empty queue takes any one request, so nothing is refused for ever.
 
-    newcomer ──► is its class's line full? ──► would it be late? ──► is the queue full? ──► it waits
-                          429                        429                  │
+    newcomer ──► is its class's line full? ──► would it be late? ──► is its tenant's part of the queue full, or all
+                          429                        429             of it? ──► it waits
+                                                                      │
                                          drop one that is shed earlier (503), or else 429
 
 Dropped is the request that came last, of the class with the largest `shed` number, if that is larger than the
-newcomer's own and the engine has not begun with it.
+newcomer's own and the engine has not begun with it; where a tenant's part is full, one of that tenant.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
+from headway.server.admission.queue_shares import QueueShare, TenantLimits, TenantShares
 from headway.server.admission.service_classes import ONE_CLASS, ServiceClass, ServiceClasses
 from headway.server.api.api_errors import RETRY_AFTER_S, ApiError, overloaded, unavailable
 
 BYTES_PER_TOKEN = 4
 """Average size of a token of text, JSON included; a guess that is soon replaced."""
-REFUSAL_REASONS = ("queue_full", "class_queue_full", "late")
+REFUSAL_REASONS = ("queue_full", "class_queue_full", "tenant_queue_full", "late")
 MEMORY_S = 10.0
 """After this time what was seen counts 1/e of what is seen now."""
 
@@ -39,17 +42,29 @@ class QueueLimits:
         max_requests: int,
         max_tokens: int,
         classes: ServiceClasses = ONE_CLASS,
+        tenants: TenantLimits | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.max_requests = max_requests
-        self.max_tokens = max_tokens
-        self.num_requests = 0
-        self.num_tokens = 0
+        self.whole = QueueShare(max_requests, max_tokens)
+        self.tenants = TenantShares(tenants)
         self.lines = {each.name: ClassLine(each, now) for each in classes}
         self._shed_order = sorted(self.lines.values(), key=lambda line: -line.service_class.shed)
 
+    @property
+    def num_requests(self) -> int:
+        return self.whole.num_requests
+
+    @property
+    def num_tokens(self) -> int:
+        return self.whole.num_tokens
+
     def reserve(
-        self, *, body_bytes: int, service_class: ServiceClass | None = None, in_time_s: float | None = None
+        self,
+        *,
+        body_bytes: int,
+        service_class: ServiceClass | None = None,
+        tenant: str = "",
+        in_time_s: float | None = None,
     ) -> Reservation:
         """A place for a request of which only the size is known; 429 if there is none, or if its first token cannot be
         expected within `in_time_s`. What is of no class waits in no line, and nothing is dropped for it."""
@@ -57,28 +72,52 @@ class QueueLimits:
         guess = body_bytes // BYTES_PER_TOKEN
         if line is not None and in_time_s is not None:
             line.check_in_time(in_time_s)
-        reservation = Reservation(self, line)
+        reservation = Reservation(self, line, tenant)
         reservation.take(1, guess)
         return reservation
 
-    def make_room(self, num_requests: int, num_tokens: int, line: ClassLine | None) -> None:
+    def make_room(self, num_requests: int, num_tokens: int, line: ClassLine | None, tenant: str) -> None:
         """Raise 429 if this does not fit, not even if others are dropped for it; else drop them."""
         if line is not None:
             line.check_room(num_requests)
+        share = self.tenants.of(tenant)
         dropped: list[Reservation] = []
-        num_requests_left, num_tokens_left = self.num_requests, self.num_tokens
-        candidates = self._candidates(line)
-        while num_requests_left and (
-            num_requests_left + num_requests > self.max_requests or num_tokens_left + num_tokens > self.max_tokens
-        ):
-            victim = next(candidates, None)
-            if victim is None:
-                raise self._full(num_requests, line)
-            dropped.append(victim)
-            num_requests_left -= victim.num_requests
-            num_tokens_left -= victim.num_tokens
+        try:
+            if share is not None:
+                self._make_room_in(share, num_requests, num_tokens, line, dropped, of_tenant=tenant)
+            if not self.tenants.are_guaranteed:
+                self._make_room_in(self.whole, num_requests, num_tokens, line, dropped)
+        finally:
+            self.tenants.forget(tenant)
         for victim in dropped:
             victim.drop()
+
+    def _make_room_in(
+        self,
+        share: QueueShare,
+        num_requests: int,
+        num_tokens: int,
+        line: ClassLine | None,
+        dropped: list[Reservation],
+        *,
+        of_tenant: str | None = None,
+    ) -> None:
+        """Add to those that are dropped as many as are needed, of one tenant or of all."""
+        left = replace(
+            share,
+            num_requests=share.num_requests - sum(victim.num_requests for victim in dropped),
+            num_tokens=share.num_tokens - sum(victim.num_tokens for victim in dropped),
+        )
+        candidates = self._candidates(line)
+        while not left.has_room(num_requests, num_tokens):
+            victim = next(candidates, None)
+            if victim is None:
+                error = share.full(num_requests)
+                raise error if line is None else line.refused(error)
+            if victim not in dropped and of_tenant in (None, victim.tenant):
+                dropped.append(victim)
+                left.num_requests -= victim.num_requests
+                left.num_tokens -= victim.num_tokens
 
     def _candidates(self, newcomer: ClassLine | None) -> Iterator[Reservation]:
         """What could be dropped for a newcomer, in the order in which it would be."""
@@ -86,12 +125,6 @@ class QueueLimits:
             if newcomer is None or line.service_class.shed <= newcomer.service_class.shed:
                 return
             yield from line.not_begun()
-
-    def _full(self, num_requests: int, line: ClassLine | None) -> ApiError:
-        too_many = self.num_requests + num_requests > self.max_requests
-        what = f"{self.num_requests} requests" if too_many else f"{self.num_tokens} prompt tokens"
-        error = overloaded(f"The queue is full: {what} are waiting. Please retry later.", code="queue_full")
-        return error if line is None else line.refused(error)
 
 
 class Waiting(Protocol):
@@ -165,7 +198,8 @@ class ClassLine:
 class Reservation:
     """One HTTP request's part of the queue; a context manager that gives back what is left of it."""
 
-    def __init__(self, limits: QueueLimits, line: ClassLine | None) -> None:
+    def __init__(self, limits: QueueLimits, line: ClassLine | None, tenant: str) -> None:
+        self.tenant = tenant
         self.num_requests = 0
         self.num_tokens = 0
         self.shed_error: ApiError | None = None
@@ -176,7 +210,7 @@ class Reservation:
 
     def take(self, num_requests: int, num_tokens: int) -> None:
         """Wait with this many; 429 if they do not fit."""
-        self._limits.make_room(num_requests, num_tokens, self._line)
+        self._limits.make_room(num_requests, num_tokens, self._line, self.tenant)
         self._add(num_requests, num_tokens)
         if self._line is not None:
             self._line.droppable[self] = None  # a second time it keeps its place
@@ -232,8 +266,11 @@ class Reservation:
     def _add(self, num_requests: int, num_tokens: int) -> None:
         self.num_requests += num_requests
         self.num_tokens += num_tokens
-        self._limits.num_requests += num_requests
-        self._limits.num_tokens += num_tokens
+        for share in (self._limits.whole, self._limits.tenants.of(self.tenant)):
+            if share is not None:
+                share.num_requests += num_requests
+                share.num_tokens += num_tokens
+        self._limits.tenants.forget(self.tenant)
         if self._line is not None:
             self._line.add_waiting(num_requests)
 

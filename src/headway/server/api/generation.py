@@ -67,10 +67,9 @@ class Generation:
         self._num_unfinished = job.num_choices
         self._num_cached_tokens = 0
         self._clock = asyncio.timeout(None)
-        self._options = job.options
         salt = services.cache_salt(job.options.cache_salt, key=record.key)
-        if salt != job.options.cache_salt:
-            self._options = dataclasses.replace(job.options, cache_salt=salt)
+        tenant = services.tenant(job.options.tenant, key=record.key)
+        self._options = dataclasses.replace(job.options, cache_salt=salt, tenant=tenant)
         record.user = job.options.tenant or None
         record.stream = job.stream
         record.num_prompt_tokens = job.num_prompt_tokens
@@ -136,7 +135,7 @@ class Generation:
 
     def _submit(self, request: AddRequest) -> RequestStream:
         try:
-            return self._services.engine.submit(request)
+            return self._services.gate.submit(request)
         except EngineUnavailableError:
             if self._services.drain.is_refusing:
                 raise shutting_down() from None

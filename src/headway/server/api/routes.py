@@ -116,7 +116,7 @@ class GenerationRoute(ABC, Generic[_B, _R]):
         scheduling = self._scheduling(request)._replace(client=record.key or record.client)
         if len(services.classes) > 1:
             record.service_class = scheduling.service_class.name
-        with services.reserve(scheduling, body_bytes=len(body)) as reservation:
+        with services.reserve(scheduling, body_bytes=len(body), key=record.key) as reservation:
             job = await self._job(given, request, scheduling)
             reservation.settle(num_requests=job.num_sequences, num_tokens=job.num_prompt_tokens)
             foreseen = await self._forecast(job, arrival_s=record.time_s)
@@ -313,11 +313,11 @@ class Tokenize:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await self._services.bodies.read(scope, receive)
-        await until_disconnect(receive, self._answer(body, send))
+        await until_disconnect(receive, self._answer(body, record_of(scope), send))
 
-    async def _answer(self, body: bytes, send: Send) -> None:
+    async def _answer(self, body: bytes, record: AccessRecord, send: Send) -> None:
         request = await self._services.bodies.parse(body, TokenizeRequest)
-        with self._services.limits.reserve(body_bytes=len(body)):  # the tokenizer's threads are shared with completions
+        with self._services.reserve_tokenizer(body_bytes=len(body), key=record.key):
             await self._tokenize(request, send)
 
     async def _tokenize(self, request: TokenizeRequest, send: Send) -> None:
@@ -349,11 +349,11 @@ class Detokenize:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await self._services.bodies.read(scope, receive)
-        await until_disconnect(receive, self._answer(body, send))
+        await until_disconnect(receive, self._answer(body, record_of(scope), send))
 
-    async def _answer(self, body: bytes, send: Send) -> None:
+    async def _answer(self, body: bytes, record: AccessRecord, send: Send) -> None:
         request = await self._services.bodies.parse(body, DetokenizeRequest)
-        with self._services.limits.reserve(body_bytes=len(body)):
+        with self._services.reserve_tokenizer(body_bytes=len(body), key=record.key):
             self._services.check_model(request.model)
             text = await self._services.prompts.decode(request.tokens, self._services.info)
         await send_json(send, DetokenizeResponse(text))

@@ -33,7 +33,8 @@ from headway.server.api.responses_api import (
     not_stored,
 )
 from headway.server.api.routes import GenerationRoute
-from headway.server.http.asgi_io import send_json, until_disconnect
+from headway.server.http.asgi_io import record_of, send_json, until_disconnect
+from headway.server.metrics.access_log import AccessRecord
 from headway.server.services import Services
 
 _B = TypeVar("_B", bound=TranslatedRequest)
@@ -111,12 +112,12 @@ class CountTokens:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await self._services.bodies.read(scope, receive)
-        await until_disconnect(receive, self._answer(body, send))
+        await until_disconnect(receive, self._answer(body, record_of(scope), send))
 
-    async def _answer(self, body: bytes, send: Send) -> None:
+    async def _answer(self, body: bytes, record: AccessRecord, send: Send) -> None:
         services = self._services
         given = await services.bodies.parse(body, CountTokensRequest)
-        with services.limits.reserve(body_bytes=len(body)):  # the tokenizer's threads are shared with completions
+        with services.reserve_tokenizer(body_bytes=len(body), key=record.key):
             try:
                 request = chat_request(chat_fields_of_prompt(given), MESSAGES_NAMES)
                 job = await chat_job(request, scheduling_of(request, services.classes), services)

@@ -207,23 +207,30 @@ HW_EXPORT void hw_reads_free(Reads *reads) {
     free(reads);
 }
 
-static int read_header(Reads *reads, int64_t number, int file) {
-    struct stat status;
-    if (fstat(file, &status)) return errno;
-    if (status.st_size != reads->header_bytes + reads->bytes) return OTHER_LENGTH;
-    reads->used_s[number] = (double)status.st_mtime;
+/* As `why_not_private` in headway/cache_dir.py. */
+static int check_private(int file, struct stat *status) {
+    if (fstat(file, status)) return errno;
+    if (!S_ISREG(status->st_mode) || status->st_uid != geteuid()) return EPERM;
+    return status->st_mode & (S_IWGRP | S_IWOTH) ? EPERM : 0;
+}
+
+static int read_header(Reads *reads, int64_t number, int file, const struct stat *status) {
+    if (status->st_size != reads->header_bytes + reads->bytes) return OTHER_LENGTH;
+    reads->used_s[number] = (double)status->st_mtime;
     return read_all(file, reads->headers + number * reads->header_bytes, reads->header_bytes, 0);
 }
 
 static int read_part(Reads *reads, int64_t number, int64_t part) {
     int file;
     do {
-        file = open(reads->paths[number], O_RDONLY | O_CLOEXEC);
+        file = open(reads->paths[number], O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     } while (file < 0 && errno == EINTR);
     if (file < 0) return errno;
     int64_t at = part * PART_BYTES, pieces = (reads->bytes + PIECE_BYTES - 1) / PIECE_BYTES;
     int64_t count = reads->bytes - at < PART_BYTES ? reads->bytes - at : PART_BYTES;
-    int failure = part == 0 ? read_header(reads, number, file) : 0;
+    struct stat status;
+    int failure = check_private(file, &status);
+    if (!failure && part == 0) failure = read_header(reads, number, file, &status);
     if (!failure) {
         uint32_t *crcs = reads->crcs + number * pieces + at / PIECE_BYTES;
         failure = read_checked(file, reads->header_bytes + at, reads->out[number] + at, count, crcs, reads->past_cache);

@@ -1,0 +1,331 @@
+"""Several API keys: each is a tenant, whatever its requests call themselves, and none keeps another waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headway.core.request_options import RequestOptions
+from headway.errors import ConfigError, EngineUnavailableError
+from headway.rpc.messages import AddRequest, Delta
+from headway.rpc.streams import RequestStream
+from headway.sampling_params import SamplingParams
+from headway.server.admission.queue_limits import QueueLimits, Reservation
+from headway.server.admission.queue_shares import TenantLimits
+from headway.server.admission.service_classes import ServiceClass, ServiceClasses
+from headway.server.admission.tenant_gate import TenantGate, default_most
+from headway.server.api.api_errors import ApiError
+from headway.server.server_config import ServerConfig
+from tests.unit.rpc.small_engine import create_engine
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run, small_tokenizer, until
+
+PATH = "/v1/completions"
+ALICE, BOB = {"authorization": "Bearer alice"}, {"authorization": "Bearer bob"}
+KEYS = ("alice", "bob")
+
+
+# ---- whose request it is --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api_key", [(), ("alice",), ("alice", "alice"), KEYS])
+def test_the_tenant_is_the_key_where_there_are_several_and_else_the_user(api_key: tuple[str, ...]) -> None:
+    server = FakeServer(api_key=api_key)
+    for user in ("one", "another", None):
+        assert server.post(PATH, {"prompt": "Hi", "user": user}, headers=ALICE).status_code == 200
+    tenants = [request.options.tenant for request in server.engine.requests]
+    if api_key != KEYS:
+        assert tenants == ["one", "another", ""]
+        return
+    assert len(set(tenants)) == 1 and "alice" not in tenants[0]
+    server.post(PATH, {"prompt": "Hi", "user": "one"}, headers=BOB)
+    assert server.engine.requests[-1].options.tenant not in tenants
+
+
+def test_the_log_has_the_user_not_the_key() -> None:
+    server, users = FakeServer(api_key=KEYS), []
+    server.services.on_request_end.append(lambda record: users.append(record.user))
+    server.post(PATH, {"prompt": "Hi", "user": "me"}, headers=ALICE)
+    assert users == ["me"]
+
+
+# ---- the queue ------------------------------------------------------------------------------------------------------
+
+HIGH, LOW = ServiceClass("high"), ServiceClass("low", shed=1)
+CLASSES = ServiceClasses({each.name: each for each in (HIGH, LOW)}, "high")
+
+
+def queue_of(limits: TenantLimits | None, *, max_requests: int = 8) -> QueueLimits:
+    return QueueLimits(max_requests=max_requests, max_tokens=1000, classes=CLASSES, tenants=limits)
+
+
+def wait(queue: QueueLimits, tenant: str, service_class: ServiceClass = HIGH, *, num_tokens: int = 0) -> Reservation:
+    return queue.reserve(body_bytes=4 * num_tokens, service_class=service_class, tenant=tenant)
+
+
+def test_a_tenant_with_too_much_is_refused_alone() -> None:
+    queue = queue_of(TenantLimits(3, 300, is_guaranteed=False))
+    first = wait(queue, "bob")
+    first.settle(num_requests=3, num_tokens=30)
+    with pytest.raises(ApiError) as raised:
+        wait(queue, "bob")
+    error = raised.value
+    assert (error.status, error.code, error.headers["retry-after"]) == (429, "tenant_queue_full", "1")
+    assert "3 requests of yours are waiting, of at most 3 requests and 300 prompt tokens" in str(error)
+    assert queue.lines["high"].num_refused["tenant_queue_full"] == 1
+    wait(queue, "alice", num_tokens=290)
+    with pytest.raises(ApiError, match="290 prompt tokens of yours"):
+        wait(queue, "alice", num_tokens=11)
+    first.note_started(1, 10)
+    wait(queue, "bob")
+
+
+def test_what_others_have_waiting_is_no_reason_to_refuse_a_part_that_is_guaranteed() -> None:
+    for is_guaranteed in (True, False):
+        queue = queue_of(TenantLimits(4, 500, is_guaranteed=is_guaranteed))
+        wait(queue, "bob", num_tokens=1000)  # alone in his part, so it fits
+        if is_guaranteed:
+            wait(queue, "alice", num_tokens=500)
+        else:
+            with pytest.raises(ApiError, match="The queue is full"):
+                wait(queue, "alice", num_tokens=500)
+
+
+def test_room_in_a_tenants_part_is_made_in_that_part() -> None:
+    queue = queue_of(TenantLimits(2, 500, is_guaranteed=True))
+    of_alice, of_bob = [wait(queue, "alice", LOW) for _ in range(2)], [wait(queue, "bob", LOW) for _ in range(2)]
+    wait(queue, "bob", HIGH)
+    assert [one.shed_error is not None for one in (*of_alice, *of_bob)] == [False, False, False, True]
+    with pytest.raises(ApiError):
+        wait(queue, "bob", LOW)
+
+
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        ({"api_key": KEYS}, (512, 1_000_000, True)),
+        ({"api_key": KEYS, "max_queue_requests": 1}, (1, 2_000_000, False)),
+        ({"api_key": KEYS, "max_waiting_per_tenant": 600}, (600, 1_171_875, False)),
+        ({"api_key": KEYS, "max_waiting_per_tenant": 0}, None),
+        ({"api_key": ("alice",)}, None),
+        ({"max_waiting_per_tenant": 256}, (256, 500_000, False)),
+    ],
+)
+def test_what_a_tenant_may_have_by_default(options: dict[str, Any], limits: tuple[int, int, bool] | None) -> None:
+    assert ServerConfig(**options).tenant_limits == limits
+
+
+@pytest.mark.parametrize("name", ["max_waiting_per_tenant", "max_running_per_tenant"])
+def test_wrong_limits_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        ServerConfig(**{name: -1})
+
+
+def test_over_http() -> None:
+    async def scenario() -> None:
+        server = FakeServer(FakeEngine(manual=True), api_key=KEYS, max_queue_requests=4)
+        body = {"prompt": ["a", "b"], "user": "x"}
+        waiting = RawClient(server.app, PATH, body, BOB)
+        await until(lambda: len(server.engine.requests) == 2)
+        async with server.client() as client:
+            for path, own in ((PATH, {"prompt": "c", "user": "y"}), ("/tokenize", {"prompt": "c"})):
+                refused = await client.post(path, json=own, headers=BOB)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tenant_queue_full")
+                assert refused.headers["retry-after"] == "1"
+            assert (await client.post("/tokenize", json={"prompt": "c"}, headers=ALICE)).status_code == 200
+        await waiting.leave()
+
+    run(scenario())
+
+
+# ---- the engine -----------------------------------------------------------------------------------------------------
+
+
+def request(name: str, tenant: str, **options: Any) -> AddRequest:
+    n = options.pop("n", 1)
+    return AddRequest(name, [1], SamplingParams(n=n), RequestOptions(tenant=tenant, **options))
+
+
+class Gated:
+    """A gate before an engine that answers by hand."""
+
+    def __init__(self, most: int | None) -> None:
+        self.engine = FakeEngine(manual=True)
+        self.gate = TenantGate(self.engine, lambda: most)
+
+    @property
+    def inside(self) -> list[str]:
+        return [each.request_id for each in self.engine.requests]
+
+    async def end(self, name: str) -> None:
+        self.engine.push(Delta(name, finish_reason="stop", is_last=True))
+        await asyncio.sleep(0)
+
+
+def test_a_tenants_requests_beyond_the_limit_wait_and_go_in_order() -> None:
+    async def scenario() -> None:
+        gated = Gated(2)
+        for name in ("a", "b", "c", "d"):
+            gated.gate.submit(request(name, "bob"))
+        gated.gate.submit(request("first", "bob", priority=-1))
+        gated.gate.submit(request("other", "alice"))
+        assert gated.inside == ["a", "b", "other"]
+        await gated.end("b")
+        await gated.end("a")
+        assert gated.inside == ["a", "b", "other", "first", "c"]
+        await gated.end("c")
+        assert gated.inside[-1] == "d"
+
+    run(scenario())
+
+
+def test_one_that_leaves_while_it_waits_never_comes_to_the_engine() -> None:
+    async def scenario() -> None:
+        gated = Gated(1)
+        streams = [gated.gate.submit(request(str(number), "bob")) for number in range(50)]
+        for stream in streams[1:49]:
+            stream.close()
+        assert not gated.engine.aborted
+        streams[0].close()  # in the engine
+        await asyncio.sleep(0)
+        assert gated.engine.aborted == ["0"] and gated.inside == ["0", "49"]
+        gated.engine.push(Delta("49", text="x"))
+        assert [delta.text for delta in await anext(streams[49])] == ["x"]
+        streams[49].close()
+        assert gated.engine.aborted == ["0", "49"]
+
+    run(scenario())
+
+
+def test_sequences_count_and_any_one_request_fits() -> None:
+    async def scenario() -> None:
+        gated = Gated(3)
+        for name, n in (("large", 9), ("two", 2), ("one", 1), ("next", 1)):
+            gated.gate.submit(request(name, "bob", n=n))
+        assert gated.inside == ["large"]
+        await gated.end("large")
+        assert gated.inside == ["large", "two", "one"]
+        await gated.end("two")
+        assert gated.inside[-1] == "next"
+
+    run(scenario())
+
+
+def test_what_the_engine_refuses_later_ends_the_stream_and_lets_the_next_one_in() -> None:
+    async def scenario() -> None:
+        gated = Gated(1)
+        gated.gate.submit(request("a", "bob"))
+        refused, following = gated.gate.submit(request("b", "bob")), gated.gate.submit(request("c", "bob"))
+        accept = gated.engine.submit
+
+        def submit(each: AddRequest, stream: RequestStream | None = None) -> RequestStream:
+            if each.request_id == "b":
+                raise EngineUnavailableError("the engine is gone")
+            return accept(each, stream)
+
+        gated.engine.submit = submit  # type: ignore[method-assign]
+        await gated.end("a")
+        ((delta,),) = [deltas async for deltas in refused]
+        assert (delta.error, delta.error_status, delta.is_last) == ("the engine is gone", 503, True)
+        assert gated.inside == ["a", "c"]
+        gated.engine.health = gated.engine.health.__class__(False, "down")
+        with pytest.raises(EngineUnavailableError):
+            gated.gate.submit(request("d", "alice"))
+        following.close()
+
+    run(scenario())
+
+
+def test_many_prompts_of_one_body_do_not_fill_the_engine() -> None:
+    async def scenario() -> None:
+        server = FakeServer(FakeEngine(manual=True), api_key=KEYS)
+        flood = RawClient(server.app, PATH, {"prompt": ["a"] * 300}, BOB)
+        await until(lambda: server.engine.requests)
+        assert len(server.engine.requests) == default_most(8) == 9
+        answer = asyncio.ensure_future(server.client().post(PATH, json={"prompt": "b"}, headers=ALICE))
+        await until(lambda: len(server.engine.requests) == 10)
+        await flood.leave()
+        server.engine.push(
+            Delta(server.engine.requests[9].request_id, text="x", token_ids=[300], finish_reason="stop", is_last=True)
+        )
+        assert (await answer).status_code == 200
+        assert len(server.engine.requests) == 10 and len(server.engine.aborted) == 9
+
+    run(scenario())
+
+
+class SteppedEngine(FakeEngine):
+    """Scheduler, blocks and seats are real; tokens come from no model. A step is made when a test says so."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(manual=True)
+        self.real = create_engine(options)
+
+    def submit(self, request: AddRequest, stream: RequestStream | None = None) -> RequestStream:
+        assert request.params is not None
+        stream = super().submit(request, stream)
+        prepared = self.real.prepare(request.request_id, request.prompt_token_ids, request.params, request.options)
+        self.real.submit(prepared, stream="delta")
+        return stream
+
+    def step(self) -> None:
+        for output in self.real.step().outputs:
+            (new,) = output.outputs
+            self.push(
+                Delta(
+                    output.request_id,
+                    text=new.text,
+                    token_ids=list(new.token_ids),
+                    finish_reason=new.finish_reason,
+                    is_last=output.finished,
+                )
+            )
+
+    def _abort(self, request_id: str) -> None:
+        self.real.abort(request_id)
+
+
+NUM_TOKENS, NUM_SEATS = 40, 8
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair", "sjf"])
+@pytest.mark.parametrize("limit", [None, 0, 6])
+def test_one_who_invents_a_user_for_each_request_does_not_keep_another_key_waiting(
+    policy: str, limit: int | None
+) -> None:
+    """Bob's 48 requests would take six rounds of 40 steps over 8 seats. Alice has her 20 tokens within two rounds:
+    a seat is free when one of his that run has ended. With fewer running than there are seats, she has one at once."""
+
+    async def scenario() -> int:
+        engine = SteppedEngine(max_num_seqs=NUM_SEATS, scheduling_policy=policy)
+        server = FakeServer(
+            engine, tokenizer=small_tokenizer(), api_key=KEYS, max_running_per_tenant=limit, tokenizer_threads=1
+        )
+
+        def ask(user: str, headers: dict[str, str], num_tokens: int) -> RawClient:
+            fields = {"prompt": "a", "user": user, "max_tokens": num_tokens, "ignore_eos": True}
+            return RawClient(server.app, PATH, fields, headers)
+
+        his = [ask(f"bob {number}", BOB, NUM_TOKENS) for number in range(48)]
+        await until(lambda: server.services.limits.num_requests == 48 and engine.requests)
+        await until(lambda: len(engine.requests) == (limit or 48 if limit is not None else default_most(NUM_SEATS)))
+        engine.step()
+        hers = ask("alice", ALICE, 20)
+        await until(lambda: any(each.params is not None and each.params.max_tokens == 20 for each in engine.requests))
+        num_steps = 0
+        while not hers.task.done():
+            engine.step()
+            num_steps += 1
+            for _ in range(5):
+                await asyncio.sleep(0)
+        for one in his:
+            if not one.task.done():
+                await one.leave()
+        return num_steps
+
+    found = run(scenario())
+    if limit == 0:
+        assert found > 2 * NUM_TOKENS or policy != "fcfs", "as it would be without a limit"
+    else:
+        assert found <= (2 * NUM_TOKENS if limit is None else 20 + 5)
