@@ -581,9 +581,9 @@ def _with_values(name: str) -> str:
     return name if choices is None else f"{name} ({' or '.join(map(repr, choices))})"
 
 
-def did_you_mean(name: str, valid: Mapping[str, Any] | tuple[str, ...]) -> str:
-    """A sentence naming the nearest valid name, or the empty string when nothing is near."""
-    near = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+def did_you_mean(name: str, valid: Mapping[str, Any] | tuple[str, ...], *, cutoff: float = 0.5) -> str:
+    """A sentence naming the nearest valid name, or the empty string when nothing is as near as `cutoff`."""
+    near = difflib.get_close_matches(name, list(valid), n=1, cutoff=cutoff)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 

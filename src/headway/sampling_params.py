@@ -321,8 +321,8 @@ class SamplingParams:
     prompt_logprobs: int | None = _param(None, _integer(0, MAX_LOGPROBS, optional=True))
     """The same for each prompt token."""
     logprob_token_ids: Sequence[int] | None = _param(None, _logprob_token_ids)
-    """Also return the log-probabilities of these tokens, at most 128, for each output token. Kept as a tuple; brings
-    `logprobs=0` with it."""
+    """For each output token return its log-probability and those of these tokens, at most 128, in place of the most
+    likely ones. Kept as a tuple; brings `logprobs=0` with it."""
     logit_bias: Mapping[int, float] | None = _param(None, _logit_bias, hash=False)
     """Added to the logits of these token ids, each from -100 (practically never) to 100 (practically always)."""
     allowed_token_ids: Sequence[int] | None = _param(None, _allowed_token_ids)

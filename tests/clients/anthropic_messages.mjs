@@ -77,7 +77,7 @@ const parsed = await client.messages.create({
 assert.equal(typeof JSON.parse(parsed.content[0].text).age, "number");
 console.log("output_config:", parsed.content[0].text);
 
-const server = [{ type: "web_search_20250305", name: "web_search" }];
+const server = [{ type: "bash_20250124", name: "bash" }];
 await assert.rejects(client.messages.create({ ...asked, tools: server }), (error) => {
   console.log("refused:", error.status, JSON.stringify(error.error), error.requestID);
   return error.status === 400 && error.error.type === "error";

@@ -1,6 +1,6 @@
 """Anthropic's Python client against /v1/messages of a running server. Run by hand: python anthropic_messages.py URL
 
-Checked with anthropic 2.8.0 (Python 3.11). The client is no dependency of the project: install it elsewhere.
+Checked with anthropic 2.10.0 (Python 3.11). The client is no dependency of the project: install it elsewhere.
 """
 
 from __future__ import annotations
@@ -133,10 +133,45 @@ def parsed(client: anthropic.Anthropic, model: str) -> None:
     print("parse:", answer.parsed_output)
 
 
+def run_by_the_client(client: anthropic.Anthropic, model: str) -> None:
+    """The runner asks for a thread, and goes on without one. The smallest model need not call anything."""
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The weather of a city.
+
+        Args:
+            city: Its name.
+        """
+        return f"{city}: sunny, 21 degrees."
+
+    runner = client.beta.messages.tool_runner(
+        model=model,
+        max_tokens=64,
+        tools=[get_weather],
+        messages=question("What is the weather in Paris?"),
+        max_iterations=2,
+    )
+    turns = [turn.stop_reason for turn in runner]
+    assert turns
+    print("tool_runner:", turns)
+
+
+def too_long(client: anthropic.Anthropic, model: str) -> None:
+    try:
+        client.messages.create(model=model, max_tokens=4, messages=question("word " * 9000))
+    except anthropic.BadRequestError as error:
+        message = error.body["error"]["message"]
+    else:
+        raise AssertionError("9,000 words fit into the context: start the server with a smaller --max-model-len")
+    assert message.startswith("prompt is too long: ")
+    print("too long:", message)
+
+
 def refused(client: anthropic.Anthropic, model: str) -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
     for extra in (
-        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        {"tools": [{"type": "bash_20250124", "name": "bash"}]},
         {"messages": [{"role": "user", "content": [image]}]},
         {"extra_body": {"colour": 1}},
     ):
@@ -157,7 +192,7 @@ def refused(client: anthropic.Anthropic, model: str) -> None:
 def main() -> None:
     client = anthropic.Anthropic(base_url=sys.argv[1], api_key="none", max_retries=0)
     model = sys.argv[2] if len(sys.argv) > 2 else client.models.list().data[0].id
-    for check in (plain, streamed, cached, counted, tools, parsed, refused):
+    for check in (plain, streamed, cached, counted, tools, parsed, run_by_the_client, too_long, refused):
         if sys.argv[3:] in ([], [check.__name__]):
             check(client, model)
     print("anthropic", anthropic.__version__, "done")

@@ -80,7 +80,8 @@ const person = JSON.parse(parsed.output_text);
 assert.equal(typeof person.age, "number");
 console.log("parse:", JSON.stringify(person));
 
-for (const extra of [{ previous_response_id: "resp_1" }, { background: true }, { tools: [{ type: "web_search" }] }]) {
+const hosted = { tools: [{ type: "web_search" }], tool_choice: "required" };
+for (const extra of [{ previous_response_id: "resp_1" }, { background: true }, hosted]) {
   await assert.rejects(client.responses.create({ ...asked, ...extra }), (error) => {
     console.log("refused:", error.status, error.param, "|", error.message);
     return error.status === 400;

@@ -1,6 +1,6 @@
 """OpenAI's Python client against /v1/responses of a running server. Run by hand: python openai_responses.py URL
 
-Checked with openai 3.49.0 (Python 3.11). The client is no dependency of the project: install it elsewhere.
+Checked with openai 2.54.0 (Python 3.11). The client is no dependency of the project: install it elsewhere.
 """
 
 from __future__ import annotations
@@ -88,6 +88,46 @@ def tools(client: openai.OpenAI, model: str) -> None:
     assert client.responses.create(**asked | {"tool_choice": allowed}).output[-1].type == "function_call"
 
 
+def tools_of_an_agent(client: openai.OpenAI, model: str) -> None:
+    """As Codex sends them: in a namespace, with text as input, and one that only OpenAI can run."""
+    weather = {key: value for key, value in TOOL.items() if key != "strict"}
+    asked = {
+        "model": model,
+        "instructions": "You are an agent.",
+        "input": [{"role": "user", "content": "What is the weather in Paris?"}],
+        "tools": [
+            {"type": "namespace", "name": "mcp__weather", "description": "Weather.", "tools": [weather]},
+            {"type": "custom", "name": "apply_patch", "description": "Edits files."},
+            {"type": "web_search"},
+        ],
+        "include": ["reasoning.encrypted_content"],
+        "store": False,
+        "max_output_tokens": 128,
+        "extra_body": {"client_metadata": {"installation": "1"}, "repetition_penalty": 1.1},
+    }
+    assert client.responses.create(**asked).status in ("completed", "incomplete")
+    named = asked | {"tool_choice": {"type": "function", "name": "get_weather"}}
+    with client.responses.stream(**named) as stream:
+        call = stream.get_final_response().output[-1]
+    assert (call.type, call.namespace, call.name) == ("function_call", "mcp__weather", "get_weather")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny, 21 degrees."}
+    turns = [*asked["input"], call.to_dict(), result]
+    custom = asked | {"input": turns, "tool_choice": {"type": "custom", "name": "apply_patch"}}
+    patch = client.responses.create(**custom).output[-1]
+    assert (patch.type, patch.name, patch.namespace) == ("custom_tool_call", "apply_patch", None)
+    with client.responses.stream(**custom) as stream:
+        kinds = [event.type for event in stream]
+    assert "response.custom_tool_call_input.done" in kinds
+    print("agent:", call.namespace, call.name, call.arguments, "|", repr(patch.input[:40]))
+
+
+def counted(client: openai.OpenAI, model: str) -> None:
+    asked = {"model": model, "input": "Say hello.", "instructions": "Be brief."}
+    number = client.responses.input_tokens.count(**asked).input_tokens
+    assert number == client.responses.create(**asked, max_output_tokens=1).usage.input_tokens
+    print("input_tokens:", number)
+
+
 def parsed(client: openai.OpenAI, model: str) -> None:
     asked = {"model": model, "input": "Ada is 36 years old. Who is it?", "max_output_tokens": 128, "temperature": 0}
     answer = client.responses.parse(**asked, text_format=Person)
@@ -102,7 +142,7 @@ def refused(client: openai.OpenAI, model: str) -> None:
         {"previous_response_id": "resp_1"},
         {"background": True},
         {"store": True},
-        {"tools": [{"type": "web_search"}]},
+        {"tools": [{"type": "web_search"}], "tool_choice": "required"},
         {"extra_body": {"colour": 1}},
     ):
         try:
@@ -122,7 +162,7 @@ def refused(client: openai.OpenAI, model: str) -> None:
 def main() -> None:
     client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", max_retries=0)
     model = client.models.list().data[0].id
-    for check in (plain, streamed, tools, parsed, refused):
+    for check in (plain, streamed, tools, tools_of_an_agent, counted, parsed, refused):
         if sys.argv[2:] in ([], [check.__name__]):
             check(client, model)
     print("openai", openai.__version__, "done")

@@ -162,7 +162,7 @@ class SamplingRows:
         self.records[row] = record
         self.flags[row] = flags
         self._num_output_tokens[row] = num_output_tokens
-        self._num_logprobs[row] = params.logprobs or 0
+        self._num_logprobs[row] = 0 if params.logprob_token_ids is not None else params.logprobs or 0
         self._logprob_token_ids.pop(row, None)
         if params.logprob_token_ids is not None:
             self._logprob_token_ids[row] = tuple(params.logprob_token_ids)

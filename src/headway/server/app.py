@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.server.api import openapi
 from headway.server.api.api_errors import ApiError, from_exception, from_status, no_such_path, wrong_method
-from headway.server.api.messages_api import MESSAGES_PATH, message_error
+from headway.server.api.message_errors import MESSAGES_PATH, message_error
 from headway.server.api.routes import (
     ChatCompletions,
     Completions,
@@ -29,7 +29,7 @@ from headway.server.api.routes import (
     KVEvents,
     Tokenize,
 )
-from headway.server.api.translated_routes import CountTokens, Messages, Responses, stored_response
+from headway.server.api.translated_routes import CountTokens, InputTokens, Messages, Responses, stored_response
 from headway.server.http.access_control import OPEN_PATHS, ORIGIN_HEADERS, WebPages
 from headway.server.http.asgi_io import ClientDisconnected, send_error, skip_body
 from headway.server.http.draining import shutting_down
@@ -55,6 +55,7 @@ def create_app(services: Services, extra_routes: list[BaseRoute] | None = None) 
         Route("/v1/completions", Completions(services), methods=["POST"]),
         Route("/v1/embeddings", Embeddings(services), methods=["POST"]),
         Route("/v1/responses", Responses(services), methods=["POST"]),
+        Route("/v1/responses/input_tokens", InputTokens(services), methods=["POST"]),
         Route("/v1/responses/{id:path}", stored_response, methods=["GET", "POST", "DELETE"]),
         Route("/v1/messages", Messages(services), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountTokens(services), methods=["POST"]),

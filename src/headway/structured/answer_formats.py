@@ -224,6 +224,8 @@ _FORMATS = (
         only_at_start=True,
     ),
 )
+USUAL_TOOL_FORMAT = "hermes"
+"""For models whose chat template shows none."""
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType({one.name: one for one in _FORMATS})
 
 _REASONING = (
@@ -248,11 +250,17 @@ _TEMPLATE_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def tool_format_for(chat_template: str | None) -> ToolFormat:
-    """The format that a model's chat template shows; `hermes` where it shows none."""
+def shown_tool_format(chat_template: str | None) -> ToolFormat | None:
+    """The format that a model's chat template shows, if it is one of those known here."""
     template = chat_template or ""
     found = (name for name, signs in _TEMPLATE_SIGNS if all(sign in template for sign in signs))
-    return TOOL_FORMATS[next(found, "hermes")]
+    name = next(found, None)
+    return None if name is None else TOOL_FORMATS[name]
+
+
+def tool_format_for(chat_template: str | None) -> ToolFormat:
+    """The format that a model's chat template shows; `hermes` where it shows none."""
+    return shown_tool_format(chat_template) or TOOL_FORMATS[USUAL_TOOL_FORMAT]
 
 
 def reasoning_format_for(chat_template: str | None) -> ReasoningFormat | None:

@@ -3,6 +3,9 @@
 Where the chat template renders tools, it gets them in OpenAI's shape, and earlier calls with arguments as objects.
 Where it does not, the tool format writes all of it as plain text: the tools into the system message, calls into the
 assistant's text, and results as messages of the user.
+
+A call that was cut off has arguments that are no JSON of an object. The conversation goes on all the same: the template
+gets their text as it is, or an empty object if it cannot render text.
 """
 
 from __future__ import annotations
@@ -49,17 +52,33 @@ def chat_text(
         return tokenizer.apply_chat_template(messages, **template_options)
     checked = _with_objects(check_messages(messages))
     source = tokenizer.chat_template_for(has_tools=bool(tools)) or ""
-    if _RENDERS_TOOLS.search(source):
+    if renders_tools(source):
         if tools:
             template_options["tools"] = [_for_template(tool) for tool in tools]
         if _SHORT_IDS.search(source):
             checked = _with_short_ids(checked)
-    else:
-        tool_format = tool_format or tool_format_for(source)
-        checked = _as_text(checked, tool_format)
-        if tools:
-            checked = _with_system(checked, tool_format.instructions(tools))
+        return _render(tokenizer, checked, template_options)
+    tool_format = tool_format or tool_format_for(source)
+    checked = _as_text(checked, tool_format)
+    if tools:
+        checked = _with_system(checked, tool_format.instructions(tools))
     return tokenizer.apply_chat_template(checked, **template_options)
+
+
+def renders_tools(template: str) -> bool:
+    """Whether a chat template writes tools into the prompt by itself."""
+    return bool(_RENDERS_TOOLS.search(template))
+
+
+def _render(tokenizer: Tokenizer, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+    """Run a template that writes calls itself. Some templates iterate over arguments, which fails on text."""
+    whole = _with_whole_calls(messages)
+    if whole == messages:
+        return tokenizer.apply_chat_template(messages, **options)
+    try:
+        return tokenizer.apply_chat_template(messages, **options)
+    except InvalidRequestError:
+        return tokenizer.apply_chat_template(whole, **options)
 
 
 def _is_of_tools(message: object) -> bool:
@@ -134,16 +153,37 @@ def _with_object(call: object, path: str) -> dict[str, Any]:
         raise InvalidRequestError(f"{path} needs 'function', an object with a name and arguments", param=path)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            arguments = None
-    if not isinstance(arguments, Mapping) or is_too_deep(arguments):
+        arguments = _object_or_text(arguments)
+    elif not isinstance(arguments, Mapping) or is_too_deep(arguments):
         field = f"{path}.function.arguments"
         raise InvalidRequestError(
             f"'{field}' must be JSON of an object, at most {MAX_NESTING} levels deep.", param=field
         )
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _object_or_text(arguments: str) -> Mapping[str, Any] | str:
+    """The object that the text is JSON of; if it is none, or too deep for a template, the text."""
+    try:
+        found = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        return arguments
+    return found if isinstance(found, Mapping) and not is_too_deep(found) else arguments
+
+
+def _with_whole_calls(messages: Sequence[Message]) -> list[Message]:
+    """The same messages, with empty arguments in place of those that are text."""
+    return [
+        {**message, "tool_calls": [_whole(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _whole(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": {}}} if isinstance(function["arguments"], str) else call
 
 
 def _with_objects(messages: Sequence[Message]) -> list[Message]:
@@ -186,15 +226,26 @@ def _as_text(messages: Sequence[Message], tool_format: ToolFormat) -> list[Messa
                 text = f"{written.pop()['content']}\n{text}"
             written.append({"role": "user", "content": text})
         elif calls:
-            text = tool_format.write(
-                [ToolCall(call["function"]["name"], _to_json(call["function"]["arguments"])) for call in calls]
-            )
+            text = _written(calls, tool_format)
             rest = {key: value for key, value in message.items() if key != "tool_calls"}
             written.append({**rest, "content": "\n".join(filter(None, (_text(message), text)))})
         else:
             written.append(message)
         after_result = message.get("role") == "tool"
     return written
+
+
+def _written(calls: Sequence[Message], tool_format: ToolFormat) -> str:
+    """Earlier calls in the format. One that reads arguments, to write them otherwise, cannot write broken ones."""
+    try:
+        return tool_format.write([_tool_call(call) for call in calls])
+    except InvalidRequestError:
+        return tool_format.write([_tool_call(_whole(dict(call))) for call in calls])
+
+
+def _tool_call(call: Message) -> ToolCall:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    return ToolCall(name, arguments if isinstance(arguments, str) else _to_json(arguments))
 
 
 def _to_json(value: Any) -> str:

@@ -63,9 +63,9 @@ def _check_message(index: int, message: object) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise _bad(f"messages[{index}] needs a role, a non-empty string such as 'user', got {role!r}")
     checked = dict(message)
-    if message.get("content") is None and message.get("tool_calls"):
-        return checked
-    checked["content"] = _text_of(index, message.get("content"))
+    # Clients send null beside calls. Many templates fail on it, and some write the word "None" into the prompt.
+    is_call_alone = message.get("content") is None and bool(message.get("tool_calls"))
+    checked["content"] = "" if is_call_alone else _text_of(index, message.get("content"))
     return checked
 
 

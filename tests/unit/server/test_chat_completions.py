@@ -229,7 +229,6 @@ def test_neutral_values_of_unsupported_fields_are_fine() -> None:
         ({"audio": {}}, "audio"),
         ({"store": True}, "store"),
         ({"metadata": "x"}, "metadata"),
-        ({"service_tier": "priority"}, "service_tier"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": 256}, "truncate_prompt_tokens"),
@@ -418,17 +417,13 @@ def test_tokens_can_be_told_as_ids() -> None:
     assert (entry["token"], entry["top_logprobs"][0]["token"]) == ("token_id:300", "token_id:301")
 
 
-def test_named_tokens_are_told_after_the_most_likely_ones() -> None:
+def test_named_tokens_are_told_with_the_chosen_one() -> None:
     fields = {"logprob_token_ids": [5, 301, 4], "return_tokens_as_token_ids": True, "max_tokens": 1}
-    server = FakeServer()
-    whole = server.chat(**fields, logprobs=True, top_logprobs=1).json()["choices"][0]["logprobs"]["content"]
-    assert [(top["token"], top["logprob"]) for top in whole[0]["top_logprobs"]] == [
-        ("token_id:301", -0.25),
-        ("token_id:5", -5.0),
-        ("token_id:4", -4.0),
-    ]
-    (alone,) = server.chat(**fields).json()["choices"][0]["logprobs"]["content"]
-    assert {top["token"] for top in alone["top_logprobs"]} == {"token_id:5", "token_id:301", "token_id:4"}
+    for more in ({"logprobs": True, "top_logprobs": 3}, {}):
+        (told,) = FakeServer().chat(**fields, **more).json()["choices"][0]["logprobs"]["content"]
+        tokens = {top["token"] for top in told["top_logprobs"]}
+        assert tokens == {"token_id:300", "token_id:301", "token_id:4", "token_id:5"}
+        assert told["top_logprobs"][0] == {"token": "token_id:300", "logprob": -0.5, "bytes": told["bytes"]}
 
 
 def test_a_prompt_is_cut_to_its_last_tokens() -> None:

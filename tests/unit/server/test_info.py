@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,8 @@ from headway import __version__
 from headway.rpc.engine_client import Health
 from headway.rpc.messages import Delta, EngineStats
 from headway.server.api import openapi
+from headway.server.api.record_fields import ApiRecord
+from headway.server.api.responses_api import ResponsesRequest
 from headway.server.api.routes import MAX_TOLD_TOKENS
 from headway.server.metrics.server_metrics import Histogram, RecentQuantiles, RecentShare
 from headway.tokenizer import Tokenizer
@@ -242,6 +246,24 @@ def test_openapi_describes_every_route_and_nothing_else() -> None:
             assert str(response.status_code) in methods[method]["responses"]
     references = set(re.findall(r'"#/components/schemas/(\w+)"', server.call("GET", "/openapi.json").text))
     assert references <= set(document["components"]["schemas"])
+
+
+def records(kind: type[ApiRecord] = ApiRecord) -> Iterator[type[ApiRecord]]:
+    for record in kind.__subclasses__():
+        yield record
+        yield from records(record)
+
+
+def test_fields_without_effect_are_those_of_the_docs() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "server.md").read_text(encoding="utf-8")
+    section = page.partition("### Fields without effect\n")[2].partition("\n## ")[0]
+    unused = {name for record in records() for name in record.UNUSED}
+    assert unused == set(re.findall(r"`(\w+)`", section))
+    for record in records():
+        assert set(record.__struct_fields__) >= record.UNUSED, record
+    schemas = openapi.document()["components"]["schemas"]
+    for name in ResponsesRequest.UNUSED:
+        assert "cannot change" in schemas["ResponsesRequest"]["properties"][name]["description"]
 
 
 def test_docs_page_loads_nothing() -> None:

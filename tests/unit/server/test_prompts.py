@@ -113,7 +113,10 @@ def test_a_text_that_is_too_long_is_refused_before_it_is_tokenised(make: str, mo
         "options": lambda size: maker.from_messages(chat(1), info, template_options={"some": "x" * size}),
     }
     with pytest.raises(
-        ApiError, match=f"at most {most} characters, .* has {most + 1}" if make != "options" else "at most"
+        ApiError,
+        match=f"length is 1000 tokens. However, .* {most} characters, .* has {most + 1}"
+        if make != "options"
+        else "at most",
     ):
         run(calls[make](most + 1))
     assert watched.in_loop == []

@@ -357,7 +357,7 @@ def test_a_message_has_its_blocks() -> None:
         "role": "assistant",
         "content": [
             {"type": "thinking", "thinking": "hmm.", "signature": ""},
-            {"type": "text", "text": "Sure: \n", "citations": None},
+            {"type": "text", "text": "Sure: \n"},
             {"type": "tool_use", "id": "toolu_0af02", "name": "add", "input": {"a": 1}},
             {"type": "tool_use", "id": "toolu_0af03", "name": "now", "input": {}},
         ],

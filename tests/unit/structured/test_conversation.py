@@ -78,7 +78,7 @@ def test_messages_are_not_changed() -> None:
         (["f"], "messages[0].tool_calls[0]"),
         ([{"function": {"arguments": {}}}], "messages[0].tool_calls[0]"),
         ([{"function": {"name": "f"}}], "messages[0].tool_calls[0].function.arguments"),
-        ([{"function": {"name": "f", "arguments": "1"}}], "messages[0].tool_calls[0].function.arguments"),
+        ([{"function": {"name": "f", "arguments": [1]}}], "messages[0].tool_calls[0].function.arguments"),
     ],
 )
 def test_calls_that_are_none_are_refused(calls: list[Any], param: str) -> None:

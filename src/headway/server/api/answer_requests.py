@@ -15,7 +15,9 @@ from headway.structured.tool_schemas import Tool
 MAX_TOOLS = 512
 MAX_TOOL_BYTES = 2**20
 """Of all tools of a request together, as JSON."""
-TOOL_NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
+MAX_NAME_CHARS = 128
+"""As Anthropic has it. OpenAI allows 64, but the name of a namespace may stand before that."""
+TOOL_NAME = re.compile(rf"[a-zA-Z0-9_.:-]{{1,{MAX_NAME_CHARS}}}")
 
 
 # ---- tools ----------------------------------------------------------------------------------------------------------
@@ -36,10 +38,13 @@ class ToolDefinition(ApiRecord, kw_only=True):
     """Something that the model may call. Only functions are supported."""
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"custom": (None,)}
+    UNUSED: ClassVar[frozenset[str]] = frozenset({"cache_control", "defer_loading"})
 
     type: str = "function"
     function: FunctionDefinition | None = None
     custom: Any = None
+    cache_control: dict[str, Any] | None = None
+    defer_loading: bool | None = None
 
     def check_supported(self, path: str = "") -> None:
         """A function with a name and, where there are any, parameters that are an object's."""
@@ -54,7 +59,8 @@ class ToolDefinition(ApiRecord, kw_only=True):
             raise bad_request(f"'{path}function' is required.", param=f"{path}function")
         if not TOOL_NAME.fullmatch(self.function.name):
             raise bad_request(
-                f"'{path}function.name' must have 1 to 64 letters, digits, or any of _ - . : and no others.",
+                f"'{path}function.name' must have 1 to {MAX_NAME_CHARS} letters, digits, or any of _ - . : and no "
+                "others.",
                 param=f"{path}function.name",
             )
         if self.function.parameters is not None:

@@ -11,14 +11,13 @@ from typing import Any
 from headway.sampling_params import StructuredOutputsParams
 from headway.server.api.answer_requests import AllowedToolChoice, NamedToolChoice
 from headway.server.api.api_errors import bad_request
+from headway.server.api.format_choice import choose_tool_format
 from headway.server.api.requests import ChatCompletionRequest, GenerationRequest
 from headway.structured.answer_formats import (
     REASONING_FORMATS,
-    TOOL_FORMATS,
     ReasoningFormat,
     ToolFormat,
     reasoning_format_for,
-    tool_format_for,
 )
 from headway.structured.answer_shape import Shape, ShapeJob
 from headway.structured.answer_spec import AnswerSpec
@@ -44,7 +43,7 @@ class AnswerFormats:
         plain = None if tokenizer is None else tokenizer.chat_template
         return cls(
             tokenizer=tokenizer,
-            tool_format=tool_format_for(with_tools) if tool_format == "auto" else TOOL_FORMATS[tool_format],
+            tool_format=choose_tool_format(with_tools, tool_format),
             reasoning=reasoning_format_for(plain)
             if reasoning_format == "auto"
             else REASONING_FORMATS.get(reasoning_format),

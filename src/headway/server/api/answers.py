@@ -209,6 +209,8 @@ class TokenizeResponse(msgspec.Struct):
     tokens: list[int]
     count: int
     max_model_len: int
+    token_strs: list[str] | None = None
+    """With `return_token_strs`: as the vocabulary writes them."""
 
 
 class DetokenizeResponse(msgspec.Struct):
@@ -274,7 +276,7 @@ class LogprobForm:
     num_top: int = 0
     """How many of the most likely tokens."""
     named_ids: frozenset[int] = frozenset()
-    """Tokens that are told besides."""
+    """Tokens that are told in place of the most likely ones, with the chosen one."""
     as_token_ids: bool = False
     """Whether a token is told as `token_id:123` in place of its text."""
 
@@ -293,13 +295,12 @@ class LogprobForm:
         return f"token_id:{entry.token_id}" if self.as_token_ids else _text(entry, self.prompts)
 
     def shown(self, position: PositionLogprobs) -> list[TokenLogprob]:
-        """The best tokens of a position, in order, then those that were named. The chosen one, which stands first
-        there, is not always among them."""
-        best = {entry.token_id: entry for entry in most_likely(position, self.num_top)}
-        for entry in position if self.named_ids else ():
-            if entry.token_id in self.named_ids:
-                best.setdefault(entry.token_id, entry)
-        return list(best.values())
+        """The best tokens of a position, in order; the chosen one, which stands first there, is not always among them.
+        Where tokens were named: the chosen one and those."""
+        if not self.named_ids:
+            return most_likely(position, self.num_top)
+        named = [entry for entry in position[1:] if entry.token_id in self.named_ids]
+        return list({entry.token_id: entry for entry in (position[0], *named)}.values())
 
 
 def chat_logprobs(positions: Sequence[PositionLogprobs], form: LogprobForm) -> ChatLogprobs:

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
 
@@ -22,7 +23,24 @@ from headway.rpc.messages import Delta
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 _SHOWN_PATH_CHARS = 200
+NEAR_PATH = 0.8
+"""How alike paths are, from 0 to 1, if one may be the other misspelt."""
+COUNTERPARTS: Mapping[str, str] = {
+    **dict.fromkeys(("/api/chat", "/v1/chat", "/chat"), "/v1/chat/completions"),
+    **dict.fromkeys(("/generate", "/generate_stream", "/completion", "/infill"), "/v1/completions"),
+    **dict.fromkeys(("/api/generate", "/v1/complete", "/invocations"), "/v1/completions"),
+    **dict.fromkeys(("/embedding", "/embed", "/encode", "/api/embed", "/api/embeddings"), "/v1/embeddings"),
+    **dict.fromkeys(("/api/tags", "/api/show", "/info", "/get_model_info", "/model_info"), "/v1/models"),
+    **dict.fromkeys(("/props", "/server_info", "/get_server_info", "/api/ps", "/v1/model/info"), "/v1/models"),
+    **dict.fromkeys(("/health_generate", "/healthz", "/livez"), "/health"),
+    **dict.fromkeys(("/readyz", "/v2/health/ready"), "/ready"),
+    **dict.fromkeys(("/slots", "/get_load", "/v1/loads"), "/load"),
+    **dict.fromkeys(("/api/version",), "/version"),
+    **dict.fromkeys(("/apply-template",), "/tokenize"),
+}
+"""Routes of vLLM, SGLang, TGI, llama.cpp and Ollama → what does most of the same here."""
 _CONSTRAINT = re.compile(r"structured_outputs(\.(json|regex|choice|grammar|json_object)\b|(?!\.))")
 """The engine's name of what an answer must match, and of its kind."""
 
@@ -53,12 +71,19 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
+        """`details` are for programs; only the error objects of `/v1/messages` have a place for them."""
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.details = details
+
+    def in_other_words(self, message: str, *, param: str | None) -> ApiError:
+        """The same refusal with another message, of a field that is called otherwise."""
+        return ApiError(self.status, message, param=param, code=self.code, headers=self.headers, details=self.details)
 
     @property
     def body(self) -> bytes:
@@ -85,6 +110,18 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
     return ApiError(400, message, param=param, code=code)
 
 
+def prompt_too_long(why: str, *, num_tokens: int, max_model_len: int, param: str) -> ApiError:
+    """The prompt does not fit. Clients look for the first sentence: they then drop the beginning of a conversation, or
+    ask another model."""
+    return ApiError(
+        400,
+        f"This model's maximum context length is {max_model_len} tokens. However, {why}.",
+        param=param,
+        code=CONTEXT_LENGTH_EXCEEDED,
+        details={"num_tokens": num_tokens, "max_tokens": max_model_len - 1},
+    )
+
+
 def overloaded(message: str, *, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
     """There is no room in the queue now."""
     return ApiError(429, message, code=code, headers={"retry-after": str(retry_after_s)})
@@ -103,12 +140,18 @@ def from_status(status: int, headers: Mapping[str, str] | None = None) -> ApiErr
 def no_such_path(path: str, known: tuple[str, ...]) -> ApiError:
     """404, with what there is."""
     shown = path[:_SHOWN_PATH_CHARS]
-    hint = _respelt(shown, known) or did_you_mean(shown, known)
+    hint = _respelt(shown, known) or _counterpart(path) or did_you_mean(shown, known, cutoff=NEAR_PATH)
     return ApiError(
         404,
         f"There is no '{shown}' here.{hint} There are: {', '.join(known)}.",
         code=HTTPStatus.NOT_FOUND.name.lower(),
     )
+
+
+def _counterpart(path: str) -> str:
+    """What is here for a route of another server."""
+    name = COUNTERPARTS.get(path.rstrip("/"))
+    return f" What is nearest to it here is '{name}'." if name else ""
 
 
 def _respelt(path: str, known: tuple[str, ...]) -> str:
@@ -151,15 +194,14 @@ def as_sent(error: ApiError, path: str) -> ApiError:
     if error.param is None or not error.param.startswith("structured_outputs"):
         return error
     param, message = _CONSTRAINT.sub(path, error.param, count=1), _CONSTRAINT.sub(path, str(error), count=1)
-    return ApiError(error.status, message, param=param, code=error.code)
+    return error.in_other_words(message, param=param)
 
 
 def under_name(error: ApiError, name: str, sent: str) -> ApiError:
     """The error of a field that was sent under another name."""
     if error.param != name:
         return error
-    message = str(error).replace(f"'{name}'", f"'{sent}'")
-    return ApiError(error.status, message, param=sent, code=error.code, headers=error.headers)
+    return error.in_other_words(str(error).replace(f"'{name}'", f"'{sent}'"), param=sent)
 
 
 def from_exception(error: BaseException) -> ApiError:
@@ -167,7 +209,7 @@ def from_exception(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestTooLargeError):
-        return bad_request(str(error), param=error.param, code="context_length_exceeded")
+        return bad_request(str(error), param=error.param, code=CONTEXT_LENGTH_EXCEEDED)
     if isinstance(error, InvalidRequestError):
         return bad_request(str(error), param=error.param)
     if isinstance(error, EngineUnavailableError):

@@ -7,16 +7,19 @@ Checks that chat has are not repeated; what they refuse is told under the name t
 
 from __future__ import annotations
 
-import re
+import functools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from headway.server.api.api_errors import ApiError, bad_request
+from headway.server.api.api_errors import bad_request
 from headway.server.api.record_fields import HTTP_OPTIONS, ApiRecord, option_struct_fields
 from headway.server.api.requests import ChatCompletionRequest
 from headway.server.http.asgi_io import record_from
+
+logger = logging.getLogger(__name__)
 
 _SHOWN_CHARS = 40
 _T = TypeVar("_T", bound=ApiRecord)
@@ -45,28 +48,6 @@ class TranslatedRequest(_OptionFields, kw_only=True):
         """Those that have the same name in a chat request."""
         names = ("service_class", "stream", *(option.http_name for option in HTTP_OPTIONS if option.name != "tenant"))
         return given({name: getattr(self, name) for name in names})
-
-
-class Renaming:
-    """From the path of a field in a chat request to the one that the client wrote."""
-
-    def __init__(self, *rules: tuple[str, str]) -> None:
-        """Patterns for the beginning of a path, and what stands in its place; the first that matches counts."""
-        self._rules = [(re.compile(rule), name) for rule, name in rules]
-
-    def __call__(self, failure: ApiError) -> ApiError:
-        """The same refusal in the client's words."""
-        old = failure.param
-        if failure.status != 400 or old is None:
-            return failure
-        found = next(((rule, name) for rule, name in self._rules if rule.match(old)), None)
-        if found is None:
-            return failure
-        new = found[0].sub(found[1], old, count=1)
-        message = str(failure).replace(f"'{old}'", f"'{new}'")
-        if message.startswith(f"{old} "):
-            message = new + message.removeprefix(old)
-        return ApiError(failure.status, message, param=new, code=failure.code, headers=failure.headers)
 
 
 class ChatMessages:
@@ -129,6 +110,24 @@ def given(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def leave_out_hosted_tool(kind: str, path: str, *, must_call: bool) -> None:
+    """A tool that the API's own service runs: the answer goes without it, unless a tool must be called."""
+    if must_call:
+        raise bad_request(
+            f"'{path}' is '{kind}', a tool that this server cannot run, and 'tool_choice' asks for a call. Leave it "
+            "out, or send 'tool_choice': 'auto'.",
+            param=path,
+            code="unsupported_field",
+        )
+    _log_left_out(kind)
+
+
+@functools.cache
+def _log_left_out(kind: str) -> None:
+    """Clients send such tools with every request; a line per kind is enough."""
+    logger.warning("tools of type '%s' are left out of requests: this server cannot run them", kind)
+
+
 def record_by_type(value: Any, path: str, kinds: Mapping[str, type[_T]], *, default: str | None = None) -> _T:
     """A record of the kind that the object's `type` names; 400 for any other type, by its name."""
     if not isinstance(value, dict):
@@ -150,9 +149,6 @@ def record_by_type(value: Any, path: str, kinds: Mapping[str, type[_T]], *, defa
     return record
 
 
-def chat_request(fields: Mapping[str, Any], renaming: Renaming) -> ChatCompletionRequest:
+def chat_request(fields: Mapping[str, Any]) -> ChatCompletionRequest:
     """The record of a chat request, which checks what the translation does not look at."""
-    try:
-        return record_from(dict(fields), ChatCompletionRequest)
-    except ApiError as failure:
-        raise renaming(failure) from None
+    return record_from(dict(fields), ChatCompletionRequest)

@@ -10,7 +10,7 @@ from headway.rpc.messages import Delta
 from headway.server.api.answer_blocks import AnswerBlocks, Block, BlockChange, Closed, Grown, Opened
 from headway.server.api.api_errors import ApiError
 from headway.server.api.generation import Generation
-from headway.server.api.messages_api import message_error
+from headway.server.api.message_errors import message_error
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 _encode = msgspec.json.Encoder().encode
@@ -21,7 +21,6 @@ class TextAnswer(msgspec.Struct, tag_field="type", tag="text"):
     """Text."""
 
     text: str
-    citations: None = None
 
 
 class ThinkingAnswer(msgspec.Struct, tag_field="type", tag="thinking"):
@@ -72,10 +71,11 @@ class TokenCount(msgspec.Struct):
 class _MessageAnswer:
     """What both ways to answer share."""
 
-    def __init__(self, generation: Generation, model: str, *, block_size: int) -> None:
+    def __init__(self, generation: Generation, model: str, *, block_size: int, hides_thoughts: bool = False) -> None:
         self._generation = generation
         self._model = model
         self._block_size = block_size
+        self._hides_thoughts = hides_thoughts
         self._suffix = generation.id.rpartition("-")[2]
         self._blocks = AnswerBlocks(generation.job.answer.parser())
 
@@ -116,7 +116,7 @@ class _MessageAnswer:
         if block.kind == "text":
             return TextAnswer(text)
         if block.kind == "reasoning":
-            return ThinkingAnswer(text)
+            return ThinkingAnswer("" if self._hides_thoughts else text)
         return ToolUseAnswer(f"toolu_{self._suffix}{block.index:02d}", block.name, _arguments(text))
 
 
@@ -176,6 +176,8 @@ class MessageEvents(_MessageAnswer):
             case Opened():
                 content = self._content(block, "")
                 return _event("content_block_start", {"index": block.index, "content_block": content})
+            case Grown() if block.kind == "reasoning" and self._hides_thoughts:
+                return b""
             case Grown(_, text, _):
                 kind, name = self._DELTAS[block.kind]
                 return _event("content_block_delta", {"index": block.index, "delta": {"type": kind, name: text}})

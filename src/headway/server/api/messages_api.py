@@ -2,102 +2,44 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from headway.server.admission.service_classes import MAX_USER_CHARS
 from headway.server.api.api_errors import ApiError, bad_request
-from headway.server.api.api_translation import ChatMessages, Renaming, TranslatedRequest, given, record_by_type
+from headway.server.api.api_translation import (
+    ChatMessages,
+    TranslatedRequest,
+    given,
+    leave_out_hosted_tool,
+    record_by_type,
+)
+from headway.server.api.field_names import Renaming
+from headway.server.api.message_blocks import (
+    OF_ASSISTANT,
+    OF_USER,
+    TEXT,
+    Block,
+    CacheControl,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
 from headway.server.api.record_fields import ApiRecord, check_nesting
 from headway.server.api.requests import MAX_MESSAGES
 
-MESSAGES_PATH = "/v1/messages"
-"""Where errors have Anthropic's form."""
 CACHE_TTL_S = {"5m": 300.0, "1h": 3600.0}
 """How long `cache_control` pins the prompt."""
 ERROR_PREFIX = "Error: "
 """Before the result of a tool that failed: chat has no field for that."""
+HOSTED_TOOLS = re.compile(r"(?P<kind>web_search|web_fetch|code_execution|tool_search_tool_(regex|bm25))_\d{8}")
+"""Types of tools that Anthropic runs. Each has a date, which the log leaves out."""
 _Neutral = dict[str, tuple[Any, ...]]
-
-
-class CacheControl(ApiRecord, kw_only=True):
-    """The prompt up to here is needed again soon."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] = "5m"
-
-
-# ---- content blocks -------------------------------------------------------------------------------------------------
-
-
-class _Block(ApiRecord, kw_only=True):
-    """What blocks share."""
-
-    cache_control: CacheControl | None = None
-
-
-class TextBlock(_Block, kw_only=True):
-    """Text."""
-
-    NEUTRAL: ClassVar[_Neutral] = {"citations": (None, [])}
-
-    type: Literal["text"]
-    text: str
-    citations: Any = None
-
-
-class ThinkingBlock(_Block, kw_only=True):
-    """What the model thought. Thoughts are not signed here, so any signature will do."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str | None = None
-
-
-class RedactedThinkingBlock(_Block, kw_only=True):
-    """Thoughts in a form that only Anthropic can read; they are left out."""
-
-    type: Literal["redacted_thinking"]
-    data: str
-
-
-class ToolUseBlock(_Block, kw_only=True):
-    """A call that the model made earlier."""
-
-    NEUTRAL: ClassVar[_Neutral] = {"caller": (None, {"type": "direct"}), "toolset_name": (None,)}
-
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, Any]
-    caller: Any = None
-    toolset_name: Any = None
-
-
-class ToolResultBlock(_Block, kw_only=True):
-    """What the client's tool answered."""
-
-    NEUTRAL: ClassVar[_Neutral] = {"toolset_name": (None,)}
-
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: str | list[Any] | None = None
-    is_error: bool | None = None
-    toolset_name: Any = None
-
-
-_B = TypeVar("_B", bound=_Block)
-_AssistantBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock
-_UserBlock = TextBlock | ToolResultBlock
-_TEXT: Mapping[str, type[TextBlock]] = {"text": TextBlock}
-_OF_USER: Mapping[str, type[_UserBlock]] = {"text": TextBlock, "tool_result": ToolResultBlock}
-_OF_ASSISTANT: Mapping[str, type[_AssistantBlock]] = {
-    "text": TextBlock,
-    "thinking": ThinkingBlock,
-    "redacted_thinking": RedactedThinkingBlock,
-    "tool_use": ToolUseBlock,
-}
+_B = TypeVar("_B", bound=Block)
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
@@ -114,10 +56,10 @@ class CustomTool(ApiRecord, kw_only=True):
     """A tool of the client's."""
 
     NEUTRAL: ClassVar[_Neutral] = {
-        "defer_loading": (None, False),
         "allowed_callers": (None, ["direct"]),
         "input_examples": (None, []),
     }
+    UNUSED: ClassVar[frozenset[str]] = frozenset({"defer_loading", "eager_input_streaming"})
 
     name: str
     input_schema: dict[str, Any]
@@ -127,7 +69,8 @@ class CustomTool(ApiRecord, kw_only=True):
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
     """Arguments are always streamed as they come."""
-    defer_loading: Any = None
+    defer_loading: bool | None = None
+    """Every tool is shown to the model at once, because there is no search for tools here."""
     allowed_callers: Any = None
     input_examples: Any = None
 
@@ -143,17 +86,36 @@ class MessageToolChoice(ApiRecord, kw_only=True):
 class Thinking(ApiRecord, kw_only=True):
     """Whether the model thinks first. `budget_tokens` is a target, not a limit: `max_tokens` bounds thoughts too."""
 
-    NEUTRAL: ClassVar[_Neutral] = {"display": (None, "summarized")}
-
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
-    display: Any = None
+    display: Literal["summarized", "omitted"] | None = None
+    """`omitted`: the blocks of thoughts in the answer are empty. Otherwise thoughts are told in full."""
 
 
 class Metadata(ApiRecord, kw_only=True):
     """Who asks."""
 
     user_id: str | None = None
+
+
+class ClearThinking(ApiRecord, kw_only=True):
+    """An edit of the conversation: which turns keep their thoughts. Only the one that changes nothing is supported."""
+
+    NEUTRAL: ClassVar[_Neutral] = {"keep": ("all", {"type": "all"})}
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Any = None
+
+
+class ContextManagement(ApiRecord, kw_only=True):
+    """Edits of the conversation before it is answered."""
+
+    edits: list[Any] | None = None
+
+    def check_supported(self, path: str = "") -> None:
+        """Edits that would take something out of the prompt are refused by name."""
+        for index, edit in enumerate(self.edits or ()):
+            record_by_type(edit, f"{path}edits[{index}]", {"clear_thinking_20251015": ClearThinking})
 
 
 class JsonFormat(ApiRecord, kw_only=True):
@@ -175,7 +137,6 @@ class CountTokensRequest(TranslatedRequest, kw_only=True):
 
     NEUTRAL: ClassVar[_Neutral] = {
         "mcp_servers": (None, []),
-        "context_management": (None,),
         "speed": (None, "standard"),
         "user_profile_id": (None,),
         "workspace_id": (None,),
@@ -191,7 +152,7 @@ class CountTokensRequest(TranslatedRequest, kw_only=True):
     output_format: JsonFormat | None = None
     cache_control: CacheControl | None = None
     mcp_servers: Any = None
-    context_management: Any = None
+    context_management: ContextManagement | None = None
     speed: Any = None
     user_profile_id: Any = None
     workspace_id: Any = None
@@ -199,8 +160,8 @@ class CountTokensRequest(TranslatedRequest, kw_only=True):
     def check_supported(self, path: str = "") -> None:
         """Refuse what is not supported, here and in the records inside."""
         super().check_supported(path)
-        if self.thinking is not None:
-            self.thinking.check_supported("thinking.")
+        if self.context_management is not None:
+            self.context_management.check_supported("context_management.")
         if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
             raise bad_request("'output_format' is the older name of 'output_config.format'; send one of them.")
 
@@ -210,10 +171,14 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
     NEUTRAL: ClassVar[_Neutral] = CountTokensRequest.NEUTRAL | {
         "container": (None,),
-        "diagnostics": (None,),
+        "diagnostics": (None, {"previous_message_id": None}),
         "inference_geo": (None,),
-        "service_tier": (None, "auto", "standard_only"),
+        "compaction": (None,),
+        "fallbacks": (None, []),
+        "fallback_credit_token": (None,),
+        "billing_policy": (None, {"type": "billing_policy"}, {"type": "billing_policy", "bill_to": "self"}),
     }
+    UNUSED: ClassVar[frozenset[str]] = frozenset({"service_tier"})
 
     max_tokens: int
     stop_sequences: list[str] | None = None
@@ -224,11 +189,23 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     container: Any = None
     diagnostics: Any = None
     inference_geo: Any = None
-    service_tier: Any = None
+    service_tier: str | None = None
+    compaction: Any = None
+    fallbacks: Any = None
+    fallback_credit_token: Any = None
+    billing_policy: Any = None
+    thread: dict[str, Any] | None = None
+
+    @property
+    def hides_thoughts(self) -> bool:
+        """Whether the blocks of thoughts in the answer are empty."""
+        return self.thinking is not None and self.thinking.display == "omitted"
 
     def check_supported(self, path: str = "") -> None:
-        """The thinking too."""
+        """The thread and the thinking too."""
         super().check_supported(path)
+        if self.thread is not None:
+            raise _no_threads()
         thinking = self.thinking
         if thinking is not None and thinking.type == "enabled":
             if thinking.budget_tokens is None:
@@ -237,6 +214,18 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
                 raise bad_request(
                     "'thinking.budget_tokens' must be above 0 and below 'max_tokens'.", param="thinking.budget_tokens"
                 )
+
+
+def _no_threads() -> ApiError:
+    """Anthropic's clients look for these details, and go on by sending whole conversations."""
+    return ApiError(
+        400,
+        "'thread' is not supported: this server stores no conversations. Send the whole conversation as 'messages', "
+        "with thread=False in Anthropic's Python client.",
+        param="thread",
+        code="unsupported_field",
+        details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+    )
 
 
 # ---- the translation ------------------------------------------------------------------------------------------------
@@ -265,10 +254,51 @@ def chat_fields_of_message(request: MessagesRequest) -> dict[str, Any]:
         "temperature": request.temperature,
         "top_k": request.top_k,
         "top_p": request.top_p,
-        "user": request.metadata.user_id if request.metadata is not None else None,
+        "user": _user(request.metadata),
         "response_format": _response_format(request),
     }
     return chat_fields_of_prompt(request) | given(fields)
+
+
+def message_names(request: CountTokensRequest) -> Renaming:
+    """Where this client finds what chat refuses. The request has been translated before."""
+    return MESSAGES_NAMES.at([tool.path for tool in _sent_tools(request)])
+
+
+def _user(metadata: Metadata | None) -> str | None:
+    """Some agents send more than a user's name has; a digest tells users apart as well."""
+    user = None if metadata is None else metadata.user_id
+    if user is None or len(user) <= MAX_USER_CHARS:
+        return user
+    return f"sha256:{hashlib.sha256(user.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+class _SentTool(NamedTuple):
+    """A tool that the client sent, and where."""
+
+    tool: CustomTool
+    path: str
+
+    def as_chat(self) -> dict[str, Any]:
+        """Its definition in a chat request."""
+        tool = self.tool
+        described = given({"description": tool.description, "strict": tool.strict})
+        return {"type": "function", "function": {"name": tool.name, "parameters": tool.input_schema} | described}
+
+
+def _sent_tools(request: CountTokensRequest) -> list[_SentTool]:
+    """The client's own tools. Those that Anthropic runs are left out, unless some tool must be called."""
+    must_call = request.tool_choice is not None and request.tool_choice.type == "any"
+    found = []
+    for index, value in enumerate(request.tools or ()):
+        path = f"tools[{index}]"
+        kind = value.get("type") if isinstance(value, dict) else None
+        hosted = HOSTED_TOOLS.fullmatch(kind) if isinstance(kind, str) else None
+        if hosted:
+            leave_out_hosted_tool(hosted["kind"], path, must_call=must_call)
+        else:
+            found.append(_SentTool(record_by_type(value, path, {"custom": CustomTool}, default="custom"), path))
+    return found
 
 
 def chat_fields_of_prompt(request: CountTokensRequest) -> dict[str, Any]:
@@ -299,7 +329,10 @@ class _Translation:
     def __init__(self, request: CountTokensRequest) -> None:
         self.ttls_s: list[float] = []
         self._note_cache(request.cache_control)
-        self.tools = [self._tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or ())]
+        sent = _sent_tools(request)
+        for one in sent:
+            self._note_cache(one.tool.cache_control)
+        self.tools = [one.as_chat() for one in sent]
         chat = ChatMessages()
         if request.system:
             chat.add_text("system", self._texts(request.system, "system"))
@@ -326,7 +359,7 @@ class _Translation:
     def _add_question(self, chat: ChatMessages, content: list[Any], path: str) -> None:
         """Results of tools are messages of their own; the text between them is the user's."""
         texts: list[str] = []
-        for index, block in enumerate(self._blocks(content, path, _OF_USER)):
+        for index, block in enumerate(self._blocks(content, path, OF_USER)):
             if isinstance(block, TextBlock):
                 texts.append(block.text)
                 continue
@@ -341,7 +374,7 @@ class _Translation:
     def _add_answer(self, chat: ChatMessages, content: list[Any], path: str) -> None:
         texts: list[str] = []
         calls: list[ToolUseBlock] = []
-        for block in self._blocks(content, path, _OF_ASSISTANT):
+        for block in self._blocks(content, path, OF_ASSISTANT):
             match block:
                 case TextBlock():
                     texts.append(block.text)
@@ -356,20 +389,13 @@ class _Translation:
             chat.add_call(call.id, call.name, msgspec.json.encode(call.input).decode())
 
     def _texts(self, content: str | list[Any], path: str) -> list[str]:
-        return [content] if isinstance(content, str) else [block.text for block in self._blocks(content, path, _TEXT)]
+        return [content] if isinstance(content, str) else [block.text for block in self._blocks(content, path, TEXT)]
 
     def _blocks(self, content: list[Any], path: str, kinds: Mapping[str, type[_B]]) -> Iterator[_B]:
         for index, value in enumerate(content):
             block = record_by_type(value, f"{path}[{index}]", kinds)
             self._note_cache(block.cache_control)
             yield block
-
-    def _tool(self, value: Any, path: str) -> dict[str, Any]:
-        tool = record_by_type(value, path, {"custom": CustomTool}, default="custom")
-        self._note_cache(tool.cache_control)
-        function = {"name": tool.name, "parameters": tool.input_schema}
-        described = given({"description": tool.description, "strict": tool.strict})
-        return {"type": "function", "function": function | described}
 
     def _note_cache(self, control: CacheControl | None) -> None:
         if control is not None:
@@ -399,36 +425,3 @@ def _response_format(request: CountTokensRequest) -> dict[str, Any] | None:
     if wanted is None:
         return None
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted.schema, "strict": True}}
-
-
-# ---- errors ---------------------------------------------------------------------------------------------------------
-
-_ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-
-class MessageErrorBody(msgspec.Struct):
-    """What is wrong, in Anthropic's names."""
-
-    type: str
-    message: str
-
-
-class MessageError(msgspec.Struct, tag="error"):
-    """The body of every answer of these routes that is not 2xx, and the last event of a stream that failed."""
-
-    error: MessageErrorBody
-    request_id: str | None = None
-
-
-def message_error(failure: ApiError, *, request_id: str | None = None) -> MessageError:
-    """An error object as Anthropic's clients read it."""
-    kind = _ERROR_TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
-    return MessageError(MessageErrorBody(kind, str(failure)), request_id)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 
 from headway import __version__
-from headway.server.api.answer_requests import ToolDefinition
 from headway.server.api.answers import (
     ChatCompletion,
     Completion,
@@ -26,21 +26,19 @@ from headway.server.api.answers import (
     VersionResponse,
 )
 from headway.server.api.api_errors import ErrorResponse
+from headway.server.api.message_errors import MessageError
 from headway.server.api.message_events import Message, TokenCount
-from headway.server.api.messages_api import CountTokensRequest, MessageError, MessagesRequest, Thinking
+from headway.server.api.messages_api import CountTokensRequest, MessagesRequest
 from headway.server.api.record_fields import ApiRecord
 from headway.server.api.requests import (
     ChatCompletionRequest,
-    ChatMessage,
     CompletionRequest,
-    ContentPart,
     DetokenizeRequest,
     EmbeddingRequest,
-    StreamOptions,
     TokenizeRequest,
 )
-from headway.server.api.response_events import ResponseObject
-from headway.server.api.responses_api import ReasoningConfig, ResponsesRequest, ResponseStreamOptions, TextConfig
+from headway.server.api.response_events import InputTokenCount, ResponseObject
+from headway.server.api.responses_api import InputTokensRequest, ResponsesRequest
 
 
 @dataclass(frozen=True)
@@ -84,6 +82,14 @@ OPERATIONS = (
     ),
     Operation(
         "post",
+        "/v1/responses/input_tokens",
+        "Count the tokens of a conversation.",
+        InputTokenCount,
+        InputTokensRequest,
+        _BODY,
+    ),
+    Operation(
+        "post",
         "/v1/messages",
         "Answer a conversation, in Anthropic's form.",
         Message,
@@ -124,21 +130,6 @@ OPERATIONS = (
     Operation("get", "/metrics", "Prometheus metrics.", None),
     Operation("get", "/version", "The version of the server.", VersionResponse),
 )
-_WITH_NEUTRAL: tuple[type[ApiRecord], ...] = (
-    ChatCompletionRequest,
-    CompletionRequest,
-    ChatMessage,
-    ContentPart,
-    StreamOptions,
-    ToolDefinition,
-    ResponsesRequest,
-    TextConfig,
-    ReasoningConfig,
-    ResponseStreamOptions,
-    MessagesRequest,
-    CountTokensRequest,
-    Thinking,
-)
 
 
 def document() -> dict[str, Any]:
@@ -147,8 +138,10 @@ def document() -> dict[str, Any]:
     errors = {operation.error for operation in OPERATIONS}
     ordered = sorted(records | errors, key=lambda record: record.__name__)
     _, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
-    for record in _WITH_NEUTRAL:
+    for record in _bodies():
         properties = schemas[record.__name__]["properties"]
+        for name in record.UNUSED:
+            properties[name]["description"] = "Accepted; it cannot change an answer of this server."
         for name, neutral in record.NEUTRAL.items():
             properties[name] = {
                 "enum": list(neutral),
@@ -163,6 +156,22 @@ def document() -> dict[str, Any]:
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     }
+
+
+def _bodies() -> set[type[ApiRecord]]:
+    """The records of all bodies, and those inside."""
+    found: set[type[ApiRecord]] = set()
+    kinds = [msgspec.inspect.type_info(operation.request) for operation in OPERATIONS if operation.request]
+    while kinds:
+        match kinds.pop():
+            case msgspec.inspect.UnionType(types):
+                kinds += types
+            case msgspec.inspect.ListType(item_type):
+                kinds.append(item_type)
+            case msgspec.inspect.StructType(cls, fields) if issubclass(cls, ApiRecord) and cls not in found:
+                found.add(cls)
+                kinds += [field.type for field in fields]
+    return found
 
 
 @functools.cache

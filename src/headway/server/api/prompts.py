@@ -16,7 +16,7 @@ import msgspec
 
 from headway.errors import HeadwayError
 from headway.rpc.messages import EngineReady
-from headway.server.api.api_errors import ApiError, bad_request
+from headway.server.api.api_errors import bad_request, prompt_too_long
 from headway.server.api.requests import ChatMessage
 from headway.structured.answer_formats import ToolFormat
 from headway.structured.conversation import chat_text
@@ -186,6 +186,11 @@ class PromptMaker:
         encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
         return await self._threads.run(encode, num_chars=len(text))
 
+    async def pieces(self, token_ids: list[int]) -> list[str]:
+        """Tokens as the vocabulary writes them."""
+        piece = self.tokenizer.backend.id_to_token
+        return await self._threads.run(lambda: [piece(one) or "" for one in token_ids], num_chars=len(token_ids))
+
     async def warm_up(self) -> None:
         """Compile the chat template and start a thread, so that the first request need not wait for that."""
         if self._tokenizer is not None and self._tokenizer.chat_template is not None:
@@ -258,11 +263,12 @@ class PromptMaker:
     def _check_chars(self, num_chars: int, info: EngineReady, *, param: str) -> None:
         most = info.max_model_len * self._chars_per_token
         if num_chars > most:
-            raise bad_request(
-                f"'{param}' may have at most {most} characters, {self._chars_per_token} for each of the "
-                f"{info.max_model_len} tokens of this model's context. This one has {num_chars}.",
+            raise prompt_too_long(
+                f"'{param}' may have at most {most} characters, {self._chars_per_token} for each of them; this one has "
+                f"{num_chars}",
+                num_tokens=num_chars // self._chars_per_token,
+                max_model_len=info.max_model_len,
                 param=param,
-                code="context_length_exceeded",
             )
 
 
@@ -279,13 +285,9 @@ def _check_ids(token_ids: list[int], info: EngineReady, *, param: str) -> None:
 
 def _check_length(num_tokens: int, info: EngineReady, *, param: str) -> None:
     if num_tokens >= info.max_model_len:
-        raise _too_long(f"{num_tokens} tokens", info, param)
-
-
-def _too_long(length: str, info: EngineReady, param: str) -> ApiError:
-    return bad_request(
-        f"This model's context has {info.max_model_len} tokens; with at least one of output, a prompt may have "
-        f"{info.max_model_len - 1}. This one has {length}.",
-        param=param,
-        code="context_length_exceeded",
-    )
+        raise prompt_too_long(
+            f"'{param}' has {num_tokens} tokens; with at least one of output, it may have {info.max_model_len - 1}",
+            num_tokens=num_tokens,
+            max_model_len=info.max_model_len,
+            param=param,
+        )

@@ -37,6 +37,14 @@ NOT_SAMPLING_FIELDS = frozenset({"detokenize", "logprobs", "structured_outputs"}
 """Answers are text. OpenAI's two endpoints differ in what `logprobs` is: it is a field of theirs. What an answer must
 match has several fields, and is a record of its own: see `answer_requests`."""
 SAMPLING_TYPES: Mapping[str, Any] = {"early_stopping": bool | Literal["never"]}
+NOT_OF_ONE_ANSWER = frozenset(
+    {
+        *("n", "best_of", "use_beam_search", "length_penalty", "early_stopping"),
+        *("max_tokens", "prompt_logprobs"),
+    }
+)
+"""Sampling fields that `/v1/responses` has not: it gives one answer, calls its length otherwise, and tells nothing of
+the prompt."""
 NOT_OPTION_FIELDS = frozenset({"predicted_tokens", "blocks_at"})
 """The server predicts lengths itself, and its router knows where blocks are."""
 OPTION_NAMES: Mapping[str, HttpOption] = {
@@ -65,6 +73,8 @@ SAMPLING_NAMES = tuple(
     field.name for field in dataclasses.fields(SamplingParams) if field.init and field.name not in NOT_SAMPLING_FIELDS
 )
 """Names of `SamplingParams` that are fields of every generation request."""
+ONE_ANSWER_NAMES = tuple(name for name in SAMPLING_NAMES if name not in NOT_OF_ONE_ANSWER)
+"""Those that are fields of `/v1/responses` too."""
 HTTP_OPTIONS = tuple(
     OPTION_NAMES.get(field.name, HttpOption(field.name, field.name))
     for field in dataclasses.fields(RequestOptions)
@@ -75,9 +85,14 @@ HTTP_OPTIONS = tuple(
 
 def struct_fields() -> list[tuple[str, Any, None]]:
     """All of them, for `msgspec.defstruct`: name, type, and null as the default."""
+    return sampling_struct_fields() + option_struct_fields()
+
+
+def sampling_struct_fields(names: Sequence[str] = SAMPLING_NAMES) -> list[tuple[str, Any, None]]:
+    """Those of `SamplingParams`."""
     sampling = typing.get_type_hints(SamplingParams)
-    kinds = {name: SAMPLING_TYPES.get(name, sampling[name]) for name in SAMPLING_NAMES}
-    return [(name, _json_type(kind) | None, None) for name, kind in kinds.items()] + option_struct_fields()
+    kinds = {name: SAMPLING_TYPES.get(name, sampling[name]) for name in names}
+    return [(name, _json_type(kind) | None, None) for name, kind in kinds.items()]
 
 
 def option_struct_fields() -> list[tuple[str, Any, None]]:
@@ -86,9 +101,9 @@ def option_struct_fields() -> list[tuple[str, Any, None]]:
     return [(option.http_name, _json_type(kinds[option.name]) | None, None) for option in HTTP_OPTIONS]
 
 
-def sampling_values(body: object) -> dict[str, Any]:
+def sampling_values(body: object, names: Sequence[str] = SAMPLING_NAMES) -> dict[str, Any]:
     """What a body says of sampling, by the names of `SamplingParams`; without what is null."""
-    values = {name: getattr(body, name) for name in SAMPLING_NAMES}
+    values = {name: getattr(body, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -120,6 +135,8 @@ class ApiRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fal
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Fields that are not supported → the values that ask for nothing."""
+    UNUSED: ClassVar[frozenset[str]] = frozenset()
+    """Fields that cannot change an answer of this server: they are accepted, and nothing is done with them."""
     REPLACED: ClassVar[dict[str, str]] = {}
     """Fields of older APIs, which may say nothing → the field that says the same."""
 

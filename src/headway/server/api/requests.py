@@ -50,12 +50,27 @@ else:  # what a body says of a request's `SamplingParams` and `RequestOptions`
 class GenerationRequest(_RecordFields, kw_only=True):
     """What chat and plain completions share."""
 
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "logits_processors": (None, []),
+        "kv_transfer_params": (None, {}),
+        "mm_processor_kwargs": (None, {}),
+        "vllm_xargs": (None, {}),
+        "request_id": (None,),
+    }
     REPLACED: ClassVar[dict[str, str]] = {
         "guided_json": "structured_outputs.json",
         "guided_regex": "structured_outputs.regex",
         "guided_choice": "structured_outputs.choice",
         "guided_grammar": "structured_outputs.grammar",
+        "guided_json_object": "structured_outputs.json_object",
+        "guided_whitespace_pattern": "structured_outputs.whitespace_pattern",
     }
+    UNUSED: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("metadata", "safety_identifier", "prompt_cache_key", "service_tier"),
+            "guided_decoding_backend",
+        }
+    )
 
     model: str | None = None
     service_class: str | None = None
@@ -67,15 +82,23 @@ class GenerationRequest(_RecordFields, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    guided_json_object: Any = None
+    guided_whitespace_pattern: Any = None
+    guided_decoding_backend: str | None = None
+    """All backends accept the same answers; here there is one."""
+    logits_processors: Any = None
+    kv_transfer_params: Any = None
+    mm_processor_kwargs: Any = None
+    vllm_xargs: Any = None
+    request_id: Any = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: int | None = None
     """Keep so many of the prompt's last tokens; -1: as many as fit."""
-    # What follows asks for nothing that this server does: notes of the client's, and hints to a larger service.
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: str | None = None
     store: bool | None = None
 
     def check_supported(self, path: str = "") -> None:
@@ -115,7 +138,7 @@ class GenerationRequest(_RecordFields, kw_only=True):
 
 
 class ContentPart(ApiRecord, kw_only=True):
-    """A piece of a message. Only text is supported."""
+    """A piece of a message: text, or a model's words that it will not answer."""
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         "image_url": (None,),
@@ -123,37 +146,54 @@ class ContentPart(ApiRecord, kw_only=True):
         "file": (None,),
         "prompt_cache_breakpoint": (None,),
     }
+    UNUSED: ClassVar[frozenset[str]] = frozenset({"cache_control"})
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+    cache_control: dict[str, Any] | None = None
+    """From clients that speak to Anthropic too. `cache_ttl_s` pins a prompt here."""
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
     prompt_cache_breakpoint: Any = None
 
+    @property
+    def words(self) -> str:
+        """What the model reads."""
+        return (self.refusal if self.type == "refusal" else self.text) or ""
+
     def check_supported(self, path: str = "") -> None:
         """Text, and nothing else."""
-        if self.type != "text" or self.text is None:
+        if self.type not in ("text", "refusal"):
             raise bad_request(
                 f"'{path}type' is {self.type[:40]!r}; only text parts are supported.",
                 param=f"{path}type",
                 code="unsupported_field",
             )
+        for name in ("text", "refusal"):
+            if (getattr(self, name) is not None) != (name == self.type):
+                what = "is required" if name == self.type else "does not go"
+                raise bad_request(f"'{path}{name}' {what} with the type '{self.type}'.", param=f"{path}{name}")
         super().check_supported(path)
 
 
 class CalledFunction(ApiRecord, kw_only=True):
     """What a call says."""
 
+    UNUSED: ClassVar[frozenset[str]] = frozenset({"parsed_arguments"})
+
     name: str
     arguments: str
-    """JSON of an object; "" is one without members."""
+    """JSON of an object; "" is one without members. Of a call that was cut off, as much as there is."""
     parsed_arguments: Any = None
     """The same as OpenAI's client has read it; it comes back with the call."""
 
 
 class MessageToolCall(ApiRecord, kw_only=True):
     """A call that the model has made in an earlier turn."""
+
+    UNUSED: ClassVar[frozenset[str]] = frozenset({"index"})
 
     id: str
     function: CalledFunction
@@ -176,6 +216,7 @@ class ChatMessage(ApiRecord, kw_only=True):
         "annotations": (None, []),
     }
     REPLACED: ClassVar[dict[str, str]] = {"function_call": "tool_calls"}
+    UNUSED: ClassVar[frozenset[str]] = frozenset({"parsed", "provider_specific_fields", "cache_control"})
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -193,6 +234,7 @@ class ChatMessage(ApiRecord, kw_only=True):
     """The content of an earlier answer as OpenAI's client has read it; it comes back with the answer."""
     provider_specific_fields: dict[str, Any] | None = None
     """Notes of litellm on an earlier answer. They say nothing to the model."""
+    cache_control: dict[str, Any] | None = None
 
     def check_supported(self, path: str = "") -> None:
         """A message is text, whole or in parts; calls and thoughts are the model's, and a result names its call."""
@@ -223,7 +265,7 @@ class ChatMessage(ApiRecord, kw_only=True):
     @property
     def num_chars(self) -> int:
         """How long its text is."""
-        texts = [part.text for part in self.content] if isinstance(self.content, list) else [self.content]
+        texts = [part.words for part in self.content] if isinstance(self.content, list) else [self.content]
         calls = [text for call in self.tool_calls or () for text in (call.function.name, call.function.arguments)]
         return sum(len(text or "") for text in (*texts, *calls, self.name, self.thoughts))
 
@@ -231,15 +273,13 @@ class ChatMessage(ApiRecord, kw_only=True):
         """The message as chat templates expect it. `developer` is OpenAI's newer name of `system`."""
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         if isinstance(self.content, list):
-            message["content"] = [{"type": "text", "text": part.text} for part in self.content]
+            message["content"] = [{"type": "text", "text": part.words} for part in self.content]
         else:
-            message["content"] = self.content
+            message["content"] = self.content or ""
         if self.name is not None:
             message["name"] = self.name
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        elif self.content is None:
-            message["content"] = ""
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         if self.thoughts is not None:
@@ -286,17 +326,19 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         "function_call": "tool_choice",
     }
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationRequest.NEUTRAL,
         "modalities": (None, ["text"]),
         "audio": (None,),
         "prediction": (None,),
         "verbosity": (None, "medium"),
         "web_search_options": (None,),
-        "prompt_cache_options": (None,),
-        "prompt_cache_retention": (None, "in_memory"),
         "moderation": (None,),
         "chat_template": (None,),
+        "documents": (None, []),
         "echo": (None, False),
+        "include_reasoning": (None, True),
     }
+    UNUSED: ClassVar[frozenset[str]] = GenerationRequest.UNUSED | {"prompt_cache_options", "prompt_cache_retention"}
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -316,11 +358,13 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     prediction: Any = None
     verbosity: Any = None
     web_search_options: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
     moderation: Any = None
     chat_template: Any = None
+    documents: Any = None
     echo: Any = None
+    include_reasoning: Any = None
 
     def check_supported(self, path: str = "") -> None:
         """The messages and the tools too."""
@@ -336,12 +380,15 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/completions."""
 
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {**GenerationRequest.NEUTRAL, "prompt_embeds": (None,)}
+
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
     suffix: str | None = None
     """What follows the text that is wanted."""
+    prompt_embeds: Any = None
 
     def check_supported(self, path: str = "") -> None:
         """Of the fields of this endpoint, some do not go together."""
@@ -393,6 +440,8 @@ class TokenizeRequest(ApiRecord, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolDefinition] | None = None
+    return_token_strs: bool | None = None
+    """Whether each token is told as the vocabulary writes it too."""
 
     def check_supported(self, path: str = "") -> None:
         """One of the two, not both, and nothing that goes with the other."""

@@ -13,6 +13,7 @@ from headway.server.api.answers import ChatLogprob, LogprobForm, chat_logprobs
 from headway.server.api.api_errors import ApiError
 from headway.server.api.generation import Generation
 from headway.server.api.prompts import PromptMaker
+from headway.server.api.response_tools import custom_input, sent_tools
 from headway.server.api.responses_api import ResponsesRequest
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -59,6 +60,18 @@ class OutputCall(msgspec.Struct, tag_field="type", tag="function_call"):
     name: str
     arguments: str
     status: ItemStatus
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+    """Where the client has put the function."""
+
+
+class OutputCustomCall(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
+    """An item of the answer: a call of a tool that takes text."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class OutputReasoning(msgspec.Struct, tag_field="type", tag="reasoning"):
@@ -71,7 +84,7 @@ class OutputReasoning(msgspec.Struct, tag_field="type", tag="reasoning"):
     encrypted_content: None = None
 
 
-OutputItem = OutputMessage | OutputCall | OutputReasoning
+OutputItem = OutputMessage | OutputCall | OutputCustomCall | OutputReasoning
 
 
 class InputTokensDetails(msgspec.Struct):
@@ -95,6 +108,13 @@ class ResponseUsage(msgspec.Struct):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+
+
+class InputTokenCount(msgspec.Struct):
+    """How many tokens a prompt has."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 class IncompleteDetails(msgspec.Struct):
@@ -158,6 +178,7 @@ class _ResponseAnswer:
         self._logprob_form = LogprobForm.of(generation.job, prompts)
         self._suffix = generation.id.rpartition("-")[2]
         self._blocks = AnswerBlocks(generation.job.answer.parser())
+        self._renamed = {tool.flat_name: tool for tool in sent_tools(request.tools) if tool.namespace or tool.is_custom}
 
     @property
     def _is_cut_off(self) -> bool:
@@ -223,10 +244,24 @@ class _ResponseAnswer:
         if block.kind == "text":
             return OutputMessage(item_id, status, [] if is_empty else [self._part(block)])
         if block.kind == "call":
-            return OutputCall(item_id, f"call_{self._suffix}{block.index:02d}", block.name, block.text, status)
+            return self._call(block, status)
         if self._request.wants_summary:
             return OutputReasoning(item_id, [] if is_empty else [SummaryText(block.text)], [], status)
         return OutputReasoning(item_id, [], [] if is_empty else [ReasoningText(block.text)], status)
+
+    def _call(self, block: Block, status: ItemStatus) -> OutputCall | OutputCustomCall:
+        """Under the names that the client gave."""
+        item_id, call_id = self._item_id(block), f"call_{self._suffix}{block.index:02d}"
+        sent = self._renamed.get(block.name)
+        if sent is None:
+            return OutputCall(item_id, call_id, block.name, block.text, status)
+        namespace = sent.namespace or msgspec.UNSET
+        if sent.is_custom:
+            return OutputCustomCall(item_id, call_id, sent.tool.name, custom_input(block.text), namespace)
+        return OutputCall(item_id, call_id, sent.tool.name, block.text, status, namespace)
+
+    def _is_custom(self, block: Block) -> bool:
+        return block.name in self._renamed and self._renamed[block.name].is_custom
 
     def _part(self, block: Block) -> OutputText:
         return OutputText(block.text, self._logprobs(block.logprobs))
@@ -236,6 +271,8 @@ class _ResponseAnswer:
 
     def _item_id(self, block: Block) -> str:
         prefix = {"text": "msg", "call": "fc", "reasoning": "rs"}[block.kind]
+        if self._is_custom(block):
+            prefix = "ctc"
         return f"{prefix}_{self._suffix}{block.index:02d}"
 
 
@@ -308,6 +345,8 @@ class ResponseEvents(_ResponseAnswer):
         if block.kind == "text":
             more = {"content_index": 0, "delta": text, "logprobs": self._logprobs(logprobs)}
             return self._event("output_text.delta", place | more)
+        if self._is_custom(block):
+            return b""  # its text is inside of JSON, and is told when that is complete
         if block.kind == "call":
             return self._event("function_call_arguments.delta", place | {"delta": text})
         if self._request.wants_summary:
@@ -321,8 +360,13 @@ class ResponseEvents(_ResponseAnswer):
             done = {"content_index": 0, "text": text, "logprobs": part.logprobs}
             data = self._event("output_text.done", place | done)
             data += self._event("content_part.done", place | {"content_index": 0, "part": part})
+        elif self._is_custom(block):
+            told = custom_input(text)
+            data = self._event("custom_tool_call_input.delta", place | {"delta": told})
+            data += self._event("custom_tool_call_input.done", place | {"input": told})
         elif block.kind == "call":
-            data = self._event("function_call_arguments.done", place | {"name": block.name, "arguments": text})
+            name = self._renamed[block.name].tool.name if block.name in self._renamed else block.name
+            data = self._event("function_call_arguments.done", place | {"name": name, "arguments": text})
         elif self._request.wants_summary:
             data = self._event("reasoning_summary_text.done", place | {"summary_index": 0, "text": text})
             data += self._event("reasoning_summary_part.done", place | {"summary_index": 0, "part": SummaryText(text)})

@@ -3,152 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import msgspec
 
 from headway.server.api.api_errors import ApiError, bad_request
-from headway.server.api.api_translation import ChatMessages, Renaming, TranslatedRequest, given, record_by_type
-from headway.server.api.record_fields import ApiRecord
-from headway.server.api.requests import MAX_MESSAGES
+from headway.server.api.api_translation import TranslatedRequest, given, record_by_type
+from headway.server.api.field_names import Renaming
+from headway.server.api.record_fields import ONE_ANSWER_NAMES, ApiRecord, sampling_struct_fields, sampling_values
+from headway.server.api.response_items import chat_messages
+from headway.server.api.response_tools import chat_tool_choice, must_call, sent_tools
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 """What `include` may name. Thoughts are answered as they are, so there is nothing to encrypt."""
 _Neutral = dict[str, tuple[Any, ...]]
-_Status = Literal["in_progress", "completed", "incomplete"]
-
-
-# ---- input items ----------------------------------------------------------------------------------------------------
-
-
-class TextPart(ApiRecord, kw_only=True):
-    """Text of a message, written by a client or by a model."""
-
-    NEUTRAL: ClassVar[_Neutral] = {"prompt_cache_breakpoint": (None,)}
-
-    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-    prompt_cache_breakpoint: Any = None
-
-
-class RefusalPart(ApiRecord, kw_only=True):
-    """A model's answer that it will not answer."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        """It is text like any other for the model."""
-        return self.refusal
-
-
-class MessageItem(ApiRecord, kw_only=True):
-    """A turn of the conversation."""
-
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Any]
-    type: Literal["message"] = "message"
-    id: str | None = None
-    status: _Status | None = None
-    phase: str | None = None
-
-
-class FunctionCallItem(ApiRecord, kw_only=True):
-    """A call that the model made earlier."""
-
-    NEUTRAL: ClassVar[_Neutral] = {"namespace": (None,), "caller": (None, {"type": "direct"})}
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-    id: str | None = None
-    status: _Status | None = None
-    namespace: Any = None
-    caller: Any = None
-
-
-class FunctionCallOutputItem(ApiRecord, kw_only=True):
-    """What the client's function answered."""
-
-    NEUTRAL: ClassVar[_Neutral] = {"namespace": (None,), "caller": (None, {"type": "direct"})}
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | list[Any]
-    id: str | None = None
-    name: str | None = None
-    status: _Status | None = None
-    namespace: Any = None
-    caller: Any = None
-
-
-class ReasoningItem(ApiRecord, kw_only=True):
-    """What the model thought before it answered."""
-
-    NEUTRAL: ClassVar[_Neutral] = {"encrypted_content": (None, "")}
-
-    type: Literal["reasoning"]
-    summary: list[Any] | None = None
-    content: list[Any] | None = None
-    id: str | None = None
-    status: _Status | None = None
-    encrypted_content: Any = None
-
-
-_Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
-_PARTS: Mapping[str, type[TextPart | RefusalPart]] = {
-    "input_text": TextPart,
-    "output_text": TextPart,
-    "text": TextPart,
-    "refusal": RefusalPart,
-}
-_THOUGHTS: Mapping[str, type[TextPart]] = {"reasoning_text": TextPart, "summary_text": TextPart}
-_ITEMS: Mapping[str, type[_Item]] = {
-    "message": MessageItem,
-    "function_call": FunctionCallItem,
-    "function_call_output": FunctionCallOutputItem,
-    "reasoning": ReasoningItem,
-}
 
 
 # ---- the request ----------------------------------------------------------------------------------------------------
-
-
-class FunctionTool(ApiRecord, kw_only=True):
-    """A function that the model may call."""
-
-    NEUTRAL: ClassVar[_Neutral] = {
-        "defer_loading": (None, False),
-        "allowed_callers": (None, ["direct"]),
-        "output_schema": (None,),
-    }
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    defer_loading: Any = None
-    allowed_callers: Any = None
-    output_schema: Any = None
-
-
-class NamedTool(ApiRecord, kw_only=True):
-    """`tool_choice`: this function and no other."""
-
-    type: Literal["function"]
-    name: str
-
-
-class AllowedTools(ApiRecord, kw_only=True):
-    """`tool_choice`: some of the functions."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: list[Any]
 
 
 class PlainFormat(ApiRecord, kw_only=True):
@@ -196,21 +68,13 @@ class ResponseStreamOptions(ApiRecord, kw_only=True):
     include_obfuscation: Any = None
 
 
-class ResponsesRequest(TranslatedRequest, kw_only=True):
-    """The body."""
+class InputTokensRequest(TranslatedRequest, kw_only=True):
+    """What counts for the prompt."""
 
     NEUTRAL: ClassVar[_Neutral] = {
-        "background": (None, False),
         "conversation": (None,),
         "previous_response_id": (None,),
-        "prompt": (None,),
-        "context_management": (None, []),
-        "moderation": (None,),
-        "image": (None,),
-        "access_programs": (None,),
-        "prompt_cache_options": (None,),
-        "prompt_cache_retention": (None, "in_memory"),
-        "service_tier": (None, "auto", "default"),
+        "personality": (None,),
         "truncation": (None, "disabled"),
     }
 
@@ -221,50 +85,86 @@ class ResponsesRequest(TranslatedRequest, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
-    max_output_tokens: int | None = None
-    max_tool_calls: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_logprobs: int | None = None
-    include: list[str] | None = None
     reasoning: ReasoningConfig | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    top_k: int | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    store: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    background: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
     conversation: Any = None
     previous_response_id: Any = None
-    prompt: Any = None
-    context_management: Any = None
-    moderation: Any = None
-    image: Any = None
-    access_programs: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
-    service_tier: Any = None
+    personality: Any = None
     truncation: Any = None
 
     def check_supported(self, path: str = "") -> None:
         """Refuse what is not supported, here and in the records inside."""
         super().check_supported(path)
+        for name in ("text", "reasoning"):
+            record = getattr(self, name)
+            if record is not None:
+                record.check_supported(f"{name}.")
+
+
+if TYPE_CHECKING:
+
+    class _SamplingFields(InputTokensRequest, kw_only=True):
+        def __getattr__(self, name: str) -> Any: ...
+
+else:  # what a body says of a request's `SamplingParams`, under the same names as in a chat request
+    _SamplingFields = msgspec.defstruct(
+        "_SamplingFields", sampling_struct_fields(ONE_ANSWER_NAMES), bases=(InputTokensRequest,), kw_only=True
+    )
+
+
+class ResponsesRequest(_SamplingFields, kw_only=True):
+    """The body."""
+
+    NEUTRAL: ClassVar[_Neutral] = {
+        **InputTokensRequest.NEUTRAL,
+        "background": (None, False),
+        "prompt": (None,),
+        "context_management": (None, []),
+        "moderation": (None,),
+        "image": (None,),
+        "access_programs": (None,),
+    }
+    UNUSED: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("metadata", "client_metadata", "safety_identifier", "service_tier", "max_tool_calls"),
+            *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        }
+    )
+
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    """Of hosted tools, of which there are none."""
+    structured_outputs: dict[str, Any] | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    client_metadata: dict[str, Any] | None = None
+    user: str | None = None
+    store: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: str | None = None
+    background: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+    image: Any = None
+    access_programs: Any = None
+
+    def check_supported(self, path: str = "") -> None:
+        """The text, the reasoning and the stream too."""
+        super().check_supported(path)
         if self.store:
             raise bad_request(
                 "'store' must be false: nothing is stored by this server.", param="store", code="unsupported_field"
             )
-        for name in ("text", "reasoning", "stream_options"):
-            record = getattr(self, name)
-            if record is not None:
-                record.check_supported(f"{name}.")
-        if self.stream_options is not None and not self.stream:
-            raise bad_request("'stream_options' needs 'stream': true.", param="stream_options")
+        if self.stream_options is not None:
+            self.stream_options.check_supported("stream_options.")
+            if not self.stream:
+                raise bad_request("'stream_options' needs 'stream': true.", param="stream_options")
         for name in self.include or ():
             if name not in INCLUDED:
                 raise bad_request(
@@ -302,28 +202,36 @@ RESPONSES_NAMES = Renaming(
 
 def chat_fields_of_response(request: ResponsesRequest) -> dict[str, Any]:
     """The same request to /v1/chat/completions."""
-    request.check_supported()
-    reasoning = request.reasoning
     logprobs = {"logprobs": True, "top_logprobs": request.top_logprobs or 0} if request.wants_logprobs else {}
     fields = {
+        "max_completion_tokens": request.max_output_tokens,
+        "structured_outputs": request.structured_outputs,
+        "user": request.user,
+    }
+    return chat_fields_of_input(request) | given(fields) | sampling_values(request, ONE_ANSWER_NAMES) | logprobs
+
+
+def chat_fields_of_input(request: InputTokensRequest) -> dict[str, Any]:
+    """As much of it as makes the prompt."""
+    request.check_supported()
+    reasoning, choice = request.reasoning, request.tool_choice
+    tools = sent_tools(request.tools, must_call=must_call(choice))
+    fields = {
         "model": request.model,
-        "messages": _messages(request),
-        "tools": _tools(request.tools) or None,
-        "tool_choice": None if request.tool_choice is None else _tool_choice(request.tool_choice),
+        "messages": chat_messages(request.instructions, request.input),
+        "tools": [tool.as_chat() for tool in tools] or None,
+        "tool_choice": None if choice is None else chat_tool_choice(choice, tools),
         "parallel_tool_calls": request.parallel_tool_calls,
         "response_format": _response_format(request.text),
-        "max_completion_tokens": request.max_output_tokens,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
         "reasoning_effort": None if reasoning is None else reasoning.effort,
-        "user": request.user,
-        "stop": request.stop,
-        "seed": request.seed,
-        "top_k": request.top_k,
-        "min_tokens": request.min_tokens,
-        "ignore_eos": request.ignore_eos,
+        "chat_template_kwargs": request.chat_template_kwargs,
     }
-    return given(fields) | logprobs | request.shared_fields()
+    return given(fields) | request.shared_fields()
+
+
+def response_names(request: InputTokensRequest) -> Renaming:
+    """Where this client finds what chat refuses. The request has been translated before."""
+    return RESPONSES_NAMES.at([tool.path for tool in sent_tools(request.tools)])
 
 
 def not_stored(response_id: str) -> ApiError:
@@ -333,70 +241,6 @@ def not_stored(response_id: str) -> ApiError:
         f"There is no response '{response_id[:80]}': this server stores none. Send the whole conversation as 'input'.",
         code="not_stored",
     )
-
-
-def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
-    messages = ChatMessages()
-    if request.instructions:
-        messages.add_text("system", [request.instructions])
-    if isinstance(request.input, str):
-        messages.add_text("user", [request.input])
-        return messages.written()
-    if len(request.input) > MAX_MESSAGES:
-        raise bad_request(f"'input' has {len(request.input)} items; there may be {MAX_MESSAGES}.", param="input")
-    for index, value in enumerate(request.input):
-        path = f"input[{index}]"
-        item = record_by_type(value, path, _ITEMS, default="message")
-        match item:
-            case MessageItem():
-                role = "system" if item.role == "developer" else item.role
-                messages.add_text(role, _texts(item.content, f"{path}.content", _PARTS))
-            case FunctionCallItem():
-                messages.add_call(item.call_id, item.name, item.arguments)
-            case FunctionCallOutputItem():
-                messages.add_result(item.call_id, "\n".join(_texts(item.output, f"{path}.output", _PARTS)))
-            case ReasoningItem():
-                thoughts = _texts(item.content or [], f"{path}.content", _THOUGHTS)
-                messages.add_thoughts("".join(thoughts or _texts(item.summary or [], f"{path}.summary", _THOUGHTS)))
-    return messages.written()
-
-
-def _texts(content: str | list[Any], path: str, kinds: Mapping[str, type[TextPart | RefusalPart]]) -> list[str]:
-    if isinstance(content, str):
-        return [content]
-    return [record_by_type(part, f"{path}[{index}]", kinds).text for index, part in enumerate(content)]
-
-
-def _tools(tools: list[Any] | None) -> list[dict[str, Any]]:
-    found = [
-        record_by_type(tool, f"tools[{index}]", {"function": FunctionTool}) for index, tool in enumerate(tools or ())
-    ]
-    return [
-        {
-            "type": "function",
-            "function": {"name": tool.name}
-            | given({"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}),
-        }
-        for tool in found
-    ]
-
-
-def _tool_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
-    if isinstance(choice, str):
-        return choice
-    kinds: Mapping[str, type[NamedTool | AllowedTools]] = {"function": NamedTool, "allowed_tools": AllowedTools}
-    record = record_by_type(choice, "tool_choice", kinds)
-    if isinstance(record, NamedTool):
-        return _named(record)
-    allowed = [
-        _named(record_by_type(tool, f"tool_choice.tools[{index}]", {"function": NamedTool}))
-        for index, tool in enumerate(record.tools)
-    ]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": record.mode, "tools": allowed}}
-
-
-def _named(tool: NamedTool) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": tool.name}}
 
 
 def _response_format(text: TextConfig | None) -> dict[str, Any] | None:

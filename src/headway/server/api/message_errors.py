@@ -1,0 +1,49 @@
+"""Errors of `/v1/messages` as Anthropic's clients read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headway.server.api.api_errors import CONTEXT_LENGTH_EXCEEDED, ApiError
+
+MESSAGES_PATH = "/v1/messages"
+"""Where errors have this form."""
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class MessageErrorBody(msgspec.Struct):
+    """What is wrong, in Anthropic's names."""
+
+    type: str
+    message: str
+    details: Mapping[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    """The same for programs, where there is more to say."""
+
+
+class MessageError(msgspec.Struct, tag="error"):
+    """The body of every answer of these routes that is not 2xx, and the last event of a stream that failed."""
+
+    error: MessageErrorBody
+    request_id: str | None = None
+
+
+def message_error(failure: ApiError, *, request_id: str | None = None) -> MessageError:
+    """An error object as Anthropic's clients read it."""
+    kind = _ERROR_TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
+    details, message = failure.details or msgspec.UNSET, str(failure)
+    if failure.details and failure.code == CONTEXT_LENGTH_EXCEEDED:
+        # Agents look for Anthropic's words, and read both numbers.
+        numbers = "prompt is too long: {num_tokens} tokens > {max_tokens} maximum".format_map(failure.details)
+        details, message = msgspec.UNSET, f"{numbers}. {message}"
+    return MessageError(MessageErrorBody(kind, message, details), request_id)
