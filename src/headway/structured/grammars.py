@@ -14,7 +14,7 @@ from typing import Any
 from headway.errors import InvalidRequestError
 from headway.sampling_params import StructuredOutputsParams
 from headway.structured.compiling import OWN_GRAMMAR
-from headway.structured.json_schema import prepare_schema
+from headway.structured.json_schema import MAX_SCHEMA_BYTES, prepare_schema
 
 MAX_GRAMMAR_CHARS = 256 * 1024
 MAX_REGEX_CHARS = 8 * 1024
@@ -30,8 +30,33 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 """Between the tokens of JSON. Bounded: a small model that has begun with white space may never stop."""
 
 
+_MAX_CHARS = {
+    "json": MAX_SCHEMA_BYTES,
+    "regex": MAX_REGEX_CHARS,
+    "grammar": MAX_GRAMMAR_CHARS,
+    "whitespace_pattern": MAX_REGEX_CHARS,
+}
+
+
+def check_bounds(structured: StructuredOutputsParams) -> None:
+    """Refuse what is too long, or is no text. Nothing may read, rewrite or escape the fields before this."""
+    for name, most in _MAX_CHARS.items():
+        text = getattr(structured, name)
+        if text is not None:
+            if len(text) > most:
+                raise _too_long(name, most, "characters")
+            _check_text(name, text)
+    choices = structured.choice or ()
+    if len(choices) > MAX_CHOICES:
+        raise _too_long("choice", MAX_CHOICES, "texts")
+    if sum(map(len, choices)) > MAX_CHOICE_CHARS:
+        raise _too_long("choice", MAX_CHOICE_CHARS, "characters together")
+    _check_text("choice", "\n".join(choices))
+
+
 def grammar_of(structured: StructuredOutputsParams) -> str:
     """The grammar of an answer. Raises `InvalidRequestError` that names the field, or the place in a schema."""
+    check_bounds(structured)
     if structured.json is not None:
         return json_grammar(prepare_schema(_text(structured.json), path="structured_outputs.json"), structured)
     if structured.json_object:
@@ -46,8 +71,6 @@ def grammar_of(structured: StructuredOutputsParams) -> str:
 
 def json_grammar(schema: str, structured: StructuredOutputsParams) -> str:
     """The grammar of a schema that `prepare_schema` has checked."""
-    if structured.whitespace_pattern is not None:
-        _check_length("whitespace_pattern", structured.whitespace_pattern, MAX_REGEX_CHARS)
     whitespace = "" if structured.disable_any_whitespace else structured.whitespace_pattern or WHITESPACE
     grammar = f"{OWN_GRAMMAR}start: {inline_schema(json.loads(schema), whitespace=whitespace)}\n"
     return grammar if structured.whitespace_pattern is None else _from_request(grammar)
@@ -55,16 +78,12 @@ def json_grammar(schema: str, structured: StructuredOutputsParams) -> str:
 
 def choice_grammar(choices: Any) -> str:
     """One of several texts."""
-    _check_length("choice", choices, MAX_CHOICES, unit="texts")
-    if sum(map(len, choices)) > MAX_CHOICE_CHARS:
-        raise _too_long("choice", MAX_CHOICE_CHARS, "characters together")
     return f"{OWN_GRAMMAR}start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(choices))
 
 
 def _regex_grammar(regex: str) -> str:
     from llguidance import LLMatcher
 
-    _check_length("regex", regex, MAX_REGEX_CHARS)
     return LLMatcher.grammar_from_regex(regex)
 
 
@@ -72,7 +91,6 @@ def _lark(grammar: str) -> str:
     """Lark as it is, GBNF and EBNF translated."""
     from llguidance.gbnf_to_lark import any_to_lark
 
-    _check_length("grammar", grammar, MAX_GRAMMAR_CHARS)
     if grammar.lstrip().startswith("{"):
         raise InvalidRequestError(
             "structured_outputs.grammar must be Lark, GBNF or EBNF; a JSON schema goes into 'json'",
@@ -99,9 +117,13 @@ def _text(schema: Any) -> str:
     return schema if isinstance(schema, str) else json.dumps(schema)
 
 
-def _check_length(name: str, value: Any, most: int, *, unit: str = "characters") -> None:
-    if len(value) > most:
-        raise _too_long(name, most, unit)
+def _check_text(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(
+            f"structured_outputs.{name} holds half of a surrogate pair, which is no text", f"structured_outputs.{name}"
+        ) from None
 
 
 def _too_long(name: str, most: int, unit: str) -> InvalidRequestError:

@@ -1,0 +1,43 @@
+"""From what a request asks for to a grammar's text: what is refused before any work, and what the text says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.errors import InvalidRequestError
+from headway.sampling_params import StructuredOutputsParams
+from headway.structured.grammars import (
+    MAX_CHOICE_CHARS,
+    MAX_CHOICES,
+    MAX_GRAMMAR_CHARS,
+    MAX_REGEX_CHARS,
+    check_bounds,
+    grammar_of,
+)
+from headway.structured.json_schema import MAX_SCHEMA_BYTES
+
+OUT_OF_BOUNDS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a long regex": ("regex", {"regex": "a" * (MAX_REGEX_CHARS + 1)}, "at most 8192 characters"),
+    "a long grammar": ("grammar", {"grammar": "a" * (MAX_GRAMMAR_CHARS + 1)}, "at most"),
+    "a long schema": ("json", {"json": " " * (MAX_SCHEMA_BYTES + 1)}, "at most"),
+    "many choices": ("choice", {"choice": ["a"] * (MAX_CHOICES + 1)}, "at most 4096 texts"),
+    "long choices": ("choice", {"choice": ["a" * MAX_CHOICE_CHARS, "b"]}, "characters together"),
+    "a long pattern": ("whitespace_pattern", {"json": {}, "whitespace_pattern": " " * 9_000}, "at most"),
+    "half a pair in a regex": ("regex", {"regex": "\ud800"}, "surrogate"),
+    "half a pair in a grammar": ("grammar", {"grammar": 'start: "\udc00"'}, "surrogate"),
+    "half a pair in a schema": ("json", {"json": '{"const":"\ud800"}'}, "surrogate"),
+    "half a pair in a choice": ("choice", {"choice": ["a", "\ud800", "\udc00"]}, "surrogate"),
+    "half a pair in a pattern": ("whitespace_pattern", {"json": {}, "whitespace_pattern": "\ud800"}, "surrogate"),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_BOUNDS)
+def test_what_is_out_of_bounds_is_refused_before_any_work(name: str) -> None:
+    field, values, reason = OUT_OF_BOUNDS[name]
+    structured = StructuredOutputsParams(**values)
+    for refuse in (check_bounds, grammar_of):
+        with pytest.raises(InvalidRequestError, match=reason) as caught:
+            refuse(structured)
+        assert caught.value.param == f"structured_outputs.{field}"
