@@ -11,16 +11,13 @@ Both are all that `oneOf`, `not` and `if` need.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from llguidance import LLMatcher
-
-from headway.structured.json_pattern import PatternError, none_of, opposite_pattern, portable_pattern
+from headway.structured.json_pattern import none_of, opposite_pattern
+from headway.structured.pattern_matching import PatternMatching
 
 Schema = dict[str, Any] | bool
 TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -30,8 +27,6 @@ _MAX_DEPTH = 10
 _MAX_APART_DEPTH = 4
 _MAX_WORK = 8_000
 _MAX_ITEMS = 8
-# Matching a value of a schema against one of its patterns backtracks: only short ones are tried.
-_MAX_MATCHED_CHARS = 12
 
 
 class TooComplexError(ValueError):
@@ -149,6 +144,7 @@ class SchemaViews:
         self._unknown = unknown  # keywords that the schema's draft does not have: no constraints to rely on
         self._ref_overrides = ref_overrides  # up to draft 7, the siblings of $ref do not count
         self._work = 0
+        self._patterns = PatternMatching()
         self._known: dict[tuple[int, int, int], tuple[Node, list[View]]] = {}
 
     def _spend(self, work: int = 1) -> None:
@@ -297,12 +293,7 @@ class SchemaViews:
 
     def _patterns_apart(self, patterns: tuple[str, ...]) -> bool:
         self._spend(500)
-        try:
-            parts = [{"type": "string", "pattern": portable_pattern(one)} for one in dict.fromkeys(patterns)]
-        except PatternError:
-            return False
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps({"allOf": parts}))
-        return LLMatcher.validate_grammar(grammar).startswith("Unsatisfiable schema")
+        return self._patterns.apart(patterns)
 
     def properties_apart(self, one: View, two: View, name: str, depth: int = 0) -> bool:
         """Whether no value of this property suits both views."""
@@ -332,7 +323,7 @@ class SchemaViews:
         if kind == "string":
             if len(value) < view.min_length or (view.max_length is not None and len(value) > view.max_length):
                 return False
-            return all(_may_match(pattern, value) for pattern in view.patterns)
+            return all(self._may_match(pattern, value) for pattern in view.patterns)
         if kind == "object":
             if not view.required <= value.keys():
                 return False
@@ -348,6 +339,10 @@ class SchemaViews:
                 for at, item in enumerate(value)
             )
         return True
+
+    def _may_match(self, pattern: str, value: str) -> bool:
+        self._spend(1 + len(value) // 16)
+        return self._patterns.may_match(pattern, value)
 
     def covers(self, outer: View, inner: View, kinds: Iterable[str], depth: int = 0) -> bool:
         """Whether the outer view allows all values of these types that the inner one allows: True is certain."""
@@ -544,15 +539,6 @@ def _values_forbidden(schema: Any) -> tuple[Any, ...]:
     if schema.keys() == {"const"}:
         return (schema["const"],)
     return tuple(_listed(schema["enum"])) if schema.keys() == {"enum"} else ()
-
-
-def _may_match(pattern: str, value: str) -> bool:
-    if len(value) > _MAX_MATCHED_CHARS:
-        return True
-    try:
-        return re.search(pattern, value) is not None
-    except (re.error, RecursionError, OverflowError):
-        return True
 
 
 def _listed(value: Any) -> list[Any]:
