@@ -160,6 +160,30 @@ def hostile_schemas() -> Inputs:
             ),
         ),
         (
+            "definitions in the other order",
+            _defs(
+                1_900,
+                lambda at: (
+                    {"allOf": [_ref(one) for one in range(1, 1_900)]}
+                    if not at
+                    else {"items": _ref(at + 1) if at < 1_899 else True, "minItems": 1, "type": "array"}
+                ),
+            ),
+        ),
+        (
+            "definitions back and forth",
+            _defs(
+                1_900,
+                lambda at: (
+                    {"anyOf": [_ref(one) for one in range(1, 1_900)]}
+                    if not at
+                    else {"items": _ref(1_900 - at + (at > 950)), "minItems": 1, "type": "array"}
+                    if at != 950
+                    else True
+                ),
+            ),
+        ),
+        (
             "a chain of definitions",
             _defs(1_900, lambda at: {"type": "array", "items": _ref(at + 1) if at < 1_899 else {}}),
         ),

@@ -93,6 +93,7 @@ _ADDED = {
     2020: "prefixItems",
 }
 _EXACT_INTEGERS = 2**53
+_MAX_PASSES = 24  # over the definitions, to find those that some value matches
 
 
 def prepare_schema(schema: dict[str, Any] | bool | str, *, path: str) -> str:
@@ -563,10 +564,10 @@ class _Writing:
         """Names that are required, names that are optional, and whether there can be no others."""
         listed = self.schema.get("properties")
         named = self.schema.get("required")
-        required = [one for one in named if isinstance(one, str)] if isinstance(named, list) else []
+        required = dict.fromkeys(one for one in named if isinstance(one, str)) if isinstance(named, list) else {}
         optional = [name for name in listed if name not in required] if isinstance(listed, dict) else []
         closed = self.schema.get("additionalProperties") is False and not self.schema.get("patternProperties")
-        return list(dict.fromkeys(required)), optional, closed
+        return list(required), optional, closed
 
     def min_properties(self, value: Any) -> None:
         least = self._count("minProperties") or 0
@@ -896,24 +897,27 @@ def _remedy(sets: SchemaViews, one: View, two: View, shared: set[str]) -> Schema
 
 
 def _listed_in(view: View, value: Any) -> bool:
-    return view.values is None or value_key(value) in {value_key(one) for one in view.values}
+    return view.keys is None or value_key(value) in view.keys
 
 
 # --------------------------------------------------------------------------------------------------- satisfiability
 def _can_match(root: Schema, defs: dict[str, Schema]) -> bool:
     """Whether some finite value may match: references that never come to an end match nothing."""
     alive: set[str] = set()
-    pending = list(defs)[::-1]  # named in the order in which they were met: what one needs comes behind it
-    while True:
+    pending = list(defs)
+    for _ in range(_MAX_PASSES):
         still = []
-        for name in pending:
+        for name in reversed(pending):  # a chain of references goes through the names in one direction
             if _alive(defs[name], alive):
                 alive.add(name)
             else:
                 still.append(name)
+        if _alive(root, alive):
+            return True
         if len(still) == len(pending):
-            return _alive(root, alive)
+            return False
         pending = still
+    raise TooComplexError("the schema's references depend on each other in too many steps")
 
 
 def _alive(schema: Schema, alive: set[str]) -> bool:

@@ -6,6 +6,7 @@ could be kept busy for ever by a dozen characters.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable
 
@@ -21,7 +22,6 @@ class PatternMatching:
     """Answers about the patterns of one schema; each is compiled once."""
 
     def __init__(self) -> None:
-        self._bytes = LLTokenizer("byte")
         self._starts: dict[str, LLMatcher | None] = {}
 
     def may_match(self, pattern: str, value: str) -> bool:
@@ -53,8 +53,13 @@ class PatternMatching:
             grammar = LLMatcher.grammar_from_json_schema(json.dumps(_strings(pattern)))
         except PatternError:
             return None
-        matcher = LLMatcher(self._bytes, grammar, log_level=0, limits=_LIMITS)
+        matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=_LIMITS)
         return None if matcher.is_error() else matcher
+
+
+@functools.cache
+def _bytes() -> LLTokenizer:
+    return LLTokenizer("byte")
 
 
 def _strings(pattern: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -88,12 +89,20 @@ class View:
     max_items: int | None = None
     exact: bool = True
 
+    @cached_property
+    def keys(self) -> frozenset[Hashable] | None:
+        """Keys of the listed values; None: the values are not listed."""
+        return None if self.values is None else frozenset(map(value_key, self.values))
+
+    @cached_property
+    def excluded_keys(self) -> frozenset[Hashable]:
+        return frozenset(map(value_key, self.excluded))
+
     def meet(self, other: View) -> View | None:
         types = self.types & other.types
         values = self.values if other.values is None else other.values
-        if self.values is not None and other.values is not None:
-            known = {value_key(one) for one in other.values}
-            values = tuple(one for one in self.values if value_key(one) in known)
+        if self.values is not None and other.keys is not None:
+            values = tuple(one for one in self.values if value_key(one) in other.keys)
         if not types or values == ():
             return None
         properties = dict(self.properties)
@@ -196,7 +205,7 @@ class SchemaViews:
     def both(self, ones: list[View], twos: list[View]) -> list[View]:
         if len(ones) * len(twos) > _MAX_VIEWS:
             return [ANYTHING]
-        self._spend(sum(1 + len(one.properties) // 8 for one in ones) * len(twos))
+        self._spend(sum(1 + len(one.properties) // 8 + len(one.values or ()) // 256 for one in ones) * len(twos))
         return [view for one in ones for two in twos if (view := one.meet(two)) is not None]
 
     def _own(self, node: Node, schema: dict[str, Any]) -> View | None:
@@ -265,13 +274,22 @@ class SchemaViews:
         if depth > _MAX_APART_DEPTH:
             return set(one.types & two.types)
         if one.values is not None or two.values is not None:
-            known = {value_key(value) for value in two.values} if two.values is not None else None
-            listed = one.values if one.values is not None else two.values or ()
-            common = (value for value in listed if known is None or value_key(value) in known)
+            common = self._common_values(one, two)
             return {
                 type_of(value) for value in common if self.allows(one, value, depth) and self.allows(two, value, depth)
             }
         return {kind for kind in one.types & two.types if not self._apart(kind, one, two, depth)}
+
+    def _common_values(self, one: View, two: View) -> Sequence[Any]:
+        """Values that are listed in both views, or in the only one that lists any."""
+        if one.values is None or two.values is None:
+            return one.values or two.values or ()
+        assert one.keys is not None and two.keys is not None
+        self._spend(min(len(one.keys), len(two.keys)) // 256)
+        if one.keys.isdisjoint(two.keys):
+            return ()
+        self._spend(len(one.values) // 8)
+        return [value for value in one.values if value_key(value) in two.keys]
 
     def _apart(self, kind: str, one: View, two: View, depth: int) -> bool:
         if kind == "number":
@@ -312,9 +330,9 @@ class SchemaViews:
         """Whether a view may allow this value: False is certain, True is not."""
         self._spend()
         kind = type_of(value)
-        if view.values is not None and depth and value_key(value) not in {value_key(one) for one in view.values}:
+        if depth and view.keys is not None and value_key(value) not in view.keys:
             return False
-        if kind not in view.types or (view.excluded and value_key(value) in {value_key(one) for one in view.excluded}):
+        if kind not in view.types or (view.excluded and value_key(value) in view.excluded_keys):
             return False
         if kind == "number":
             if view.integer and not is_integral(value):

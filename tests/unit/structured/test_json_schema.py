@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import time
@@ -18,6 +19,7 @@ from headway.loader.embedded import embedded_model_path
 from headway.structured.compiling import LIMITS
 from headway.structured.json_pattern import PatternError, none_of, opposite_pattern, portable_pattern
 from headway.structured.json_schema import prepare_schema
+from tests.attacks.structured_inputs import hostile_schemas
 
 PATH = "response_format.json_schema.schema"
 
@@ -357,6 +359,14 @@ def test_answers_to_random_schemas_are_valid(tokenizer: LLTokenizer) -> None:
             checked += 1
             jsonschema.Draft202012Validator(schema).validate(json.loads(answer))
     assert checked > 20
+
+
+@pytest.mark.parametrize(("name", "schema"), hostile_schemas(), ids=[name for name, _ in hostile_schemas()])
+def test_hostile_schemas_are_answered_at_once(name: str, schema: Any) -> None:
+    start = time.process_time()
+    with contextlib.suppress(InvalidRequestError):
+        prepare_schema(schema, path=PATH)
+    assert time.process_time() - start < 1
 
 
 def test_required_that_is_no_list_is_refused_beside_min_properties() -> None:
