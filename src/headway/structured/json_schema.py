@@ -42,15 +42,14 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Any, NoReturn
-from urllib.parse import unquote
 
 from headway.errors import InvalidRequestError
 from headway.structured.json_pattern import PatternError, portable_pattern
+from headway.structured.schema_references import References, refuse
 from headway.structured.schema_sets import (
     TYPES,
     InexpressibleError,
     Node,
-    Resource,
     Schema,
     SchemaViews,
     TooComplexError,
@@ -101,39 +100,35 @@ def prepare_schema(schema: dict[str, Any] | bool | str, *, path: str) -> str:
     document = _read(schema, path) if isinstance(schema, str) else schema
     if isinstance(document, bool):
         if not document:
-            _refuse("the schema 'false' allows no value", path)
+            refuse("the schema 'false' allows no value", path)
         return json.dumps({"x-guidance": _OPTIONS})
     if not isinstance(document, dict):
-        _refuse("a schema is an object or a boolean", path)
+        refuse("a schema is an object or a boolean", path)
     _check_size(document, path)
     document = json.loads(json.dumps(document))  # a tree: each schema stands at one place only
     try:
         emitted = _Rewriter(document, path).document()
     except TooComplexError as error:
-        _refuse(str(error), path)
+        refuse(str(error), path)
     except RecursionError:
-        _refuse("the schema is nested too deeply", path)
+        refuse("the schema is nested too deeply", path)
     return json.dumps({"x-guidance": _OPTIONS} | emitted)
-
-
-def _refuse(message: str, path: str) -> NoReturn:
-    raise InvalidRequestError(f"{path}: {message}", param=path)
 
 
 # ------------------------------------------------------------------------------------------------------ the input
 def _read(text: str, path: str) -> Any:
     if len(text) > MAX_SCHEMA_BYTES:
-        _refuse(f"the schema has {len(text):,} bytes, at most {MAX_SCHEMA_BYTES:,} are taken", path)
+        refuse(f"the schema has {len(text):,} bytes, at most {MAX_SCHEMA_BYTES:,} are taken", path)
 
     def constant(name: str) -> NoReturn:
-        _refuse(f"{name} is no JSON number", path)
+        refuse(f"{name} is no JSON number", path)
 
     try:
         return json.loads(text, parse_constant=constant)
     except InvalidRequestError:
         raise
     except (ValueError, RecursionError) as error:
-        _refuse(f"the schema is no JSON: {str(error)[:200]}", path)
+        refuse(f"the schema is no JSON: {str(error)[:200]}", path)
 
 
 def _check_size(document: dict[str, Any], path: str) -> None:
@@ -147,7 +142,7 @@ def _check_size(document: dict[str, Any], path: str) -> None:
             if isinstance(value, dict):
                 for key, inner in value.items():
                     if not isinstance(key, str):
-                        _refuse(f"the key {key!r:.50} is no string", place)
+                        refuse(f"the key {key!r:.50} is no string", place)
                     size += len(key) + 4
                     _check_text(key, place)
                     deeper.append((inner, f"{place}.{key:.100}"))
@@ -156,13 +151,13 @@ def _check_size(document: dict[str, Any], path: str) -> None:
             else:
                 size += _check_scalar(value, place)
             if values + len(deeper) > MAX_VALUES:
-                _refuse(f"the schema has more than {MAX_VALUES:,} values", path)
+                refuse(f"the schema has more than {MAX_VALUES:,} values", path)
         if size > MAX_SCHEMA_BYTES:
-            _refuse(f"the schema has more than {MAX_SCHEMA_BYTES:,} bytes", path)
+            refuse(f"the schema has more than {MAX_SCHEMA_BYTES:,} bytes", path)
         if not deeper:
             return
         level = deeper
-    _refuse(f"the schema is nested more than {MAX_DEPTH} deep", level[0][1][:500])
+    refuse(f"the schema is nested more than {MAX_DEPTH} deep", level[0][1][:500])
 
 
 def _check_scalar(value: Any, place: str) -> int:
@@ -170,11 +165,11 @@ def _check_scalar(value: Any, place: str) -> int:
         _check_text(value, place)
         return len(value) + 2
     if isinstance(value, float) and not math.isfinite(value):
-        _refuse("a number must be finite", place)
+        refuse("a number must be finite", place)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**300:
-        _refuse("the number is too large", place)
+        refuse("the number is too large", place)
     if value is not None and not isinstance(value, bool | int | float):
-        _refuse(f"{type(value).__name__} is no JSON value", place)
+        refuse(f"{type(value).__name__} is no JSON value", place)
     return 8
 
 
@@ -182,7 +177,7 @@ def _check_text(text: str, place: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        _refuse("a string holds half of a surrogate pair", place)
+        refuse("a string holds half of a surrogate pair", place)
 
 
 # -------------------------------------------------------------------------------------------------- the rewriting
@@ -193,10 +188,16 @@ class _Rewriter:
         named = document.get("$schema")
         self.draft = _DRAFTS.get(named.rstrip("#") if isinstance(named, str) else "", 2020)
         if self.draft == 3:
-            _refuse("draft 3 is not supported", f"{path}.$schema")
-        self._ref_overrides = self.draft <= 7
-        self._root = Node(document, Resource(document, path), path)
-        self.sets = SchemaViews(self._target, ref_overrides=self._ref_overrides, unknown=self._unknown())
+            refuse("draft 3 is not supported", f"{path}.$schema")
+        self.references = References(document, path, self.draft)
+        self._ref_overrides = self.references.ref_overrides
+        self._root = self.references.root
+        self.sets = SchemaViews(
+            self.references.target,
+            self.references.enter,
+            ref_overrides=self._ref_overrides,
+            unknown=self._unknown(),
+        )
         self._names: dict[int, str] = {}
         self._pending: list[tuple[str, Node]] = []
         self._inlining: list[int] = []
@@ -214,47 +215,13 @@ class _Rewriter:
             name, node = self._pending.pop()
             defs[name] = self.rewrite(node)
         if root is False or not _can_match(root, defs):
-            _refuse("no JSON value can match this schema", self._root.path)
+            refuse("no JSON value can match this schema", self._root.path)
         whole = {} if root is True else root
         return whole | {"$defs": defs} if defs else whole
 
     # ---------------------------------------------------------------------------------------------- references
-    def _enter(self, node: Node) -> Node:
-        """A schema with an `$id` of its own is where the references inside it start."""
-        schema = node.schema
-        name = schema.get("id" if self.draft == 4 else "$id") if isinstance(schema, dict) else None
-        if isinstance(name, str) and not name.startswith("#") and schema is not self._root.schema:
-            return Node(schema, Resource(schema, node.path), node.path)
-        return node
-
-    def _target(self, node: Node) -> Node:
-        assert isinstance(node.schema, dict)
-        reference, place = node.schema["$ref"], f"{node.path}.$ref"
-        if not isinstance(reference, str):
-            _refuse("'$ref' is a string", place)
-        resource = self._enter(node).resource
-        if not reference.startswith("#"):
-            _refuse(f"the reference '{reference:.100}' leaves the schema; only '#…' is followed", place)
-        pointer = unquote(reference[1:])
-        if pointer and not pointer.startswith("/"):
-            _refuse(f"the reference '{reference:.100}' to an anchor is not supported", place)
-        found = Node(resource.root, resource, resource.path)
-        for part in pointer.split("/")[1:]:
-            key: Any = part.replace("~1", "/").replace("~0", "~")
-            inside: Any = found.schema
-            if isinstance(inside, list) and key.isdigit() and len(key) < 6:
-                key = int(key)
-            try:
-                inner = inside[key] if isinstance(inside, dict | list) else None
-            except (KeyError, IndexError, TypeError):
-                inner = None
-            if inner is None:
-                _refuse(f"the reference '{reference:.100}' leads nowhere", place)
-            found = self._enter(found.child(inner, key))
-        return found
-
     def _reference(self, node: Node) -> Schema:
-        return self._definition(self._target(node))
+        return self._definition(self.references.target(node))
 
     def value(self, node: Node) -> Schema:
         """Rewrite the schema of an inner value.
@@ -265,7 +232,7 @@ class _Rewriter:
         around, self.around = self.around, []
         try:
             if self._inlining and isinstance(schema, dict) and schema.keys() & _BRANCHING and "$ref" not in schema:
-                return self._definition(self._enter(node))
+                return self._definition(self.references.enter(node))
             return self.rewrite(node)
         finally:
             self.around = around
@@ -291,7 +258,7 @@ class _Rewriter:
         """Rewrite a schema that is merged with others: llguidance cannot merge a reference into its own target."""
         schema = node.schema
         if isinstance(schema, dict) and "$ref" in schema and (self._ref_overrides or not _constrains(schema, "$ref")):
-            target = self._target(node)
+            target = self.references.target(node)
             if id(target.schema) not in self._inlining:
                 self._inlining.append(id(target.schema))
                 try:
@@ -309,15 +276,15 @@ class _Rewriter:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            _refuse("a schema is an object or a boolean", node.path)
-        node = self._enter(node)
+            refuse("a schema is an object or a boolean", node.path)
+        node = self.references.enter(node)
         if "$ref" in schema and (self._ref_overrides or not _constrains(schema, "$ref")):
             return self._reference(node)
         writing = _Writing(self, node, schema)
-        for key, value in schema.items():
+        for key in sorted(schema, key=lambda key: key.startswith("unevaluated")):
             handler = _HANDLERS.get(key)
             if handler is not None:
-                handler(writing, value)
+                handler(writing, schema[key])
         return writing.result()
 
 
@@ -341,7 +308,7 @@ class _Writing:
         return self.out | {"allOf": [*self.out.get("allOf", []), *parts]} if parts else self.out
 
     def refuse(self, message: str, *keys: str | int) -> NoReturn:
-        _refuse(message, ".".join([self.node.path, *map(str, keys)]))
+        refuse(message, ".".join([self.node.path, *map(str, keys)]))
 
     def child(self, value: Any, *keys: str | int) -> Schema:
         return self.rewriter.value(self.node.child(value, *keys))
@@ -648,19 +615,47 @@ class _Writing:
             self.parts.append({"anyOf": [{"properties": {name: False}}, {"allOf": then}]})
 
     def unevaluated_properties(self, value: Any) -> None:
-        if value is True:
+        """Handled behind all other keywords: what they say of names is in `out`."""
+        applied = list(self._applied(self.node, set()))
+        if value is True or any("additionalProperties" in schema for schema in applied):
             return
         views = self.rewriter.sets.views(self._without("unevaluatedProperties"))
         names = (
             [name for name in views[0].properties if all(name in view.properties for view in views)] if views else []
         )
-        closing = {"properties": dict.fromkeys(names, True)}
-        self.parts.append(closing | {"additionalProperties": self.child(value, "unevaluatedProperties")})
+        own = self.out.get("properties", {})
+        self.out["properties"] = own | {name: True for name in names if name not in own}
+        patterns = self._maps(applied[1:], "patternProperties")
+        if patterns:
+            self.out["patternProperties"] = {
+                self._portable(one, "patternProperties", one): True for one in patterns
+            } | self.out.get("patternProperties", {})
+        self.out["additionalProperties"] = self.child(value, "unevaluatedProperties")
+
+    def _applied(self, node: Node, seen: set[int]) -> Iterator[dict[str, Any]]:
+        """Schemas that every value must satisfy, beginning with the one at `node`; each one once."""
+        schema = node.schema
+        if not isinstance(schema, dict) or id(schema) in seen:
+            return
+        seen.add(id(schema))
+        yield schema
+        for at, one in enumerate(schema["allOf"] if isinstance(schema.get("allOf"), list) else ()):
+            yield from self._applied(self.rewriter.references.enter(node.child(one, "allOf", at)), seen)
+        if "$ref" in schema:
+            yield from self._applied(self.rewriter.references.target(node), seen)
+
+    def _maps(self, schemas: list[dict[str, Any]], key: str) -> dict[str, Any]:
+        maps = [schema[key] for schema in schemas if isinstance(schema.get(key), dict)]
+        return {name: one for found in maps for name, one in found.items()}
 
     def unevaluated_items(self, value: Any) -> None:
-        if value is True or "items" in self.schema:
+        items = self.schema.get("items")
+        # A list of schemas speaks of the first items only, up to draft 2019-09.
+        is_whole = "additionalItems" in self.schema if isinstance(items, list) else "items" in self.schema
+        if value is True or is_whole:
             return
-        if _constrains(self.schema, "unevaluatedItems", *_SCALAR_KEYWORDS, "minItems", "maxItems"):
+        beside = ("prefixItems", "minItems", "maxItems", *(("items",) if isinstance(items, list) else ()))
+        if _constrains(self.schema, "unevaluatedItems", *_SCALAR_KEYWORDS, *beside):
             self.refuse("'unevaluatedItems' beside other keywords is not supported", "unevaluatedItems")
         self.out["items"] = self.child(value, "unevaluatedItems")
 

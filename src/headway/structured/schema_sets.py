@@ -44,6 +44,8 @@ class Resource:
 
     root: Schema
     path: str
+    base: str = ""
+    """Its identifier, with which relative references in it are joined."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,16 @@ ANYTHING = View(exact=False)
 class SchemaViews:
     """Views of the schemas of one document, with a limit on the work that may go into them."""
 
-    def __init__(self, resolve: Callable[[Node], Node], *, ref_overrides: bool, unknown: frozenset[str]) -> None:
+    def __init__(
+        self,
+        resolve: Callable[[Node], Node],
+        enter: Callable[[Node], Node],
+        *,
+        ref_overrides: bool,
+        unknown: frozenset[str],
+    ) -> None:
         self._resolve = resolve
+        self._enter = enter
         self._unknown = unknown  # keywords that the schema's draft does not have: no constraints to rely on
         self._ref_overrides = ref_overrides  # up to draft 7, the siblings of $ref do not count
         self._work = 0
@@ -178,6 +188,7 @@ class SchemaViews:
             return []
         if depth > _MAX_DEPTH or not isinstance(schema, dict):
             return [ANYTHING]
+        node = self._enter(node)
         if self._ref_overrides and "$ref" in schema:
             return self.views(self._resolve(node), depth + 1)
         own = self._own(node, schema)
