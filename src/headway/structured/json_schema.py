@@ -45,6 +45,7 @@ from typing import Any, NoReturn
 
 from headway.errors import InvalidRequestError
 from headway.structured.json_pattern import PatternError, portable_pattern
+from headway.structured.pattern_matching import compiler_fault
 from headway.structured.schema_references import References, refuse
 from headway.structured.schema_sets import (
     TYPES,
@@ -66,6 +67,7 @@ MAX_ALTERNATIVES = 2_000  # in one anyOf, oneOf or enum
 MAX_EMITTED = 8_000  # schemas after rewriting
 MAX_PROPERTIES = 1_000  # of one object
 MAX_PATTERN_PROPERTIES = 50
+MAX_PATTERNS = 2_000  # of one schema, with those of names
 MAX_LISTED_CHARS = 8_192  # of one string in an enum
 MAX_LENGTH = 65_536
 MAX_ITEMS = 2_000
@@ -95,8 +97,12 @@ _EXACT_INTEGERS = 2**53
 _MAX_PASSES = 24  # over the definitions, to find those that some value matches
 
 
-def prepare_schema(schema: dict[str, Any] | bool | str, *, path: str) -> str:
-    """Return the schema as JSON text for llguidance; `path` names the field that holds it, for messages."""
+def prepare_schema(schema: dict[str, Any] | bool | str, *, path: str, loosened: list[str] | None = None) -> str:
+    """Return the schema as JSON text for llguidance; `path` names the field that holds it, for messages.
+
+    Keywords that are not supported are refused. With `loosened` they are left out, and what was left out is added to
+    it: the result then allows more than the schema does.
+    """
     document = _read(schema, path) if isinstance(schema, str) else schema
     if isinstance(document, bool):
         if not document:
@@ -107,7 +113,7 @@ def prepare_schema(schema: dict[str, Any] | bool | str, *, path: str) -> str:
     _check_size(document, path)
     document = json.loads(json.dumps(document))  # a tree: each schema stands at one place only
     try:
-        emitted = _Rewriter(document, path).document()
+        emitted = _Rewriter(document, path, loosened).document()
     except TooComplexError as error:
         refuse(str(error), path)
     except RecursionError:
@@ -181,10 +187,16 @@ def _check_text(text: str, place: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- the rewriting
+class UnsupportedError(InvalidRequestError):
+    """A keyword means something that cannot be expressed; without it, the schema allows more."""
+
+
 class _Rewriter:
     """Rewrite one document: each schema that is referred to becomes a definition of the result."""
 
-    def __init__(self, document: dict[str, Any], path: str) -> None:
+    def __init__(self, document: dict[str, Any], path: str, loosened: list[str] | None) -> None:
+        self.loosened = loosened
+        self.num_patterns = 0
         named = document.get("$schema")
         self.draft = _DRAFTS.get(named.rstrip("#") if isinstance(named, str) else "", 2020)
         if self.draft == 3:
@@ -271,7 +283,7 @@ class _Rewriter:
     def rewrite(self, node: Node) -> Schema:
         self._emitted += 1
         if self._emitted > MAX_EMITTED:
-            raise TooComplexError(f"the schema expands to more than {MAX_EMITTED:,} schemas")
+            refuse(f"the schema expands to more than {MAX_EMITTED:,} schemas", self._root.path)
         schema = node.schema
         if isinstance(schema, bool):
             return schema
@@ -281,10 +293,22 @@ class _Rewriter:
         if "$ref" in schema and (self._ref_overrides or not _constrains(schema, "$ref")):
             return self._reference(node)
         writing = _Writing(self, node, schema)
+        left_out: set[str] = set()
         for key in sorted(schema, key=lambda key: key.startswith("unevaluated")):
             handler = _HANDLERS.get(key)
-            if handler is not None:
+            if handler is None:
+                continue
+            try:
                 handler(writing, schema[key])
+            except (UnsupportedError, TooComplexError) as error:
+                if self.loosened is None:
+                    raise
+                self.loosened.append(
+                    str(error) if isinstance(error, UnsupportedError) else f"{node.path}.{key}: {error}"
+                )
+                left_out.update(_WITHOUT.get(key, ()))
+        for key in left_out:
+            writing.out.pop(key, None)
         return writing.result()
 
 
@@ -310,6 +334,11 @@ class _Writing:
     def refuse(self, message: str, *keys: str | int) -> NoReturn:
         refuse(message, ".".join([self.node.path, *map(str, keys)]))
 
+    def decline(self, message: str, *keys: str | int) -> NoReturn:
+        """Say that a keyword is not supported: it is refused, or left out where the schema may be loosened."""
+        path = ".".join([self.node.path, *map(str, keys)])
+        raise UnsupportedError(f"{path}: {message}", param=path)
+
     def child(self, value: Any, *keys: str | int) -> Schema:
         return self.rewriter.value(self.node.child(value, *keys))
 
@@ -318,7 +347,7 @@ class _Writing:
         if not isinstance(value, list) or not value:
             self.refuse(f"'{key}' is a list that is not empty", key)
         if len(value) > limit:
-            self.refuse(f"'{key}' has {len(value):,} entries, at most {limit:,} are taken", key)
+            self.decline(f"'{key}' has {len(value):,} entries, at most {limit:,} are taken", key)
         return value
 
     def _map(self, key: str) -> dict[str, Any]:
@@ -359,12 +388,12 @@ class _Writing:
         """Refuse values that llguidance would change: it reads numbers as doubles and writes no \\u escapes."""
         if isinstance(value, str):
             if len(value) > MAX_LISTED_CHARS:
-                self.refuse(f"a listed string has {len(value):,} characters, at most {MAX_LISTED_CHARS:,}", *keys)
+                self.decline(f"a listed string has {len(value):,} characters, at most {MAX_LISTED_CHARS:,}", *keys)
             if any((char < " " and char not in _ESCAPED) or char == "\x7f" for char in value):
-                self.refuse("a control character in a listed value is not supported", *keys)
+                self.decline("a control character in a listed value is not supported", *keys)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             if abs(value) > _EXACT_INTEGERS:
-                self.refuse("a listed number beyond 2^53 is not supported", *keys)
+                self.decline("a listed number beyond 2^53 is not supported", *keys)
         elif isinstance(value, list | dict):
             for key, one in value.items() if isinstance(value, dict) else enumerate(value):
                 self._check_value(one, *keys, key)
@@ -394,20 +423,20 @@ class _Writing:
                 near = math.nextafter(near, math.inf if lower else -math.inf)
             value = int(near)
         if (lower and value > 2**62) or (not lower and value < -(2**62)):
-            self.refuse(f"'{key}' is beyond the integers that can be written", key)
+            self.decline(f"'{key}' is beyond the integers that can be written", key)
         return value
 
     def multiple_of(self, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             self.refuse("'multipleOf' is a number above 0", "multipleOf")
         if not 1e-9 <= value <= 1e9:
-            self.refuse("'multipleOf' is taken between 1e-9 and 1e9", "multipleOf")
+            self.decline("'multipleOf' is taken between 1e-9 and 1e9", "multipleOf")
         self.out["multipleOf"] = value
 
     def min_length(self, value: Any) -> None:
         least = self._count("minLength") or 0
         if least > MAX_LENGTH:
-            self.refuse(f"'minLength' is at most {MAX_LENGTH:,}", "minLength")
+            self.decline(f"'minLength' is at most {MAX_LENGTH:,}", "minLength")
         self.out["minLength"] = least
 
     def max_length(self, value: Any) -> None:
@@ -419,10 +448,16 @@ class _Writing:
         self.out["pattern"] = self._portable(value, "pattern")
 
     def _portable(self, pattern: str, *keys: str) -> str:
+        self.rewriter.num_patterns += 1
+        if self.rewriter.num_patterns > MAX_PATTERNS:
+            raise TooComplexError(f"the schema has more than {MAX_PATTERNS:,} patterns")
         try:
-            return portable_pattern(pattern)
+            portable = portable_pattern(pattern)
         except PatternError as error:
-            self.refuse(str(error), *keys)
+            self.decline(str(error), *keys)
+        if (fault := compiler_fault({"type": "string", "pattern": portable})) is not None:
+            self.decline(fault, *keys)
+        return portable
 
     def format(self, value: Any) -> None:
         said = self.schema.keys() & {"const", "enum", "pattern", "minLength", "maxLength"}
@@ -447,7 +482,7 @@ class _Writing:
     def min_items(self, value: Any) -> None:
         least = self._count("minItems") or 0
         if least > MAX_MIN_ITEMS:
-            self.refuse(f"'minItems' is at most {MAX_MIN_ITEMS:,}", "minItems")
+            self.decline(f"'minItems' is at most {MAX_MIN_ITEMS:,}", "minItems")
         self.out["minItems"] = least
 
     def max_items(self, value: Any) -> None:
@@ -455,10 +490,10 @@ class _Writing:
 
     def contains(self, value: Any) -> None:
         if "maxContains" in self.schema:
-            self.refuse("'maxContains' is not supported", "maxContains")
+            self.decline("'maxContains' is not supported", "maxContains")
         least = self._count("minContains", 1) or 0
         if least > MAX_MIN_ITEMS // 10:
-            self.refuse(f"'minContains' is at most {MAX_MIN_ITEMS // 10}", "minContains")
+            self.decline(f"'minContains' is at most {MAX_MIN_ITEMS // 10}", "minContains")
         if least:
             matching = self.rewriter.inline(self.node.child(value, "contains"))
             self.parts.append({"prefixItems": [matching] * least, "minItems": least})
@@ -475,7 +510,7 @@ class _Writing:
         if isinstance(self.schema.get("items"), dict):
             values = self.rewriter.sets.finite_values([self.node.child(self.schema["items"], "items")])
         if values is None:
-            self.refuse("'uniqueItems' is supported over listed values only", "uniqueItems")
+            self.decline("'uniqueItems' is supported over listed values only", "uniqueItems")
         least = self._count("minItems", 0) or 0
         most = min(self._count("maxItems", len(values)) or 0, len(values))
         selections: list[Schema] = []
@@ -494,13 +529,13 @@ class _Writing:
                     }
                 )
         if most < min(least + 2, len(values)):
-            self.refuse(f"'uniqueItems' over {len(values)} listed values has too many selections", "uniqueItems")
+            self.decline(f"'uniqueItems' over {len(values)} listed values has too many selections", "uniqueItems")
         self.parts.append({"anyOf": [*selections, {"type": [kind for kind in TYPES if kind != "array"]}]})
 
     # ------------------------------------------------------------------------------------------------------ objects
     def properties(self, value: Any) -> None:
         if len(self._map("properties")) > MAX_PROPERTIES:
-            self.refuse(f"'properties' has more than {MAX_PROPERTIES:,} names", "properties")
+            self.decline(f"'properties' has more than {MAX_PROPERTIES:,} names", "properties")
         self.out["properties"] = {
             name: self.child(one, "properties", name) for name, one in self._map("properties").items()
         }
@@ -515,7 +550,7 @@ class _Writing:
 
     def pattern_properties(self, value: Any) -> None:
         if len(self._map("patternProperties")) > MAX_PATTERN_PROPERTIES:
-            self.refuse(f"'patternProperties' has more than {MAX_PATTERN_PROPERTIES} patterns", "patternProperties")
+            self.decline(f"'patternProperties' has more than {MAX_PATTERN_PROPERTIES} patterns", "patternProperties")
         merged: dict[str, tuple[list[str], Schema]] = {}
         for pattern, one in self._map("patternProperties").items():
             inner = self.child(one, "patternProperties", pattern)
@@ -526,6 +561,9 @@ class _Writing:
             "|".join(patterns) if len(patterns) == 1 else "|".join(f"(?:{one})" for one in patterns): inner
             for patterns, inner in merged.values()
         }
+        names = dict.fromkeys(self.out["patternProperties"], True)
+        if len(names) > 1 and (fault := compiler_fault({"type": "object", "patternProperties": names})) is not None:
+            self.decline(fault, "patternProperties")
 
     def _object_names(self) -> tuple[list[str], list[str], bool]:
         """Names that are required, names that are optional, and whether there can be no others."""
@@ -551,7 +589,7 @@ class _Writing:
         # A name may be written twice where names are free, and counts once: only listed names are counted.
         selections = math.comb(len(optional), missing)
         if selections * len(optional) > MAX_ALTERNATIVES or selections > MAX_SELECTIONS or missing > len(optional):
-            self.refuse("'minProperties' is supported over few listed names only", "minProperties")
+            self.decline("'minProperties' is supported over few listed names only", "minProperties")
         self._either([{"required": list(names)} for names in combinations(optional, missing)], "minProperties")
 
     def max_properties(self, value: Any) -> None:
@@ -561,7 +599,7 @@ class _Writing:
             return
         if not optional:
             if most > MAX_ITEMS:
-                self.refuse(f"'maxProperties' is at most {MAX_ITEMS:,}", "maxProperties")
+                self.decline(f"'maxProperties' is at most {MAX_ITEMS:,}", "maxProperties")
             self.out["maxProperties"] = most
             return
         room = most - len(required)
@@ -569,7 +607,7 @@ class _Writing:
             self.refuse("'maxProperties' is less than the number of required names", "maxProperties")
         selections = math.comb(len(optional), min(room, len(optional)))
         if selections * len(optional) > MAX_ALTERNATIVES or selections > MAX_SELECTIONS:
-            self.refuse("'maxProperties' is supported over few listed names only", "maxProperties")
+            self.decline("'maxProperties' is supported over few listed names only", "maxProperties")
         options: list[Schema] = []
         for names in combinations(optional, min(room, len(optional))):
             options.append({"properties": dict.fromkeys([*required, *names], True), "additionalProperties": False})
@@ -589,20 +627,20 @@ class _Writing:
             return
         [view] = views if len(views) == 1 else [None]
         if view is None or not view.exact or view.excluded or "string" not in view.types:
-            self.refuse("these 'propertyNames' are not supported", "propertyNames")
+            self.decline("these 'propertyNames' are not supported", "propertyNames")
         patterns = [self._portable(one, "propertyNames", "pattern") for one in view.patterns]
         if view.min_length or view.max_length is not None:
             most = "" if view.max_length is None else min(view.max_length, MAX_LENGTH)
             patterns.append(f"^[\\s\\S]{{{view.min_length},{most}}}$")
         if len(patterns) > 1:
-            self.refuse("'propertyNames' with a pattern and lengths is not supported", "propertyNames")
+            self.decline("'propertyNames' with a pattern and lengths is not supported", "propertyNames")
         if patterns:
             self.parts.append({"patternProperties": {patterns[0]: True}, "additionalProperties": False})
 
     def dependencies(self, key: str, value: Any) -> None:
         asked = self._map(key)
         if len(asked) > MAX_DEPENDENCIES:
-            self.refuse(f"'{key}' has {len(asked)} triggers, at most {MAX_DEPENDENCIES} are taken", key)
+            self.decline(f"'{key}' has {len(asked)} triggers, at most {MAX_DEPENDENCIES} are taken", key)
         for name, needs in asked.items():
             if isinstance(needs, str):  # draft 3 and its readers
                 needs = [needs]
@@ -656,7 +694,7 @@ class _Writing:
             return
         beside = ("prefixItems", "minItems", "maxItems", *(("items",) if isinstance(items, list) else ()))
         if _constrains(self.schema, "unevaluatedItems", *_SCALAR_KEYWORDS, *beside):
-            self.refuse("'unevaluatedItems' beside other keywords is not supported", "unevaluatedItems")
+            self.decline("'unevaluatedItems' beside other keywords is not supported", "unevaluatedItems")
         self.out["items"] = self.child(value, "unevaluatedItems")
 
     # -------------------------------------------------------------------------------------------------- combinators
@@ -683,9 +721,7 @@ class _Writing:
             self.parts.append(self._member(members[0], "oneOf"))
             return
         rest = self._without("oneOf")
-        tightened = _tell_apart(self.rewriter.sets, rest, members)
-        if tightened is None:
-            self.refuse("the branches of 'oneOf' cannot be told apart; use 'anyOf', or require what differs", "oneOf")
+        tightened = self._told_apart(rest, members)
         options: list[Schema] = []
         for member, more in zip(members, tightened):
             if False in more:
@@ -697,6 +733,19 @@ class _Writing:
             options.append({"allOf": [self.rewriter.inline(member), *extra]})
         self.parts.append({"anyOf": options} if options else False)
 
+    def _told_apart(self, rest: Node, members: list[Node]) -> list[list[Schema]]:
+        """What each branch must satisfy besides; where the schema may be loosened, `oneOf` may be read as `anyOf`."""
+        try:
+            tightened = _tell_apart(self.rewriter.sets, rest, members)
+            if tightened is not None:
+                return tightened
+            self.decline("the branches of 'oneOf' cannot be told apart; use 'anyOf', or require what differs", "oneOf")
+        except (UnsupportedError, TooComplexError) as error:
+            if self.rewriter.loosened is None:
+                raise
+            self.rewriter.loosened.append(f"{self.node.path}.oneOf is read as anyOf: {error}")
+            return [[] for _ in members]
+
     def negation(self, value: Any) -> None:
         self.parts.append(self._complement(value, "not"))
 
@@ -705,7 +754,7 @@ class _Writing:
             around = [*self.rewriter.around, self._without(key)]
             return self.rewriter.sets.complement(self.node.child(value, key), around)
         except InexpressibleError:
-            self.refuse(f"the opposite of this schema cannot be expressed, which '{key}' asks for", key)
+            self.decline(f"the opposite of this schema cannot be expressed, which '{key}' asks for", key)
 
     def condition(self, value: Any) -> None:
         if not self.schema.keys() & {"then", "else"}:
@@ -720,7 +769,7 @@ class _Writing:
         self.parts.append(self.rewriter.inline(self.node.child({"$ref": value})))
 
     def unsupported(self, key: str, value: Any) -> None:
-        self.refuse(f"'{key}' is not supported", key)
+        self.decline(f"'{key}' is not supported", key)
 
 
 def _named(handler: Callable[[_Writing, str, Any], None], key: str) -> Callable[[_Writing, Any], None]:
@@ -760,6 +809,12 @@ _HANDLERS: dict[str, Callable[[_Writing, Any], None]] = {
     "if": _Writing.condition,
     "$ref": _Writing.reference,
     **{key: _named(_Writing.unsupported, key) for key in ("$dynamicRef", "$recursiveRef", "extends", "disallow")},
+}
+# What must be left out as well where a keyword is: it would speak of more values than it did.
+_WITHOUT = {
+    "properties": ("properties", "additionalProperties"),
+    "patternProperties": ("patternProperties", "additionalProperties"),
+    "prefixItems": ("prefixItems", "items"),
 }
 _BRANCHING = frozenset({"oneOf", "anyOf", "allOf", "if"})
 _SCALAR_KEYWORDS = [

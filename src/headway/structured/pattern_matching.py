@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from headway.structured.compiler_errors import plain_reason
 from headway.structured.json_pattern import PatternError, portable_pattern
 
 MAX_MATCHED_CHARS = 256
@@ -55,6 +57,12 @@ class PatternMatching:
             return None
         matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=_LIMITS)
         return None if matcher.is_error() else matcher
+
+
+def compiler_fault(schema: dict[str, Any]) -> str | None:
+    """Return what the grammar compiler has against a small schema; None if it takes it."""
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    return plain_reason(LLMatcher.validate_grammar(grammar, limits=_LIMITS)) or None
 
 
 @functools.cache

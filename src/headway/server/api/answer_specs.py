@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -24,8 +23,7 @@ from headway.structured.answer_formats import (
 )
 from headway.structured.answer_spec import AnswerSpec
 from headway.structured.grammars import grammar_of
-from headway.structured.json_schema import prepare_schema
-from headway.structured.tool_schemas import Tool
+from headway.structured.tool_schemas import Tool, log_loosened, prepared_tool
 from headway.tokenizer import Tokenizer
 
 _UNESCAPED_SLASH = re.compile(r"(?<!\\)((?:\\\\)*)/")
@@ -107,19 +105,6 @@ def _lark(grammar: str, path: str) -> str:
         raise bad_request(f"'{path}' cannot be read: {str(error)[:300]}", param=path) from error
 
 
-def grammar_schema(given: dict[str, Any] | str, path: str) -> dict[str, Any]:
-    """A schema as grammars take it; it may come as text."""
-    try:
-        schema = json.loads(given) if isinstance(given, str) else given
-    except (ValueError, RecursionError):
-        schema = None
-    if not isinstance(schema, dict):
-        raise bad_request(f"'{path}' is no JSON schema, which would be an object.", param=path)
-    check_nesting(schema, path)
-    prepared: dict[str, Any] = json.loads(prepare_schema(schema, path=path))
-    return prepared
-
-
 def tools_of(request: ChatCompletionRequest) -> tuple[Tool, ...]:
     """The tools that the model is told of: none if it must not call any."""
     if request.tool_choice == "none":
@@ -153,8 +138,11 @@ def answer_spec(
 def _for_grammar(index: int, tool: Tool) -> Tool:
     if tool.parameters is None:
         return tool
-    schema = grammar_schema(tool.parameters, f"tools[{index}].function.parameters")
-    return dataclasses.replace(tool, parameters=schema)
+    path = f"tools[{index}].function.parameters"
+    check_nesting(tool.parameters, path)
+    prepared, left_out = prepared_tool(tool, path)
+    log_loosened(tool.name, left_out)
+    return prepared
 
 
 def _choice(request: ChatCompletionRequest) -> tuple[str, tuple[str, ...] | None]:
