@@ -227,6 +227,14 @@ def hostile_schemas() -> Inputs:
         ),
         ("long words to be excluded", {"not": {"enum": ["x" * 60 + str(at) for at in range(120)]}, "type": "string"}),
         ("deep values", {"enum": [_nested(50, lambda inner: [inner]) for _ in range(300)]}),
+        (
+            "a long key above many",
+            {
+                "properties": {
+                    "k" * 150_000: {"properties": _names(900, {}), "oneOf": [{"type": "null"}, {"minItems": 1}]}
+                }
+            },
+        ),
         ("long keys", {"properties": {"k" * 8_000 + str(at): True for at in range(30)}}),
         ("steps", {"type": "number", "multipleOf": 1e-9, "minimum": 0.1, "maximum": 1e9}),
         ("steps that do not meet", {"allOf": [{"multipleOf": at} for at in (999_983, 999_979, 999_961)]}),

@@ -332,11 +332,11 @@ class _Writing:
         return self.out | {"allOf": [*self.out.get("allOf", []), *parts]} if parts else self.out
 
     def refuse(self, message: str, *keys: str | int) -> NoReturn:
-        refuse(message, ".".join([self.node.path, *map(str, keys)]))
+        refuse(message, self.node.place(*keys))
 
     def decline(self, message: str, *keys: str | int) -> NoReturn:
         """Say that a keyword is not supported: it is refused, or left out where the schema may be loosened."""
-        path = ".".join([self.node.path, *map(str, keys)])
+        path = self.node.place(*keys)
         raise UnsupportedError(f"{path}: {message}", param=path)
 
     def child(self, value: Any, *keys: str | int) -> Schema:

@@ -28,6 +28,7 @@ _MAX_DEPTH = 10
 _MAX_APART_DEPTH = 4
 _MAX_WORK = 8_000
 _MAX_ITEMS = 8
+_SHOWN_NAME_CHARS = 100
 
 
 class TooComplexError(ValueError):
@@ -57,7 +58,11 @@ class Node:
     path: str
 
     def child(self, schema: Any, *keys: str | int) -> Node:
-        return Node(schema, self.resource, ".".join([self.path, *map(str, keys)]))
+        return Node(schema, self.resource, self.place(*keys))
+
+    def place(self, *keys: str | int) -> str:
+        """The path of what stands below; long names are cut, for each schema below them keeps a path."""
+        return ".".join([self.path, *(str(key)[:_SHOWN_NAME_CHARS] for key in keys)])
 
 
 @dataclass(frozen=True)

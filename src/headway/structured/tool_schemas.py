@@ -117,7 +117,7 @@ def object_schema(tool: Tool) -> Mapping[str, Any]:
     declared = schema.get("type", "object")
     if declared != "object" and not (isinstance(declared, list) and "object" in declared):
         raise InvalidRequestError(
-            f"the parameters of tool '{tool.name}' must be of type 'object', not {declared!r}", param="tools"
+            f"the parameters of tool '{tool.name}' must be of type 'object', not {declared!r:.150}", param="tools"
         )
     _check_words(tool, schema)
     return {**schema, "type": "object"}
@@ -163,7 +163,7 @@ def parameter_list(tool: Tool) -> ParameterList:
     schemas |= {name: {} for name in required if name not in schemas}
     if odd := [name for name in schemas if not _PARAMETER_NAME.fullmatch(name)]:
         raise InvalidRequestError(
-            f"this model's tool calls cannot write the parameter {odd[0]!r} of tool '{tool.name}'", param="tools"
+            f"this model's tool calls cannot write the parameter {odd[0]!r:.150} of tool '{tool.name}'", param="tools"
         )
     found = [
         Parameter(name, _with_definitions(schema, root), types_of(schema, root), required=name in required)
