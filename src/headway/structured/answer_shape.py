@@ -7,10 +7,6 @@ Everything here walks through texts that a client wrote, so it never runs where 
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import re
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -19,11 +15,8 @@ from headway.errors import InvalidRequestError
 from headway.sampling_params import StructuredOutputsParams
 from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 from headway.structured.answer_spec import AnswerSpec
-from headway.structured.grammars import check_bounds, grammar_of
-from headway.structured.json_schema import prepare_schema
-from headway.structured.tool_schemas import MAX_NESTING, Tool, is_too_deep
-
-_UNESCAPED_SLASH = re.compile(r"(?<!\\)((?:\\\\)*)/")
+from headway.structured.grammars import grammar_of
+from headway.structured.tool_schemas import MAX_NESTING, Tool, is_too_deep, prepared_tool
 
 
 class ShapeJob(msgspec.Struct, tag="shape", frozen=True, kw_only=True):
@@ -48,6 +41,8 @@ class Shape(msgspec.Struct, tag="answer", frozen=True, kw_only=True):
 
     parameters: tuple[dict[str, Any] | None, ...] = ()
     """The schemas of the tools as grammars take them."""
+    left_out: tuple[tuple[str, ...], ...] = ()
+    """What of each tool's schema its calls are not held to."""
     content: str | None = None
     """The grammar of the text, where it is a part of the answer only."""
     grammar: str | None = None
@@ -58,7 +53,8 @@ class Shape(msgspec.Struct, tag="answer", frozen=True, kw_only=True):
 
 def shape_answer(job: ShapeJob) -> Shape:
     """Raises `InvalidRequestError` that names the field, or the place in a schema."""
-    tools = tuple(_with_prepared_schema(place, tool) for place, tool in enumerate(job.tools))
+    prepared = [_prepared(place, tool) for place, tool in enumerate(job.tools)]
+    tools = tuple(tool for tool, _ in prepared)
     constraint = None if job.constraint is None else StructuredOutputsParams(**job.constraint)
     is_mixed = bool(tools) or job.reasoning is not None
     spec = AnswerSpec(
@@ -69,34 +65,23 @@ def shape_answer(job: ShapeJob) -> Shape:
         parallel=job.parallel,
         reasoning=None if job.reasoning is None else REASONING_FORMATS[job.reasoning],
         starts_in_reasoning=job.starts_in_reasoning,
-        content=_as_lark(constraint) if constraint is not None and is_mixed else None,
+        content=grammar_of(constraint) if constraint is not None and is_mixed else None,
     )
     if constraint is not None and not is_mixed:
         grammar: str | None = grammar_of(constraint)
     else:
         markers = set(spec.markers)
         grammar = spec.grammar({text: token for text, token in job.special_token_ids.items() if text in markers})
-    return Shape(parameters=tuple(tool.parameters for tool in tools), content=spec.content, grammar=grammar)
+    return Shape(
+        parameters=tuple(tool.parameters for tool in tools),
+        left_out=tuple(left_out for _, left_out in prepared),
+        content=spec.content,
+        grammar=grammar,
+    )
 
 
-def _with_prepared_schema(place: int, tool: Tool) -> Tool:
-    if tool.parameters is None:
-        return tool
-    schema = _prepared(tool.parameters, f"tools[{place}].function.parameters")
-    return dataclasses.replace(tool, parameters=schema)
-
-
-def _prepared(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
-    if is_too_deep(schema):
+def _prepared(place: int, tool: Tool) -> tuple[Tool, tuple[str, ...]]:
+    path = f"tools[{place}].function.parameters"
+    if is_too_deep(tool.parameters or {}):
         raise InvalidRequestError(f"'{path}' is nested more than {MAX_NESTING} levels deep.", param=path)
-    prepared: dict[str, Any] = json.loads(prepare_schema(dict(schema), path=path))
-    return prepared
-
-
-def _as_lark(constraint: StructuredOutputsParams) -> str:
-    """A constraint as a grammar that can stand inside another one."""
-    check_bounds(constraint)
-    if constraint.regex is None:
-        return grammar_of(constraint)
-    escaped = _UNESCAPED_SLASH.sub(r"\1\\/", constraint.regex).replace("\n", r"\n")
-    return f"start: /{escaped}/"
+    return prepared_tool(tool, path)

@@ -61,7 +61,7 @@ class AnswerSpec:
         for name in names:
             if not _TOOL_NAME.fullmatch(name):
                 raise InvalidRequestError(
-                    f"tool names are up to 128 letters, digits and any of '_.:-', not {name!r}", param="tools"
+                    f"tool names are up to 128 letters, digits and any of '_.:-', not {name!r:.150}", param="tools"
                 )
         if len(set(names)) < len(names):
             raise InvalidRequestError("each tool needs a name of its own", param="tools")
@@ -77,7 +77,8 @@ class AnswerSpec:
         """Tools that this answer may call."""
         if self.tool_choice == "none":
             return ()
-        return tuple(tool for tool in self.tools if self.allowed is None or tool.name in self.allowed)
+        allowed = None if self.allowed is None else frozenset(self.allowed)
+        return tuple(tool for tool in self.tools if allowed is None or tool.name in allowed)
 
     @property
     def calls_format(self) -> ToolFormat | None:

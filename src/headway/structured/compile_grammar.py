@@ -7,6 +7,7 @@ import logging
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from headway.errors import InvalidRequestError
+from headway.structured.compiler_errors import plain_reason
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,6 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 def refused(reason: str) -> InvalidRequestError:
     """The error of a grammar that cannot be used, from what llguidance says."""
-    text = reason.split("\n<state>")[0].removesuffix("\n<non-verbose/>").strip()
-    if text.startswith("NoExtension"):
-        text = "no text can match it"
+    text = plain_reason(reason)
     shown = text if len(text) <= _SHOWN_ERROR_CHARS else text[: _SHOWN_ERROR_CHARS - 3] + "..."
     return InvalidRequestError(REFUSAL + shown, param="structured_outputs")

@@ -7,13 +7,13 @@ threads, a caller's thread), and the engine gets only what it can compile quickl
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from headway.errors import InvalidRequestError
 from headway.sampling_params import StructuredOutputsParams
 from headway.structured.json_schema import MAX_SCHEMA_BYTES, prepare_schema
+from headway.structured.notations import NotationError, as_lark, num_intersections, regex_in_lark
 
 OWN_GRAMMAR = "%llguidance {}\n"
 """How the grammars begin that Headway writes; those that come from a request do not."""
@@ -25,8 +25,6 @@ MAX_INTERSECTIONS = 4
 """Of `&` in a grammar. With up to five regexes at once llguidance's limits hold, and a step takes some 30 ms at most;
 with twenty it takes seconds, and with thirty it may never end."""
 
-_LARK_TEXT = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*')
-"""Strings, regexes and comments of Lark."""
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 """Between the tokens of JSON. Bounded: a small model that has begun with white space may never stop."""
 
@@ -65,7 +63,7 @@ def grammar_of(structured: StructuredOutputsParams) -> str:
     if structured.choice is not None:
         return choice_grammar(structured.choice)
     if structured.regex is not None:
-        return _regex_grammar(structured.regex)
+        return _from_request(f"start: {terminal(_read('regex', structured.regex, regex_in_lark))}\n")
     assert structured.grammar is not None
     return _lark(structured.grammar)
 
@@ -82,36 +80,28 @@ def choice_grammar(choices: Any) -> str:
     return f"{OWN_GRAMMAR}start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(choices))
 
 
-def _regex_grammar(regex: str) -> str:
-    from llguidance import LLMatcher
-
-    return LLMatcher.grammar_from_regex(regex)
-
-
 def _lark(grammar: str) -> str:
     """Lark as it is, GBNF and EBNF translated."""
-    from llguidance.gbnf_to_lark import any_to_lark
-
+    path = "structured_outputs.grammar"
     if grammar.lstrip().startswith("{"):
-        raise InvalidRequestError(
-            "structured_outputs.grammar must be Lark, GBNF or EBNF; a JSON schema goes into 'json'",
-            param="structured_outputs.grammar",
-        )
-    if _LARK_TEXT.sub("", grammar).count("&") > MAX_INTERSECTIONS:
-        raise InvalidRequestError(
-            f"structured_outputs.grammar may use '&' at most {MAX_INTERSECTIONS} times", "structured_outputs.grammar"
-        )
+        raise InvalidRequestError(f"{path} must be Lark, GBNF or EBNF; a JSON schema goes into 'json'", param=path)
+    lark = _read("grammar", grammar, as_lark)
+    if num_intersections(lark) > MAX_INTERSECTIONS:
+        raise InvalidRequestError(f"{path} may use '&' at most {MAX_INTERSECTIONS} times", path)
+    return _from_request(lark)
+
+
+def _read(name: str, text: str, reader: Callable[[str], str]) -> str:
     try:
-        return _from_request(any_to_lark(grammar))
-    except Exception as error:
-        raise InvalidRequestError(
-            f"structured_outputs.grammar cannot be read: {str(error)[:300]}", param="structured_outputs.grammar"
-        ) from None
+        return reader(text)
+    except NotationError as error:
+        path = f"structured_outputs.{name}"
+        raise InvalidRequestError(f"{path} cannot be read: {error}", param=path) from None
 
 
 def _from_request(grammar: str) -> str:
-    """Mark a grammar so that it does not pass for one of ours."""
-    return f"// From the request.\n{grammar}"
+    """Keep a grammar from passing for one of ours; its lines keep their numbers."""
+    return f" {grammar}" if grammar.startswith(OWN_GRAMMAR) else grammar
 
 
 def _text(schema: Any) -> str:

@@ -19,6 +19,8 @@ MAX_WORD_CHARS = 60
 MAX_WORDS_CHARS = 8_000
 
 _COUNT = re.compile(r"\{(\d{1,9})(?:(,)(\d{0,9}))?\}")
+_NO_LEAST = re.compile(r"\{,\d*\}")  # Python counts from 0, ECMA-262 takes it as text
+_GROUP_NAME = re.compile(r"\?(?:P?<[A-Za-z_]\w*>|:)")
 _WIDE = {"w": r"\p{L}\p{N}\p{M}_", "d": r"\p{N}", "s": r"\s\x1c-\x1f"}
 _HEX = re.compile(r"x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]{1,6}\}")
 _PROPERTY = re.compile(r"[pP](?:\{[A-Za-z_=]{1,40}\}|[LMNPSZC])")
@@ -105,13 +107,15 @@ class _Scanner:
             return self._escape(negated=None), 1
         if char in "*+?":
             raise PatternError(f"the pattern has nothing to repeat before '{char}'")
+        if _NO_LEAST.match(self.text, self.at):
+            raise PatternError("a repetition without a lower bound is read in two ways; write '{0,…}'")
         self.at += 1
         return ("\\" + char if char in "{}]" else char), 1
 
     def _group(self, depth: int) -> tuple[str, int]:
         self.at += 1
         if self.text.startswith("?", self.at):
-            named = re.compile(r"\?(?:P?<[A-Za-z_]\w*>|:)").match(self.text, self.at)
+            named = _GROUP_NAME.match(self.text, self.at)
             if named is None:
                 kinds = {"?=": "lookahead", "?!": "lookahead", "?<=": "lookbehind", "?<!": "lookbehind"}
                 kind = next((name for mark, name in kinds.items() if self.text.startswith(mark, self.at)), None)

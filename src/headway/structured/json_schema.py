@@ -42,15 +42,15 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Any, NoReturn
-from urllib.parse import unquote
 
 from headway.errors import InvalidRequestError
 from headway.structured.json_pattern import PatternError, portable_pattern
+from headway.structured.pattern_matching import compiler_fault
+from headway.structured.schema_references import References, refuse
 from headway.structured.schema_sets import (
     TYPES,
     InexpressibleError,
     Node,
-    Resource,
     Schema,
     SchemaViews,
     TooComplexError,
@@ -67,6 +67,7 @@ MAX_ALTERNATIVES = 2_000  # in one anyOf, oneOf or enum
 MAX_EMITTED = 8_000  # schemas after rewriting
 MAX_PROPERTIES = 1_000  # of one object
 MAX_PATTERN_PROPERTIES = 50
+MAX_PATTERNS = 2_000  # of one schema, with those of names
 MAX_LISTED_CHARS = 8_192  # of one string in an enum
 MAX_LENGTH = 65_536
 MAX_ITEMS = 2_000
@@ -93,46 +94,47 @@ _ADDED = {
     2020: "prefixItems",
 }
 _EXACT_INTEGERS = 2**53
+_MAX_PASSES = 24  # over the definitions, to find those that some value matches
 
 
-def prepare_schema(schema: dict[str, Any] | bool | str, *, path: str) -> str:
-    """Return the schema as JSON text for llguidance; `path` names the field that holds it, for messages."""
+def prepare_schema(schema: dict[str, Any] | bool | str, *, path: str, loosened: list[str] | None = None) -> str:
+    """Return the schema as JSON text for llguidance; `path` names the field that holds it, for messages.
+
+    Keywords that are not supported are refused. With `loosened` they are left out, and what was left out is added to
+    it: the result then allows more than the schema does.
+    """
     document = _read(schema, path) if isinstance(schema, str) else schema
     if isinstance(document, bool):
         if not document:
-            _refuse("the schema 'false' allows no value", path)
+            refuse("the schema 'false' allows no value", path)
         return json.dumps({"x-guidance": _OPTIONS})
     if not isinstance(document, dict):
-        _refuse("a schema is an object or a boolean", path)
+        refuse("a schema is an object or a boolean", path)
     _check_size(document, path)
     document = json.loads(json.dumps(document))  # a tree: each schema stands at one place only
     try:
-        emitted = _Rewriter(document, path).document()
+        emitted = _Rewriter(document, path, loosened).document()
     except TooComplexError as error:
-        _refuse(str(error), path)
+        refuse(str(error), path)
     except RecursionError:
-        _refuse("the schema is nested too deeply", path)
+        refuse("the schema is nested too deeply", path)
     return json.dumps({"x-guidance": _OPTIONS} | emitted)
-
-
-def _refuse(message: str, path: str) -> NoReturn:
-    raise InvalidRequestError(f"{path}: {message}", param=path)
 
 
 # ------------------------------------------------------------------------------------------------------ the input
 def _read(text: str, path: str) -> Any:
     if len(text) > MAX_SCHEMA_BYTES:
-        _refuse(f"the schema has {len(text):,} bytes, at most {MAX_SCHEMA_BYTES:,} are taken", path)
+        refuse(f"the schema has {len(text):,} bytes, at most {MAX_SCHEMA_BYTES:,} are taken", path)
 
     def constant(name: str) -> NoReturn:
-        _refuse(f"{name} is no JSON number", path)
+        refuse(f"{name} is no JSON number", path)
 
     try:
         return json.loads(text, parse_constant=constant)
     except InvalidRequestError:
         raise
     except (ValueError, RecursionError) as error:
-        _refuse(f"the schema is no JSON: {str(error)[:200]}", path)
+        refuse(f"the schema is no JSON: {str(error)[:200]}", path)
 
 
 def _check_size(document: dict[str, Any], path: str) -> None:
@@ -146,7 +148,7 @@ def _check_size(document: dict[str, Any], path: str) -> None:
             if isinstance(value, dict):
                 for key, inner in value.items():
                     if not isinstance(key, str):
-                        _refuse(f"the key {key!r:.50} is no string", place)
+                        refuse(f"the key {key!r:.50} is no string", place)
                     size += len(key) + 4
                     _check_text(key, place)
                     deeper.append((inner, f"{place}.{key:.100}"))
@@ -155,13 +157,13 @@ def _check_size(document: dict[str, Any], path: str) -> None:
             else:
                 size += _check_scalar(value, place)
             if values + len(deeper) > MAX_VALUES:
-                _refuse(f"the schema has more than {MAX_VALUES:,} values", path)
+                refuse(f"the schema has more than {MAX_VALUES:,} values", path)
         if size > MAX_SCHEMA_BYTES:
-            _refuse(f"the schema has more than {MAX_SCHEMA_BYTES:,} bytes", path)
+            refuse(f"the schema has more than {MAX_SCHEMA_BYTES:,} bytes", path)
         if not deeper:
             return
         level = deeper
-    _refuse(f"the schema is nested more than {MAX_DEPTH} deep", level[0][1][:500])
+    refuse(f"the schema is nested more than {MAX_DEPTH} deep", level[0][1][:500])
 
 
 def _check_scalar(value: Any, place: str) -> int:
@@ -169,11 +171,11 @@ def _check_scalar(value: Any, place: str) -> int:
         _check_text(value, place)
         return len(value) + 2
     if isinstance(value, float) and not math.isfinite(value):
-        _refuse("a number must be finite", place)
+        refuse("a number must be finite", place)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**300:
-        _refuse("the number is too large", place)
+        refuse("the number is too large", place)
     if value is not None and not isinstance(value, bool | int | float):
-        _refuse(f"{type(value).__name__} is no JSON value", place)
+        refuse(f"{type(value).__name__} is no JSON value", place)
     return 8
 
 
@@ -181,21 +183,33 @@ def _check_text(text: str, place: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        _refuse("a string holds half of a surrogate pair", place)
+        refuse("a string holds half of a surrogate pair", place)
 
 
 # -------------------------------------------------------------------------------------------------- the rewriting
+class UnsupportedError(InvalidRequestError):
+    """A keyword means something that cannot be expressed; without it, the schema allows more."""
+
+
 class _Rewriter:
     """Rewrite one document: each schema that is referred to becomes a definition of the result."""
 
-    def __init__(self, document: dict[str, Any], path: str) -> None:
+    def __init__(self, document: dict[str, Any], path: str, loosened: list[str] | None) -> None:
+        self.loosened = loosened
+        self.num_patterns = 0
         named = document.get("$schema")
         self.draft = _DRAFTS.get(named.rstrip("#") if isinstance(named, str) else "", 2020)
         if self.draft == 3:
-            _refuse("draft 3 is not supported", f"{path}.$schema")
-        self._ref_overrides = self.draft <= 7
-        self._root = Node(document, Resource(document, path), path)
-        self.sets = SchemaViews(self._target, ref_overrides=self._ref_overrides, unknown=self._unknown())
+            refuse("draft 3 is not supported", f"{path}.$schema")
+        self.references = References(document, path, self.draft)
+        self._ref_overrides = self.references.ref_overrides
+        self._root = self.references.root
+        self.sets = SchemaViews(
+            self.references.target,
+            self.references.enter,
+            ref_overrides=self._ref_overrides,
+            unknown=self._unknown(),
+        )
         self._names: dict[int, str] = {}
         self._pending: list[tuple[str, Node]] = []
         self._inlining: list[int] = []
@@ -213,47 +227,13 @@ class _Rewriter:
             name, node = self._pending.pop()
             defs[name] = self.rewrite(node)
         if root is False or not _can_match(root, defs):
-            _refuse("no JSON value can match this schema", self._root.path)
+            refuse("no JSON value can match this schema", self._root.path)
         whole = {} if root is True else root
         return whole | {"$defs": defs} if defs else whole
 
     # ---------------------------------------------------------------------------------------------- references
-    def _enter(self, node: Node) -> Node:
-        """A schema with an `$id` of its own is where the references inside it start."""
-        schema = node.schema
-        name = schema.get("id" if self.draft == 4 else "$id") if isinstance(schema, dict) else None
-        if isinstance(name, str) and not name.startswith("#") and schema is not self._root.schema:
-            return Node(schema, Resource(schema, node.path), node.path)
-        return node
-
-    def _target(self, node: Node) -> Node:
-        assert isinstance(node.schema, dict)
-        reference, place = node.schema["$ref"], f"{node.path}.$ref"
-        if not isinstance(reference, str):
-            _refuse("'$ref' is a string", place)
-        resource = self._enter(node).resource
-        if not reference.startswith("#"):
-            _refuse(f"the reference '{reference:.100}' leaves the schema; only '#…' is followed", place)
-        pointer = unquote(reference[1:])
-        if pointer and not pointer.startswith("/"):
-            _refuse(f"the reference '{reference:.100}' to an anchor is not supported", place)
-        found = Node(resource.root, resource, resource.path)
-        for part in pointer.split("/")[1:]:
-            key: Any = part.replace("~1", "/").replace("~0", "~")
-            inside: Any = found.schema
-            if isinstance(inside, list) and key.isdigit() and len(key) < 6:
-                key = int(key)
-            try:
-                inner = inside[key] if isinstance(inside, dict | list) else None
-            except (KeyError, IndexError, TypeError):
-                inner = None
-            if inner is None:
-                _refuse(f"the reference '{reference:.100}' leads nowhere", place)
-            found = self._enter(found.child(inner, key))
-        return found
-
     def _reference(self, node: Node) -> Schema:
-        return self._definition(self._target(node))
+        return self._definition(self.references.target(node))
 
     def value(self, node: Node) -> Schema:
         """Rewrite the schema of an inner value.
@@ -264,7 +244,7 @@ class _Rewriter:
         around, self.around = self.around, []
         try:
             if self._inlining and isinstance(schema, dict) and schema.keys() & _BRANCHING and "$ref" not in schema:
-                return self._definition(self._enter(node))
+                return self._definition(self.references.enter(node))
             return self.rewrite(node)
         finally:
             self.around = around
@@ -290,7 +270,7 @@ class _Rewriter:
         """Rewrite a schema that is merged with others: llguidance cannot merge a reference into its own target."""
         schema = node.schema
         if isinstance(schema, dict) and "$ref" in schema and (self._ref_overrides or not _constrains(schema, "$ref")):
-            target = self._target(node)
+            target = self.references.target(node)
             if id(target.schema) not in self._inlining:
                 self._inlining.append(id(target.schema))
                 try:
@@ -303,20 +283,32 @@ class _Rewriter:
     def rewrite(self, node: Node) -> Schema:
         self._emitted += 1
         if self._emitted > MAX_EMITTED:
-            raise TooComplexError(f"the schema expands to more than {MAX_EMITTED:,} schemas")
+            refuse(f"the schema expands to more than {MAX_EMITTED:,} schemas", self._root.path)
         schema = node.schema
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            _refuse("a schema is an object or a boolean", node.path)
-        node = self._enter(node)
+            refuse("a schema is an object or a boolean", node.path)
+        node = self.references.enter(node)
         if "$ref" in schema and (self._ref_overrides or not _constrains(schema, "$ref")):
             return self._reference(node)
         writing = _Writing(self, node, schema)
-        for key, value in schema.items():
+        left_out: set[str] = set()
+        for key in sorted(schema, key=lambda key: key.startswith("unevaluated")):
             handler = _HANDLERS.get(key)
-            if handler is not None:
-                handler(writing, value)
+            if handler is None:
+                continue
+            try:
+                handler(writing, schema[key])
+            except (UnsupportedError, TooComplexError) as error:
+                if self.loosened is None:
+                    raise
+                self.loosened.append(
+                    str(error) if isinstance(error, UnsupportedError) else f"{node.path}.{key}: {error}"
+                )
+                left_out.update(_WITHOUT.get(key, ()))
+        for key in left_out:
+            writing.out.pop(key, None)
         return writing.result()
 
 
@@ -340,7 +332,12 @@ class _Writing:
         return self.out | {"allOf": [*self.out.get("allOf", []), *parts]} if parts else self.out
 
     def refuse(self, message: str, *keys: str | int) -> NoReturn:
-        _refuse(message, ".".join([self.node.path, *map(str, keys)]))
+        refuse(message, self.node.place(*keys))
+
+    def decline(self, message: str, *keys: str | int) -> NoReturn:
+        """Say that a keyword is not supported: it is refused, or left out where the schema may be loosened."""
+        path = self.node.place(*keys)
+        raise UnsupportedError(f"{path}: {message}", param=path)
 
     def child(self, value: Any, *keys: str | int) -> Schema:
         return self.rewriter.value(self.node.child(value, *keys))
@@ -350,7 +347,7 @@ class _Writing:
         if not isinstance(value, list) or not value:
             self.refuse(f"'{key}' is a list that is not empty", key)
         if len(value) > limit:
-            self.refuse(f"'{key}' has {len(value):,} entries, at most {limit:,} are taken", key)
+            self.decline(f"'{key}' has {len(value):,} entries, at most {limit:,} are taken", key)
         return value
 
     def _map(self, key: str) -> dict[str, Any]:
@@ -391,12 +388,12 @@ class _Writing:
         """Refuse values that llguidance would change: it reads numbers as doubles and writes no \\u escapes."""
         if isinstance(value, str):
             if len(value) > MAX_LISTED_CHARS:
-                self.refuse(f"a listed string has {len(value):,} characters, at most {MAX_LISTED_CHARS:,}", *keys)
+                self.decline(f"a listed string has {len(value):,} characters, at most {MAX_LISTED_CHARS:,}", *keys)
             if any((char < " " and char not in _ESCAPED) or char == "\x7f" for char in value):
-                self.refuse("a control character in a listed value is not supported", *keys)
+                self.decline("a control character in a listed value is not supported", *keys)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             if abs(value) > _EXACT_INTEGERS:
-                self.refuse("a listed number beyond 2^53 is not supported", *keys)
+                self.decline("a listed number beyond 2^53 is not supported", *keys)
         elif isinstance(value, list | dict):
             for key, one in value.items() if isinstance(value, dict) else enumerate(value):
                 self._check_value(one, *keys, key)
@@ -426,20 +423,20 @@ class _Writing:
                 near = math.nextafter(near, math.inf if lower else -math.inf)
             value = int(near)
         if (lower and value > 2**62) or (not lower and value < -(2**62)):
-            self.refuse(f"'{key}' is beyond the integers that can be written", key)
+            self.decline(f"'{key}' is beyond the integers that can be written", key)
         return value
 
     def multiple_of(self, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             self.refuse("'multipleOf' is a number above 0", "multipleOf")
         if not 1e-9 <= value <= 1e9:
-            self.refuse("'multipleOf' is taken between 1e-9 and 1e9", "multipleOf")
+            self.decline("'multipleOf' is taken between 1e-9 and 1e9", "multipleOf")
         self.out["multipleOf"] = value
 
     def min_length(self, value: Any) -> None:
         least = self._count("minLength") or 0
         if least > MAX_LENGTH:
-            self.refuse(f"'minLength' is at most {MAX_LENGTH:,}", "minLength")
+            self.decline(f"'minLength' is at most {MAX_LENGTH:,}", "minLength")
         self.out["minLength"] = least
 
     def max_length(self, value: Any) -> None:
@@ -451,10 +448,16 @@ class _Writing:
         self.out["pattern"] = self._portable(value, "pattern")
 
     def _portable(self, pattern: str, *keys: str) -> str:
+        self.rewriter.num_patterns += 1
+        if self.rewriter.num_patterns > MAX_PATTERNS:
+            raise TooComplexError(f"the schema has more than {MAX_PATTERNS:,} patterns")
         try:
-            return portable_pattern(pattern)
+            portable = portable_pattern(pattern)
         except PatternError as error:
-            self.refuse(str(error), *keys)
+            self.decline(str(error), *keys)
+        if (fault := compiler_fault({"type": "string", "pattern": portable})) is not None:
+            self.decline(fault, *keys)
+        return portable
 
     def format(self, value: Any) -> None:
         said = self.schema.keys() & {"const", "enum", "pattern", "minLength", "maxLength"}
@@ -479,7 +482,7 @@ class _Writing:
     def min_items(self, value: Any) -> None:
         least = self._count("minItems") or 0
         if least > MAX_MIN_ITEMS:
-            self.refuse(f"'minItems' is at most {MAX_MIN_ITEMS:,}", "minItems")
+            self.decline(f"'minItems' is at most {MAX_MIN_ITEMS:,}", "minItems")
         self.out["minItems"] = least
 
     def max_items(self, value: Any) -> None:
@@ -487,10 +490,10 @@ class _Writing:
 
     def contains(self, value: Any) -> None:
         if "maxContains" in self.schema:
-            self.refuse("'maxContains' is not supported", "maxContains")
+            self.decline("'maxContains' is not supported", "maxContains")
         least = self._count("minContains", 1) or 0
         if least > MAX_MIN_ITEMS // 10:
-            self.refuse(f"'minContains' is at most {MAX_MIN_ITEMS // 10}", "minContains")
+            self.decline(f"'minContains' is at most {MAX_MIN_ITEMS // 10}", "minContains")
         if least:
             matching = self.rewriter.inline(self.node.child(value, "contains"))
             self.parts.append({"prefixItems": [matching] * least, "minItems": least})
@@ -507,7 +510,7 @@ class _Writing:
         if isinstance(self.schema.get("items"), dict):
             values = self.rewriter.sets.finite_values([self.node.child(self.schema["items"], "items")])
         if values is None:
-            self.refuse("'uniqueItems' is supported over listed values only", "uniqueItems")
+            self.decline("'uniqueItems' is supported over listed values only", "uniqueItems")
         least = self._count("minItems", 0) or 0
         most = min(self._count("maxItems", len(values)) or 0, len(values))
         selections: list[Schema] = []
@@ -526,13 +529,13 @@ class _Writing:
                     }
                 )
         if most < min(least + 2, len(values)):
-            self.refuse(f"'uniqueItems' over {len(values)} listed values has too many selections", "uniqueItems")
+            self.decline(f"'uniqueItems' over {len(values)} listed values has too many selections", "uniqueItems")
         self.parts.append({"anyOf": [*selections, {"type": [kind for kind in TYPES if kind != "array"]}]})
 
     # ------------------------------------------------------------------------------------------------------ objects
     def properties(self, value: Any) -> None:
         if len(self._map("properties")) > MAX_PROPERTIES:
-            self.refuse(f"'properties' has more than {MAX_PROPERTIES:,} names", "properties")
+            self.decline(f"'properties' has more than {MAX_PROPERTIES:,} names", "properties")
         self.out["properties"] = {
             name: self.child(one, "properties", name) for name, one in self._map("properties").items()
         }
@@ -547,7 +550,7 @@ class _Writing:
 
     def pattern_properties(self, value: Any) -> None:
         if len(self._map("patternProperties")) > MAX_PATTERN_PROPERTIES:
-            self.refuse(f"'patternProperties' has more than {MAX_PATTERN_PROPERTIES} patterns", "patternProperties")
+            self.decline(f"'patternProperties' has more than {MAX_PATTERN_PROPERTIES} patterns", "patternProperties")
         merged: dict[str, tuple[list[str], Schema]] = {}
         for pattern, one in self._map("patternProperties").items():
             inner = self.child(one, "patternProperties", pattern)
@@ -558,15 +561,18 @@ class _Writing:
             "|".join(patterns) if len(patterns) == 1 else "|".join(f"(?:{one})" for one in patterns): inner
             for patterns, inner in merged.values()
         }
+        names = dict.fromkeys(self.out["patternProperties"], True)
+        if len(names) > 1 and (fault := compiler_fault({"type": "object", "patternProperties": names})) is not None:
+            self.decline(fault, "patternProperties")
 
     def _object_names(self) -> tuple[list[str], list[str], bool]:
         """Names that are required, names that are optional, and whether there can be no others."""
         listed = self.schema.get("properties")
         named = self.schema.get("required")
-        required = [one for one in named if isinstance(one, str)] if isinstance(named, list) else []
+        required = dict.fromkeys(one for one in named if isinstance(one, str)) if isinstance(named, list) else {}
         optional = [name for name in listed if name not in required] if isinstance(listed, dict) else []
         closed = self.schema.get("additionalProperties") is False and not self.schema.get("patternProperties")
-        return list(dict.fromkeys(required)), optional, closed
+        return list(required), optional, closed
 
     def min_properties(self, value: Any) -> None:
         least = self._count("minProperties") or 0
@@ -583,7 +589,7 @@ class _Writing:
         # A name may be written twice where names are free, and counts once: only listed names are counted.
         selections = math.comb(len(optional), missing)
         if selections * len(optional) > MAX_ALTERNATIVES or selections > MAX_SELECTIONS or missing > len(optional):
-            self.refuse("'minProperties' is supported over few listed names only", "minProperties")
+            self.decline("'minProperties' is supported over few listed names only", "minProperties")
         self._either([{"required": list(names)} for names in combinations(optional, missing)], "minProperties")
 
     def max_properties(self, value: Any) -> None:
@@ -593,7 +599,7 @@ class _Writing:
             return
         if not optional:
             if most > MAX_ITEMS:
-                self.refuse(f"'maxProperties' is at most {MAX_ITEMS:,}", "maxProperties")
+                self.decline(f"'maxProperties' is at most {MAX_ITEMS:,}", "maxProperties")
             self.out["maxProperties"] = most
             return
         room = most - len(required)
@@ -601,7 +607,7 @@ class _Writing:
             self.refuse("'maxProperties' is less than the number of required names", "maxProperties")
         selections = math.comb(len(optional), min(room, len(optional)))
         if selections * len(optional) > MAX_ALTERNATIVES or selections > MAX_SELECTIONS:
-            self.refuse("'maxProperties' is supported over few listed names only", "maxProperties")
+            self.decline("'maxProperties' is supported over few listed names only", "maxProperties")
         options: list[Schema] = []
         for names in combinations(optional, min(room, len(optional))):
             options.append({"properties": dict.fromkeys([*required, *names], True), "additionalProperties": False})
@@ -621,20 +627,20 @@ class _Writing:
             return
         [view] = views if len(views) == 1 else [None]
         if view is None or not view.exact or view.excluded or "string" not in view.types:
-            self.refuse("these 'propertyNames' are not supported", "propertyNames")
+            self.decline("these 'propertyNames' are not supported", "propertyNames")
         patterns = [self._portable(one, "propertyNames", "pattern") for one in view.patterns]
         if view.min_length or view.max_length is not None:
             most = "" if view.max_length is None else min(view.max_length, MAX_LENGTH)
             patterns.append(f"^[\\s\\S]{{{view.min_length},{most}}}$")
         if len(patterns) > 1:
-            self.refuse("'propertyNames' with a pattern and lengths is not supported", "propertyNames")
+            self.decline("'propertyNames' with a pattern and lengths is not supported", "propertyNames")
         if patterns:
             self.parts.append({"patternProperties": {patterns[0]: True}, "additionalProperties": False})
 
     def dependencies(self, key: str, value: Any) -> None:
         asked = self._map(key)
         if len(asked) > MAX_DEPENDENCIES:
-            self.refuse(f"'{key}' has {len(asked)} triggers, at most {MAX_DEPENDENCIES} are taken", key)
+            self.decline(f"'{key}' has {len(asked)} triggers, at most {MAX_DEPENDENCIES} are taken", key)
         for name, needs in asked.items():
             if isinstance(needs, str):  # draft 3 and its readers
                 needs = [needs]
@@ -647,20 +653,48 @@ class _Writing:
             self.parts.append({"anyOf": [{"properties": {name: False}}, {"allOf": then}]})
 
     def unevaluated_properties(self, value: Any) -> None:
-        if value is True:
+        """Handled behind all other keywords: what they say of names is in `out`."""
+        applied = list(self._applied(self.node, set()))
+        if value is True or any("additionalProperties" in schema for schema in applied):
             return
         views = self.rewriter.sets.views(self._without("unevaluatedProperties"))
         names = (
             [name for name in views[0].properties if all(name in view.properties for view in views)] if views else []
         )
-        closing = {"properties": dict.fromkeys(names, True)}
-        self.parts.append(closing | {"additionalProperties": self.child(value, "unevaluatedProperties")})
+        own = self.out.get("properties", {})
+        self.out["properties"] = own | {name: True for name in names if name not in own}
+        patterns = self._maps(applied[1:], "patternProperties")
+        if patterns:
+            self.out["patternProperties"] = {
+                self._portable(one, "patternProperties", one): True for one in patterns
+            } | self.out.get("patternProperties", {})
+        self.out["additionalProperties"] = self.child(value, "unevaluatedProperties")
+
+    def _applied(self, node: Node, seen: set[int]) -> Iterator[dict[str, Any]]:
+        """Schemas that every value must satisfy, beginning with the one at `node`; each one once."""
+        schema = node.schema
+        if not isinstance(schema, dict) or id(schema) in seen:
+            return
+        seen.add(id(schema))
+        yield schema
+        for at, one in enumerate(schema["allOf"] if isinstance(schema.get("allOf"), list) else ()):
+            yield from self._applied(self.rewriter.references.enter(node.child(one, "allOf", at)), seen)
+        if "$ref" in schema:
+            yield from self._applied(self.rewriter.references.target(node), seen)
+
+    def _maps(self, schemas: list[dict[str, Any]], key: str) -> dict[str, Any]:
+        maps = [schema[key] for schema in schemas if isinstance(schema.get(key), dict)]
+        return {name: one for found in maps for name, one in found.items()}
 
     def unevaluated_items(self, value: Any) -> None:
-        if value is True or "items" in self.schema:
+        items = self.schema.get("items")
+        # A list of schemas speaks of the first items only, up to draft 2019-09.
+        is_whole = "additionalItems" in self.schema if isinstance(items, list) else "items" in self.schema
+        if value is True or is_whole:
             return
-        if _constrains(self.schema, "unevaluatedItems", *_SCALAR_KEYWORDS, "minItems", "maxItems"):
-            self.refuse("'unevaluatedItems' beside other keywords is not supported", "unevaluatedItems")
+        beside = ("prefixItems", "minItems", "maxItems", *(("items",) if isinstance(items, list) else ()))
+        if _constrains(self.schema, "unevaluatedItems", *_SCALAR_KEYWORDS, *beside):
+            self.decline("'unevaluatedItems' beside other keywords is not supported", "unevaluatedItems")
         self.out["items"] = self.child(value, "unevaluatedItems")
 
     # -------------------------------------------------------------------------------------------------- combinators
@@ -687,9 +721,7 @@ class _Writing:
             self.parts.append(self._member(members[0], "oneOf"))
             return
         rest = self._without("oneOf")
-        tightened = _tell_apart(self.rewriter.sets, rest, members)
-        if tightened is None:
-            self.refuse("the branches of 'oneOf' cannot be told apart; use 'anyOf', or require what differs", "oneOf")
+        tightened = self._told_apart(rest, members)
         options: list[Schema] = []
         for member, more in zip(members, tightened):
             if False in more:
@@ -701,6 +733,19 @@ class _Writing:
             options.append({"allOf": [self.rewriter.inline(member), *extra]})
         self.parts.append({"anyOf": options} if options else False)
 
+    def _told_apart(self, rest: Node, members: list[Node]) -> list[list[Schema]]:
+        """What each branch must satisfy besides; where the schema may be loosened, `oneOf` may be read as `anyOf`."""
+        try:
+            tightened = _tell_apart(self.rewriter.sets, rest, members)
+            if tightened is not None:
+                return tightened
+            self.decline("the branches of 'oneOf' cannot be told apart; use 'anyOf', or require what differs", "oneOf")
+        except (UnsupportedError, TooComplexError) as error:
+            if self.rewriter.loosened is None:
+                raise
+            self.rewriter.loosened.append(f"{self.node.path}.oneOf is read as anyOf: {error}")
+            return [[] for _ in members]
+
     def negation(self, value: Any) -> None:
         self.parts.append(self._complement(value, "not"))
 
@@ -709,7 +754,7 @@ class _Writing:
             around = [*self.rewriter.around, self._without(key)]
             return self.rewriter.sets.complement(self.node.child(value, key), around)
         except InexpressibleError:
-            self.refuse(f"the opposite of this schema cannot be expressed, which '{key}' asks for", key)
+            self.decline(f"the opposite of this schema cannot be expressed, which '{key}' asks for", key)
 
     def condition(self, value: Any) -> None:
         if not self.schema.keys() & {"then", "else"}:
@@ -724,7 +769,7 @@ class _Writing:
         self.parts.append(self.rewriter.inline(self.node.child({"$ref": value})))
 
     def unsupported(self, key: str, value: Any) -> None:
-        self.refuse(f"'{key}' is not supported", key)
+        self.decline(f"'{key}' is not supported", key)
 
 
 def _named(handler: Callable[[_Writing, str, Any], None], key: str) -> Callable[[_Writing, Any], None]:
@@ -764,6 +809,12 @@ _HANDLERS: dict[str, Callable[[_Writing, Any], None]] = {
     "if": _Writing.condition,
     "$ref": _Writing.reference,
     **{key: _named(_Writing.unsupported, key) for key in ("$dynamicRef", "$recursiveRef", "extends", "disallow")},
+}
+# What must be left out as well where a keyword is: it would speak of more values than it did.
+_WITHOUT = {
+    "properties": ("properties", "additionalProperties"),
+    "patternProperties": ("patternProperties", "additionalProperties"),
+    "prefixItems": ("prefixItems", "items"),
 }
 _BRANCHING = frozenset({"oneOf", "anyOf", "allOf", "if"})
 _SCALAR_KEYWORDS = [
@@ -896,24 +947,27 @@ def _remedy(sets: SchemaViews, one: View, two: View, shared: set[str]) -> Schema
 
 
 def _listed_in(view: View, value: Any) -> bool:
-    return view.values is None or value_key(value) in {value_key(one) for one in view.values}
+    return view.keys is None or value_key(value) in view.keys
 
 
 # --------------------------------------------------------------------------------------------------- satisfiability
 def _can_match(root: Schema, defs: dict[str, Schema]) -> bool:
     """Whether some finite value may match: references that never come to an end match nothing."""
     alive: set[str] = set()
-    pending = list(defs)[::-1]  # named in the order in which they were met: what one needs comes behind it
-    while True:
+    pending = list(defs)
+    for _ in range(_MAX_PASSES):
         still = []
-        for name in pending:
+        for name in reversed(pending):  # a chain of references goes through the names in one direction
             if _alive(defs[name], alive):
                 alive.add(name)
             else:
                 still.append(name)
+        if _alive(root, alive):
+            return True
         if len(still) == len(pending):
-            return _alive(root, alive)
+            return False
         pending = still
+    raise TooComplexError("the schema's references depend on each other in too many steps")
 
 
 def _alive(schema: Schema, alive: set[str]) -> bool:

@@ -11,16 +11,14 @@ Both are all that `oneOf`, `not` and `if` need.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from llguidance import LLMatcher
-
-from headway.structured.json_pattern import PatternError, none_of, opposite_pattern, portable_pattern
+from headway.structured.json_pattern import none_of, opposite_pattern
+from headway.structured.pattern_matching import PatternMatching
 
 Schema = dict[str, Any] | bool
 TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -30,8 +28,7 @@ _MAX_DEPTH = 10
 _MAX_APART_DEPTH = 4
 _MAX_WORK = 8_000
 _MAX_ITEMS = 8
-# Matching a value of a schema against one of its patterns backtracks: only short ones are tried.
-_MAX_MATCHED_CHARS = 12
+_SHOWN_NAME_CHARS = 100
 
 
 class TooComplexError(ValueError):
@@ -48,6 +45,8 @@ class Resource:
 
     root: Schema
     path: str
+    base: str = ""
+    """Its identifier, with which relative references in it are joined."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,11 @@ class Node:
     path: str
 
     def child(self, schema: Any, *keys: str | int) -> Node:
-        return Node(schema, self.resource, ".".join([self.path, *map(str, keys)]))
+        return Node(schema, self.resource, self.place(*keys))
+
+    def place(self, *keys: str | int) -> str:
+        """The path of what stands below; long names are cut, for each schema below them keeps a path."""
+        return ".".join([self.path, *(str(key)[:_SHOWN_NAME_CHARS] for key in keys)])
 
 
 @dataclass(frozen=True)
@@ -93,12 +96,20 @@ class View:
     max_items: int | None = None
     exact: bool = True
 
+    @cached_property
+    def keys(self) -> frozenset[Hashable] | None:
+        """Keys of the listed values; None: the values are not listed."""
+        return None if self.values is None else frozenset(map(value_key, self.values))
+
+    @cached_property
+    def excluded_keys(self) -> frozenset[Hashable]:
+        return frozenset(map(value_key, self.excluded))
+
     def meet(self, other: View) -> View | None:
         types = self.types & other.types
         values = self.values if other.values is None else other.values
-        if self.values is not None and other.values is not None:
-            known = {value_key(one) for one in other.values}
-            values = tuple(one for one in self.values if value_key(one) in known)
+        if self.values is not None and other.keys is not None:
+            values = tuple(one for one in self.values if value_key(one) in other.keys)
         if not types or values == ():
             return None
         properties = dict(self.properties)
@@ -144,11 +155,20 @@ ANYTHING = View(exact=False)
 class SchemaViews:
     """Views of the schemas of one document, with a limit on the work that may go into them."""
 
-    def __init__(self, resolve: Callable[[Node], Node], *, ref_overrides: bool, unknown: frozenset[str]) -> None:
+    def __init__(
+        self,
+        resolve: Callable[[Node], Node],
+        enter: Callable[[Node], Node],
+        *,
+        ref_overrides: bool,
+        unknown: frozenset[str],
+    ) -> None:
         self._resolve = resolve
+        self._enter = enter
         self._unknown = unknown  # keywords that the schema's draft does not have: no constraints to rely on
         self._ref_overrides = ref_overrides  # up to draft 7, the siblings of $ref do not count
         self._work = 0
+        self._patterns = PatternMatching()
         self._known: dict[tuple[int, int, int], tuple[Node, list[View]]] = {}
 
     def _spend(self, work: int = 1) -> None:
@@ -173,6 +193,7 @@ class SchemaViews:
             return []
         if depth > _MAX_DEPTH or not isinstance(schema, dict):
             return [ANYTHING]
+        node = self._enter(node)
         if self._ref_overrides and "$ref" in schema:
             return self.views(self._resolve(node), depth + 1)
         own = self._own(node, schema)
@@ -200,7 +221,7 @@ class SchemaViews:
     def both(self, ones: list[View], twos: list[View]) -> list[View]:
         if len(ones) * len(twos) > _MAX_VIEWS:
             return [ANYTHING]
-        self._spend(sum(1 + len(one.properties) // 8 for one in ones) * len(twos))
+        self._spend(sum(1 + len(one.properties) // 8 + len(one.values or ()) // 256 for one in ones) * len(twos))
         return [view for one in ones for two in twos if (view := one.meet(two)) is not None]
 
     def _own(self, node: Node, schema: dict[str, Any]) -> View | None:
@@ -269,13 +290,22 @@ class SchemaViews:
         if depth > _MAX_APART_DEPTH:
             return set(one.types & two.types)
         if one.values is not None or two.values is not None:
-            known = {value_key(value) for value in two.values} if two.values is not None else None
-            listed = one.values if one.values is not None else two.values or ()
-            common = (value for value in listed if known is None or value_key(value) in known)
+            common = self._common_values(one, two)
             return {
                 type_of(value) for value in common if self.allows(one, value, depth) and self.allows(two, value, depth)
             }
         return {kind for kind in one.types & two.types if not self._apart(kind, one, two, depth)}
+
+    def _common_values(self, one: View, two: View) -> Sequence[Any]:
+        """Values that are listed in both views, or in the only one that lists any."""
+        if one.values is None or two.values is None:
+            return one.values or two.values or ()
+        assert one.keys is not None and two.keys is not None
+        self._spend(min(len(one.keys), len(two.keys)) // 256)
+        if one.keys.isdisjoint(two.keys):
+            return ()
+        self._spend(len(one.values) // 8)
+        return [value for value in one.values if value_key(value) in two.keys]
 
     def _apart(self, kind: str, one: View, two: View, depth: int) -> bool:
         if kind == "number":
@@ -297,12 +327,7 @@ class SchemaViews:
 
     def _patterns_apart(self, patterns: tuple[str, ...]) -> bool:
         self._spend(500)
-        try:
-            parts = [{"type": "string", "pattern": portable_pattern(one)} for one in dict.fromkeys(patterns)]
-        except PatternError:
-            return False
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps({"allOf": parts}))
-        return LLMatcher.validate_grammar(grammar).startswith("Unsatisfiable schema")
+        return self._patterns.apart(patterns)
 
     def properties_apart(self, one: View, two: View, name: str, depth: int = 0) -> bool:
         """Whether no value of this property suits both views."""
@@ -321,9 +346,9 @@ class SchemaViews:
         """Whether a view may allow this value: False is certain, True is not."""
         self._spend()
         kind = type_of(value)
-        if view.values is not None and depth and value_key(value) not in {value_key(one) for one in view.values}:
+        if depth and view.keys is not None and value_key(value) not in view.keys:
             return False
-        if kind not in view.types or (view.excluded and value_key(value) in {value_key(one) for one in view.excluded}):
+        if kind not in view.types or (view.excluded and value_key(value) in view.excluded_keys):
             return False
         if kind == "number":
             if view.integer and not is_integral(value):
@@ -332,7 +357,7 @@ class SchemaViews:
         if kind == "string":
             if len(value) < view.min_length or (view.max_length is not None and len(value) > view.max_length):
                 return False
-            return all(_may_match(pattern, value) for pattern in view.patterns)
+            return all(self._may_match(pattern, value) for pattern in view.patterns)
         if kind == "object":
             if not view.required <= value.keys():
                 return False
@@ -348,6 +373,10 @@ class SchemaViews:
                 for at, item in enumerate(value)
             )
         return True
+
+    def _may_match(self, pattern: str, value: str) -> bool:
+        self._spend(1 + len(value) // 16)
+        return self._patterns.may_match(pattern, value)
 
     def covers(self, outer: View, inner: View, kinds: Iterable[str], depth: int = 0) -> bool:
         """Whether the outer view allows all values of these types that the inner one allows: True is certain."""
@@ -544,15 +573,6 @@ def _values_forbidden(schema: Any) -> tuple[Any, ...]:
     if schema.keys() == {"const"}:
         return (schema["const"],)
     return tuple(_listed(schema["enum"])) if schema.keys() == {"enum"} else ()
-
-
-def _may_match(pattern: str, value: str) -> bool:
-    if len(value) > _MAX_MATCHED_CHARS:
-        return True
-    try:
-        return re.search(pattern, value) is not None
-    except (re.error, RecursionError, OverflowError):
-        return True
 
 
 def _listed(value: Any) -> list[Any]:

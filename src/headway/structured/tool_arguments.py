@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 from headway.errors import InvalidRequestError
 from headway.structured.answer_pieces import AnswerStream, CallArguments, Reading
 from headway.structured.grammars import ANY_TEXT, LarkRules, inline_schema, regex_quote, spaces, terminal
+from headway.structured.notations import regex_in_lark
 from headway.structured.python_literals import PythonLiterals, PythonReader, repeated
 from headway.structured.tool_schemas import (
     Parameter,
@@ -215,7 +216,7 @@ class PythonArguments:
 
 def _found_anywhere(pattern: str) -> str:
     """A regex of texts in which a schema's pattern is found, as it stands between slashes."""
-    slashed = re.sub(r"\\.|/|\n", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern)
+    slashed = regex_in_lark(pattern)
     begins, ends = slashed.startswith("^"), bool(re.search(r"(?<!\\)(\\\\)*\$$", slashed))
     inner = slashed[begins : len(slashed) - ends]
     # An anchor belongs to one alternative alone: such a pattern is left as it is, and refused where it is compiled.

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.errors import InvalidRequestError
+from headway.structured.json_schema import prepare_schema
+
+logger = logging.getLogger(__name__)
 
 MAX_NESTING = 128
 """Lists and objects inside each other, where a client may send any JSON. What walks through it may recurse."""
@@ -21,6 +27,8 @@ _WHOLE_OBJECT_KEYWORDS = (
 _OTHER_PARAMETERS = ("additionalProperties", "unevaluatedProperties", "$ref")
 _PARAMETER_NAME = re.compile(r"[^\s<>=,()\[\]{}\"']+")
 _MOST_REFERENCES = 32
+_SHOWN_LEFT_OUT = 3
+_SHOWN_CHARS = 300
 
 
 def is_too_deep(value: Mapping[str, Any]) -> bool:
@@ -42,14 +50,35 @@ def is_too_deep(value: Mapping[str, Any]) -> bool:
 class Tool:
     """A function that the model may call. `parameters` is the JSON schema of its arguments; None: any object.
 
-    Arguments keep to the schema whether or not a tool is `strict`. If it is, a schema that the model's format cannot
-    keep to is refused; if not, the format keeps to what it can.
+    Arguments keep to the schema whether or not a tool is `strict`. If it is, a schema that a grammar or the model's
+    format cannot keep to is refused; if not, they keep to what they can.
     """
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
+
+
+def prepared_tool(tool: Tool, path: str) -> tuple[Tool, tuple[str, ...]]:
+    """Return the tool with its schema as grammars take it, and what of the schema its calls will not keep to.
+
+    `path` names the field that holds the schema. Of a strict tool, what is not supported is refused.
+    """
+    if tool.parameters is None:
+        return tool, ()
+    left_out: list[str] = []
+    text = prepare_schema(tool.parameters, path=path, loosened=None if tool.strict else left_out)
+    return replace(tool, parameters=json.loads(text)), tuple(left_out)
+
+
+@functools.lru_cache(1024)
+def log_loosened(name: str, left_out: tuple[str, ...]) -> None:
+    """Say what the calls of a tool need not keep to; once for each tool."""
+    if left_out:
+        more = f", and {len(left_out) - _SHOWN_LEFT_OUT} more" if len(left_out) > _SHOWN_LEFT_OUT else ""
+        shown = "; ".join(one[:_SHOWN_CHARS] for one in left_out[:_SHOWN_LEFT_OUT])
+        logger.warning("calls of tool %.100r are not held to its whole schema: %s%s", name, shown, more)
 
 
 @dataclass(frozen=True)
@@ -88,7 +117,7 @@ def object_schema(tool: Tool) -> Mapping[str, Any]:
     declared = schema.get("type", "object")
     if declared != "object" and not (isinstance(declared, list) and "object" in declared):
         raise InvalidRequestError(
-            f"the parameters of tool '{tool.name}' must be of type 'object', not {declared!r}", param="tools"
+            f"the parameters of tool '{tool.name}' must be of type 'object', not {declared!r:.150}", param="tools"
         )
     _check_words(tool, schema)
     return {**schema, "type": "object"}
@@ -134,7 +163,7 @@ def parameter_list(tool: Tool) -> ParameterList:
     schemas |= {name: {} for name in required if name not in schemas}
     if odd := [name for name in schemas if not _PARAMETER_NAME.fullmatch(name)]:
         raise InvalidRequestError(
-            f"this model's tool calls cannot write the parameter {odd[0]!r} of tool '{tool.name}'", param="tools"
+            f"this model's tool calls cannot write the parameter {odd[0]!r:.150} of tool '{tool.name}'", param="tools"
         )
     found = [
         Parameter(name, _with_definitions(schema, root), types_of(schema, root), required=name in required)

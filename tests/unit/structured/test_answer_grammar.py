@@ -5,9 +5,11 @@ What a model writes under the masks is what the parser reads: random walks throu
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import random
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,8 +24,9 @@ from headway.loader import open_checkpoint
 from headway.loader.embedded import embedded_model_path
 from headway.structured.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 from headway.structured.answer_spec import AnswerSpec
-from headway.structured.tool_schemas import Tool, ToolCall
+from headway.structured.tool_schemas import Tool, ToolCall, prepared_tool
 from headway.tokenizer import Tokenizer
+from tests.attacks.structured_inputs import hostile_tools
 from tests.unit.structured.answers import ANY, GET, TOOLS, WEATHER, Answer, read
 
 THINK = REASONING_FORMATS["think"]
@@ -344,3 +347,16 @@ def test_many_tools_and_parameters_compile_fast_enough() -> None:
     tools = tuple(Tool(f"tool_{place}", None, {"properties": properties}) for place in range(10))
     for name in TOOL_FORMATS:
         vocabulary(()).matcher(spec(name, tools=tools))
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "pythonic"])
+def test_hostile_tools_are_answered_at_once(name: str) -> None:
+    for title, definitions in hostile_tools():
+        functions = [definition["function"] for definition in definitions]
+        start = time.process_time()
+        with contextlib.suppress(InvalidRequestError):
+            tools = [
+                prepared_tool(Tool(one["name"], parameters=one.get("parameters")), "tools")[0] for one in functions
+            ]
+            AnswerSpec(tools=tuple(tools), tool_format=TOOL_FORMATS[name], tool_choice="required").grammar({})
+        assert time.process_time() - start < 1, title

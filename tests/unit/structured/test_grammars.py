@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from headway.structured.grammars import (
     grammar_of,
 )
 from headway.structured.json_schema import MAX_SCHEMA_BYTES
+from tests.attacks.structured_inputs import hostile_grammars, hostile_regexes
 
 OUT_OF_BOUNDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a long regex": ("regex", {"regex": "a" * (MAX_REGEX_CHARS + 1)}, "at most 8192 characters"),
@@ -41,3 +44,17 @@ def test_what_is_out_of_bounds_is_refused_before_any_work(name: str) -> None:
         with pytest.raises(InvalidRequestError, match=reason) as caught:
             refuse(structured)
         assert caught.value.param == f"structured_outputs.{field}"
+
+
+HOSTILE = [
+    *((f"regex: {name}", {"regex": regex}) for name, regex in hostile_regexes()),
+    *((f"grammar: {name}", {"grammar": grammar}) for name, grammar in hostile_grammars()),
+]
+
+
+@pytest.mark.parametrize(("name", "values"), HOSTILE, ids=[name for name, _ in HOSTILE])
+def test_hostile_texts_are_answered_at_once(name: str, values: dict[str, str]) -> None:
+    start = time.process_time()
+    with contextlib.suppress(InvalidRequestError):
+        grammar_of(StructuredOutputsParams(**values))
+    assert time.process_time() - start < 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import time
@@ -18,6 +19,7 @@ from headway.loader.embedded import embedded_model_path
 from headway.structured.compile_grammar import LIMITS
 from headway.structured.json_pattern import PatternError, none_of, opposite_pattern, portable_pattern
 from headway.structured.json_schema import prepare_schema
+from tests.attacks.structured_inputs import hostile_schemas
 
 PATH = "response_format.json_schema.schema"
 
@@ -83,6 +85,9 @@ PLACE = {
     "then": {"properties": {"zip": {"pattern": "^[0-9]{5}$"}}},
     "else": {"properties": {"zip": {"pattern": "^[A-Z]{2}$"}}},
 }
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"
 BOTH = {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "additionalProperties": False}
 CASES: dict[str, tuple[Any, list[str], list[str]]] = {
     "anything": (True, ["1", '{"a":[]}'], []),
@@ -180,6 +185,123 @@ CASES: dict[str, tuple[Any, list[str], list[str]]] = {
         ['{"a":1,"b":1}', '{"b":1}'],
         ['{"c":1}'],
     ),
+    "unevaluatedItems behind a list of draft 2019-09": (
+        {"$schema": DRAFT_2019, "items": [{"type": "string"}], "unevaluatedItems": False},
+        ['["a"]', "[]"],
+        ['["a","b"]', "[1]"],
+    ),
+    "unevaluatedItems behind a list and other items": (
+        {"$schema": DRAFT_2019, "items": [True], "additionalItems": {"type": "null"}, "unevaluatedItems": False},
+        ["[1,null]"],
+        ["[1,1]"],
+    ),
+    "unevaluatedItems behind prefixItems": (
+        {"type": "array", "prefixItems": [{"type": "string"}], "unevaluatedItems": {"type": "null"}},
+        ['["a",null]'],
+        ['["a",1]'],
+    ),
+    "unevaluatedProperties beside patterns": (
+        {"type": "object", "patternProperties": {"^a": {"type": "integer"}}, "unevaluatedProperties": False},
+        ['{"a1":1}', "{}"],
+        ['{"a1":"x"}', '{"b":1}'],
+    ),
+    "unevaluatedProperties beside patterns of a part": (
+        {
+            "type": "object",
+            "unevaluatedProperties": False,
+            "$ref": "#/$defs/a",
+            "$defs": {"a": {"patternProperties": {"^a": {"type": "integer"}}}},
+            "properties": {"b": {}},
+        },
+        ['{"b":0,"a1":1}', '{"b":0}'],
+        ['{"a1":"x"}', '{"c":1}'],
+    ),
+    "unevaluatedProperties beside a part that takes all": (
+        {"type": "object", "allOf": [{"additionalProperties": {"type": "null"}}], "unevaluatedProperties": False},
+        ['{"b":null}'],
+        ['{"b":1}'],
+    ),
+    "an anchor": (
+        {"$defs": {"a": {"$anchor": "x", "type": "null"}}, "items": {"$ref": "#x"}, "type": "array"},
+        ["[null]"],
+        ["[1]"],
+    ),
+    "an anchor of draft 7": (
+        {
+            "$schema": DRAFT_7,
+            "definitions": {"a": {"$id": "#x", "type": "null"}},
+            "items": {"$ref": "#x"},
+            "type": "array",
+        },
+        ["[null]"],
+        ["[1]"],
+    ),
+    "an identifier of draft 4": (
+        {
+            "$schema": DRAFT_4,
+            "definitions": {"a": {"id": "x.json", "type": "null"}},
+            "items": {"$ref": "x.json"},
+            "type": "array",
+        },
+        ["[null]"],
+        ["[1]"],
+    ),
+    "a URN": (
+        {
+            "$id": "urn:a:b",
+            "$defs": {"a": {"$id": "urn:x:1", "type": "null"}},
+            "items": {"$ref": "urn:x:1"},
+            "type": "array",
+        },
+        ["[null]"],
+        ["[1]"],
+    ),
+    "its own identifier": (
+        {
+            "$id": "http://a/b.json",
+            "type": "array",
+            "items": {"$ref": "http://a/b.json#/$defs/n"},
+            "$defs": {"n": {"type": "null"}},
+        },
+        ["[null]"],
+        ["[1]"],
+    ),
+    "an identifier within an identifier": (
+        {
+            "$id": "http://a/root.json",
+            "type": "array",
+            "items": {"$ref": "folder/item.json"},
+            "$defs": {
+                "item": {
+                    "$id": "folder/item.json",
+                    "anyOf": [{"$ref": "#/$defs/n"}, {"$ref": "other.json#it"}],
+                    "$defs": {
+                        "n": {"const": 1},
+                        "o": {"$id": "other.json", "$defs": {"i": {"$anchor": "it", "const": 2}}},
+                    },
+                },
+                "n": {"const": 3},
+            },
+        },
+        ["[1,2]"],
+        ["[3]"],
+    ),
+    "a reference that starts at a branch's own identifier": (
+        {
+            "$defs": {"n": {"type": "string"}},
+            "oneOf": [
+                {"$id": "a.json", "$defs": {"n": {"type": "null"}}, "allOf": [{"$ref": "#/$defs/n"}]},
+                {"type": "string"},
+            ],
+        },
+        ["null", '"a"'],
+        ["1"],
+    ),
+    "an identifier where there is no schema": (
+        {"enum": [{"$id": "x.json"}], "$defs": {"a": {"$id": "x.json", "type": "null"}}, "allOf": [{"type": "object"}]},
+        ['{"$id":"x.json"}'],
+        ["null"],
+    ),
     "a branch that matches nothing": ({"anyOf": [False, {"type": "null"}]}, ["null"], ["1"]),
 }
 
@@ -189,6 +311,9 @@ def test_what_a_schema_allows(tokenizer: LLTokenizer, name: str) -> None:
     schema, good, bad = CASES[name]
     for text in good:
         assert allows(tokenizer, schema, text), text
+        kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        if name != "tuples":  # which stand in a schema of a later draft
+            kind(schema).validate(json.loads(text))
     for text in bad:
         assert not allows(tokenizer, schema, text), text
 
@@ -200,6 +325,11 @@ for _ in range(1000):
 LAUGHS = {f"a{at}": {"allOf": [{"$ref": f"#/$defs/a{at + 1}"}] * 10} for at in range(20)} | {"a20": {"type": "string"}}
 REFUSED: dict[str, tuple[Any, str, str]] = {
     "remote reference": ({"$ref": "http://a/b"}, ".$ref", "leaves the schema"),
+    "an anchor to nowhere": ({"$ref": "#x"}, ".$ref", "leads nowhere"),
+    "one anchor twice": ({"$defs": {one: {"$anchor": "x"} for one in "ab"}, "$ref": "#x"}, ".$ref", "several"),
+    "one identifier twice": ({"$defs": {one: {"$id": "urn:x"} for one in "ab"}, "$ref": "urn:x"}, ".$ref", "several"),
+    "a reference that is no URI": ({"$ref": "http://["}, ".$ref", "leaves the schema"),
+    "unevaluatedItems beside contains": ({"contains": True, "unevaluatedItems": False}, ".unevaluatedItems", "beside"),
     "reference to nowhere": ({"$ref": "#/$defs/x"}, ".$ref", "leads nowhere"),
     "reference to itself": ({"$ref": "#"}, "", "no JSON value"),
     "references in a circle": (LOOP, "", "no JSON value"),
@@ -357,6 +487,14 @@ def test_answers_to_random_schemas_are_valid(tokenizer: LLTokenizer) -> None:
             checked += 1
             jsonschema.Draft202012Validator(schema).validate(json.loads(answer))
     assert checked > 20
+
+
+@pytest.mark.parametrize(("name", "schema"), hostile_schemas(), ids=[name for name, _ in hostile_schemas()])
+def test_hostile_schemas_are_answered_at_once(name: str, schema: Any) -> None:
+    start = time.process_time()
+    with contextlib.suppress(InvalidRequestError):
+        prepare_schema(schema, path=PATH)
+    assert time.process_time() - start < 1
 
 
 def test_required_that_is_no_list_is_refused_beside_min_properties() -> None:

@@ -21,7 +21,7 @@ from headway.structured.answer_formats import (
 )
 from headway.structured.answer_shape import Shape, ShapeJob
 from headway.structured.answer_spec import AnswerSpec
-from headway.structured.tool_schemas import Tool
+from headway.structured.tool_schemas import Tool, log_loosened
 from headway.tokenizer import Tokenizer
 
 PLAIN = AnswerSpec()
@@ -131,6 +131,8 @@ def shape_job(answer: AnswerSpec, constraint: StructuredOutputsParams | None, fo
 
 def with_shape(answer: AnswerSpec, shape: Shape) -> AnswerSpec:
     """The answer as the grammar has it."""
+    for tool, left_out in zip(answer.tools, shape.left_out, strict=True):
+        log_loosened(tool.name, left_out)
     tools = tuple(
         dataclasses.replace(tool, parameters=parameters)
         for tool, parameters in zip(answer.tools, shape.parameters, strict=True)
