@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from headway.cli.flags import count, positive
+from headway.cli.flags import arrival_rate, count, number, parse_number
 from headway.cli.output_files import check_writable, write_json
 from headway.cli.progress import progress_bar
 from headway.errors import ConfigError
@@ -60,10 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Run it so many times, with a seed more each time, and write all into one result: 'bench compare' takes "
         "their spread into account. (default: %(default)s)",
     )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="(default: 0, greedy)")
+    parser.add_argument("--temperature", type=number(), default=0.0, metavar="X", help="(default: 0, greedy)")
     parser.add_argument(
         "--request-rate",
-        type=positive,
+        type=arrival_rate,
         default=math.inf,
         metavar="X",
         help="Requests a second. inf: all at once, or at the workload's own times. (default: inf)",
@@ -265,7 +265,7 @@ def _shown(text: str) -> list[str]:
 
 def _percents(text: str) -> list[float]:
     try:
-        percents = [float(part) for part in text.split(",")]
+        percents = [parse_number(part) for part in text.split(",")]
     except ValueError:
         percents = [math.nan]
     if not all(0 <= percent <= 100 for percent in percents):

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.flags import add_flags, count, positive
+from headway.cli.flags import add_flags, arrival_rate, count
 from headway.cli.output_files import check_writable, print_table, write_json, write_text
 from headway.cli.progress import progress_bar
 from headway.config import SCHEDULING_POLICIES, did_you_mean
@@ -314,7 +314,7 @@ def _num_replicas(given: int | None, roles: Roles | None) -> int:
 
 def _rates(text: str) -> list[float | None]:
     """A flag's type: rates, separated by commas."""
-    return [positive(part) for part in text.split(",")]
+    return [arrival_rate(part) for part in text.split(",")]
 
 
 def _policies(text: str | None) -> list[str]:

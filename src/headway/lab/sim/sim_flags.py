@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.flags import FlagSpec, chosen, count, engine_flags, positive, with_shape_defaults
+from headway.cli.flags import FlagSpec, arrival_rate, chosen, count, engine_flags, positive, with_shape_defaults
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def add_work_flags(parser: argparse.ArgumentParser, *, is_required: bool = True)
 def add_rate_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rate",
-        type=positive,
+        type=arrival_rate,
         metavar="R",
         help="Requests/s instead of the workload's own rate; a trace is stretched to it. inf: all at once.",
     )
