@@ -581,9 +581,15 @@ def _with_values(name: str) -> str:
     return name if choices is None else f"{name} ({' or '.join(map(repr, choices))})"
 
 
+_LEAST_BEGINNING = 3
+
+
 def did_you_mean(name: str, valid: Mapping[str, Any] | tuple[str, ...]) -> str:
-    """A sentence naming the nearest valid name, or the empty string when nothing is near."""
-    near = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    """A sentence naming the nearest valid name, or the empty string when nothing is near: a name that is spelt much
+    the same, or one that begins with the other."""
+    near = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
+    if not near and len(name) >= _LEAST_BEGINNING:
+        near = [one for one in valid if one.startswith(name) or name.startswith(one)]
     return f" Did you mean '{near[0]}'?" if near else ""
 
 

@@ -200,8 +200,8 @@ def _print_errors(errors: Sequence[str]) -> None:
         return
     counted = _counted(errors)
     print(f"\n{len(errors)} request{'s' if len(errors) != 1 else ''} failed:", file=sys.stderr)
-    for error, number in counted[:MAX_SHOWN_ERRORS]:
-        print(f"  {number} × {error}", file=sys.stderr)
+    for error, times in counted[:MAX_SHOWN_ERRORS]:
+        print(f"  {times} × {error}", file=sys.stderr)
     if len(counted) > MAX_SHOWN_ERRORS:
         print(f"  and {len(counted) - MAX_SHOWN_ERRORS} other kinds", file=sys.stderr)
 

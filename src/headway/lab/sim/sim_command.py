@@ -52,7 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "simulated one after the other, e.g. 5,10,20.",
     )
     parser.add_argument(
-        "--replicas", type=count(1), metavar="N", help="So many such machines. (default: 1, or those of --roles)"
+        "--replicas",
+        type=count(1),
+        metavar="N",
+        help="Number of replicas, each a machine of its own. (default: 1, or those of --roles)",
     )
     parser.add_argument(
         "--roles",
@@ -86,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="Of the spread of steps around their mean times. (default: 0)",
+        help="Seed for the random spread of step times. (default: 0)",
     )
     parser.add_argument(
         "--seeds",
@@ -318,7 +321,7 @@ def _rates(text: str) -> list[float | None]:
 
 
 def _policies(text: str | None) -> list[str]:
-    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    names = [] if text is None else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in SCHEDULING_POLICIES:
             hint = did_you_mean(name, SCHEDULING_POLICIES) or f" They are {', '.join(SCHEDULING_POLICIES)}."
