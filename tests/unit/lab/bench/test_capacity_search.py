@@ -118,7 +118,8 @@ def test_objectives_bound_latencies_above_and_rates_below() -> None:
     [
         ("p99_itl=100", "Did you mean 'p99_itl_ms'"),
         ("duration=3", "no key 'duration' to bound"),
-        ("p99_itl_ms=fast", "must be a number, not 'fast'"),
+        ("p99_itl_ms=fast", "must be a finite number, not 'fast'"),
+        ("p99_itl_ms=nan", "must be a finite number, not 'nan'"),
         ("p99_itl_ms", "must be a number, not ''"),
     ],
 )
