@@ -45,6 +45,8 @@ PURPOSES = {
     "errors": "what can go wrong",
     "cache_dir": "files kept between runs",
     "tracing": "spans for profiles",
+    "progress": "how far long work is, on stderr",
+    "installing": "how to install what is missing",
 }
 
 

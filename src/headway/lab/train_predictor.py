@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from headway.cli.flags import number
 from headway.cli.output_files import check_writable
-from headway.cli.progress import meter
 from headway.errors import ConfigError
 from headway.predict.base import PromptView
 from headway.predict.features import PromptFeatures
 from headway.predict.predictors import LearnedRanker, RunningStatistics
 from headway.predict.traffic_log import TrafficRecord
 from headway.predict.training import Quality, quality
+from headway.progress import meter
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,7 +14,6 @@ from typing import Any
 
 from headway.cli.flags import arrival_rate, count, number, parse_number
 from headway.cli.output_files import check_writable, write_json
-from headway.cli.progress import progress_bar
 from headway.errors import ConfigError
 from headway.lab.bench.datasets import Draw, add_dataset_flags, burstiness_of, dataset_of, new_seed, tokenizer_of
 from headway.lab.bench.load_flags import (
@@ -32,6 +31,7 @@ from headway.lab.bench.server_target import ServerTarget
 from headway.lab.bench.serving_report import TITLES, serving_block
 from headway.lab.bench.slo_targets import targets_by_class
 from headway.lab.charts.html_page import write_page
+from headway.progress import progress_bar
 
 MAX_SHOWN_ERRORS = 5
 MAX_LATE_S = 0.05

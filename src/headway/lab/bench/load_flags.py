@@ -24,7 +24,6 @@ from headway.cli.flags import (
     positive,
     with_shape_defaults,
 )
-from headway.cli.progress import progress_bar
 from headway.config import EngineConfig
 from headway.errors import ConfigError
 from headway.lab.bench.datasets import (
@@ -41,6 +40,7 @@ from headway.lab.bench.load_target import EngineTarget, Judging, Outcome, Target
 from headway.lab.bench.online_metrics import SHOWN_PERCENTILES
 from headway.lab.bench.server_target import ServerOptions, ServerTarget
 from headway.lab.bench.slo_targets import Targets
+from headway.progress import progress_bar
 from headway.server.server_config import API_KEY_VARIABLE, ServerConfig
 
 if TYPE_CHECKING:

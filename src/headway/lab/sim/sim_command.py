@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from headway.cli.flags import add_flags, arrival_rate, count
 from headway.cli.output_files import check_writable, print_table, write_json, write_text
-from headway.cli.progress import progress_bar
 from headway.config import SCHEDULING_POLICIES, did_you_mean
 from headway.core.routing import TOGETHER, Roles
 from headway.errors import ConfigError
@@ -32,6 +31,7 @@ from headway.lab.sim.sim_flags import (
     simulated_flags,
     simulated_options,
 )
+from headway.progress import progress_bar
 
 if TYPE_CHECKING:
     from headway.lab.sim.calibration import Calibration

@@ -45,7 +45,7 @@ from headway.lab.workload.bench_requests import BenchRequest
 from headway.settings import CacheSettings, SchedulerSettings
 
 if TYPE_CHECKING:
-    from headway.cli.progress import Meter
+    from headway.progress import Meter
 
 
 MOST_REPLICAS = 256

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from headway.cli.flags import add_flags, count, engine_flags
 from headway.cli.output_files import check_writable, print_table, write_json
-from headway.cli.progress import meter
 from headway.config import EngineConfig
 from headway.core.routing import TOGETHER
 from headway.errors import ConfigError
@@ -40,6 +39,7 @@ from headway.lab.sim.sim_flags import (
 )
 from headway.lab.workload.bench_requests import BenchRequest, highest_token_id
 from headway.predict.traffic_log import read_traffic
+from headway.progress import meter
 
 if TYPE_CHECKING:
     from headway.lab.charts import Page

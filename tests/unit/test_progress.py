@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from headway.cli import progress
+from headway import progress
 from headway.cli.main import main
-from headway.cli.progress import ProgressLines, meter, progress_bar
+from headway.progress import ProgressLines, meter, progress_bar
 from tests.unit.lab.bench.sse_server import Answer, SSEServer, steady
 
 
