@@ -68,13 +68,13 @@ def _places() -> Iterator[tuple[str, bool]]:
     options = _pip_options()
 
     def named(*names: str) -> list[str]:
-        texts = [os.environ[name] for name in names if os.environ.get(name)]
+        texts = [os.environ[name] for name in names if name in os.environ]
         option = names[0].removeprefix("PIP_").lower().replace("_", "-")
         return (texts[0] if texts else options.get(option, "")).split()
 
     for place in named("PIP_FIND_LINKS", "UV_FIND_LINKS"):
         yield _as_url(place), False
-    if named("PIP_NO_INDEX", "UV_NO_INDEX")[:1] not in ([], ["0"], ["false"]):
+    if named("PIP_NO_INDEX", "UV_NO_INDEX")[:1] not in ([], ["0"], ["no"], ["false"]):
         return
     for place in named("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")[:1] or [DEFAULT_INDEX]:
         yield _as_url(place), True
@@ -83,7 +83,9 @@ def _places() -> Iterator[tuple[str, bool]]:
 
 
 def _pip_options() -> dict[str, str]:
-    """Of pip's configuration files, the nearest last."""
+    """Of pip's configuration files, the nearest last; none of them where pip is told so."""
+    if os.environ.get("PIP_CONFIG_FILE") == os.devnull:
+        return {}
     home = Path(os.environ.get("HOME", "/"))
     config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     files = [Path("/etc/pip.conf"), home / ".pip/pip.conf", config / "pip/pip.conf", Path(sys.prefix) / "pip.conf"]
@@ -191,4 +193,6 @@ def _shown(url: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    return str(error.reason) if isinstance(error, urllib.error.URLError) and error.reason else str(error)
+    if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):
+        return str(error.reason)
+    return str(error)
