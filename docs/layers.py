@@ -46,6 +46,8 @@ PURPOSES = {
     "cache_dir": "files kept between runs",
     "child_process": "how processes are started",
     "tracing": "spans for profiles",
+    "progress": "how far long work is, on stderr",
+    "installing": "how to install what is missing",
 }
 
 

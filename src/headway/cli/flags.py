@@ -82,7 +82,7 @@ def engine_flags(defaults: Mapping[str, Any] | None = None) -> list[FlagSpec]:
                 section=_section_title(section),
                 metavar=metavar or _metavar(hint),
                 choices=field.metadata["choices"],
-                convert=memory_size if metavar == "BYTES" else _converter(hint),
+                convert=memory_size if metavar == "BYTES" else converter(hint),
                 is_switch=is_switch(hint),
                 is_engines=True,
             )
@@ -108,7 +108,7 @@ def sampling_flags(defaults: Mapping[str, Any] | None = None, *, without: Collec
                 section="sampling",
                 metavar="ID=BIAS" if pairs else "JSON" if is_record else _metavar(hint),
                 choices=None,
-                convert=_id_and_bias if pairs else _json_object if is_record else _converter(hint),
+                convert=_id_and_bias if pairs else _json_object if is_record else converter(hint),
                 repeatable=pairs or "Sequence" in str(hint),
                 is_switch=is_switch(hint),
             )
@@ -233,26 +233,50 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def count(least: int) -> Callable[[str], int]:
-    """A flag's type: a whole number, at least so large."""
+def count(least: int, most: int = 10**12) -> Callable[[str], int]:
+    """A flag's type: a whole number, at least and at most so large."""
 
     def convert(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or int(text) < least:
+        if not text.isascii() or not text.isdigit() or (len(text) < 18 and int(text) < least):
             raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least {least}")
+        if len(text) > 18 or int(text) > most:
+            raise argparse.ArgumentTypeError(f"'{text}' is too large; the largest number here is {most:,}")
         return int(text)
 
     return convert
 
 
-def positive(text: str) -> float:
-    """A flag's type: a number above 0, or inf."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
+def parse_number(text: str, *, may_be_infinite: bool = False) -> float:
+    """The number that a text on the command line stands for; `ValueError` for any text that is none, NaN included. All
+    numbers with a fraction are read here, so that none that cannot be compared or added comes further."""
+    value = float(text)
+    if math.isnan(value) or (math.isinf(value) and not may_be_infinite):
+        raise ValueError(f"'{text}' is not a finite number")
     return value
+
+
+def number(
+    least: float = -math.inf, most: float = math.inf, *, is_above: bool = False, may_be_infinite: bool = False
+) -> Callable[[str], float]:
+    """A flag's type: a number from `least` to `most`; `is_above`: `least` itself is too little."""
+    bounds = [f"above {least:g}" if is_above else f"of at least {least:g}"] if least > -math.inf else []
+    bounds += [f"of at most {most:g}"] if most < math.inf else []
+
+    def convert(text: str) -> float:
+        try:
+            value = parse_number(text, may_be_infinite=may_be_infinite)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or (is_above and value == least):
+            raise argparse.ArgumentTypeError(f"'{text}' is not a number {' and '.join(bounds)}".rstrip())
+        return value
+
+    return convert
+
+
+positive = number(0.0, is_above=True)
+arrival_rate = number(0.0, is_above=True, may_be_infinite=True)
+"""The type of flags for rates: inf means that all requests are there at once."""
 
 
 def is_switch(hint: Any) -> bool:
@@ -283,7 +307,8 @@ def _metavar(hint: Any) -> str | None:
     return {int: "N", float: "X", str: "TEXT"}.get(plain)
 
 
-def _converter(hint: Any) -> Callable[[str], Any]:
+def converter(hint: Any) -> Callable[[str], Any]:
+    """How the text of a flag becomes a value of this type."""
     plain, optional = _unwrap_optional(hint)
     kind: type = plain if plain in (int, float, str, bool) else (int if "int" in str(plain) else str)
     if kind is str:
@@ -295,7 +320,7 @@ def _converter(hint: Any) -> Callable[[str], Any]:
         if optional and text.lower() == "none":
             return None
         try:
-            return kind(text)
+            return parse_number(text) if kind is float else kind(text)
         except ValueError:
             wanted = "a whole number" if kind is int else "a number"
             raise argparse.ArgumentTypeError(f"'{text}' is not {wanted}{' or none' if optional else ''}") from None
@@ -321,7 +346,7 @@ def memory_size(text: str) -> int:
 def _id_and_bias(text: str) -> tuple[int, float]:
     token_id, _, bias = text.partition("=")
     try:
-        return int(token_id), float(bias)
+        return int(token_id), parse_number(bias)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not ID=BIAS, e.g. 42=-100") from None
 

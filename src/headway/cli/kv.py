@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cli.flags import number
 from headway.cli.output_files import check_writable
 from headway.errors import ConfigError
 from headway.server.server_config import API_KEY_VARIABLE, ServerConfig
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch",
         nargs="?",
-        type=float,
+        type=number(),
         const=1.0,
         metavar="SECONDS",
         help="Go on until Ctrl-C, every second or as often as this says.",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from headway.cli.progress import meter
 from headway.config import EngineConfig
+from headway.progress import meter, showing
 from headway.rpc.engine_process import spare_the_collector
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _load_with_lines(config: EngineConfig, *, is_shown: bool) -> LLMEngine:
 
 def _load_with_bar(config: EngineConfig, console: Console) -> LLMEngine:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with showing(), Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("Starting", total=None)
         from headway.engine.llm_engine import LLMEngine
 

@@ -12,12 +12,11 @@ import sys
 import textwrap
 import time
 import typing
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headway.cli.flags import FlagSpec, add_flags, chosen, engine_flags, is_switch
-from headway.config import EngineConfig, parse_bytes
+from headway.cli.flags import FlagSpec, add_flags, chosen, converter, engine_flags, is_switch, memory_size
+from headway.config import EngineConfig
 from headway.errors import ConfigError
 from headway.server.admission.service_classes import EXAMPLE
 from headway.server.server_config import API_KEY_VARIABLE, ServerConfig
@@ -93,23 +92,11 @@ def _flag(field: dataclasses.Field[Any], hint: Any) -> FlagSpec:
         section="server",
         metavar=metavar or {int: "N", float: "SECONDS"}.get(hint, "TEXT"),
         choices=field.metadata["choices"],
-        convert=_number(parse_bytes if metavar == "BYTES" else hint) if hint in (int, float) else str,
+        convert=memory_size if metavar == "BYTES" else converter(hint) if hint in (int, float) else str,
         repeatable=field.name in _REPEATABLE,
         takes_several=field.name in _TAKE_SEVERAL,
         is_switch=is_switch(hint),
     )
-
-
-def _number(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        try:
-            return kind(text)
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
-
-    return convert
 
 
 def _say(line: str) -> None:

@@ -96,8 +96,9 @@ def options_each(
 
 
 def one_each(value: Any, count: int, name: str, kind: type) -> list[Any]:
-    """A value for all prompts, or one each, as a list."""
-    if isinstance(value, kind) or not hasattr(value, "__iter__"):
+    """A value for all prompts, or one each, as a list. A dict is one value, of a kind that the check of values refuses,
+    and not a list of its keys."""
+    if isinstance(value, (kind, Mapping)) or not hasattr(value, "__iter__"):
         return [value] * count
     values = list(value)
     if len(values) != count:

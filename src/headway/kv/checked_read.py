@@ -227,7 +227,7 @@ class _NativeReads(FileReads):
 def fastest_reader() -> CheckedReader:
     """The first call may compile, for about a second; if that fails, for whatever reason, it is said."""
     try:
-        reader = NativeReader(build(folder=SOURCE_DIR / "files").path)
+        reader = NativeReader(build(folder=SOURCE_DIR / "files", what="the disk cache's reader").path)
         sample = memoryview(bytes(range(256)) * 7)[1:1500]
         if reader.crcs(sample) == PythonReader().crcs(sample):  # else every file would seem damaged
             return reader

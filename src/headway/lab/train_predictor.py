@@ -11,14 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cli.flags import number
 from headway.cli.output_files import check_writable
-from headway.cli.progress import meter
 from headway.errors import ConfigError
 from headway.predict.base import PromptView
 from headway.predict.features import PromptFeatures
 from headway.predict.predictors import LearnedRanker, RunningStatistics
 from headway.predict.traffic_log import TrafficRecord
 from headway.predict.training import Quality, quality
+from headway.progress import meter
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,7 +103,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="A traffic log; several are read in turn.")
     parser.add_argument("--output", "-o", type=Path, required=True, metavar="FILE", help="Where to write the model.")
     parser.add_argument(
-        "--held-out", type=float, default=0.2, metavar="X", help="Share of requests to test on. (default: %(default)s)"
+        "--held-out",
+        type=number(),
+        default=0.2,
+        metavar="X",
+        help="Share of requests to test on. (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="Decides all that is drawn. (default: 0)")
     parser.add_argument(

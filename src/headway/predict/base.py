@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headway.errors import HeadwayError
+from headway.installing import install_extra
 
 
 class PredictorError(HeadwayError):
@@ -25,7 +26,7 @@ class MissingLightGBMError(PredictorError):
     """The library that the learned ranker needs is not installed."""
 
     def __init__(self) -> None:
-        super().__init__('The learned length predictor needs LightGBM: pip install "headway[predict]"')
+        super().__init__(f"The learned length predictor needs LightGBM: run '{install_extra('predict')}'.")
 
 
 @dataclass(frozen=True, slots=True)

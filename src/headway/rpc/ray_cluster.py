@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 
 from headway.child_process import python_command
 from headway.errors import ConfigError, EngineStartError
+from headway.installing import install_extra
 from headway.rpc.channel import EngineProcess, FrameReader, RefusedError, dial, pack
 from headway.rpc.engine_process import SECRET_VARIABLE
 from headway.rpc.messages import EngineReady, Start, StartUpFailed, decode_from_engine
@@ -146,7 +147,7 @@ class RayCluster:
         try:
             import ray
         except ImportError as error:
-            raise ConfigError(f"--ray needs Ray ('{error.name}' is missing): pip install 'headway[ray]'.") from error
+            raise ConfigError(f"--ray needs Ray ('{error.name}' is missing): run '{install_extra('ray')}'.") from error
         self._name = name
         if not ray.is_initialized():
             try:

@@ -16,6 +16,7 @@ from typing import Any
 from headway.config import EngineConfig, PredictionConfig
 from headway.core.routing import Roles
 from headway.errors import ConfigError
+from headway.installing import install_extra
 from headway.loader.model_tokenizer import load_model_tokenizer
 from headway.predict import AnswerLengths
 from headway.predict.prediction_thread import PredictionThread
@@ -79,8 +80,7 @@ def _request_listeners(
             from headway.server.metrics.request_spans import RequestSpans
         except ImportError as error:
             raise ConfigError(
-                f"otlp_traces_endpoint needs OpenTelemetry ('{error.name}' is missing): install headway[otel], or "
-                "opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http."
+                f"otlp_traces_endpoint needs OpenTelemetry ('{error.name}' is missing): run '{install_extra('otel')}'."
             ) from error
         spans = RequestSpans.to_collector(config.otlp_traces_endpoint, model=(*config.served_model_name, model)[0])
         cleanup.callback(spans.close)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import importlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from headway.cli import reference
 from headway.cli.flags import CommandParser, add_flags, chosen, engine_flags, sampling_flags
+from headway.cli.main import COMMANDS, Command, CommandGroup
 from headway.cli.serve import server_flags
 from headway.config import EngineConfig, iter_options
 from headway.sampling_params import SamplingParams
@@ -26,6 +30,36 @@ def parse_sampling(*arguments: str) -> dict[str, object]:
     parser = CommandParser(prog="test")
     add_flags(parser, sampling_flags())
     return chosen(parser.parse(list(arguments)), sampling_flags())
+
+
+def commands() -> Iterator[tuple[str, Command]]:
+    for name, command in COMMANDS.items():
+        if isinstance(command, CommandGroup):
+            yield from ((f"{name} {part}", each) for part, each in command.commands.items())
+        else:
+            yield name, command
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=lambda one: one if isinstance(one, str) else "")
+def test_no_flag_of_a_number_takes_what_is_none(name: str, command: Command) -> None:
+    """NaN never; infinity only where the help says what it means."""
+    parser = CommandParser(prog=f"headway {name}")
+    importlib.import_module(command.module).add_arguments(parser)
+    for action in parser._actions:
+        convert = action.type
+        if not callable(convert) or not isinstance(_converted(convert, "0.5"), float | list):
+            continue
+        for text in ("nan", "-nan", "NaN", "-inf"):
+            assert _converted(convert, text) is None, (action.option_strings, text)
+        is_allowed = "inf:" in (action.help or "") or "inf: " in dict(parser._only_in_help_all).get(action, "")
+        assert (_converted(convert, "inf") is not None) == is_allowed, action.option_strings
+
+
+def _converted(convert: Callable[[str], object], text: str) -> object:
+    try:
+        return convert(text)
+    except (argparse.ArgumentTypeError, ValueError):
+        return None
 
 
 def test_there_is_a_flag_for_every_option() -> None:

@@ -85,6 +85,8 @@ def test_commands_without_an_engine_have_one_help(command: tuple[str, ...], caps
         (("serve", "--refuse-late=on"), "it is --refuse-late or --no-refuse-late."),
         (("generate", "--enable-prefix-caching", "false"), "takes no value, and not 'false'"),
         (("generat",), "unknown command 'generat'. Did you mean 'generate'?"),
+        (("gen",), "unknown command 'gen'. Did you mean 'generate'?"),
+        (("nosuch",), "unknown command 'nosuch'. The commands are: generate, chat"),
         (("--verison",), "unknown option '--verison'."),
         (("generate", "--blok-size", "3"), "unknown option '--blok-size'. Did you mean '--block-size'?"),
         (("generate", "--temprature=0"), "unknown option '--temprature'. Did you mean '--temperature'?"),
@@ -95,6 +97,9 @@ def test_commands_without_an_engine_have_one_help(command: tuple[str, ...], caps
         (("generate", "--kv-cache-memory", "2 gigs"), "'2 gigs' is not a number of bytes"),
         (("generate", "--dtype", "float8"), "invalid choice: 'float8'"),
         (("generate", "--logit-bias", "x"), "'x' is not ID=BIAS"),
+        (("generate", "--logit-bias", "1=nan"), "'1=nan' is not ID=BIAS"),
+        (("generate", "--temperature", "nan"), "'nan' is not a number"),
+        (("sim", "--replicas", "9" * 5000), "is too large"),
         (("generate", "--block"), "unknown option '--block'"),
     ],
 )
@@ -112,7 +117,6 @@ def test_wrong_usage_is_exit_code_2_and_names_the_nearest(
     [
         (("generate", "hi", "--block-size", "0"), "block_size must be between 1 and 256, not 0."),
         (("generate", "hi", "--temperature", "-1"), "temperature must be"),
-        (("generate", "hi", "--temperature", "nan"), "temperature must be"),
         (("generate", "hi", "--logprobs", "2"), "add --json"),
         (("generate", "hi", "--kv-cache-memory", "1GiB", "--num-kv-blocks", "9"), "give one of them"),
         (("generate", "   "), "The prompt is empty"),

@@ -53,6 +53,11 @@ OPTIONS: dict[str, list[Any]] = {
 }
 
 
+def test_a_dict_for_the_parameters_is_named_as_what_it_is(llm: Watched) -> None:
+    with pytest.raises(InvalidRequestError, match="sampling_params must be a SamplingParams, not dict"):
+        llm.generate(PROMPTS, {"max_tokens": 2})  # type: ignore[arg-type]
+
+
 def test_every_option_is_tried_here() -> None:
     assert set(OPTIONS) == set(OPTION_NAMES)
 

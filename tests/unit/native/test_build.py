@@ -56,6 +56,16 @@ def test_the_next_compiler_is_tried(only_cc: Path, monkeypatch: pytest.MonkeyPat
     assert not build("generic").compiled
 
 
+def test_compiling_says_that_it_is_done_and_once(only_cc: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake_compiler(only_cc / "gcc", 'while [ "$1" != -o ]; do shift; done; echo library > "$2"')
+    build("generic")
+    begun, done = capsys.readouterr().err.splitlines()
+    assert begun == "Compiling the CPU kernels: this happens once."
+    assert done.startswith("Compiling the CPU kernels: done in ")
+    build("generic")
+    assert capsys.readouterr().err == ""
+
+
 def test_file_name_depends_on_flags_and_sources(only_cc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_output = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
     fake_compiler(only_cc / "cc", write_output)

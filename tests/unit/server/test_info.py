@@ -121,6 +121,13 @@ def test_metrics_have_the_names_that_dashboards_look_for() -> None:
         assert re.search(rf"^# TYPE headway:{name}(_total)? ", text, re.MULTILINE), name
 
 
+def test_every_help_text_of_a_metric_can_be_read_alone() -> None:
+    """Explorers of metrics show one at a time."""
+    texts = re.findall(r"^# HELP \S+ (.*)$", FakeServer().call("GET", "/metrics").text, re.MULTILINE)
+    assert len(texts) > 50
+    assert [text for text in texts if re.search(r"^(Of (these|them)|Its?)\b|\b(there|that|been)\.$", text)] == []
+
+
 def test_metrics_tell_where_prompts_were_computed() -> None:
     server = FakeServer()
     assert "prefills_total" not in server.call("GET", "/metrics").text

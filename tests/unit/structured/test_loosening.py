@@ -12,8 +12,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from headway.errors import InvalidRequestError
 from headway.sampling_params import StructuredOutputsParams
-from headway.structured.compiler_errors import plain_reason
 from headway.structured.compile_grammar import compile_grammar
+from headway.structured.compiler_errors import plain_reason
 from headway.structured.grammars import grammar_of
 from headway.structured.json_schema import prepare_schema
 from headway.structured.tool_schemas import Tool, log_loosened, prepared_tool

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from headway.cli.flags import count, positive
+from headway.cli.flags import count, number, positive
 from headway.cli.output_files import check_writable, write_json
 from headway.lab.bench.capacity_search import Capacity, Limits, Probe, find_capacity
 from headway.lab.bench.load_flags import Probing, add_probe_flags, judging_of, targets_of
@@ -118,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-seconds",
-        type=positive,
+        type=number(0.0, is_above=True, may_be_infinite=True),
         default=_MAX_SECONDS,
         metavar="S",
         help="Time for all of it, once a model is loaded: no rate is tried that would take longer. inf: no limit. "

@@ -12,9 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from headway.cli.flags import count, positive
+from headway.cli.flags import arrival_rate, count, number, parse_number
 from headway.cli.output_files import check_writable, write_json
-from headway.cli.progress import progress_bar
 from headway.errors import ConfigError
 from headway.lab.bench.datasets import Draw, add_dataset_flags, burstiness_of, dataset_of, new_seed, tokenizer_of
 from headway.lab.bench.load_flags import (
@@ -32,6 +31,7 @@ from headway.lab.bench.server_target import ServerTarget
 from headway.lab.bench.serving_report import TITLES, serving_block
 from headway.lab.bench.slo_targets import targets_by_class
 from headway.lab.charts.html_page import write_page
+from headway.progress import progress_bar
 
 MAX_SHOWN_ERRORS = 5
 MAX_LATE_S = 0.05
@@ -60,10 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Run it so many times, with a seed more each time, and write all into one result: 'bench compare' takes "
         "their spread into account. (default: %(default)s)",
     )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="(default: 0, greedy)")
+    parser.add_argument("--temperature", type=number(), default=0.0, metavar="X", help="(default: 0, greedy)")
     parser.add_argument(
         "--request-rate",
-        type=positive,
+        type=arrival_rate,
         default=math.inf,
         metavar="X",
         help="Requests a second. inf: all at once, or at the workload's own times. (default: inf)",
@@ -200,8 +200,8 @@ def _print_errors(errors: Sequence[str]) -> None:
         return
     counted = _counted(errors)
     print(f"\n{len(errors)} request{'s' if len(errors) != 1 else ''} failed:", file=sys.stderr)
-    for error, number in counted[:MAX_SHOWN_ERRORS]:
-        print(f"  {number} × {error}", file=sys.stderr)
+    for error, times in counted[:MAX_SHOWN_ERRORS]:
+        print(f"  {times} × {error}", file=sys.stderr)
     if len(counted) > MAX_SHOWN_ERRORS:
         print(f"  and {len(counted) - MAX_SHOWN_ERRORS} other kinds", file=sys.stderr)
 
@@ -265,7 +265,7 @@ def _shown(text: str) -> list[str]:
 
 def _percents(text: str) -> list[float]:
     try:
-        percents = [float(part) for part in text.split(",")]
+        percents = [parse_number(part) for part in text.split(",")]
     except ValueError:
         percents = [math.nan]
     if not all(0 <= percent <= 100 for percent in percents):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.cli.flags import engine_flags
+from headway.cli.flags import engine_flags, parse_number
 from headway.cli.output_files import check_writable, print_table, write_json
 from headway.config import check_names
 from headway.errors import ConfigError
@@ -55,7 +55,7 @@ def parse_rates(text: str) -> list[float] | None:
     if text == "auto":
         return None
     try:
-        rates = [float(part) for part in text.split(",")]
+        rates = [parse_number(part, may_be_infinite=True) for part in text.split(",")]
     except ValueError:
         rates = []
     if not rates or not all(rate > 0 for rate in rates):

@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from headway.cli.flags import count
+from headway.cli.flags import count, number
 from headway.errors import ConfigError
 from headway.lab.bench.offline_bench import (
     SCENARIOS,
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, type=count(1), metavar="N", help=f"{text} (default: {default})")
     parser.add_argument(
         "--random-range-ratio",
-        type=float,
+        type=number(),
         metavar="R",
         help=f"Lengths are drawn from length × (1 - R) to length × (1 + R), 0 ≤ R < 1. (default: {_RANGE_RATIO:g})",
     )
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", metavar="FILE.csv", help="What the scenario 'online' replays.")
     parser.add_argument(
         "--speedup",
-        type=float,
+        type=number(),
         metavar="X",
         help=f"Arrival times of the trace are divided by this. (default: {TraceLimits.speedup:g})",
     )

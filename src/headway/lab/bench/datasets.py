@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headway.cli.flags import count, positive
+from headway.cli.flags import count, number, positive
 from headway.errors import ConfigError
 from headway.lab.bench.served import Prompt, ServedRequest
 from headway.lab.workload.bench_requests import HIGHEST_TOKEN_ID, LengthRange, draw_work
@@ -202,7 +202,7 @@ def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--random-output-len", type=count(1), metavar="N", help=f"(default: {_OUTPUT_LEN})")
     group.add_argument(
         "--random-range-ratio",
-        type=float,
+        type=number(),
         metavar="R",
         help=f"Lengths are drawn from length × (1 - R) to length × (1 + R), 0 ≤ R < 1. (default: {_RANGE_RATIO:g})",
     )

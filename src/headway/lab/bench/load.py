@@ -25,7 +25,7 @@ from headway.lab.bench.served import AnswerReader, Dialect, ServedRequest, Serve
 from headway.lab.bench.timelines import BatchSample, percentile
 
 if TYPE_CHECKING:
-    from headway.cli.progress import Meter
+    from headway.progress import Meter
 
 _NAMES = {
     "num_requests_running": "running",

@@ -14,8 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from headway.cli.flags import add_flags, chosen, count, engine_flags, positive, with_shape_defaults
-from headway.cli.progress import progress_bar
+from headway.cli.flags import (
+    add_flags,
+    chosen,
+    count,
+    engine_flags,
+    number,
+    parse_number,
+    positive,
+    with_shape_defaults,
+)
 from headway.config import EngineConfig
 from headway.errors import ConfigError
 from headway.lab.bench.datasets import (
@@ -32,6 +40,7 @@ from headway.lab.bench.load_target import EngineTarget, Judging, Outcome, Target
 from headway.lab.bench.online_metrics import SHOWN_PERCENTILES
 from headway.lab.bench.server_target import ServerOptions, ServerTarget
 from headway.lab.bench.slo_targets import Targets
+from headway.progress import progress_bar
 from headway.server.server_config import API_KEY_VARIABLE, ServerConfig
 
 if TYPE_CHECKING:
@@ -101,14 +110,14 @@ def add_server_flags(parser: argparse.ArgumentParser, *, has_samples: bool = Fal
     )
     group.add_argument(
         "--request-timeout",
-        type=float,
+        type=positive,
         metavar="SECONDS",
         help=f"A request that takes longer has failed. (default: {_TIMEOUT_S:g})",
     )
     if has_samples:
         group.add_argument(
             "--sample-interval",
-            type=float,
+            type=number(0.0),
             metavar="SECONDS",
             help=f"How often the server's /metrics are read for the report; 0: never. (default: {_SAMPLE_EVERY_S:g})",
         )
@@ -244,7 +253,7 @@ def add_probe_flags(parser: argparse.ArgumentParser, *, probe_seconds: float, mi
     parser.add_argument(
         "--min-requests", type=count(1), metavar="N", help=f"But at least so many. (default: {min_requests})"
     )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="(default: 0, greedy)")
+    parser.add_argument("--temperature", type=number(), default=0.0, metavar="X", help="(default: 0, greedy)")
     add_warmup_flag(parser)
     parser.add_argument("--output-json", metavar="FILE", help="Write the result here.")
     parser.add_argument("--html", metavar="FILE", help="Write a report with plots.")
@@ -342,16 +351,12 @@ def parse_goodput(texts: Sequence[str]) -> Targets | None:
     found: dict[str, float] = {}
     for text in texts:
         name, _, number = text.partition(":")
-        value = _number(number)
-        if name not in _TARGETS or value is None or not 0 < value < math.inf:
+        try:
+            value = parse_number(number)
+        except ValueError:
+            value = 0.0
+        if name not in _TARGETS or not value > 0:
             names = ", ".join(_TARGETS)
             raise ConfigError(f"--goodput takes NAME:MILLISECONDS with one of {names}, not '{text}'.")
         found[name] = value / 1000
     return Targets(found.get("ttft"), found.get("tpot"), found.get("e2el"))
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -19,8 +19,8 @@ from headway.lab.bench.timelines import BatchSample, RequestTimeline
 from headway.lab.workload.bench_requests import BenchRequest, highest_token_id
 
 if TYPE_CHECKING:
-    from headway.cli.progress import Meter
     from headway.engine.llm_engine import LLMEngine
+    from headway.progress import Meter
 
 
 @dataclass(frozen=True)

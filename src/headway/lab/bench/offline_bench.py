@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from headway.cli.flags import add_flags, chosen, engine_flags, with_shape_defaults
 from headway.cli.output_files import check_writable, write_json
-from headway.cli.progress import progress_bar
 from headway.config import OFFLINE_OPTIONS, EngineConfig
 from headway.errors import ConfigError
 from headway.lab.bench.step_profiler import add_profile_flags, profile_steps
@@ -33,6 +32,7 @@ from headway.lab.workload.bench_requests import (
     highest_token_id,
     trace_work,
 )
+from headway.progress import progress_bar
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headway.cli.flags import parse_number
 from headway.config import did_you_mean
 from headway.errors import ConfigError
 from headway.lab.bench.slo_targets import Targets, attainment
@@ -295,9 +296,9 @@ def parse_objective(text: str) -> Objective:
         hint = did_you_mean(key, known) or " Keys are those of the result, such as p99_itl_ms or request_goodput."
         raise ConfigError(f"An objective is KEY=BOUND; there is no key '{key}' to bound.{hint}")
     try:
-        return Objective(key, float(number))
+        return Objective(key, parse_number(number))
     except ValueError:
-        raise ConfigError(f"The bound of '{key}' must be a number, not '{number}'.") from None
+        raise ConfigError(f"The bound of '{key}' must be a finite number, not '{number}'.") from None
 
 
 def missed(objectives: Sequence[Objective], result: Mapping[str, float | None]) -> list[Objective]:

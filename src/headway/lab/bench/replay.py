@@ -21,10 +21,10 @@ from headway.lab.workload.bench_requests import BenchRequest, Work
 from headway.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from headway.cli.progress import Meter
     from headway.engine.llm_engine import LLMEngine
     from headway.engine.step_report import EngineStep
     from headway.outputs import RequestOutput
+    from headway.progress import Meter
 
 
 Step = Callable[[], "EngineStep"]

@@ -24,7 +24,7 @@ from headway.lab.bench.load_target import Judging, Outcome, alike
 from headway.lab.bench.served import Dialect, ServedRequest, error_text
 
 if TYPE_CHECKING:
-    from headway.cli.progress import Meter
+    from headway.progress import Meter
 
 MAX_DETOKENIZING = 16
 ASK_TIMEOUT_S = 10.0

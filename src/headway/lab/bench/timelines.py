@@ -181,13 +181,16 @@ def offered_rate(timelines: Sequence[RequestTimeline]) -> float | None:
 
 
 def token_rate(timelines: Sequence[RequestTimeline], bucket_s: float) -> Curve:
-    """Output tokens a second, over buckets of so many seconds; each stands at its middle."""
+    """Output tokens a second, over buckets of so many seconds; each stands at its middle. Of a time without tokens only
+    the first and the last bucket are listed, so that an idle year is as short as an idle minute."""
     tokens: defaultdict[int, float] = defaultdict(float)
     for timeline in timelines:
         weight = timeline.tokens_per_event
         for at_s in timeline.token_times_s:
             tokens[int(at_s / bucket_s)] += weight
-    buckets = range(max(tokens, default=-1) + 1)
+    last = max(tokens, default=-1)
+    near = {place for bucket in tokens for place in (bucket - 1, bucket, bucket + 1)} | {0}
+    buckets = [place for place in sorted(near) if 0 <= place <= last]
     rates = [tokens.get(bucket, 0.0) / bucket_s for bucket in buckets]
     return Curve([(bucket + 0.5) * bucket_s for bucket in buckets], rates)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from headway.cli.flags import add_flags, engine_flags
 from headway.cli.output_files import write_json, write_text
-from headway.cli.progress import progress_bar
 from headway.config import EngineConfig
 from headway.errors import ConfigError
 from headway.lab.sim.sim_flags import engine_options, load_calibration
+from headway.progress import progress_bar
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headway.cli.progress import Meter
 from headway.lab.bench.online_metrics import OnlineMetrics
 from headway.lab.claims.claim import EngineUse, Outcome, Where, times
 from headway.lab.claims.testbed import Run, Testbed
 from headway.lab.workload.bench_requests import Work
+from headway.progress import Meter
 
 _T = TypeVar("_T")
 Bar = Callable[[int, str], AbstractContextManager[Meter | None]]

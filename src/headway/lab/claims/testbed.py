@@ -23,9 +23,9 @@ from headway.lab.sim.setup import check_work, set_up
 from headway.lab.workload.bench_requests import BenchRequest, Work, highest_token_id
 
 if TYPE_CHECKING:
-    from headway.cli.progress import Meter
     from headway.engine.llm_engine import LLMEngine, LoadedModel
     from headway.engine.step_report import EngineStep
+    from headway.progress import Meter
 
 
 Load = Callable[..., "LLMEngine"]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from headway.cli.flags import add_flags, engine_flags, positive
 from headway.cli.output_files import check_writable, print_table
-from headway.cli.progress import meter
 from headway.config import EngineConfig
 from headway.errors import ConfigError
 from headway.lab.sim.sim_flags import engine_options
+from headway.progress import meter
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine

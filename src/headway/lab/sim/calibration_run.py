@@ -32,8 +32,8 @@ from headway.lab.sim.step_timing import Now, StepMeter, StepSample, metered
 from headway.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from headway.cli.progress import Meter
     from headway.engine.llm_engine import LLMEngine
+    from headway.progress import Meter
 
 
 KINDS = ("crowd", "stream", "deep", "stream", "crowd", "long", "deep")

@@ -28,8 +28,8 @@ from headway.lab.sim.step_timing import Now, SpeedProfile, metered
 from headway.lab.workload.bench_requests import BenchRequest, Work
 
 if TYPE_CHECKING:
-    from headway.cli.progress import Meter
     from headway.engine.llm_engine import LLMEngine
+    from headway.progress import Meter
 
 
 TOLERANCES: Mapping[str, float] = {

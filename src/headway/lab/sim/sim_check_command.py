@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from headway.cli.flags import add_flags, engine_flags, positive
 from headway.cli.output_files import check_writable, print_table, write_json, write_text
-from headway.cli.progress import progress_bar
 from headway.config import EngineConfig
 from headway.errors import ConfigError
 from headway.lab.sim.calibrate_command import add_calibration_flags, calibrate_with_bar
@@ -22,6 +21,7 @@ from headway.lab.sim.sim_flags import (
     load_calibration,
     load_work,
 )
+from headway.progress import progress_bar
 
 if TYPE_CHECKING:
     from headway.engine.llm_engine import LLMEngine

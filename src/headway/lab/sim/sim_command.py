@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.flags import add_flags, count, positive
+from headway.cli.flags import add_flags, arrival_rate, count
 from headway.cli.output_files import check_writable, print_table, write_json, write_text
-from headway.cli.progress import progress_bar
 from headway.config import SCHEDULING_POLICIES, did_you_mean
 from headway.core.routing import TOGETHER, Roles
 from headway.errors import ConfigError
@@ -32,6 +31,7 @@ from headway.lab.sim.sim_flags import (
     simulated_flags,
     simulated_options,
 )
+from headway.progress import progress_bar
 
 if TYPE_CHECKING:
     from headway.lab.sim.calibration import Calibration
@@ -52,7 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "simulated one after the other, e.g. 5,10,20.",
     )
     parser.add_argument(
-        "--replicas", type=count(1), metavar="N", help="So many such machines. (default: 1, or those of --roles)"
+        "--replicas",
+        type=count(1),
+        metavar="N",
+        help="Number of replicas, each a machine of its own. (default: 1, or those of --roles)",
     )
     parser.add_argument(
         "--roles",
@@ -86,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="Of the spread of steps around their mean times. (default: 0)",
+        help="Seed for the random spread of step times. (default: 0)",
     )
     parser.add_argument(
         "--seeds",
@@ -314,11 +317,11 @@ def _num_replicas(given: int | None, roles: Roles | None) -> int:
 
 def _rates(text: str) -> list[float | None]:
     """A flag's type: rates, separated by commas."""
-    return [positive(part) for part in text.split(",")]
+    return [arrival_rate(part) for part in text.split(",")]
 
 
 def _policies(text: str | None) -> list[str]:
-    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    names = [] if text is None else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in SCHEDULING_POLICIES:
             hint = did_you_mean(name, SCHEDULING_POLICIES) or f" They are {', '.join(SCHEDULING_POLICIES)}."

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.flags import FlagSpec, chosen, count, engine_flags, positive, with_shape_defaults
+from headway.cli.flags import FlagSpec, arrival_rate, chosen, count, engine_flags, number, with_shape_defaults
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,13 +34,15 @@ def add_work_flags(parser: argparse.ArgumentParser, *, is_required: bool = True)
         help="Put a value over one of the workload's, e.g. limits.max_input=2000. May be given several times.",
     )
     group.add_argument("--requests", type=count(1), metavar="N", help="How many, instead of the workload's own number.")
-    group.add_argument("--work-seed", type=int, default=0, metavar="N", help="Of what is drawn. (default: 0)")
+    group.add_argument(
+        "--work-seed", type=int, default=0, metavar="N", help="Seed for drawing the workload. (default: 0)"
+    )
 
 
 def add_rate_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rate",
-        type=positive,
+        type=arrival_rate,
         metavar="R",
         help="Requests/s instead of the workload's own rate; a trace is stretched to it. inf: all at once.",
     )
@@ -116,14 +118,14 @@ def add_link_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--link-gb-s",
-        type=positive,
+        type=number(1e-3, 1e6),
         metavar="X",
         help="With --roles, or ranks: how fast a device sends to another, and receives at the same time; 450 is about "
         "NVLink, 25 PCIe. (default: 450)",
     )
     parser.add_argument(
         "--link-latency-us",
-        type=positive,
+        type=number(0.0, 1e9),
         metavar="Y",
         help="And how long the first byte takes, in microseconds. (default: 8)",
     )
@@ -146,8 +148,6 @@ def link_of(arguments: argparse.Namespace, calibrations: Sequence[Calibration], 
             "--link-gb-s and --link-latency-us are of the link between replicas with --roles, or between the ranks of "
             "a calibration of several: here nothing travels."
         )
-    if not all(0.0 < value < float("inf") for value in given.values()):
-        raise ConfigError("--link-gb-s and --link-latency-us have to be finite.")
     return Link(**given)
 
 

@@ -45,7 +45,11 @@ from headway.lab.workload.bench_requests import BenchRequest
 from headway.settings import CacheSettings, SchedulerSettings
 
 if TYPE_CHECKING:
-    from headway.cli.progress import Meter
+    from headway.progress import Meter
+
+
+MOST_REPLICAS = 256
+"""Each has a scheduler and a block pool of its own, which take some megabytes and a part of a second to make."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +232,8 @@ def simulate(
     `roles`: of the replicas; without any, all do both. `seed`: of the spread of steps around their means; `None`:
     every step takes what the cost model says. `speed`: how many times as long steps take at a certain time.
     """
+    if num_replicas > MOST_REPLICAS:
+        raise ConfigError(f"A simulation has at most {MOST_REPLICAS} replicas, not {num_replicas:,}.")
     if scheduler.speculation != "off" and not scheduler.spec_synthetic_acceptance:
         raise ConfigError(
             "A simulation has no text to guess tokens from: say with spec_synthetic_acceptance how many tokens a step "

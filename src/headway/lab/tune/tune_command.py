@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from headway.cli.flags import add_flags, count, engine_flags
 from headway.cli.output_files import check_writable, print_table, write_json
-from headway.cli.progress import meter
 from headway.config import EngineConfig
 from headway.core.routing import TOGETHER
 from headway.errors import ConfigError
@@ -40,6 +39,7 @@ from headway.lab.sim.sim_flags import (
 )
 from headway.lab.workload.bench_requests import BenchRequest, highest_token_id
 from headway.predict.traffic_log import read_traffic
+from headway.progress import meter
 
 if TYPE_CHECKING:
     from headway.lab.charts import Page
@@ -130,7 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="As many simulations of the whole work; those of a part count as that part. With --replicas: for each "
         "number whose options are searched. (default: %(default)s)",
     )
-    parser.add_argument("--search-seed", type=int, default=0, metavar="N", help="Of the search. (default: 0)")
+    parser.add_argument("--search-seed", type=int, default=0, metavar="N", help="Seed for the search. (default: 0)")
     parser.add_argument(
         "--length-predictor",
         choices=PREDICTORS,
@@ -153,10 +153,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def replica_numbers(text: str) -> list[int]:
     """A flag's type: numbers and ranges, separated by commas, such as 1-4,8."""
-    numbers: set[int] = set()
+    from headway.lab.sim.simulate import MOST_REPLICAS
+
+    replicas, numbers = count(1, MOST_REPLICAS), set[int]()
     for part in text.split(","):
         first, is_range, last = part.partition("-")
-        ends = [count(1)(first), count(1)(last if is_range else first)]
+        ends = [replicas(first), replicas(last if is_range else first)]
         if ends[0] > ends[1]:
             raise argparse.ArgumentTypeError(f"'{part}' is an empty range: write {ends[1]}-{ends[0]}")
         numbers.update(range(ends[0], ends[1] + 1))

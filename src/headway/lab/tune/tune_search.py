@@ -36,7 +36,7 @@ from headway.lab.tune.tune_goal import SAME_GOODPUT, Goal, Score
 from headway.lab.workload.bench_requests import BenchRequest
 
 if TYPE_CHECKING:
-    from headway.cli.progress import Meter
+    from headway.progress import Meter
 
 Options = Mapping[str, Any]
 

@@ -4,10 +4,11 @@ A rate counts requests per second. Where a request brings others after it (the t
 is an arrival, and arrivals are so much rarer that the rate comes out. Gaps are drawn for a rate of one and then
 stretched, so that one seed gives the same pattern at every rate.
 
-A trace holds what is known of a request in one row. Its columns tell which of two kinds of file it is:
+A trace holds what is known of a request in one row. Its columns tell which of these kinds of file it is:
 
     arrival_s, input_tokens, output_tokens                   CSV or JSON Lines; any of the three may be left out
     timestamp (ms), input_length, output_length, hash_ids    JSON Lines, as Mooncake's traces
+    TIMESTAMP (a date and a time), ContextTokens, GeneratedTokens        CSV, as Azure's traces
 """
 
 from __future__ import annotations
@@ -18,14 +19,29 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 from headway.errors import ConfigError
-from headway.lab.workload.input_files import DataFile, FileVersion, OptionsTable, Row, field_of, number_of
+from headway.lab.workload.input_files import (
+    MOST,
+    MOST_SECONDS,
+    MOST_TOKENS,
+    DataFile,
+    FileVersion,
+    OptionsTable,
+    Row,
+    field_of,
+    number_of,
+)
 
 MOONCAKE_BLOCK_TOKENS = 512
 """What a hash id of such a trace stands for."""
+
+_LEAST_CV = 1e-6
+"""Gaps that vary less are all the same."""
+_MOST_CV = 1e3
 
 KINDS = ("at_once", "poisson", "gamma", "trace")
 
@@ -87,26 +103,42 @@ def _again(row: TraceRow, added: int) -> TraceRow:
 def _parse(row: Row, file: DataFile, line: int) -> TraceRow:
     if "hash_ids" in row or "timestamp" in row:
         return _parse_mooncake(row, file, line)
+    if "ContextTokens" in row or "GeneratedTokens" in row:
+        return _parse_azure(row, file, line)
     known = [name for name in ("arrival_s", "input_tokens", "output_tokens") if name in row]
     if not known:
         has = ", ".join(str(key) for key in row if key is not None) or "nothing"
         raise file.fail(line, f"none of arrival_s, input_tokens and output_tokens is there; it has {has}")
-    found = {name: number_of(row, name, file=file, line=line) for name in known}
-    return TraceRow(found.get("arrival_s"), _length(found.get("input_tokens")), _length(found.get("output_tokens")))
+    arrival_s = number_of(row, "arrival_s", file=file, line=line) if "arrival_s" in known else None
+    num_in, num_out = (
+        _length(row, name, file, line) if name in known else None for name in ("input_tokens", "output_tokens")
+    )
+    return TraceRow(arrival_s, num_in, num_out)
 
 
 def _parse_mooncake(row: Row, file: DataFile, line: int) -> TraceRow:
     ids = field_of(row, "hash_ids", file=file, line=line)
     if not isinstance(ids, list) or not ids or not all(type(block) is int and block >= 0 for block in ids):
         raise file.fail(line, "hash_ids must be a list of whole numbers, none negative, at least one")
-    arrival_ms, num_in, num_out = (
-        number_of(row, name, file=file, line=line) for name in ("timestamp", "input_length", "output_length")
-    )
-    return TraceRow(arrival_ms / 1e3, _length(num_in), _length(num_out), tuple(ids))
+    arrival_ms = number_of(row, "timestamp", file=file, line=line, most=1e3 * MOST)
+    num_in, num_out = (_length(row, name, file, line) for name in ("input_length", "output_length"))
+    return TraceRow(arrival_ms / 1e3, num_in, num_out, tuple(ids))
 
 
-def _length(value: float | None) -> int | None:
-    return None if value is None else max(1, round(value))
+def _parse_azure(row: Row, file: DataFile, line: int) -> TraceRow:
+    text = str(field_of(row, "TIMESTAMP", file=file, line=line))
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise file.fail(
+            line, f"TIMESTAMP must be a date and a time such as 2023-11-16 18:17:03.98, not '{text}'"
+        ) from None
+    num_in, num_out = (_length(row, name, file, line) for name in ("ContextTokens", "GeneratedTokens"))
+    return TraceRow((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp(), num_in, num_out)
+
+
+def _length(row: Row, name: str, file: DataFile, line: int) -> int:
+    return max(1, round(number_of(row, name, file=file, line=line, most=MOST_TOKENS)))
 
 
 class Arrivals(Protocol):
@@ -136,7 +168,7 @@ class Gamma:
         return list(itertools.accumulate(gaps, initial=0.0))[:count]
 
     def _gap(self, rng: random.Random) -> float:
-        if self.cv == 0:
+        if self.cv < _LEAST_CV:
             return 1.0
         return rng.gammavariate(1 / self.cv**2, self.cv**2)
 
@@ -181,7 +213,7 @@ def read_arrivals(table: OptionsTable, trace: Trace | None, folders: tuple[Path,
         return Gamma(table.only("kind", "rate").number("rate"))
     if kind == "gamma":
         table.only("kind", "rate", "cv")
-        return Gamma(table.number("rate"), table.number("cv", is_above=False))
+        return Gamma(table.number("rate"), table.number("cv", is_above=False, most=_MOST_CV))
     table.only("kind", "file", "speedup", "rate")
     if "speedup" in table and "rate" in table:
         table.fail("either 'speedup' or 'rate' stretches a trace, not both")
@@ -195,6 +227,15 @@ def read_arrivals(table: OptionsTable, trace: Trace | None, folders: tuple[Path,
 
 def check_rate(rate: float | None) -> float | None:
     """A rate from outside; None where there is none."""
-    if rate is not None and not (rate > 0 and not math.isnan(rate)):
-        raise ConfigError(f"A rate must be above 0 requests/s, not {rate:g}.")
+    if rate is not None and not (0 < rate <= MOST or rate == math.inf):
+        raise ConfigError(f"A rate must be above 0 requests/s and at most {MOST:,}, or infinite; not {rate:g}.")
     return rate
+
+
+def check_times(times: Sequence[float]) -> None:
+    """`ConfigError` for times of arrival that are too far apart to be simulated to the microsecond."""
+    if not all(0.0 <= time <= MOST_SECONDS for time in times):
+        raise ConfigError(
+            f"The last request would come {max(times):.3g} s after the first, and {MOST_SECONDS:,.0f} s (31 years) is "
+            "the most: take a higher rate, or fewer requests."
+        )

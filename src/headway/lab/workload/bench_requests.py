@@ -6,7 +6,6 @@ after all prompts the output lengths), so that any engine that draws the same wa
 
 from __future__ import annotations
 
-import csv
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ from pathlib import Path
 
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.errors import ConfigError
+from headway.lab.workload.arrivals import Trace, check_times
+from headway.lab.workload.input_files import DataFile
 
 HIGHEST_TOKEN_ID = 10_000
 """Prompt ids are drawn from 0 to this, both included, or below the vocabulary if that is smaller."""
-
-TRACE_COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 
 
 @dataclass(frozen=True)
@@ -106,16 +105,21 @@ def draw_work(
 
 
 def trace_work(path: str, rng: random.Random, *, vocab_size: int, limits: TraceLimits) -> list[BenchRequest]:
-    """Random prompts with the lengths and arrivals of a recorded trace: a CSV file with the `TRACE_COLUMNS`."""
-    rows = _read_trace(path, limits.num_requests)
-    return [
-        BenchRequest(
-            _draw_ids(rng, limits.input_len.clamp(row.num_input_tokens), vocab_size),
-            limits.output_len.clamp(row.num_output_tokens),
-            arrival_s=row.arrival_s / limits.speedup,
-        )
-        for row in rows
-    ]
+    """Random prompts with the lengths and arrivals of a recorded trace, from its first request on."""
+    file = DataFile(path)
+    if not Path(path).expanduser().is_file():
+        raise ConfigError(f"Cannot read the trace '{path}': there is no such file.")
+    rows = Trace(file).read()[: limits.num_requests]
+    work = []
+    for row in rows:
+        if row.arrival_s is None or row.num_input_tokens is None or row.num_output_tokens is None:
+            raise ConfigError(f"The trace '{path}' lacks times of arrival, input tokens or output tokens.")
+        prompt = _draw_ids(rng, limits.input_len.clamp(row.num_input_tokens), vocab_size)
+        num_out = limits.output_len.clamp(row.num_output_tokens)
+        arrival_s = (row.arrival_s - (rows[0].arrival_s or 0.0)) / limits.speedup
+        work.append(BenchRequest(prompt, num_out, arrival_s=arrival_s))
+    check_times([request.arrival_s for request in work])
+    return work
 
 
 def describe(work: Work) -> str:
@@ -128,34 +132,3 @@ def describe(work: Work) -> str:
 def _draw_ids(rng: random.Random, count: int, vocab_size: int) -> list[int]:
     highest = highest_token_id(vocab_size)
     return [rng.randint(0, highest) for _ in range(count)]
-
-
-@dataclass(frozen=True)
-class _TraceRow:
-    arrival_s: float
-    num_input_tokens: int
-    num_output_tokens: int
-
-
-def _read_trace(path: str, num_rows: int) -> list[_TraceRow]:
-    try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in TRACE_COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise ConfigError(f"The trace '{path}' lacks the column {', '.join(missing)}.")
-            rows = [_parse_row(row, path, reader.line_num) for row, _ in zip(reader, range(num_rows))]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"Cannot read the trace '{path}': {reason}.") from error
-    if not rows:
-        raise ConfigError(f"The trace '{path}' has no rows.")
-    return sorted(rows, key=lambda row: row.arrival_s)
-
-
-def _parse_row(row: dict[str, str], path: str, line: int) -> _TraceRow:
-    arrival, num_in, num_out = (row[name] for name in TRACE_COLUMNS)
-    try:
-        return _TraceRow(float(arrival), int(num_in), int(num_out))
-    except (TypeError, ValueError):
-        raise ConfigError(f"The trace '{path}' has a row that is not three numbers: line {line}.") from None

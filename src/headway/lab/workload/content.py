@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from headway.errors import ConfigError
 from headway.lab.workload.arrivals import MOONCAKE_BLOCK_TOKENS, Trace, TraceRow
 from headway.lab.workload.bench_requests import highest_token_id
-from headway.lab.workload.input_files import DataFile, OptionsTable, Row, field_of, number_of
-from headway.lab.workload.lengths import Distribution, Limits, draw_length, read_distribution
+from headway.lab.workload.input_files import MOST_TOKENS, DataFile, OptionsTable, Row, field_of, number_of
+from headway.lab.workload.lengths import Distribution, Limits, check_tokens, draw_length, read_distribution
 
 if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer
 
 
+_MOST_PREFIXES = 1_000_000
 _USUAL_FIELDS = ("prompt", "question", "turns", "text")
 
 
@@ -74,7 +75,7 @@ class Drawing:
         return random.Random(f"{self.seed}/{aspect}")
 
     def ids(self, rng: random.Random, count: int) -> list[int]:
-        return rng.choices(self._vocabulary, k=count)
+        return rng.choices(self._vocabulary, k=check_tokens(count, "A prompt, or a part of one,"))
 
     def rows(self, count: int) -> list[TraceRow]:
         """So many of the trace's rows."""
@@ -185,13 +186,13 @@ class SharedPrefixes:
 def read_shared_prefixes(table: OptionsTable, folders: tuple[Path, ...]) -> SharedPrefixes:
     """From the table `[content]`."""
     table.only("kind", "prefixes", "prefix_tokens", "weights", "zipf")
-    count = table.whole("prefixes")
+    count = table.whole("prefixes", most=_MOST_PREFIXES)
     if "weights" in table and "zipf" in table:
         table.fail("either 'weights' or 'zipf' says how often each prefix comes, not both")
     if "weights" in table:
         weights = table.weights("weights", count)
     else:
-        exponent = table.number("zipf", 0.0, is_above=False)
+        exponent = table.number("zipf", 0.0, is_above=False, most=100.0)
         weights = tuple(place**-exponent for place in range(1, count + 1))
     if "prefix_tokens" not in table:
         table.fail("'prefix_tokens' is needed")
@@ -214,6 +215,7 @@ class BlockContent:
         drafts = []
         for row, length in zip(rows, drawing.output_lengths(count)):
             num_out = drawing.limits.output(self._scaled(length, drawing))
+            check_tokens(len(self._ids(row)) * self.block_tokens, "A prompt")
             prompt = list(itertools.chain.from_iterable(blocks[number] for number in self._ids(row)))
             drafts.append(Draft(drawing.limits.cut(prompt, num_out), num_out))
         return drafts
@@ -235,7 +237,9 @@ class BlockContent:
 def read_block_content(table: OptionsTable) -> BlockContent:
     """From the table `[content]`."""
     table.only("kind", "block_tokens", "scale_output")
-    return BlockContent(table.whole("block_tokens", MOONCAKE_BLOCK_TOKENS), table.switch("scale_output", True))
+    return BlockContent(
+        table.whole("block_tokens", MOONCAKE_BLOCK_TOKENS, most=MOST_TOKENS), table.switch("scale_output", True)
+    )
 
 
 @dataclass(frozen=True)
@@ -286,7 +290,7 @@ class PromptContent:
         value = field_of(row, self.answer_field, file=self.file, line=line)
         if isinstance(value, str):
             return max(1, len(drawing.tokens(value)))
-        return max(1, round(number_of(row, self.answer_field, file=self.file, line=line)))
+        return max(1, round(number_of(row, self.answer_field, file=self.file, line=line, most=MOST_TOKENS)))
 
 
 def read_prompt_content(table: OptionsTable, folders: tuple[Path, ...]) -> PromptContent:

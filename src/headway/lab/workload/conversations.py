@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from headway.errors import ConfigError
 from headway.lab.workload.arrivals import Trace
 from headway.lab.workload.content import Draft, Drawing, rows_in
-from headway.lab.workload.input_files import DataFile, OptionsTable, Row
+from headway.lab.workload.input_files import MOST_TOKENS, DataFile, OptionsTable, Row
 from headway.lab.workload.lengths import Distribution, Lognormal, draw_length, read_distribution
 
 DEFAULT_THINK_S = Lognormal(15.0, 1.0, 600.0)
@@ -205,7 +205,5 @@ def read_conversation_content(table: OptionsTable, folders: tuple[Path, ...]) ->
         source = RandomTalks(read_distribution(table.raw("turns"), "content: turns: ", folders=folders))
     think: Distribution = DEFAULT_THINK_S
     if "think_s" in table:
-        think = read_distribution(
-            table.raw("think_s"), "content: think_s: ", folders=folders, is_whole=False, least=0.0
-        )
-    return ConversationContent(source, think, table.whole("system_tokens", 0, least=0))
+        think = read_distribution(table.raw("think_s"), "content: think_s: ", folders=folders, is_time=True)
+    return ConversationContent(source, think, table.whole("system_tokens", 0, least=0, most=MOST_TOKENS))

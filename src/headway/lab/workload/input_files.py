@@ -1,13 +1,14 @@
 """What a workload is read from: tables of its TOML file and rows of data files, each value checked.
 
-Every key is known and every value has its type; an error says where it stands and what is allowed there.
+Every key is known, every value has its type, and every number is finite and within bounds, so that what is drawn from
+them has sizes and times that can be computed with. An error says where it stands and what is allowed there.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,13 @@ from headway.config import did_you_mean
 from headway.errors import ConfigError
 
 MOST = 2**40
+"""Of any number of a workload that has no bound of its own."""
+
+MOST_TOKENS = 2**24
+"""Of one prompt or one answer."""
+
+MOST_SECONDS = 1e9
+"""Of a workload, from its first arrival to its last: 31 years. A clock that is further on loses microseconds."""
 
 Row = dict[str, Any]
 
@@ -54,18 +62,25 @@ class OptionsTable:
             self.fail(f"{key} must be one of {', '.join(choices)}; not {_shown(value)}.{hint}")
         return str(value)
 
-    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-            self.fail(f"{key} must be a whole number of at least {least}, not {_shown(value)}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            self.fail(f"{key} must be a whole number {_bound(value, least, most)}, not {_shown(value)}")
         return value
 
-    def number(self, key: str, default: float | None = None, *, least: float = 0.0, is_above: bool = True) -> float:
-        """A finite number above `least`, or also equal to it."""
+    def number(
+        self,
+        key: str,
+        default: float | None = None,
+        *,
+        least: float = 0.0,
+        is_above: bool = True,
+        most: float = MOST,
+    ) -> float:
+        """A finite number above `least`, or also equal to it, and not above `most`."""
         value = self._get(key, default)
-        if not is_number(value) or not (least < value <= MOST or (value == least and not is_above)):
-            bound = f"above {least:g}" if is_above else f"of at least {least:g}"
-            self.fail(f"{key} must be a number {bound}, not {_shown(value)}")
+        if not is_number(value) or not (least < value <= most or (value == least and not is_above)):
+            self.fail(f"{key} must be a number {_bound(value, least, most, is_above=is_above)}, not {_shown(value)}")
         return float(value)
 
     def switch(self, key: str, default: bool) -> bool:
@@ -77,7 +92,7 @@ class OptionsTable:
     def weights(self, key: str, count: int) -> tuple[float, ...]:
         """So many numbers, none negative, not all 0."""
         value = self._get(key, None)
-        good = isinstance(value, list) and len(value) == count and all(is_number(w) and w >= 0 for w in value)
+        good = isinstance(value, list) and len(value) == count and all(is_number(w) and 0 <= w <= MOST for w in value)
         if not good or not sum(value) > 0:
             self.fail(f"{key} must be a list of {count} numbers, none below 0 and one above it; not {_shown(value)}")
         return tuple(float(weight) for weight in value)
@@ -101,8 +116,17 @@ class OptionsTable:
 
 
 def is_number(value: object) -> bool:
-    """Finite, and not a truth value."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Finite as a number with a fraction, and not a truth value."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return -sys.float_info.max <= value <= sys.float_info.max
+
+
+def _bound(value: object, least: float, most: float, *, is_above: bool = False) -> str:
+    """The one of its bounds that a value does not keep."""
+    if isinstance(value, int | float) and value > most:
+        return f"of at most {most:,.10g}"
+    return f"above {least:g}" if is_above else f"of at least {least:g}"
 
 
 def _shown(value: object) -> str:
@@ -133,7 +157,7 @@ class DataFile:
         looked = " or ".join(f"'{place.parent}'" for place in places)
         raise ConfigError(
             f"The data file '{self.name}' is needed and is not in {looked}. "
-            "--data-dir DIR names the folder that has it; docs/workloads.md says where it comes from."
+            "--data-dir DIR names the folder that has it; docs/workloads.md (Data) says how to get it."
         )
 
     def version(self) -> FileVersion:
@@ -181,13 +205,13 @@ def field_of(row: Row, name: str, *, file: DataFile, line: int) -> Any:
     return row[name]
 
 
-def number_of(row: Row, name: str, *, file: DataFile, line: int, least: float = 0.0) -> float:
+def number_of(row: Row, name: str, *, file: DataFile, line: int, least: float = 0.0, most: float = MOST) -> float:
     """A number that the row must have."""
     value = field_of(row, name, file=file, line=line)
     try:
         number = float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if isinstance(value, bool) or not least <= number < float("inf"):
-        raise file.fail(line, f"'{name}' must be a number of at least {least:g}, not {value!r}")
+    except (TypeError, ValueError, OverflowError):
+        number = float("nan" if isinstance(value, str) else "inf")
+    if isinstance(value, bool) or not least <= number <= most:
+        raise file.fail(line, f"'{name}' must be a number {_bound(number, least, most)}, not {_shown(value)}")
     return number

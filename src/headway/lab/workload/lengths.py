@@ -16,10 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from headway.lab.workload.input_files import DataFile, FileVersion, OptionsTable, is_number, number_of
+from headway.errors import ConfigError
+from headway.lab.workload.input_files import (
+    MOST_SECONDS,
+    MOST_TOKENS,
+    DataFile,
+    FileVersion,
+    OptionsTable,
+    number_of,
+)
 
 KINDS = ("fixed", "uniform", "exponential", "lognormal", "zipf", "column")
 _MOST_ZIPF_VALUES = 1_000_000
+_MOST_SIGMA = 10.0
+"""Of a logarithm: one standard deviation is then a factor of 22,000."""
+_MOST_EXPONENT = 100.0
 
 _KEYS = ("min_input", "max_input", "min_output", "max_output", "max_total")
 
@@ -82,7 +93,8 @@ class Lognormal:
 
 @dataclass(frozen=True)
 class Zipf:
-    """A whole number k from low to high, as often as 1 / k**exponent."""
+    """A whole number k from low to high, as often as 1 / k**exponent. Heights are those in proportion to the first, so
+    that not all of them are too small to be told from 0."""
 
     exponent: float
     low: int
@@ -95,7 +107,7 @@ class Zipf:
 
 @functools.lru_cache(maxsize=8)
 def _zipf_heights(exponent: float, low: int, high: int) -> Sequence[float]:
-    return list(itertools.accumulate(value**-exponent for value in range(low, high + 1)))
+    return list(itertools.accumulate((value / low) ** -exponent for value in range(low, high + 1)))
 
 
 @dataclass(frozen=True)
@@ -111,7 +123,7 @@ class Column:
 
 @functools.lru_cache(maxsize=8)
 def _column_values(file: DataFile, version: FileVersion, name: str) -> Sequence[float]:
-    values = [number_of(row, name, file=file, line=line) for line, row in file.rows()]
+    values = [number_of(row, name, file=file, line=line, most=MOST_TOKENS) for line, row in file.rows()]
     if not values:
         raise file.fail(1, "there are no rows")
     return values
@@ -122,66 +134,89 @@ def draw_length(distribution: Distribution, rng: random.Random) -> int:
     return max(1, round(distribution.draw(rng)))
 
 
-def read_distribution(
-    value: object, where: str, *, folders: tuple[Path, ...], is_whole: bool = True, least: float = 1.0
-) -> Distribution:
-    """From a number, which is then always the same, or from a table with its `kind`."""
-    if is_number(value):
-        return Fixed(OptionsTable({"value": value}, where).number("value", least=least, is_above=False))
+def check_tokens(count: int, what: str) -> int:
+    """A number of tokens of one prompt or one answer, before memory is taken for them; `ConfigError` if it is beyond
+    all use."""
+    if count > MOST_TOKENS:
+        raise ConfigError(
+            f"{what} of {count:,} tokens was drawn, and {MOST_TOKENS:,} is the most: give its distribution a 'cap', or "
+            "the workload [limits]."
+        )
+    return count
+
+
+def read_distribution(value: object, where: str, *, folders: tuple[Path, ...], is_time: bool = False) -> Distribution:
+    """From a number, which is then always the same, or from a table with its `kind`. `is_time`: of seconds, from 0 on,
+    and not of tokens or turns, which are whole and at least one."""
+    bounds = _SECONDS if is_time else _COUNTS
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _read_fixed(OptionsTable({"kind": "fixed", "value": value}, where), folders, bounds)
     table = OptionsTable(value, where)
     kind = table.choice("kind", KINDS)
-    return _READERS[kind](table, folders, is_whole, least)
+    return _READERS[kind](table, folders, bounds)
 
 
-def _read_fixed(table: OptionsTable, folders: Any, is_whole: bool, least: float) -> Distribution:
-    return Fixed(table.only("kind", "value").number("value", least=least, is_above=False))
+@dataclass(frozen=True)
+class _Bounds:
+    least: float
+    most: float
+    is_whole: bool
 
 
-def _read_uniform(table: OptionsTable, folders: Any, is_whole: bool, least: float) -> Distribution:
+_COUNTS = _Bounds(1.0, MOST_TOKENS, is_whole=True)
+_SECONDS = _Bounds(0.0, MOST_SECONDS, is_whole=False)
+
+
+def _read_fixed(table: OptionsTable, folders: Any, bounds: _Bounds) -> Distribution:
+    table.only("kind", "value")
+    return Fixed(table.number("value", least=bounds.least, is_above=False, most=bounds.most))
+
+
+def _read_uniform(table: OptionsTable, folders: Any, bounds: _Bounds) -> Distribution:
     table.only("kind", "low", "high")
-    if is_whole:
-        low: float = table.whole("low", least=int(least))
-        high: float = table.whole("high", least=int(low))
+    if bounds.is_whole:
+        low: float = table.whole("low", least=int(bounds.least), most=int(bounds.most))
+        high: float = table.whole("high", least=int(low), most=int(bounds.most))
     else:
-        low = table.number("low", least=least, is_above=False)
-        high = table.number("high", least=low, is_above=False)
-    return Uniform(low, high, is_whole)
+        low = table.number("low", least=bounds.least, is_above=False, most=bounds.most)
+        high = table.number("high", least=low, is_above=False, most=bounds.most)
+    return Uniform(low, high, bounds.is_whole)
 
 
-def _read_exponential(table: OptionsTable, folders: Any, is_whole: bool, least: float) -> Distribution:
-    mean = table.only("kind", "mean", "cap").number("mean")
-    return Exponential(mean, _cap(table, mean))
+def _read_exponential(table: OptionsTable, folders: Any, bounds: _Bounds) -> Distribution:
+    mean = table.only("kind", "mean", "cap").number("mean", most=bounds.most)
+    return Exponential(mean, _cap(table, mean, bounds))
 
 
-def _read_lognormal(table: OptionsTable, folders: Any, is_whole: bool, least: float) -> Distribution:
+def _read_lognormal(table: OptionsTable, folders: Any, bounds: _Bounds) -> Distribution:
     table.only("kind", "median", "mean", "sigma", "cap")
-    sigma = table.number("sigma", is_above=False)
+    sigma = table.number("sigma", is_above=False, most=_MOST_SIGMA)
     if ("median" in table) == ("mean" in table):
         table.fail("a lognormal distribution has either a 'median' or a 'mean'")
     if "median" in table:
-        found = Lognormal(table.number("median"), sigma)
+        found = Lognormal(table.number("median", most=bounds.most), sigma)
     else:
-        found = Lognormal.of_mean(table.number("mean"), sigma)
-    return Lognormal(found.median, sigma, _cap(table, found.median))
+        found = Lognormal.of_mean(table.number("mean", most=bounds.most), sigma)
+    return Lognormal(found.median, sigma, _cap(table, found.median, bounds))
 
 
-def _read_zipf(table: OptionsTable, folders: Any, is_whole: bool, least: float) -> Distribution:
+def _read_zipf(table: OptionsTable, folders: Any, bounds: _Bounds) -> Distribution:
     table.only("kind", "exponent", "low", "high")
-    low = table.whole("low", 1)
-    high = table.whole("high", least=low)
+    low = table.whole("low", 1, most=int(bounds.most))
+    high = table.whole("high", least=low, most=int(bounds.most))
     if high - low >= _MOST_ZIPF_VALUES:
         table.fail(f"high may be at most {_MOST_ZIPF_VALUES - 1:,} above low")
-    return Zipf(table.number("exponent"), low, high)
+    return Zipf(table.number("exponent", most=_MOST_EXPONENT), low, high)
 
 
-def _read_column(table: OptionsTable, folders: tuple[Path, ...], is_whole: bool, least: float) -> Distribution:
+def _read_column(table: OptionsTable, folders: tuple[Path, ...], bounds: _Bounds) -> Distribution:
     table.only("kind", "file", "column")
     return Column(DataFile(table.text("file"), folders), table.text("column"))
 
 
-def _cap(table: OptionsTable, middle: float) -> float:
+def _cap(table: OptionsTable, middle: float, bounds: _Bounds) -> float:
     """A cap below the middle would throw away most of what is drawn."""
-    return table.number("cap", least=middle, is_above=False) if "cap" in table else math.inf
+    return table.number("cap", least=middle, is_above=False, most=bounds.most) if "cap" in table else math.inf
 
 
 _READERS = {
@@ -208,7 +243,8 @@ class Limits:
     def output(self, length: int) -> int:
         """An answer of this length, clamped."""
         length = _clamped(length, self.min_output, self.max_output)
-        return length if self.max_total is None else max(1, min(length, self.max_total - 1))
+        length = length if self.max_total is None else max(1, min(length, self.max_total - 1))
+        return check_tokens(length, "An answer")
 
     def input(self, length: int, num_output_tokens: int) -> int:
         """A prompt before an answer that is clamped already."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from headway.core.request_options import DEFAULT_OPTIONS, OPTION_NAMES, RequestOptions
 from headway.errors import ConfigError, InvalidRequestError
-from headway.lab.workload.arrivals import Arrivals, AtOnce, check_rate
+from headway.lab.workload.arrivals import Arrivals, AtOnce, check_rate, check_times
 from headway.lab.workload.bench_requests import BenchRequest
 from headway.lab.workload.content import Content, Draft, Drawing, Lengths, RandomContent
-from headway.lab.workload.input_files import OptionsTable
+from headway.lab.workload.input_files import MOST, OptionsTable, is_number
 from headway.lab.workload.lengths import Limits
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ _OPTIONS = tuple(name for name in OPTION_NAMES if name not in ("predicted_tokens
 
 DEFAULT_NUM_REQUESTS = 1_000
 """Where neither the workload nor a file says how many there are."""
+
+MOST_REQUESTS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,23 @@ def read_classes(tables: object) -> tuple[RequestClass, ...]:
 
 def _read(table: OptionsTable) -> RequestClass:
     table.only("weight", *_OPTIONS)
+    for key in _OPTIONS:
+        value = table.raw(key)
+        if isinstance(value, int | float) and not (is_number(value) and abs(value) <= MOST):
+            table.fail(f"{key} must be a number between -{MOST:,} and {MOST:,}")
     try:
         options = RequestOptions(**{key: table.raw(key) for key in _OPTIONS if key in table})
     except InvalidRequestError as error:
         table.fail(str(error))
     return RequestClass(table.number("weight", 1.0), options)
+
+
+def _think_times(drafts: Sequence[Draft]) -> list[float]:
+    """Of each request, for how long users think before it, from the first turn of its conversation on."""
+    times: list[float] = []
+    for draft in drafts:
+        times.append(0.0 if draft.after is None else times[draft.after] + draft.think_s)
+    return times
 
 
 @dataclass(frozen=True)
@@ -92,6 +106,8 @@ class Workload:
         drafts = self.content.draw(drawing, count)
         starts = [number for number, draft in enumerate(drafts) if draft.after is None]
         times = self._times(drawing, len(starts), check_rate(rate), len(drafts) / len(starts))
+        check_times(times)
+        check_times(_think_times(drafts))
         return self._requests(drawing, drafts, times)
 
     @property
@@ -103,8 +119,9 @@ class Workload:
         count = num_requests if num_requests is not None else self.num_requests
         if count is None:
             count = self.content.num_available(self.lengths.trace) or DEFAULT_NUM_REQUESTS
-        if count < 1:
-            raise ConfigError(f"A workload has at least one request, not {count}.")
+        if not 1 <= count <= MOST_REQUESTS:
+            bound = "at least one request" if count < 1 else f"at most {MOST_REQUESTS:,} requests"
+            raise ConfigError(f"A workload has {bound}, not {count:,}.")
         return count
 
     def _times(self, drawing: Drawing, count: int, rate: float | None, per_arrival: float) -> list[float]:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cli.flags import arrival_rate, count
 from headway.cli.output_files import check_writable
 from headway.lab.charts.html_page import write_page
 
@@ -27,14 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="Where data files are that the workload names, if they are not beside it.",
     )
-    parser.add_argument("--requests", type=int, metavar="N", help="As many instead of the workload's own number.")
+    parser.add_argument("--requests", type=count(1), metavar="N", help="As many instead of the workload's own number.")
     parser.add_argument(
         "--rate",
-        type=float,
+        type=arrival_rate,
         metavar="R",
         help="Requests/s instead of the workload's own rate; a trace is stretched to it. inf: all at once.",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="Of all that is random. (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="Seed for everything random. (default: 0)")
     parser.add_argument(
         "--set",
         action="append",

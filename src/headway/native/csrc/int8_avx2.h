@@ -106,13 +106,13 @@ HW_INLINE void hw_tile(const hw_int8_args *a, const int kind, int rows) {
 }
 
 #define TILE(name, kind)                                                                                               \
-    HW_KERNEL void name(const hw_int8_args *a, int rows, int tiles) {                                                  \
+    HW_INLINE void name(const hw_int8_args *a, int rows, int tiles) {                                                  \
         (void)tiles;                                                                                                   \
         hw_tile(a, kind, rows);                                                                                        \
     }
-TILE(hw_int8_tile, HW_INT8)
-TILE(hw_wide_tile, HW_WIDE)
-TILE(hw_nibble_tile, HW_NIBBLES)
+TILE(hw_int8_rows, HW_INT8)
+TILE(hw_wide_rows, HW_WIDE)
+TILE(hw_nibble_rows, HW_NIBBLES)
 #undef TILE
 
 HW_INLINE void hw_widen_codes(const uint8_t *nibbles, hw_int4_form form, int8_t *codes) {

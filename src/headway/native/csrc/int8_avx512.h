@@ -107,9 +107,9 @@ HW_INLINE void hw_tile(const hw_int8_args *a, const int kind, int rows, int tile
     }
 }
 
-HW_KERNEL void hw_int8_tile(const hw_int8_args *a, int rows, int tiles) { hw_tile(a, HW_INT8, rows, tiles); }
-HW_KERNEL void hw_wide_tile(const hw_int8_args *a, int rows, int tiles) { hw_tile(a, HW_WIDE, rows, tiles); }
-HW_KERNEL void hw_nibble_tile(const hw_int8_args *a, int rows, int tiles) { hw_tile(a, HW_NIBBLES, rows, tiles); }
+HW_INLINE void hw_int8_rows(const hw_int8_args *a, int rows, int tiles) { hw_tile(a, HW_INT8, rows, tiles); }
+HW_INLINE void hw_wide_rows(const hw_int8_args *a, int rows, int tiles) { hw_tile(a, HW_WIDE, rows, tiles); }
+HW_INLINE void hw_nibble_rows(const hw_int8_args *a, int rows, int tiles) { hw_tile(a, HW_NIBBLES, rows, tiles); }
 
 HW_INLINE void hw_widen_codes(const uint8_t *nibbles, hw_int4_form form, int8_t *codes) {
     (void)form;

@@ -154,6 +154,11 @@ HW_INLINE int64_t hw_record_bytes(const hw_int8_args *a, const int kind) {
     return kind == HW_INT8 ? HW_GROUP_BYTES : kind == HW_WIDE ? HW_WIDE_BYTES : hw_int4_record_bytes(a->form);
 }
 
+/* The kernels, each in a file of its own, so that they are compiled beside each other: they take most of the time. */
+void hw_int8_tile(const hw_int8_args *a, int rows, int tiles);
+void hw_wide_tile(const hw_int8_args *a, int rows, int tiles);
+void hw_nibble_tile(const hw_int8_args *a, int rows, int tiles);
+
 #if defined(HW_NEON)
 #include "int8_neon.h"
 #elif defined(HW_VNNI512)

@@ -296,12 +296,12 @@ HW_INLINE void hw_tile(const hw_int8_args *a, const int kind, int rows) {
     }
 }
 
-HW_KERNEL void hw_int8_tile(const hw_int8_args *a, int rows, int tiles) {
+HW_INLINE void hw_int8_rows(const hw_int8_args *a, int rows, int tiles) {
     (void)tiles;
     hw_tile(a, HW_INT8, rows);
 }
 
-HW_KERNEL void hw_wide_tile(const hw_int8_args *a, int rows, int tiles) {
+HW_INLINE void hw_wide_rows(const hw_int8_args *a, int rows, int tiles) {
     (void)tiles;
     hw_tile(a, HW_WIDE, rows);
 }
@@ -315,7 +315,7 @@ HW_INLINE void hw_nibble_blocks(const hw_int8_args *a, const int is_signed, int 
     }
 }
 
-HW_KERNEL void hw_nibble_tile(const hw_int8_args *a, int rows, int tiles) {
+HW_INLINE void hw_nibble_rows(const hw_int8_args *a, int rows, int tiles) {
     (void)tiles;
     if (a->form.is_signed)
         hw_nibble_blocks(a, 1, rows);

@@ -140,7 +140,9 @@ def from_status(status: int, headers: Mapping[str, str] | None = None) -> ApiErr
 def no_such_path(path: str, known: tuple[str, ...]) -> ApiError:
     """404, with what there is."""
     shown = path[:_SHOWN_PATH_CHARS]
-    hint = _respelt(shown, known) or _counterpart(path) or did_you_mean(shown, known, cutoff=NEAR_PATH)
+    hint = (
+        _respelt(shown, known) or _counterpart(path) or did_you_mean(shown, known, cutoff=NEAR_PATH, by_beginning=False)
+    )
     return ApiError(
         404,
         f"There is no '{shown}' here.{hint} There are: {', '.join(known)}.",

@@ -101,7 +101,9 @@ class _Snapshot(Collector):
         sharing = stats.num_table_entries / stats.num_used_blocks if stats.num_used_blocks else 1.0
         yield self._gauge("kv_sharing_factor", "How many requests hold a live KV block, on average.", sharing)
         yield self._counter("num_preemptions", "Times a request lost its blocks to another.", stats.num_preemptions)
-        yield self._counter("recomputed_tokens", "Tokens computed again after that.", stats.num_recomputed_tokens)
+        yield self._counter(
+            "recomputed_tokens", "Tokens computed again after a preemption.", stats.num_recomputed_tokens
+        )
         yield self._counter("prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
         yield self._counter("engine_steps", "Steps of the engine.", stats.num_steps)
@@ -116,20 +118,28 @@ class _Snapshot(Collector):
     def _replica_metrics(self) -> Iterator[Metric]:
         numbers = [(replica, replica.stats or EngineStats()) for replica in self._engine.replicas]
         gauges: dict[tuple[str, str], list[float]] = {
-            ("replica_up", "Whether it serves."): [replica.problem is None for replica, _ in numbers],
-            ("replica_requests_running", "Sequences in its batch."): [stats.num_running for _, stats in numbers],
-            ("replica_requests_waiting", "Sequences in its queue."): [stats.num_waiting for _, stats in numbers],
-            ("replica_kv_blocks_live", "Its KV blocks held by requests."): [
+            ("replica_up", "Whether the replica serves."): [replica.problem is None for replica, _ in numbers],
+            ("replica_requests_running", "Sequences in the replica's batch."): [
+                stats.num_running for _, stats in numbers
+            ],
+            ("replica_requests_waiting", "Sequences in the replica's queue."): [
+                stats.num_waiting for _, stats in numbers
+            ],
+            ("replica_kv_blocks_live", "KV blocks of the replica that requests hold."): [
                 stats.num_used_blocks for _, stats in numbers
             ],
         }
         counters: dict[tuple[str, str], list[float]] = {
-            ("replica_generation_tokens", "Tokens it generated."): [stats.generation_tokens for _, stats in numbers],
-            ("replica_prefix_cache_queries", "Tokens looked up there."): [
+            ("replica_generation_tokens", "Tokens that the replica generated."): [
+                stats.generation_tokens for _, stats in numbers
+            ],
+            ("replica_prefix_cache_queries", "Tokens that the replica looked up in its prefix cache."): [
                 stats.num_queried_tokens for _, stats in numbers
             ],
-            ("replica_prefix_cache_hits", "Of these, found."): [stats.num_hit_tokens for _, stats in numbers],
-            ("replica_restarts", "Times its process was started again."): [
+            ("replica_prefix_cache_hits", "Tokens that the replica found in its prefix cache."): [
+                stats.num_hit_tokens for _, stats in numbers
+            ],
+            ("replica_restarts", "Times the replica's process was started again."): [
                 replica.num_restarts for replica, _ in numbers
             ],
         }
@@ -163,22 +173,34 @@ class _Snapshot(Collector):
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         for name, help_text, value in (
             ("prefix_cache_queries", "Tokens looked up, of requests that enter the batch.", stats.num_queried_tokens),
-            ("prefix_cache_hits", "Of these, found in the prefix cache.", stats.num_hit_tokens),
+            (
+                "prefix_cache_hits",
+                "Tokens found in the prefix cache, of requests that enter the batch.",
+                stats.num_hit_tokens,
+            ),
             ("prefix_cache_saved_tokens", "Prompt tokens that did not have to be computed.", stats.num_saved_tokens),
             ("prefix_cache_inserted_blocks", "KV blocks taken into the prefix cache.", stats.num_inserted_blocks),
             ("prefix_cache_evicted_blocks", "KV blocks given up for room.", stats.num_evicted_blocks),
             ("kv_blocks_moved_out", "KV blocks copied to host memory.", stats.num_moved_out_blocks),
-            ("kv_blocks_moved_in", "KV blocks copied back from there.", stats.num_moved_in_blocks),
+            ("kv_blocks_moved_in", "KV blocks copied back from host memory.", stats.num_moved_in_blocks),
             ("kv_blocks_fetched", "KV blocks fetched from disk or another replica.", stats.num_fetched_blocks),
-            ("kv_blocks_not_fetched", "KV blocks that should have been.", stats.num_failed_fetches),
-            ("kv_blocks_fetch_seconds", "Time that fetches took.", stats.fetch_s),
+            (
+                "kv_blocks_not_fetched",
+                "KV blocks that should have been fetched from disk or another replica but were computed instead.",
+                stats.num_failed_fetches,
+            ),
+            ("kv_blocks_fetch_seconds", "Time that fetches of KV blocks took.", stats.fetch_s),
             ("kv_blocks_sent", "KV blocks sent to decode replicas.", stats.num_sent_blocks),
-            ("kv_blocks_sent_early", "Of these, amid their prompt.", stats.num_early_blocks),
+            (
+                "kv_blocks_sent_early",
+                "KV blocks sent to decode replicas before their prompt was computed in full.",
+                stats.num_early_blocks,
+            ),
             ("kv_blocks_stored", "KV blocks written to disk.", stats.num_stored_blocks),
-            ("kv_blocks_not_stored", "KV blocks that should have been.", stats.num_unstored_blocks),
+            ("kv_blocks_not_stored", "KV blocks that could not be written to disk.", stats.num_unstored_blocks),
             ("spec_decode_num_drafts", "How often a request has verified guesses.", stats.num_drafts),
             ("spec_decode_num_draft_tokens", "Guesses of tokens that were verified.", stats.num_draft_tokens),
-            ("spec_decode_num_accepted_tokens", "Of these, right ones.", stats.num_accepted_tokens),
+            ("spec_decode_num_accepted_tokens", "Guesses of tokens that were right.", stats.num_accepted_tokens),
         ):
             yield self._counter(name, help_text, value)
         accepted_at = CounterMetricFamily(

@@ -118,8 +118,9 @@ def test_objectives_bound_latencies_above_and_rates_below() -> None:
     [
         ("p99_itl=100", "Did you mean 'p99_itl_ms'"),
         ("duration=3", "no key 'duration' to bound"),
-        ("p99_itl_ms=fast", "must be a number, not 'fast'"),
-        ("p99_itl_ms", "must be a number, not ''"),
+        ("p99_itl_ms=fast", "must be a finite number, not 'fast'"),
+        ("p99_itl_ms=nan", "must be a finite number, not 'nan'"),
+        ("p99_itl_ms", "must be a finite number, not ''"),
     ],
 )
 def test_objectives_that_are_none(text: str, reason: str) -> None:

@@ -245,6 +245,18 @@ def test_curves() -> None:
     assert (list(rate.xs), list(rate.ys)) == ([1.0, 3.0], [1.5, 1.0])
 
 
+def test_a_curve_is_as_long_as_what_happened_not_as_the_time_that_passed() -> None:
+    """Idle buckets are left out, but for those where the curve has to be at 0."""
+    year_s = 365 * 86_400.0
+    rate = token_rate([RequestTimeline(0.0, 1, 3, [0.5, year_s + 0.5, year_s + 0.6])], 1.0)
+    assert list(zip(rate.xs, rate.ys)) == [
+        (0.5, 1.0),
+        (1.5, 0.0),
+        (year_s - 0.5, 0.0),
+        (year_s + 0.5, 2.0),
+    ]
+
+
 @pytest.mark.parametrize(("duration_s", "bucket_s"), [(50.0, 1.0), (51.0, 2.0), (110.0, 5.0), (5.0, 0.1), (0.0, 1e-6)])
 def test_buckets_are_round(duration_s: float, bucket_s: float) -> None:
     assert bucket_for(duration_s) == pytest.approx(bucket_s)

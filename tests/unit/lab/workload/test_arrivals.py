@@ -109,6 +109,24 @@ def test_a_rate_that_is_none(rate: float) -> None:
         workload({"kind": "at_once"}).draw(vocab_size=10, rate=rate)
 
 
+def test_a_trace_as_azure_publishes_it(tmp_path: Path) -> None:
+    """Dates with seven digits after the second's point, and DOS line ends, as in AzureLLMInferenceTrace_conv.csv."""
+    rows = ("TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.6805900,374,44")
+    text = "\r\n".join((*rows, "2023-11-16 18:15:50.9951690,396,109", ""))
+    (tmp_path / "conv.csv").write_bytes(text.encode())
+    found = workload_from_options({"trace": {"file": "conv.csv"}}, base=tmp_path).draw(vocab_size=10)
+    assert [request.arrival_s for request in found] == pytest.approx([0.0, 4.314579], abs=2e-6)
+    assert [(r.num_prompt_tokens, r.num_output_tokens) for r in found] == [(374, 44), (396, 109)]
+
+
+@pytest.mark.parametrize("rate", [1e-308, 1e-12])
+def test_times_too_far_apart_are_refused(rate: float) -> None:
+    with pytest.raises(ConfigError, match="31 years"):
+        times(workload({"kind": "poisson", "rate": rate}, requests=100))
+    with pytest.raises(ConfigError, match="31 years"):
+        times(workload({"kind": "poisson", "rate": 1.0}, requests=100), rate=rate)
+
+
 def test_a_trace_without_times(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("input_tokens,output_tokens\n7,8\n")
     with pytest.raises(ConfigError, match="no arrival times"):

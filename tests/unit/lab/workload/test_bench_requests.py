@@ -64,7 +64,9 @@ def test_a_trace_is_clamped_and_sped_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("arrival_s,input_tokens\n1,2\n", "lacks the column output_tokens"),
+        ("arrival_s,input_tokens\n1,2\n", "lacks times of arrival, input tokens or output tokens"),
+        ("arrival_s,input_tokens,output_tokens\nnan,1,1\n", "line 2: 'arrival_s' must be a number of at least 0"),
+        ("arrival_s,input_tokens,output_tokens\n0,1,1\n1e12,1,1\n", "31 years"),
         ("arrival_s,input_tokens,output_tokens\n0,1,x\n", "line 2"),
         ("arrival_s,input_tokens,output_tokens\n0,1\n", "line 2"),
         ("arrival_s,input_tokens,output_tokens\n", "has no rows"),

@@ -88,10 +88,10 @@ def test_a_column_comes_as_often_as_it_stands_there(tmp_path: Path, name: str, t
 
 
 def test_seconds_are_not_rounded() -> None:
-    found = distribution({"kind": "uniform", "low": 0.25, "high": 0.75}, is_whole=False, least=0.0)
+    found = distribution({"kind": "uniform", "low": 0.25, "high": 0.75}, is_time=True)
     drawn = [found.draw(random.Random(seed)) for seed in range(200)]
     assert 0.25 <= min(drawn) < 0.3 and 0.7 < max(drawn) <= 0.75
-    assert distribution(0, least=0.0).draw(random.Random(0)) == 0
+    assert distribution(0, is_time=True).draw(random.Random(0)) == 0
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,18 @@ def test_seeds_decide(value: dict[str, Any]) -> None:
         ({"kind": "uniform", "low": 1.5, "high": 2}, "low must be a whole number"),
         ({"kind": "exponential"}, "'mean' is needed"),
         ({"kind": "exponential", "mean": 100, "cap": 50}, "cap must be a number of at least 100"),
-        ({"kind": "exponential", "mean": math.inf}, "mean must be a number above 0"),
+        ({"kind": "exponential", "mean": math.nan}, "mean must be a number above 0"),
+        ({"kind": "exponential", "mean": math.inf}, "mean must be a number of at most 16,777,216"),
         ({"kind": "lognormal", "sigma": 1}, "either a 'median' or a 'mean'"),
         ({"kind": "lognormal", "sigma": 1, "median": 3, "mean": 4}, "either a 'median' or a 'mean'"),
-        ({"kind": "zipf", "exponent": 1, "high": 10**9}, "at most 999,999 above low"),
+        ({"kind": "zipf", "exponent": 1, "high": 10**7}, "at most 999,999 above low"),
         ({"kind": "column", "file": "x.csv"}, "'column' is needed"),
+        (10**8, "value must be a number of at most 16,777,216"),
+        (10**400, "value must be a number of at most 16,777,216"),
+        ({"kind": "lognormal", "median": 5, "sigma": 1e4}, "sigma must be a number of at most 10"),
+        ({"kind": "lognormal", "mean": 5, "sigma": 1e9, "cap": 9}, "sigma must be a number of at most 10"),
+        ({"kind": "uniform", "low": 1, "high": 10**30}, "high must be a whole number of at most 16,777,216"),
+        ({"kind": "zipf", "exponent": 1e9, "high": 5}, "exponent must be a number of at most 100"),
     ],
 )
 def test_errors_say_where_and_what(value: object, message: str) -> None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
+import json
+import math
+import operator
 import re
 import tomllib
 from pathlib import Path
@@ -154,6 +160,17 @@ def test_overrides() -> None:
         ("t.jsonl", '{"timestamp": 1}', "line 1: there is no 'hash_ids'"),
         ("t.jsonl", '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]}', "hash_ids must be"),
         ("t.jsonl", '{"timestamp": 0, "input_length": 1, "hash_ids": [1]}', "there is no 'output_length'"),
+        (
+            "t.csv",
+            "input_tokens\n99999999999999999999\n",
+            "'input_tokens' must be a number of at most 16,777,216",
+        ),
+        ("t.jsonl", '{"input_tokens": 1' + 400 * "0" + "}", "'input_tokens' must be a number of at most"),
+        ("t.csv", "arrival_s\nnan\n", "'arrival_s' must be a number of at least 0, not 'nan'"),
+        ("t.csv", "arrival_s\ninf\n", "'arrival_s' must be a number of at most"),
+        ("t.csv", "arrival_s,input_tokens,output_tokens\n0,1,1\n1e11,1,1\n", "(31 years)"),
+        ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,1\n", "TIMESTAMP must be a date and a time such as"),
+        ("t.csv", "ContextTokens,GeneratedTokens\n1,1\n", "line 2: there is no 'TIMESTAMP'"),
     ],
 )
 def test_a_bad_trace(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -162,6 +179,53 @@ def test_a_bad_trace(tmp_path: Path, name: str, text: str, message: str) -> None
     with pytest.raises(ConfigError) as caught:
         workload.draw(vocab_size=9)
     assert message in str(caught.value)
+
+
+HOSTILE = (math.nan, math.inf, -math.inf, -1, 0, 1e-308, 1e-20, 1e4, 1e9, 1e308, 10**20, 10**400)
+NUMBERS = {
+    "requests": 5,
+    "arrivals": {"kind": "gamma", "rate": 1.0, "cv": 1.0},
+    "input": {"kind": "lognormal", "median": 20, "sigma": 1.0, "cap": 100},
+    "output": {"kind": "zipf", "exponent": 1.5, "low": 1, "high": 9},
+    "limits": {"min_input": 1, "max_input": 50, "max_total": 60},
+    "content": {"kind": "shared_prefix", "prefixes": 2, "prefix_tokens": 4, "weights": [1, 2]},
+    "classes": [{"weight": 1, "ttft_target_s": 1.0, "priority": 1}],
+}
+OTHERS = (
+    {"input": {"kind": "exponential", "mean": 5, "cap": 9}, "output": {"kind": "uniform", "low": 1, "high": 3}},
+    {"input": {"kind": "lognormal", "mean": 5, "sigma": 1.0}, "arrivals": {"kind": "poisson", "rate": 2.0}},
+    {"content": {"kind": "shared_prefix", "prefixes": 2, "prefix_tokens": 4, "zipf": 1.0}},
+    {
+        "content": {
+            "kind": "conversations",
+            "turns": {"kind": "uniform", "low": 1, "high": 3},
+            "think_s": {"kind": "lognormal", "median": 5, "sigma": 1.0, "cap": 60},
+            "system_tokens": 3,
+        }
+    },
+)
+
+
+def places(options: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where a number stands in a workload."""
+    if isinstance(options, dict | list):
+        pairs = options.items() if isinstance(options, dict) else enumerate(options)
+        return [place for key, value in pairs for place in places(value, (*above, key))]
+    return [above] if isinstance(options, int | float) else []
+
+
+@pytest.mark.parametrize("number", HOSTILE, ids=lambda number: f"{number:.0e}" if number != 10**400 else "10**400")
+def test_no_number_of_a_workload_ends_in_anything_but_work_or_an_error_in_words(number: float) -> None:
+    """Wherever it stands: it is refused where it is read, or what is drawn can be computed with."""
+    for options in ({**NUMBERS, **others} for others in ({}, *OTHERS)):
+        for place in places(options):
+            tried = copy.deepcopy(options)
+            table = functools.reduce(operator.getitem, place[:-1], tried)
+            table[place[-1]] = number  # type: ignore[index]
+            with contextlib.suppress(ConfigError):
+                work = workload_from_options(tried).draw(vocab_size=9, num_requests=6)
+                assert json.dumps(statistics_of(work).as_json(), allow_nan=False), place
+                assert all(0 <= one.arrival_s <= 1e9 and one.num_output_tokens <= 2**24 for one in work), place
 
 
 def test_a_file_that_is_not_text(tmp_path: Path) -> None:

@@ -1,4 +1,8 @@
-"""How far a long command is: a bar on a terminal, a line every few seconds where stderr goes into a file or a pipe."""
+"""How far a long piece of work is: a bar on a terminal, a line every few seconds where stderr is a file or a pipe.
+
+Of pieces of work inside each other only the innermost is shown, since it is the one that takes the time. Inside a bar
+it has lines, which stand above the bar.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 LINE_EVERY_S = 5.0
 _LEAST_SHARE = 0.05
@@ -31,17 +35,43 @@ class Meter(Protocol):
 @contextlib.contextmanager
 def meter(total: float | None, title: str, *, unit: str = "", is_shown: bool = True) -> Iterator[Meter]:
     """Show how far the work inside is. `total`: how much there is of it, `None` if that is not known yet; `unit`: what
-    is counted, where people want to read the numbers and not only the share."""
-    if is_shown and sys.stderr.isatty():
-        with _bar(total, title, unit) as bar:
+    is counted, where people want to read the numbers and not only the share. Bytes are shown in MB."""
+    if is_shown and sys.stderr.isatty() and not _shown:
+        with showing(), _bar(total, title, unit) as bar:
             yield bar
         return
     lines = ProgressLines(total, title, unit)
     if not is_shown:
         yield lines
         return
-    with lines.shown(_to_stderr, every_s=LINE_EVERY_S):
+    with showing() as is_innermost, lines.shown(_to_stderr, every_s=LINE_EVERY_S, is_due=is_innermost):
         yield lines
+
+
+_shown: list[object] = []
+"""What is shown now, the innermost last."""
+
+
+@contextlib.contextmanager
+def showing() -> Iterator[Callable[[], bool]]:
+    """While something is shown; it is asked with what this gives whether nothing else is shown inside of it."""
+    own = object()
+    _shown.append(own)
+    try:
+        yield lambda: _shown[-1] is own
+    finally:
+        _shown.remove(own)
+
+
+@contextlib.contextmanager
+def first_use(what: str, title: str, *, unit: str = "") -> Iterator[Meter]:
+    """For work that is done once on a machine, and that whoever waits for it did not ask for: say what is done before
+    it begins, and how long it took."""
+    _to_stderr(what)
+    started_s = time.monotonic()
+    with meter(None, title, unit=unit) as shown:
+        yield shown
+    _to_stderr(f"{title}: done in {_time(time.monotonic() - started_s)}")
 
 
 def progress_bar(num_requests: int, title: str = "", *, is_shown: bool = True) -> AbstractContextManager[Meter]:
@@ -77,20 +107,24 @@ class ProgressLines:
 
     @property
     def _amount(self) -> str:
+        scale, unit = (1e6, "MB") if self._unit == "bytes" else (1.0, self._unit)
         if not self._total:
-            return f"{self._done:,.0f}{f' {self._unit}' if self._unit else ''}"
+            return f"{self._done / scale:,.0f}{f' {unit}' if unit else ''}"
         share = f"{100 * self._done / self._total:.0f}%"
-        return f"{self._done:,.0f} of {self._total:,.0f} {self._unit} ({share})" if self._unit else share
+        return f"{self._done / scale:,.0f} of {self._total / scale:,.0f} {unit} ({share})" if unit else share
 
     @contextlib.contextmanager
-    def shown(self, write: Callable[[str], object], *, every_s: float) -> Iterator[None]:
-        """Write the line every so often while inside. A thread does it, so that a step that takes minutes is not silent
-        and the measured code looks at no clock."""
+    def shown(
+        self, write: Callable[[str], object], *, every_s: float, is_due: Callable[[], bool] = lambda: True
+    ) -> Iterator[None]:
+        """Write the line every so often while inside, if it is due. A thread does it, so that a step that takes minutes
+        is not silent and the measured code looks at no clock."""
         is_over = threading.Event()
 
         def show() -> None:
             while not is_over.wait(every_s):
-                write(self.line)
+                if is_due():
+                    write(self.line)
 
         thread = threading.Thread(target=show, name="progress", daemon=True)
         thread.start()
@@ -107,11 +141,13 @@ class _Bar:
     def __init__(self, total: float | None, title: str, unit: str) -> None:
         from tqdm import tqdm
 
-        layout = {} if unit else {"bar_format": _BAR}
+        layout: dict[str, Any] = {} if unit else {"bar_format": _BAR}
+        if unit == "bytes":
+            layout, unit = {"unit_scale": True, "unit_divisor": 1000}, "B"
         self._bar = tqdm(
             total=total,
             desc=title or None,
-            unit=f" {unit}" if unit else "",
+            unit=unit if unit == "B" else f" {unit}" if unit else "",
             leave=False,
             mininterval=0.5,
             dynamic_ncols=True,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from headway.cli import progress
+from headway import progress
 from headway.cli.main import main
-from headway.cli.progress import ProgressLines, meter, progress_bar
+from headway.progress import ProgressLines, meter, progress_bar
 from tests.unit.lab.bench.sse_server import Answer, SSEServer, steady
 
 
@@ -50,6 +50,31 @@ def test_a_total_may_be_told_later_or_never() -> None:
     assert lines.line == "Reading: 3,000 lines, 0 s"
     lines.at(3000, 6000)
     assert lines.line.startswith("Reading: 3,000 of 6,000 lines (50%), 0 s")
+
+
+def test_bytes_are_shown_in_megabytes() -> None:
+    lines = ProgressLines(None, "Fetching", "bytes", now=Clock())
+    lines.at(2_300_000, 93_000_000)
+    assert lines.line == "Fetching: 2 of 93 MB (2%), 0 s"
+
+
+def test_only_the_innermost_of_two_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What goes on inside takes the time: the outer one would say for minutes that nothing happens."""
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.005)
+    with meter(None, "Loading") as outer:
+        outer.advance()
+        with progress.first_use("Compiling: this happens once.", "Compiling") as inner:
+            capsys.readouterr()
+            inner.at(1, 2)
+            seen = ""
+            while seen.count("Compiling: 50%") < 3:
+                seen += capsys.readouterr().err
+            assert "Loading" not in seen
+        while "Loading: 1, " not in seen:
+            seen += capsys.readouterr().err
+    assert "Compiling: done in 0 s" in seen
 
 
 def test_lines_come_while_nothing_moves_and_end_with_the_work() -> None:

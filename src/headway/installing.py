@@ -1,0 +1,28 @@
+"""How a person installs a package into the environment that runs: with what is there, into just this environment."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import shlex
+import shutil
+import sys
+
+
+def install_command(*requirements: str) -> str:
+    """The command that installs these: with pip, or uv where there is no pip, or pip once Python has brought it."""
+    wanted = shlex.join(requirements)
+    if importlib.util.find_spec("pip") is not None:
+        return f"{sys.executable} -m pip install {wanted}"
+    if shutil.which("uv") is not None:
+        return f"uv pip install --python {sys.executable} {wanted}"
+    return f"{sys.executable} -m ensurepip && {sys.executable} -m pip install {wanted}"
+
+
+def install_extra(name: str) -> str:
+    """The command that installs what an extra of Headway needs. The package itself is there already, and need not be on
+    any index."""
+    marker = re.compile(rf"""; *extra *== *["']{name}["']$""")
+    requirements = importlib.metadata.requires("headway") or []
+    return install_command(*(marker.sub("", one) for one in requirements if marker.search(one)))
