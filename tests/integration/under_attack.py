@@ -6,7 +6,8 @@
 
 A process of its own, which the attacker cannot slow down, asks /health all the time, follows another user's stream and
 looks at the memory of the server's processes. Afterwards `unharmed` asserts that /health answered in time, that the
-stream never paused for long, that memory stayed bounded, and that the server serves.
+stream never paused for long, that the event loop never stood still, that memory stayed bounded, and that the server
+serves.
 
 Time in which the system ran something else (the attacker's own processes, too) is taken off: the server's and the
 observer's wait for a processor, as Linux counts it. A slow machine, or one that is shared with others, is allowed more
@@ -108,6 +109,7 @@ def unharmed(
 ) -> Iterator[Felt]:
     """Assert that what happens inside harms nobody else. What was felt is filled in at the end; `key` is an API key."""
     felt = Felt()
+    stalls_before = server.gauges(_authorization(key))["event_loop_stalls_total"]
     with _observer(server, key) as observer:
         yield felt
         found = msgspec.json.decode(observer.communicate(timeout=30)[0], type=Felt)
@@ -121,6 +123,9 @@ def unharmed(
     assert felt.longest_pause_s <= longest_pause_s * slack, str(felt)
     assert max(felt.growth_bytes.values()) <= max_growth_bytes, str(felt)
     assert_serves(server, key=key)
+    gauges = server.gauges(_authorization(key))
+    assert gauges["front_end_restarts_total"] == 0
+    assert gauges["event_loop_stalls_total"] == stalls_before, "\n".join(server.log[-40:])
 
 
 def assert_serves(server: ServerProcess, *, key: str | None = None) -> None:
@@ -182,7 +187,7 @@ def _observer(server: ServerProcess, key: str | None) -> Iterator[subprocess.Pop
     task = {
         "url": server.url,
         "headers": _authorization(key),
-        "pids": {"front end": server.process.pid, "engine": server.engine_pid},
+        "pids": {"front end": server.front_end_pid, "engine": server.engine_pid},
     }
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, json.dumps(task)],

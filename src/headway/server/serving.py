@@ -24,11 +24,16 @@ from headway.rpc.ray_cluster import RayCluster
 from headway.rpc.supervision import Patience, ScalingRule
 from headway.server.admission.service_classes import ServiceClasses, read_service_classes
 from headway.server.app import create_app
-from headway.server.http.http_server import bind, create_server, raise_file_limit
+from headway.server.http.http_server import GRACE_S, bind, create_server, raise_file_limit
 from headway.server.live.live_page import LiveHubs, live_routes
+from headway.server.loop_guard import LoopGuard
 from headway.server.metrics.access_log import AccessLog, AccessRecord
+from headway.server.parent_link import ParentLink
 from headway.server.server_config import ServerConfig
 from headway.server.services import Services
+
+STOP_MARGIN_S = 4.0
+"""How much later than it should be gone the parent kills it."""
 
 
 def run_server(
@@ -40,7 +45,13 @@ def run_server(
     parts.end("imports")
     engine_config = EngineConfig.from_options(**options)
     classes = read_service_classes(config.service_classes)
-    listener = bind(config)
+    link = ParentLink.from_environment()
+    listener = link.listener or bind(config)
+    link.bound(
+        listener,
+        hang_timeout_s=config.front_end_hang_timeout_s,
+        stop_s=config.drain_timeout_s + GRACE_S + STOP_MARGIN_S,
+    )
     with contextlib.closing(listener), contextlib.ExitStack() as cleanup:
         config = config.with_port(listener.getsockname()[1])
         listeners = _request_listeners(config, model_name(engine_config.model.model), cleanup)
@@ -53,6 +64,7 @@ def run_server(
                     options=options,
                     classes=classes,
                     listener=listener,
+                    link=link,
                     request_listeners=listeners,
                     lengths=lengths,
                     parts=parts,
@@ -101,6 +113,7 @@ async def _serve(
     options: Mapping[str, Any],
     classes: ServiceClasses,
     listener: socket.socket,
+    link: ParentLink,
     request_listeners: list[Callable[[AccessRecord], None]],
     lengths: PredictionThread | None,
     parts: StartTimes,
@@ -133,13 +146,19 @@ async def _serve(
     hubs = LiveHubs(engine, first_tokens=metrics.recent_first_tokens, hits=metrics.recent_hits)
     app = create_app(services, [*live_routes(engine, hubs=hubs)])
 
+    guard = LoopGuard(asyncio.get_running_loop(), metrics.loop_stalls)
+    metrics.num_front_end_restarts = link.num_restarts
+
     async def drain() -> None:
+        link.stopping()
         hubs.close()
         await engine.shutdown(config.drain_timeout_s)
 
     def start_serving() -> None:
         gc.collect()
         gc.freeze()  # what is loaded now stays; the garbage collector need not look at it again
+        guard.start()
+        link.ready()
         for line in _greeting(config, parts):
             say(line)
 
@@ -155,14 +174,23 @@ async def _serve(
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, restart)
     server = create_server(app, config, drain, on_started=start_serving, num_files=raise_file_limit())
+
+    def stop(num_signals: int) -> None:
+        """The parent has been asked so many times; this process may know of the first one already."""
+        if num_signals > 1 or not server.should_exit:
+            server.handle_exit(signal.SIGTERM, None)
+
+    link.follow(asyncio.get_running_loop(), stop)
     try:
         await asyncio.gather(engine.start(), services.prompts.warm_up())
         parts.end("engine")
         await server.serve(sockets=[listener])
     finally:
+        guard.stop()
         for task in restarts:
             task.cancel()
         await engine.shutdown()
+        link.over()
         services.prompts.close()
 
 
