@@ -87,7 +87,7 @@ def running_server(
     """Start a server on a free port, wait until it serves, and end it afterwards whatever happened."""
     command = [sys.executable, "-m", "headway", "serve", "--port", "0", *arguments]
     if max_open_files is not None:
-        limit = f"ulimit -Hn {max_open_files}; ulimit -Sn {max_open_files // 2}"
+        limit = f"ulimit -Sn {max_open_files // 2}; ulimit -Hn {max_open_files}"
         command = ["bash", "-c", f'{limit}; exec "$@"', "bash", *command]
     process = subprocess.Popen(
         command,
