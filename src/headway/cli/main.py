@@ -92,9 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if argv is None and arguments[:1] == ["serve"] and FRONT_END_VARIABLE not in os.environ:
+            from headway.child_process import python_command
             from headway.cli.serve_parent import Parent
 
-            return Parent([sys.executable, "-P", "-m", "headway", *arguments]).run()
+            return Parent(python_command("headway", *arguments)).run()
         return _dispatch(arguments)
     except HeadwayError as error:
         if os.environ.get("HEADWAY_DEBUG") == "1":

@@ -13,6 +13,7 @@ when a front end is ended, and whether another follows.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -28,14 +29,11 @@ from headway.server.parent_link import (
     DUMP_SIGNAL,
     FRONT_END_VARIABLE,
     OVER,
-    PR_SET_CHILD_SUBREAPER,
     READY,
-    STOP,
     STOPPING,
     TICK,
     TICK_S,
     MessageReader,
-    prctl,
 )
 
 LATE_S = TICK_S / 2
@@ -45,6 +43,7 @@ ORPHAN_S = 3.0
 KILLED_S = 2.0
 """How long the kernel may take to end what was killed."""
 LOOK_S = 0.02
+_PR_SET_CHILD_SUBREAPER = 36
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, DUMP_SIGNAL)
 MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGTSTP)
@@ -68,7 +67,7 @@ class Parent:
         self._take_signals()
         while True:
             self._front_end = front_end = FrontEnd(self._command, self._listener, self._num_restarts)
-            prctl(PR_SET_CHILD_SUBREAPER, 1)
+            adopt_orphans()
             status = self._accompany(front_end)
             next_step = self._rule.next(status, front_end.watch)
             self._end_group(front_end)
@@ -209,7 +208,7 @@ class FrontEnd:
                 command,
                 pass_fds=[descriptor for descriptor in inherited if descriptor >= 0],
                 process_group=0,
-                env={**os.environ, FRONT_END_VARIABLE: ",".join(map(str, [*inherited, num_restarts]))},
+                env={**os.environ, FRONT_END_VARIABLE: ",".join(map(str, [os.getpid(), *inherited, num_restarts]))},
             )
         self.pid = self._process.pid
 
@@ -244,7 +243,7 @@ class FrontEnd:
         self.watch.note_stopping()
         if self.watch.is_ready and number != signal.SIGHUP:
             with contextlib.suppress(OSError):
-                self.connection.send(STOP)
+                self.connection.send(bytes([number]))
         else:
             self.signal(number)
 
@@ -272,3 +271,10 @@ class FrontEnd:
 def _say(line: str) -> None:
     with contextlib.suppress(OSError):
         print(f"headway: {line}", file=sys.stderr, flush=True)
+
+
+def adopt_orphans() -> None:
+    """What a front end leaves behind becomes a child of this process, which waits for it when it ends. Only Linux can
+    do that; elsewhere, orphans are the first process's."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

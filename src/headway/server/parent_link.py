@@ -2,7 +2,7 @@
 
     front end ──► parent    Bound, with the listening socket, which the parent keeps · Ready · a Tick of the event loop
                             every second · Stopping · Over, after the last tick
-    parent ──► front end    one byte for each time that the parent was asked to stop
+    parent ──► front end    one byte for each signal by which the parent was asked to stop: its number
 
 A front end that was started by other means, as in tests, has a link without a parent, which says nothing.
 """
@@ -15,23 +15,21 @@ import os
 import signal
 import socket
 import struct
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from headway.child_process import end_with_parent
 
 if TYPE_CHECKING:
     import asyncio
 
 FRONT_END_VARIABLE = "HEADWAY_FRONT_END"
-"""Set by the parent for its front end: the descriptor of the link, that of the listening socket (-1 in the first life)
-and how many front ends there were before."""
+"""Set by the parent for its front end: its process id, the descriptor of the link, that of the listening socket (-1 in
+the first life) and how many front ends there were before."""
 TICK_S = 1.0
 DUMP_SIGNAL = signal.SIGUSR2
 """A front end that gets it writes the stacks of all its threads to stderr, also while it holds the interpreter lock."""
 BOUND, READY, TICK, STOPPING, OVER = b"B", b"R", b"T", b"S", b"O"
-STOP = b"s"
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 _MESSAGE = struct.Struct("<cdd")
 
 
@@ -75,9 +73,9 @@ class ParentLink:
         inherited = os.environ.pop(FRONT_END_VARIABLE, None)
         if inherited is None:
             return cls()
-        link_fd, listener_fd, num_restarts = map(int, inherited.split(","))
+        parent_pid, link_fd, listener_fd, num_restarts = map(int, inherited.split(","))
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
-        _die_with_parent()
+        end_with_parent(parent_pid)
         link = cls(
             socket.socket(fileno=link_fd), socket.socket(fileno=listener_fd) if listener_fd >= 0 else None, num_restarts
         )
@@ -93,9 +91,9 @@ class ParentLink:
         if self._connection is not None:
             socket.send_fds(self._connection, [pack(BOUND, hang_timeout_s, stop_s)], [listener.fileno()])
 
-    def follow(self, loop: asyncio.AbstractEventLoop, stop: Callable[[int], None]) -> None:
+    def follow(self, loop: asyncio.AbstractEventLoop, stop: Callable[[int, bool], None]) -> None:
         """From now on the parent is told that this event loop turns, and `stop` is called when the parent is asked to
-        stop, with the number of times so far."""
+        stop, with the number of the signal, and whether it is the first."""
         if self._connection is None:
             return
         connection = self._connection
@@ -108,10 +106,10 @@ class ParentLink:
             data = b""
             with contextlib.suppress(ConnectionError):
                 data = connection.recv(64)
-            if data:
-                self._num_stops += len(data)
-                stop(self._num_stops)
-            else:  # the parent is gone, and with it whoever could stop this process
+            for number in data:
+                self._num_stops += 1
+                stop(number, self._num_stops == 1)
+            if not data:  # the parent is gone, and with it whoever could stop this process
                 os.killpg(os.getpgrp(), signal.SIGKILL)
 
         loop.add_reader(connection, listen)
@@ -133,19 +131,3 @@ class ParentLink:
         if self._connection is not None:
             with contextlib.suppress(OSError):  # the parent is stopped and reads nothing, or is gone
                 self._connection.send(pack(kind))
-
-
-def _die_with_parent() -> None:
-    """On Linux the kernel sees to it, whatever this process does at that moment; elsewhere the event loop notices."""
-    parent = os.getppid()
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the call
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def prctl(option: int, value: int) -> None:
-    """Ask the kernel for something that only Linux has; elsewhere nothing happens."""
-    if sys.platform == "linux":
-        import ctypes  # which the parent imports when its front end has been started already
-
-        ctypes.CDLL(None).prctl(option, value)

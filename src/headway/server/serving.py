@@ -175,10 +175,10 @@ async def _serve(
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, restart)
     server = create_server(app, config, drain, on_started=start_serving, num_files=raise_file_limit())
 
-    def stop(num_signals: int) -> None:
-        """The parent has been asked so many times; this process may know of the first one already."""
-        if num_signals > 1 or not server.should_exit:
-            server.handle_exit(signal.SIGTERM, None)
+    def stop(number: int, is_first: bool) -> None:
+        """The parent was asked to stop. What systemd sends to all processes has come here before."""
+        if not (is_first and server.should_exit):
+            server.handle_exit(number, None)
 
     link.follow(asyncio.get_running_loop(), stop)
     try:

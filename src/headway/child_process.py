@@ -1,0 +1,25 @@
+"""How processes of Python's are started, and how one ends with the process that started it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module with this interpreter. A file in the working directory that has the name of a
+    module (`torch.py`) is not imported."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Have this process killed as soon as its parent has ended, even while it is stopped. Only Linux can do that. The
+    signal comes at the end of the thread that started this process, so that thread must live as long as its process."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # the parent has ended before
+        os._exit(1)
