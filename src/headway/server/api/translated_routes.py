@@ -116,7 +116,7 @@ class CountTokens:
     async def _answer(self, body: bytes, send: Send) -> None:
         services = self._services
         given = await services.bodies.parse(body, CountTokensRequest)
-        with services.limits.reserve(body_bytes=len(body)):  # the tokenizer's threads are shared with completions
+        with services.reserve_tokenizer(body_bytes=len(body)):
             try:
                 request = chat_request(chat_fields_of_prompt(given), MESSAGES_NAMES)
                 job = await chat_job(request, scheduling_of(request, services.classes), services)
