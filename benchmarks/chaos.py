@@ -147,8 +147,9 @@ class Nodes:
 
 
 def engine_pids(process: subprocess.Popen[bytes]) -> list[int]:
-    """The server's children, and the engines that several servers could share."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    """Those that the server's front end has started, and the engines that several servers could share."""
+    front_end = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
+    children = Path(f"/proc/{front_end}/task/{front_end}/children").read_text().split()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -25,7 +24,7 @@ BUSY = ("num_requests_running", "num_requests_waiting", "kv_blocks_live", "queue
 
 @dataclass
 class ServerProcess:
-    """A server that is ready."""
+    """A server that is ready: its parent process, which signals go to, a front end, and engines."""
 
     process: subprocess.Popen[str]
     url: str = ""
@@ -34,10 +33,23 @@ class ServerProcess:
     access_log: list[str] = field(default_factory=list)
 
     @property
+    def front_end_pid(self) -> int:
+        """The process that answers, the only child of the parent."""
+        return children(self.process.pid)[0]
+
+    @property
+    def engine_pids(self) -> list[int]:
+        """The processes of the engines, in the order of their start; a front end has other children, too."""
+        return [
+            pid
+            for pid in children(self.front_end_pid)
+            if b"headway.rpc.engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+
+    @property
     def engine_pid(self) -> int:
-        """The engine's process, the only child of the server's."""
-        pid = self.process.pid
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        """The only engine's process."""
+        return self.engine_pids[0]
 
     def gauges(self, headers: Mapping[str, str] | None = None) -> dict[str, float]:
         """What /metrics says, by name without the prefix; of several values of one name, the last."""
@@ -70,6 +82,11 @@ class ServerProcess:
         return self.process.wait(timeout=60)
 
 
+def children(pid: int) -> list[int]:
+    """What this process's main thread has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 @contextlib.contextmanager
 def running_server(
     *arguments: str, environment: dict[str, str] | None = None, max_open_files: int | None = None
@@ -77,6 +94,9 @@ def running_server(
     """Start a server on a free port, wait until it serves, and end it afterwards whatever happened. No load balancer is
     in front of it, so it has no lame duck unless a test wants one."""
     command = [sys.executable, "-m", "headway", "serve", "--port", "0", "--lame-duck-s", "0", *arguments]
+    if max_open_files is not None:
+        limit = f"ulimit -Sn {max_open_files // 2}; ulimit -Hn {max_open_files}"
+        command = ["bash", "-c", f'{limit}; exec "$@"', "bash", *command]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -84,8 +104,6 @@ def running_server(
         text=True,
         env={**os.environ, **(environment or {})},
     )
-    if max_open_files is not None:  # it reads its limit much later, when the application is there
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (max_open_files // 2, max_open_files))
     server = ServerProcess(process)
     threads = [
         threading.Thread(target=_collect, args=(pipe, lines), daemon=True)

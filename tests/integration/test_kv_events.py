@@ -10,7 +10,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -90,11 +89,6 @@ def prompt(number: int, length: int = 80) -> list[int]:
     return [(number * 37 + place) % 900 + 10 for place in range(length)]
 
 
-def children(server: ServerProcess) -> list[int]:
-    pid = server.process.pid
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 @pytest.mark.parametrize(("replicas", "router"), [(1, "prefix-aware"), (2, "round-robin")])
 def test_an_index_built_outside_equals_the_caches(replicas: int, router: str) -> None:
     with running_server(
@@ -115,7 +109,7 @@ def test_an_index_built_outside_equals_the_caches(replicas: int, router: str) ->
         assert server.gauges(HEADERS)["prefix_cache_evicted_blocks_total"] > 0
         agree(server, follower)
         before = follower.at.copy()
-        os.kill(children(server)[0], signal.SIGKILL)
+        os.kill(server.engine_pids[0], signal.SIGKILL)
         follower.wait(lambda: any(follower.at[place][0] > before[place][0] for place in before))
         server.wait_until_idle(HEADERS, timeout_s=PATIENCE_S)
         follower.wait(lambda: all(number >= 0 for _, number in follower.at.values()))

@@ -13,10 +13,11 @@ import pytest
 from headway.core.routing import Roles
 from headway.errors import ConfigError, EngineStartError
 from headway.rpc import engine_client
+from headway.rpc.backoff import Backoff
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest
 from headway.rpc.ray_cluster import RayCluster
-from headway.rpc.supervision import Backoff, Patience
+from headway.rpc.supervision import Patience
 from headway.sampling_params import SamplingParams
 from tests.unit.rpc.served import FACTORY, ROOT, add, read, until
 from tests.unit.rpc.test_scaling import expected

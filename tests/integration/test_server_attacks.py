@@ -42,9 +42,9 @@ def test_harm_is_noticed(server: ServerProcess, monkeypatch: pytest.MonkeyPatch)
 
 def stand_still(server: ServerProcess) -> None:
     with unharmed(server, key=KEY, longest_pause_s=0.5, health_p99_s=0.2):
-        os.kill(server.process.pid, signal.SIGSTOP)
+        os.kill(server.front_end_pid, signal.SIGSTOP)
         time.sleep(0.8)
-        os.kill(server.process.pid, signal.SIGCONT)
+        os.kill(server.front_end_pid, signal.SIGCONT)
 
 
 FLOODS = {

@@ -31,8 +31,8 @@ IDLE_SHARE = 0.1
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    options = ("--engine-hang-timeout-s", "8", "--drain-timeout-s", "1", "--no-access-log")
-    with running_server(*options, "--engine-factory", FACTORY) as running:
+    timeouts = ("--engine-hang-timeout-s", "8", "--front-end-hang-timeout-s", "3", "--drain-timeout-s", "1")
+    with running_server(*timeouts, "--no-access-log", "--engine-factory", FACTORY) as running:
         yield running
 
 
@@ -54,7 +54,7 @@ def test_the_start_tells_how_long_its_parts_took(server: ServerProcess) -> None:
 
 def test_an_idle_server_sleeps(server: ServerProcess) -> None:
     """Once it has prepared what the first grammar needs, which it does when there is nothing else to do."""
-    pids = (server.process.pid, server.engine_pid)
+    pids = (server.process.pid, server.front_end_pid, server.engine_pid)
     used_s = [IDLE_S]
     for _ in range(12):
         before_s = [cpu_s(pid) for pid in pids]
@@ -126,6 +126,18 @@ def test_a_killed_engine_leaves_nothing_in_the_metrics(server: ServerProcess) ->
     assert after["kv_blocks_cached"] == 0, "what was cached went with it"
     assert after["kv_blocks_free"] == before["kv_blocks_free"] + before["kv_blocks_cached"]
     assert after["generation_tokens_total"] > before["generation_tokens_total"]
+
+
+def test_a_front_end_that_is_stopped_is_replaced_and_what_comes_meanwhile_is_served(server: ServerProcess) -> None:
+    """Its engine goes with it: the next one may need its memory."""
+    before = (server.front_end_pid, server.engine_pid)
+    os.kill(server.front_end_pid, signal.SIGSTOP)
+    assert httpx.get(f"{server.url}/health", timeout=60).json() == {"status": "ok", "reason": ""}
+    for pid in before:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert any("has stood still for 3 s; its stacks:" in line for line in server.log)
+    assert server.gauges()["front_end_restarts_total"] == 1
 
 
 def test_what_is_not_done_when_the_drain_ends_is_told_so(server: ServerProcess) -> None:

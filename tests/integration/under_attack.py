@@ -6,7 +6,8 @@
 
 A process of its own, which the attacker cannot slow down, asks /health all the time, follows another user's stream and
 looks at the memory of the server's processes. Afterwards `unharmed` asserts that /health answered in time, that the
-stream never paused for long, that memory stayed bounded, and that the server serves.
+stream never paused for long, that the event loop never stood still, that memory stayed bounded, and that the server
+serves.
 
 Time in which the system ran something else (the attacker's own processes, too) is taken off: the server's and the
 observer's wait for a processor, as Linux counts it. A slow machine, or one that is shared with others, is allowed more
@@ -108,6 +109,7 @@ def unharmed(
 ) -> Iterator[Felt]:
     """Assert that what happens inside harms nobody else. What was felt is filled in at the end; `key` is an API key."""
     felt = Felt()
+    stalls_before = server.gauges(_authorization(key))["event_loop_stalls_total"]
     with _observer(server, key) as observer:
         yield felt
         found = msgspec.json.decode(observer.communicate(timeout=30)[0], type=Felt)
@@ -116,11 +118,14 @@ def unharmed(
     print(f"\n{felt}")
     assert len(felt.health_s) >= MIN_PROBES and not felt.health_failures, felt.health_failures
     assert not felt.stream_failures, felt.stream_failures
-    slack = float(os.environ.get("HEADWAY_ATTACK_SLACK") or max(1.0, _work_s() / USUAL_WORK_S))
+    slack = float(os.environ.get("HEADWAY_ATTACK_SLACK") or max(1.0, work_s() / USUAL_WORK_S))
     assert felt.health_p99_s <= health_p99_s * slack, str(felt)
     assert felt.longest_pause_s <= longest_pause_s * slack, str(felt)
     assert max(felt.growth_bytes.values()) <= max_growth_bytes, str(felt)
     assert_serves(server, key=key)
+    gauges = server.gauges(_authorization(key))
+    assert gauges["front_end_restarts_total"] == 0
+    assert gauges["event_loop_stalls_total"] == stalls_before, "\n".join(server.log[-40:])
 
 
 def assert_serves(server: ServerProcess, *, key: str | None = None) -> None:
@@ -182,7 +187,7 @@ def _observer(server: ServerProcess, key: str | None) -> Iterator[subprocess.Pop
     task = {
         "url": server.url,
         "headers": _authorization(key),
-        "pids": {"front end": server.process.pid, "engine": server.engine_pid},
+        "pids": {"front end": server.front_end_pid, "engine": server.engine_pid},
     }
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, json.dumps(task)],
@@ -209,7 +214,7 @@ class _Observer:
         self._host, self._port = parts.hostname, parts.port
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._pids = pids
-        self._at_first = {name: _memory_bytes(pid) for name, pid in pids.items()}
+        self._at_first = {name: memory_bytes(pid) for name, pid in pids.items()}
         self._is_over = False
         self.felt = Felt(growth_bytes=dict.fromkeys(pids, 0))
 
@@ -224,7 +229,7 @@ class _Observer:
             await asyncio.sleep(PROBE_EVERY_S)
         self.felt.health_s.clear()
         self.felt.longest_pause_s = 0.0
-        self._at_first = {name: _memory_bytes(pid) for name, pid in self._pids.items()}
+        self._at_first = {name: memory_bytes(pid) for name, pid in self._pids.items()}
         self.felt.growth_bytes = dict.fromkeys(self._pids, 0)
         print("ready", flush=True)
         await loop.run_in_executor(None, sys.stdin.read)
@@ -274,17 +279,17 @@ class _Observer:
 
     def _now_s(self, *names: str) -> float:
         """A clock that stands still while one of these processes, or this one, waits for a processor."""
-        return time.perf_counter() - sum(_waited_s(pid) for pid in (os.getpid(), *(self._pids[name] for name in names)))
+        return time.perf_counter() - sum(waited_s(pid) for pid in (os.getpid(), *(self._pids[name] for name in names)))
 
     async def _watch_memory(self) -> None:
         while not self._is_over:
             for name, pid in self._pids.items():
-                growth = _memory_bytes(pid) - self._at_first[name]
+                growth = memory_bytes(pid) - self._at_first[name]
                 self.felt.growth_bytes[name] = max(self.felt.growth_bytes[name], growth)
             await asyncio.sleep(PROBE_EVERY_S)
 
 
-def _work_s() -> float:
+def work_s() -> float:
     """How long a known piece of work takes at the moment."""
     times_s = []
     for _ in range(3):
@@ -294,7 +299,7 @@ def _work_s() -> float:
     return min(times_s)
 
 
-def _memory_bytes(pid: int) -> int:
+def memory_bytes(pid: int) -> int:
     """What a process holds in memory; 0 if it is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
@@ -302,7 +307,7 @@ def _memory_bytes(pid: int) -> int:
         return 0
 
 
-def _waited_s(pid: int) -> float:
+def waited_s(pid: int) -> float:
     """How long a process's main thread was ready to run and did not; 0 where that is not counted, or it is gone."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9

@@ -11,9 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headway.cli.flags import CommandParser
-from headway.config import did_you_mean
 from headway.errors import HeadwayError
+from headway.server.parent_link import FRONT_END_VARIABLE
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -88,9 +87,15 @@ COMMANDS: Mapping[str, Command | CommandGroup] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 good, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run one command and return its exit code: 0 good, 1 failed, 2 wrong usage, 130 interrupted. `headway serve` on
+    the command line becomes the parent of a process that runs it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        if argv is None and arguments[:1] == ["serve"] and FRONT_END_VARIABLE not in os.environ:
+            from headway.child_process import python_command
+            from headway.cli.serve_parent import Parent
+
+            return Parent(python_command("headway", *arguments)).run()
         return _dispatch(arguments)
     except HeadwayError as error:
         if os.environ.get("HEADWAY_DEBUG") == "1":
@@ -118,6 +123,9 @@ def _dispatch(
         return 0
     if first in ("-V", "--version") and commands is COMMANDS:
         first = "version"
+    from headway.cli.flags import CommandParser
+    from headway.config import did_you_mean
+
     if first not in commands:
         kind = "option" if first.startswith("-") else "command"
         hint = did_you_mean(first, tuple(commands)) or f" The commands are: {', '.join(commands)}."

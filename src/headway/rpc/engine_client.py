@@ -43,6 +43,7 @@ from headway.core.request_options import RequestOptions
 from headway.core.routing import CacheReport, PrefillChoice, Roles, Router, computes_elsewhere, expected_tokens
 from headway.errors import ConfigError, EngineStartError, EngineUnavailableError, InvalidRequestError
 from headway.outputs import Told
+from headway.rpc.backoff import Backoff
 from headway.rpc.channel import News
 from headway.rpc.messages import (
     AbortRequests,
@@ -62,7 +63,6 @@ from headway.rpc.request_phases import RequestPhases
 from headway.rpc.streams import CacheEvent, CacheStream, RequestStream, SnapshotStream, present_state
 from headway.rpc.supervision import (
     TICK_S,
-    Backoff,
     EngineSpec,
     Patience,
     Replica,

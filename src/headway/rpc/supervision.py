@@ -27,6 +27,7 @@ import msgspec
 
 from headway.core.routing import Roles
 from headway.errors import ConfigError, EngineStartError
+from headway.rpc.backoff import Backoff
 from headway.rpc.channel import EXIT_GRACE_S, EngineConnection, Home, LocalHome, News
 from headway.rpc.messages import (
     BlockExchange,
@@ -141,25 +142,6 @@ class Watchdog:
 
     def _grace(self, limit_s: float) -> float:
         return limit_s if self._has_stepped else max(limit_s, FIRST_STEP_GRACE_S)
-
-
-@dataclass
-class Backoff:
-    """0.5 s, 1 s, 2 s, … up to five: requests may be waiting for it."""
-
-    first_s: float = 0.5
-    longest_s: float = 5.0
-    good_service_s: float = 1.0
-    """An engine that has served this long before it failed did not fail because it was started too early."""
-    _num_failures: int = 0
-
-    def next_delay_s(self, *, served_s: float) -> float:
-        """The delay after a failure; `served_s` is how long the engine had been ready, 0 if it never was."""
-        if served_s >= self.good_service_s:
-            self._num_failures = 0
-        delay_s = min(self.first_s * 2.0**self._num_failures, self.longest_s)
-        self._num_failures = min(self._num_failures + 1, 64)
-        return delay_s
 
 
 @dataclass

@@ -113,6 +113,11 @@ class ServerConfig:
         "An engine process that has given no sign of life for so long is killed and started again. /health is 503 "
         "after 3 seconds of silence. 0: never.",
     )
+    front_end_hang_timeout_s: float = option(
+        30.0,
+        "A front end whose event loop stands still for so long writes its stacks to stderr, is killed, and is started "
+        "again by its parent process. 0: never.",
+    )
     replicas: int = option(
         1, "Engine processes on this machine: on a GPU each, or with a share of the cores. Each loads the model."
     )
@@ -199,6 +204,7 @@ class ServerConfig:
             "drain_timeout_s",
             "step_timeout_s",
             "engine_hang_timeout_s",
+            "front_end_hang_timeout_s",
         ):
             _check_seconds(self, name, zero=True)
         for name in ("receive_timeout_s", "watchdog_s"):

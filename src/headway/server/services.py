@@ -12,7 +12,7 @@ from headway.predict.prediction_thread import PredictionThread
 from headway.rpc.engine_client import Health
 from headway.rpc.messages import AddRequest, EngineReady, EngineStats
 from headway.rpc.streams import CacheStream, RequestStream, SnapshotStream
-from headway.server.admission.queue_limits import QueueLimits, Reservation
+from headway.server.admission.queue_limits import BYTES_PER_TOKEN, QueueLimits, Reservation
 from headway.server.admission.service_classes import ONE_CLASS, Scheduling, ServiceClass, ServiceClasses
 from headway.server.admission.tenant_gate import TenantGate, default_most
 from headway.server.api.answer_specs import AnswerFormats
@@ -119,21 +119,26 @@ class Services:
             raise unavailable("The engine is starting; please retry.", code="engine_unavailable")
         return self.engine.info
 
-    def reserve(self, scheduling: Scheduling, *, body_bytes: int, key: str | None) -> Reservation:
+    def reserve(self, scheduling: Scheduling, *, body_bytes: int, num_prompts: int, key: str | None) -> Reservation:
         """A place in the queue, or 429. Whether the first token would be late is asked only if the operator wants it,
         and if requests wait in the engine: while none do, it takes newcomers in with its next step."""
         stats = self.engine.stats
         may_be_late = self.config.refuse_late and stats is not None and stats.num_waiting > 0
         return self.limits.reserve(
-            body_bytes=body_bytes,
+            body_bytes=self._countable(body_bytes, num_prompts),
             service_class=scheduling.service_class,
             tenant=self.tenant(scheduling.options.tenant, key=key),
             in_time_s=scheduling.options.ttft_target_s if may_be_late else None,
         )
 
     def reserve_tokenizer(self, *, body_bytes: int, key: str | None) -> Reservation:
-        """A place in the queue for a request that only needs the tokenizer's threads, which it shares with all."""
-        return self.limits.reserve(body_bytes=body_bytes, tenant=self.tenant("", key=key))
+        """A place in the queue for a text that is only tokenised, in the threads that completions need, too; or 429."""
+        return self.limits.reserve(body_bytes=self._countable(body_bytes, 1), tenant=self.tenant("", key=key))
+
+    def _countable(self, body_bytes: int, num_prompts: int) -> int:
+        """The bytes of a body that can become tokens. A larger one is refused for its size, which is not the queue's
+        affair: it would not be served later, either."""
+        return min(body_bytes, num_prompts * self.info.max_model_len * BYTES_PER_TOKEN)
 
     def max_waiting(self, service_class: ServiceClass) -> int:
         """How many completions of a class may wait at most: no request can ask for more."""

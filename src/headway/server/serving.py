@@ -26,14 +26,18 @@ from headway.rpc.supervision import Patience, ScalingRule
 from headway.server.admission.service_classes import ServiceClasses, read_service_classes
 from headway.server.app import create_app
 from headway.server.http.draining import Drain
-from headway.server.http.http_server import bind, create_server, raise_file_limit
+from headway.server.http.http_server import GRACE_S, bind, create_server, raise_file_limit
 from headway.server.live.live_page import LiveHubs, live_routes
+from headway.server.loop_guard import LoopGuard
 from headway.server.metrics.access_log import AccessLog, AccessRecord
+from headway.server.parent_link import ParentLink
 from headway.server.server_config import ServerConfig
 from headway.server.services import Services
 
 HELPERS_AFTER_S = 2.0
 """The processes that work on schemas start this long after the server is ready, if no request needs them before."""
+STOP_MARGIN_S = 4.0
+"""How much later than it should be gone the parent kills it."""
 
 
 def run_server(
@@ -45,7 +49,13 @@ def run_server(
     parts.end("imports")
     engine_config = EngineConfig.from_options(**options)
     classes = read_service_classes(config.service_classes)
-    listener = bind(config)
+    link = ParentLink.from_environment()
+    listener = link.listener or bind(config)
+    link.bound(
+        listener,
+        hang_timeout_s=config.front_end_hang_timeout_s,
+        stop_s=config.drain_timeout_s + GRACE_S + STOP_MARGIN_S,
+    )
     with contextlib.closing(listener), contextlib.ExitStack() as cleanup:
         config = config.with_port(listener.getsockname()[1])
         listeners = _request_listeners(config, model_name(engine_config.model.model), cleanup)
@@ -58,6 +68,7 @@ def run_server(
                     options=options,
                     classes=classes,
                     listener=listener,
+                    link=link,
                     request_listeners=listeners,
                     lengths=lengths,
                     parts=parts,
@@ -105,13 +116,14 @@ async def _serve(
     options: Mapping[str, Any],
     classes: ServiceClasses,
     listener: socket.socket,
+    link: ParentLink,
     request_listeners: list[Callable[[AccessRecord], None]],
     lengths: PredictionThread | None,
     parts: StartTimes,
     say: Callable[[str], None],
 ) -> None:
     drain = Drain(lame_duck_s=config.lame_duck_s, timeout_s=config.drain_timeout_s)
-    _take_signals(drain, say)
+    stop = _take_signals(drain, link, say)
     name = model_name(engine_config.model.model)
     say(f"Loading {name}.")
     patience = Patience(
@@ -146,6 +158,9 @@ async def _serve(
     )
     app = create_app(services, [*live_routes(engine, hubs=hubs)])
 
+    guard = LoopGuard(asyncio.get_running_loop(), metrics.loop_stalls)
+    metrics.num_front_end_restarts = link.num_restarts
+
     async def start_engine() -> None:
         await asyncio.gather(engine.start(), services.prompts.warm_up())
 
@@ -156,6 +171,8 @@ async def _serve(
     def start_serving() -> None:
         gc.collect()
         gc.freeze()  # what is loaded now stays; the garbage collector need not look at it again
+        guard.start()
+        link.ready()
         for line in _greeting(config, parts):
             say(line)
         loop.call_later(HELPERS_AFTER_S, lambda: loop.run_in_executor(None, services.shaper.prepare))
@@ -173,6 +190,7 @@ async def _serve(
 
     loop.add_signal_handler(signal.SIGUSR1, restart)
     server = create_server(app, config, drain, finish, on_started=start_serving, num_files=raise_file_limit())
+    link.follow(loop, lambda number, is_first: None if is_first and drain.is_asked else stop(number))
     try:
         if await drain.unless_asked(start_engine):
             parts.end("engine")
@@ -180,19 +198,22 @@ async def _serve(
         else:
             say("Stopped before it was ready.")
     finally:
+        guard.stop()
         for task in restarts:
             task.cancel()
         await engine.shutdown()
+        link.over()
         services.prompts.close()
         services.shaper.close()
 
 
-def _take_signals(drain: Drain, say: Callable[[str], None]) -> Callable[[int], None]:
+def _take_signals(drain: Drain, link: ParentLink, say: Callable[[str], None]) -> Callable[[int], None]:
     """SIGTERM and SIGINT ask the server to drain, from now on: also while the engine is loading. Returns what does so
     with the number of a signal."""
 
     def stop(number: int) -> None:
         drain.ask(lame_duck=number != signal.SIGINT)
+        link.stopping()
         if drain.is_forced:
             say("Stopping at once.")
         else:

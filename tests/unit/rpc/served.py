@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from headway.core.routing import Roles
+from headway.rpc.backoff import Backoff
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest, Delta
 from headway.rpc.streams import RequestStream
-from headway.rpc.supervision import Backoff, Patience
+from headway.rpc.supervision import Patience
 from headway.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parents[3]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from headway.rpc.supervision import FIRST_STEP_GRACE_S, START_SILENT_S, Backoff, Patience, Watchdog
+from headway.rpc.backoff import Backoff
+from headway.rpc.supervision import FIRST_STEP_GRACE_S, START_SILENT_S, Patience, Watchdog
 
 
 def serving(**patience: float) -> Watchdog:

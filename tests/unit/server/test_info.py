@@ -35,6 +35,7 @@ OWN_NAMES = [
     *("recomputed_tokens", "kv_blocks_live", "kv_blocks_cached", "kv_blocks_free", "kv_waste_perc"),
     *("kv_sharing_factor", "prefix_cache_saved_tokens", "prefix_cache_inserted_blocks"),
     *("prefix_cache_evicted_blocks", "prefix_cache_hit_rate"),
+    *("event_loop_stalls", "event_loop_stalled_seconds", "front_end_restarts"),
     *("step_time_seconds", "scheduler_time_seconds", "recent_inter_token_latency_seconds", "queue_requests"),
 ]
 
@@ -102,6 +103,34 @@ def test_tokens_have_to_wait_their_turn_too(path: str, body: dict[str, Any]) -> 
         assert server.post(path, body).status_code == 429
     assert server.post(path, body).status_code == 200
     assert server.services.limits.num_requests == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a " * 20_000}),
+        ("/detokenize", {"tokens": [1] * 20_000}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a " * 20_000}]}),
+        ("/v1/completions", {"prompt": "a " * 20_000}),
+        ("/v1/completions", {"prompt": ["a", "a " * 20_000]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 20_000}]}),
+        ("/v1/messages/count_tokens", {"model": "small", "messages": [{"role": "user", "content": "a " * 20_000}]}),
+    ],
+)
+def test_what_is_too_long_is_not_asked_to_come_again_when_fewer_wait(path: str, body: dict[str, Any]) -> None:
+    server = FakeServer(max_queue_tokens=1000)
+    with server.services.limits.reserve(body_bytes=4):
+        answer = server.post(path, body)
+    assert answer.status_code == 400 and "at most" in answer.text, answer.text
+    assert server.services.limits.num_tokens == 0
+
+
+def test_nor_if_the_queue_is_full() -> None:
+    server = FakeServer(max_queue_tokens=1000)
+    with server.services.limits.reserve(body_bytes=4000):
+        assert server.post("/tokenize", {"prompt": "a " * 20_000}).status_code == 400
+        assert server.post("/detokenize", {"tokens": [1] * 20_000}).status_code == 400
+        assert server.post("/tokenize", {"prompt": "a " * 20}).status_code == 429
 
 
 def samples(server: FakeServer) -> dict[str, float]:

@@ -9,7 +9,6 @@ choice, and a token costs the encoding of its text:
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import secrets
 from array import array
@@ -26,6 +25,7 @@ from headway.server.api.answers import (
     ChatChoice,
     ChatCompletion,
     ChatFinishReason,
+    ChatLogprobs,
     Completion,
     CompletionChoice,
     CompletionLogprobs,
@@ -39,13 +39,15 @@ from headway.server.api.answers import (
     PromptLogprob,
     Usage,
     chat_logprobs,
-    prompt_logprobs,
+    chat_position,
+    prompt_position,
 )
 from headway.server.api.api_errors import ApiError
 from headway.server.api.generation import Generation
 from headway.server.api.jobs import Job
 from headway.server.api.prompts import PromptMaker
 from headway.server.api.requests import EmbeddingRequest
+from headway.server.api.turns import JsonList, Turns, written_in_turns
 from headway.structured.answer_pieces import CallArguments, CallBegin, ContentPiece, Piece, ReasoningPiece
 from headway.structured.answer_spec import AnswerSpec
 
@@ -177,7 +179,7 @@ def _usage(generation: Generation, readers: list[AnswerReader]) -> Usage:
 async def chat_answer(generation: Generation, model: str, prompts: PromptMaker) -> bytes:
     """The JSON of a chat completion."""
     choices = await _collect(generation)
-    job, form = generation.job, LogprobForm.of(generation.job, prompts)
+    job = generation.job
     readers = [choice.reader for choice in choices if isinstance(choice, _PartedChoice)]
     answer = ChatCompletion(
         id=generation.id,
@@ -188,7 +190,7 @@ async def chat_answer(generation: Generation, model: str, prompts: PromptMaker) 
             ChatChoice(
                 index=index,
                 message=choice.message,
-                logprobs=None if job.num_logprobs is None else chat_logprobs(choice.logprobs, form),
+                logprobs=await _chat_logprobs(job, choice, prompts),
                 finish_reason=choice.chat_finish_reason,
                 stop_reason=choice.stop_reason,
                 token_ids=choice.token_ids if job.return_token_ids else msgspec.UNSET,
@@ -196,7 +198,7 @@ async def chat_answer(generation: Generation, model: str, prompts: PromptMaker) 
             for index, choice in enumerate(choices)
         ],
         usage=_usage(generation, readers),
-        prompt_logprobs=_prompt_logprobs(generation, choices, 0, prompts),
+        prompt_logprobs=await _prompt_logprobs(generation, choices, 0, prompts),
         prompt_token_ids=job.prompts[0].token_ids if job.return_token_ids else msgspec.UNSET,
     )
     return msgspec.json.encode(answer)
@@ -216,10 +218,10 @@ async def completion_answer(generation: Generation, model: str, prompts: PromptM
             CompletionChoice(
                 index=index,
                 text=echoes[index // job.n] + choice.text,
-                logprobs=_completion_logprobs(generation, choices, index, prompts),
+                logprobs=await _completion_logprobs(generation, choices, index, prompts),
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,
-                prompt_logprobs=_prompt_logprobs(generation, choices, index, prompts),
+                prompt_logprobs=await _prompt_logprobs(generation, choices, index, prompts),
                 token_ids=choice.token_ids if job.return_token_ids else msgspec.UNSET,
                 prompt_token_ids=job.prompts[index // job.n].token_ids if job.return_token_ids else msgspec.UNSET,
             )
@@ -231,20 +233,18 @@ async def completion_answer(generation: Generation, model: str, prompts: PromptM
 
 
 async def embedding_answer(generation: Generation, model: str, request: EmbeddingRequest) -> bytes:
-    """The JSON of vectors. Others get their turn between two of them: there may be millions of numbers."""
+    """The JSON of vectors, of which there may be millions of numbers."""
     vectors = [b""] * generation.job.num_choices
     async with generation:
         async for deltas in generation:
             for delta in deltas:
                 if delta.embedding is not None:
                     vectors[delta.index] = delta.embedding
-    parts = []
-    for index, vector in enumerate(vectors):
-        parts.append(_encode(Embedding(index, _written(vector, request))))
-        await asyncio.sleep(0)
     num_tokens = generation.job.num_prompt_tokens
-    rest = _encode(EmbeddingList([], model, EmbeddingUsage(num_tokens, num_tokens)))
-    return rest.replace(b'"data":[]', b'"data":[' + b",".join(parts) + b"]", 1)
+    data: Any = await written_in_turns(
+        Embedding(index, _written(vector, request)) for index, vector in enumerate(vectors)
+    )
+    return _encode(EmbeddingList(data, model, EmbeddingUsage(num_tokens, num_tokens)))
 
 
 def _written(vector: bytes, request: EmbeddingRequest) -> list[float] | str:
@@ -277,7 +277,15 @@ async def _collect(generation: Generation) -> list[_Choice]:
     return choices
 
 
-def _completion_logprobs(
+async def _chat_logprobs(job: Job, choice: _Choice, prompts: PromptMaker) -> ChatLogprobs | None:
+    if job.num_logprobs is None:
+        return None
+    form = LogprobForm.of(job, prompts)
+    content: Any = await written_in_turns(chat_position(position, form) for position in choice.logprobs)
+    return ChatLogprobs(content)
+
+
+async def _completion_logprobs(
     generation: Generation, choices: list[_Choice], index: int, prompts: PromptMaker
 ) -> CompletionLogprobs | None:
     job = generation.job
@@ -288,7 +296,15 @@ def _completion_logprobs(
     if job.echo:
         positions = (_prompt_positions(generation, choices, index) or []) + positions
         token_ids = job.prompts[index // job.n].token_ids + token_ids
-    return CompletionLogprobsWriter(LogprobForm.of(job, prompts)).write(positions, token_ids)
+    writer, turns = CompletionLogprobsWriter(LogprobForm.of(job, prompts)), Turns()
+    lists = {name: JsonList() for name in CompletionLogprobs.__struct_fields__}
+    for place in range(len(positions)):
+        part = writer.write(positions[place : place + 1], token_ids[place : place + 1])
+        for name, written in lists.items():
+            written.add(getattr(part, name))
+        await turns.pass_on()
+    fields: dict[str, Any] = {name: written.finish() for name, written in lists.items()}
+    return CompletionLogprobs(**fields)
 
 
 def _prompt_positions(
@@ -300,11 +316,14 @@ def _prompt_positions(
     return next((choice.prompt_logprobs for choice in siblings if choice.prompt_logprobs is not None), None)
 
 
-def _prompt_logprobs(
+async def _prompt_logprobs(
     generation: Generation, choices: list[_Choice], index: int, prompts: PromptMaker
 ) -> list[dict[str, PromptLogprob] | None] | None:
     positions = _prompt_positions(generation, choices, index) if generation.job.wants_prompt_logprobs else None
-    return None if positions is None else prompt_logprobs(positions, prompts)
+    if positions is None:
+        return None
+    written: Any = await written_in_turns(prompt_position(position, prompts) for position in positions)
+    return written
 
 
 def event(payload: bytes) -> bytes:

@@ -305,10 +305,11 @@ class LogprobForm:
 
 def chat_logprobs(positions: Sequence[PositionLogprobs], form: LogprobForm) -> ChatLogprobs:
     """One entry per token, each with those that are told besides."""
-    return ChatLogprobs([_chat_position(position, form) for position in positions])
+    return ChatLogprobs([chat_position(position, form) for position in positions])
 
 
-def _chat_position(position: PositionLogprobs, form: LogprobForm) -> ChatLogprob:
+def chat_position(position: PositionLogprobs, form: LogprobForm) -> ChatLogprob:
+    """The entry of one token."""
     chosen, token_bytes = position[0], form.prompts.token_bytes
     top = [
         TopLogprob(form.name(entry), _finite(entry.logprob), token_bytes(entry.token_id))
@@ -352,19 +353,14 @@ class CompletionLogprobsWriter:
         return top
 
 
-def prompt_logprobs(
-    positions: Sequence[PositionLogprobs | None], prompts: PromptMaker
-) -> list[dict[str, PromptLogprob] | None]:
-    """vLLM's form: per prompt token, a mapping from token ids."""
-    return [
-        None
-        if position is None
-        else {
-            str(entry.token_id): PromptLogprob(_finite(entry.logprob), entry.rank, _text(entry, prompts))
-            for entry in position
-        }
-        for position in positions
-    ]
+def prompt_position(position: PositionLogprobs | None, prompts: PromptMaker) -> dict[str, PromptLogprob] | None:
+    """vLLM's form of a prompt token's: a mapping from token ids."""
+    if position is None:
+        return None
+    return {
+        str(entry.token_id): PromptLogprob(_finite(entry.logprob), entry.rank, _text(entry, prompts))
+        for entry in position
+    }
 
 
 def _text(entry: TokenLogprob, prompts: PromptMaker) -> str:

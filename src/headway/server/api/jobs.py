@@ -150,7 +150,7 @@ async def completion_job(request: CompletionRequest, scheduling: Scheduling, ser
     values = sampling_values(request) | {"max_tokens": max_tokens, "logprobs": request.logprobs}
     if num_logprobs is not None and echo:
         values["prompt_logprobs"] = max(num_logprobs, request.prompt_logprobs or 0)
-    params = _check_params(values, services, scheduling, num_prompts=_num_prompts(request), stream=bool(request.stream))
+    params = _check_params(values, services, scheduling, num_prompts=num_prompts(request), stream=bool(request.stream))
     constraint = Constraint.of_request(request)
     check_no_search(request, constraint)
     params = (await _shaped(PLAIN, params, constraint, scheduling, services)).params
@@ -403,7 +403,10 @@ def _width_name(params: SamplingParams) -> str:
     return "n" if params.best_of is None else "best_of"
 
 
-def _num_prompts(request: CompletionRequest) -> int:
+def num_prompts(request: GenerationRequest) -> int:
+    """How many prompts a request has; a conversation is one."""
+    if not isinstance(request, CompletionRequest):
+        return 1
     given = request.prompt
     return 1 if isinstance(given, str) or (given and isinstance(given[0], int)) else len(given)
 

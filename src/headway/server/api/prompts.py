@@ -165,15 +165,19 @@ class PromptMaker:
 
     async def decode(self, token_ids: list[int], info: EngineReady) -> str:
         """The text of token ids that a client sent, special tokens included."""
-        most = info.max_model_len * MAX_CHARS_PER_TOKEN
-        if len(token_ids) > most:
-            raise bad_request(f"'tokens' may have at most {most} ids; there are {len(token_ids)}.", param="tokens")
+        self.check_number(token_ids, info)
 
         def decode() -> str:
             _check_ids(token_ids, info, param="tokens")
             return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
         return await self._threads.run(decode, num_chars=len(token_ids))
+
+    def check_number(self, token_ids: list[int], info: EngineReady) -> None:
+        """400 for more token ids than are decoded at once."""
+        most = info.max_model_len * MAX_CHARS_PER_TOKEN
+        if len(token_ids) > most:
+            raise bad_request(f"'tokens' may have at most {most} ids; there are {len(token_ids)}.", param="tokens")
 
     async def text_of(self, token_ids: list[int]) -> str:
         """The text of token ids that are known to be good."""
@@ -182,7 +186,7 @@ class PromptMaker:
 
     async def tokenize(self, text: str, info: EngineReady, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; they may be more than fit the context."""
-        self._check_chars(len(text), info, param="prompt")
+        self.check_text(text, info)
         encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
         return await self._threads.run(encode, num_chars=len(text))
 
@@ -190,6 +194,10 @@ class PromptMaker:
         """Tokens as the vocabulary writes them."""
         piece = self.tokenizer.backend.id_to_token
         return await self._threads.run(lambda: [piece(one) or "" for one in token_ids], num_chars=len(token_ids))
+
+    def check_text(self, text: str, info: EngineReady) -> None:
+        """400 for a text that cannot be a prompt of this model."""
+        self._check_chars(len(text), info, param="prompt")
 
     async def warm_up(self) -> None:
         """Compile the chat template and start a thread, so that the first request need not wait for that."""

@@ -48,7 +48,7 @@ from headway.server.api.answers import (
 )
 from headway.server.api.api_errors import ApiError, from_exception, overloaded
 from headway.server.api.generation import Forecast, Generation, forecast
-from headway.server.api.jobs import Job, chat_job, completion_job, embedding_job
+from headway.server.api.jobs import Job, chat_job, completion_job, embedding_job, num_prompts
 from headway.server.api.prompts import Prompt
 from headway.server.api.requests import (
     ChatCompletionRequest,
@@ -72,6 +72,8 @@ _STREAM_HEADERS = [
 
 MAX_FOLLOWERS = 64
 """Clients that read `/v1/kv_events`. Each is sent every change, in the time of the loop that serves requests."""
+DELTAS_AT_ONCE = 128
+"""What has come for a stream whose client was slow to read is written in parts, between which others go on."""
 QUIET_S = 15.0
 """A stream with nothing to tell sends a comment as often as that: proxies keep it, and who is gone is noticed."""
 DIGEST_RULE = (
@@ -116,7 +118,9 @@ class GenerationRoute(ABC, Generic[_B, _R]):
         scheduling = self._scheduling(request)._replace(client=record.key or record.client)
         if len(services.classes) > 1:
             record.service_class = scheduling.service_class.name
-        with services.reserve(scheduling, body_bytes=len(body), key=record.key) as reservation:
+        with services.reserve(
+            scheduling, body_bytes=len(body), num_prompts=num_prompts(request), key=record.key
+        ) as reservation:
             job = await self._job(given, request, scheduling)
             reservation.settle(num_requests=job.num_sequences, num_tokens=job.num_prompt_tokens)
             foreseen = await self._forecast(job, arrival_s=record.time_s)
@@ -139,12 +143,16 @@ class GenerationRoute(ABC, Generic[_B, _R]):
         try:
             async with generation:
                 async for deltas in generation:
-                    data = events.write(deltas) if started else events.begin() + events.write(deltas)
-                    if not started:
-                        started = True
-                        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-                    if data:
-                        await send({"type": "http.response.body", "body": data, "more_body": True})
+                    for place in range(0, len(deltas), DELTAS_AT_ONCE):
+                        part = deltas[place : place + DELTAS_AT_ONCE]
+                        data = events.write(part) if started else events.begin() + events.write(part)
+                        if not started:
+                            started = True
+                            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                        if data:
+                            await send({"type": "http.response.body", "body": data, "more_body": True})
+                        if len(deltas) > DELTAS_AT_ONCE:
+                            await asyncio.sleep(0)
             last = events.end()
         except Exception as error:
             if not started:
@@ -316,8 +324,11 @@ class Tokenize:
         await until_disconnect(receive, self._answer(body, record_of(scope), send))
 
     async def _answer(self, body: bytes, record: AccessRecord, send: Send) -> None:
-        request = await self._services.bodies.parse(body, TokenizeRequest)
-        with self._services.reserve_tokenizer(body_bytes=len(body), key=record.key):
+        services = self._services
+        request = await services.bodies.parse(body, TokenizeRequest)
+        if request.prompt is not None:
+            services.prompts.check_text(request.prompt, services.info)
+        with services.reserve_tokenizer(body_bytes=len(body), key=record.key):
             await self._tokenize(request, send)
 
     async def _tokenize(self, request: TokenizeRequest, send: Send) -> None:
@@ -353,10 +364,12 @@ class Detokenize:
         await until_disconnect(receive, self._answer(body, record_of(scope), send))
 
     async def _answer(self, body: bytes, record: AccessRecord, send: Send) -> None:
-        request = await self._services.bodies.parse(body, DetokenizeRequest)
-        with self._services.reserve_tokenizer(body_bytes=len(body), key=record.key):
-            self._services.check_model(request.model)
-            text = await self._services.prompts.decode(request.tokens, self._services.info)
+        services = self._services
+        request = await services.bodies.parse(body, DetokenizeRequest)
+        services.prompts.check_number(request.tokens, services.info)
+        with services.reserve_tokenizer(body_bytes=len(body), key=record.key):
+            services.check_model(request.model)
+            text = await services.prompts.decode(request.tokens, services.info)
         await send_json(send, DetokenizeResponse(text))
 
 

@@ -268,6 +268,12 @@ class _Snapshot(Collector):
             "queue_requests", "Requests that wait for a first token, or for the tokenizer.", self._queue.num_requests
         )
         yield self._gauge("queue_tokens", "Prompt tokens of these.", self._queue.num_tokens)
+        stalls = metrics.loop_stalls
+        yield self._counter("event_loop_stalls", "Times the event loop stood still for a second.", stalls.number)
+        yield self._counter("event_loop_stalled_seconds", "How long in all.", stalls.seconds)
+        yield self._counter(
+            "front_end_restarts", "Times this process had to be started again.", metrics.num_front_end_restarts
+        )
         yield from self._prediction_metrics()
         yield from self._class_metrics()
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from headway.rpc.messages import EngineStats, RequestTimings
+from headway.server.loop_guard import LoopStalls
 
 LATENCY_BUCKETS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -198,6 +199,8 @@ class ServerMetrics:
         self.responses: dict[tuple[str, int], int] = {}
         self.num_answering = 0
         """Generation requests that are being answered, from their first byte to the last of the answer."""
+        self.loop_stalls = LoopStalls()
+        self.num_front_end_restarts = 0
         self._num_steps = -1
 
     @contextlib.contextmanager
