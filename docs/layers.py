@@ -44,6 +44,7 @@ PURPOSES = {
     "outputs": "what it gets",
     "errors": "what can go wrong",
     "cache_dir": "files kept between runs",
+    "child_process": "how processes are started",
     "tracing": "spans for profiles",
 }
 
