@@ -333,6 +333,7 @@ def test_hosted_tools_are_left_out_with_a_line_per_kind(caplog: pytest.LogCaptur
             {"text": {"format": {"type": "json_schema", "name": "n", "schema": UNUSABLE}}},
             "text.format.schema",
         ),
+        (RESPONSES, {"background": 0.0}, "background"),
         (RESPONSES, {"min_p": 7}, "min_p"),
         (RESPONSES, {"n": 2}, "n"),
         (RESPONSES, {"top_logprobs": 99}, "top_logprobs"),

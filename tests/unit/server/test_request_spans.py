@@ -115,5 +115,5 @@ def test_missing_packages_are_said_at_the_start(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delitem(sys.modules, "headway.server.metrics.request_spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     config = ServerConfig(port=0, otlp_traces_endpoint="http://127.0.0.1:1/v1/traces")
-    with pytest.raises(ConfigError, match="install headway\\[otel\\]"):
+    with pytest.raises(ConfigError, match="pip install .opentelemetry-sdk"):
         run_server(config, {}, lambda line: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,16 +17,18 @@ from headway.structured.helper_processes import HelperProcesses, Limits
 from headway.structured.tool_schemas import Tool
 
 AMPLE = Limits(cpu_s=5.0, wall_s=30.0)
-# Without a trie nothing is compiled, so what takes long here is work in Python.
-CHAIN = "\n".join(["root ::= r0", *(f"r{n} ::= r{n + 1}" for n in range(9_000)), 'r9000 ::= "x"'])
-ENDLESS = encode_job(ShapeJob(constraint={"grammar": CHAIN}))
-"""Takes many seconds to translate."""
+BYTES = {"tokenizer": "byte", "n_vocab": 262, "eos_token": [256]}
+"""A vocabulary that is built at once."""
+ENDLESS = encode_job(
+    ShapeJob(constraint={"json": json.dumps({"allOf": [{"pattern": f".*a.{{{n}}}b.*"} for n in range(30)]})})
+)
+"""Takes minutes to compile."""
 PLAIN = encode_job(ShapeJob(constraint={"regex": "a+"}))
 
 
 @pytest.fixture(scope="module")
 def helpers() -> Iterator[HelperProcesses]:
-    helpers = HelperProcesses(None)
+    helpers = HelperProcesses(BYTES)
     helpers.run(PLAIN, AMPLE)  # the nursery has started
     yield helpers
     helpers.close()
@@ -95,11 +98,12 @@ def test_a_job_larger_than_a_sockets_buffer_goes_through(helpers: HelperProcesse
     assert choices[-1] in str(shape.grammar)
 
 
-def test_the_nursery_ends_its_helpers_when_its_caller_closes(tmp_path: Path) -> None:
-    helpers = HelperProcesses(None)
+def test_the_nursery_ends_its_helpers_when_its_caller_closes() -> None:
+    helpers = HelperProcesses(BYTES)
     helpers.run(encode_job(GrammarJob('start: "a"')), AMPLE)
     assert helpers.nursery is not None
     nursery = helpers.nursery.pid
+    wait_for(lambda: not children(nursery))
     channel = helpers._begin()  # a helper that waits for its job
     wait_for(lambda: len(children(nursery)) == 1)
     (helper,) = children(nursery)

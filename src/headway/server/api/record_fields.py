@@ -143,7 +143,8 @@ class ApiRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fal
     def check_supported(self, path: str = "") -> None:
         """Refuse a field that asks for something this server does not do."""
         for name, neutral in self.NEUTRAL.items():
-            if getattr(self, name) not in neutral:
+            value = getattr(self, name)
+            if not any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in neutral):
                 raise _unsupported(f"{path}{name}")
         for name, replacement in self.REPLACED.items():
             if getattr(self, name) not in (None, [], "none"):
