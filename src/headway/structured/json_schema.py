@@ -1,7 +1,8 @@
 """Turn a JSON schema into one that llguidance compiles and that allows nothing the given one forbids.
 
 `prepare_schema` bounds the input, follows its references, and rewrites what llguidance has no words for. The result
-allows the same values (exact) or fewer (tightened); what would need more than that is refused, with its JSON path.
+allows the same values (exact) or fewer (tightened); what would need more than that is refused, with its JSON path, or
+left out on demand.
 
     keyword                                how
     -------------------------------------  ---------------------------------------------------------------------------
@@ -12,7 +13,8 @@ allows the same values (exact) or fewer (tightened); what would need more than t
     minimum … multipleOf                   exact, in decimal arithmetic; bounds beyond 2^53 move inwards to a double
     minLength, maxLength, maxItems         exact up to 65,536 characters and 2,000 items; larger maxima are lowered
     pattern                                exact for ASCII; \\w, \\d are ASCII, \\W, \\D leave out all letters, digits
-    $ref                                   exact within the document; up to draft 7 its siblings do not count
+    $ref                                   exact within the document, by pointer, anchor or $id; up to draft 7 its
+                                           siblings do not count
     format                                 an annotation: asserted where llguidance knows it and nothing else is said
     oneOf                                  anyOf once no value can fit two branches. A branch is tightened if needed:
                                            names that only another branch requires are left out, a property that
@@ -25,10 +27,12 @@ allows the same values (exact) or fewer (tightened); what would need more than t
     uniqueItems                            listed values in the order of the list, up to a few hundred selections
     minProperties, maxProperties           counted over the listed names; 0 and 1 exact
     propertyNames                          listed names, one pattern, or lengths
-    unevaluatedProperties                  over the names that are always evaluated
-    refused                                remote $ref, $dynamicRef, maxContains, unevaluatedItems beside other
-                                           keywords, lookaround and back references, draft 3, uniqueItems over values
+    unevaluatedProperties                  over the names and patterns that are always evaluated
+    unevaluatedItems                       behind prefixItems, or a list of items
+    refused, or left out where a schema    $dynamicRef, maxContains, unevaluatedItems beside other keywords, lookaround
+    may be loosened                        and back references, patternProperties that overlap, uniqueItems over values
                                            that are not listed, oneOf whose branches cannot be told apart
+    refused                                $ref to other documents, draft 3, what is no schema
     all other keywords                     annotations: dropped
 
 Strings are written without \\u escapes: llguidance compares the names of properties as they are spelled, so an escape

@@ -19,6 +19,7 @@ from headway.structured.grammars import (
     MAX_REGEX_CHARS,
     check_bounds,
     grammar_of,
+    inline_grammar,
 )
 from headway.structured.json_schema import MAX_SCHEMA_BYTES
 from tests.attacks.structured_inputs import hostile_grammars, hostile_regexes
@@ -60,6 +61,25 @@ def test_hostile_texts_are_answered_at_once(name: str, values: dict[str, str]) -
     with contextlib.suppress(InvalidRequestError):
         grammar_of(StructuredOutputsParams(**values))
     assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"json": {"type": "null"}},
+        {"json_object": True},
+        {"json_object": True, "whitespace_pattern": " "},
+        {"choice": ["a", "b"]},
+        {"regex": "a/b|c"},
+        {"grammar": 'start: "a"'},
+        {"grammar": '%llguidance {}\nstart: "a"'},
+        {"grammar": 'root ::= "a"'},
+    ],
+    ids=str,
+)
+def test_each_grammar_may_stand_inside_another(values: dict[str, Any]) -> None:
+    inner = inline_grammar(grammar_of(StructuredOutputsParams(**values)))
+    assert not LLMatcher.validate_grammar(f'start: "(" inner ")"\ninner: {inner}\n')
 
 
 NESTED = {"a": [1, {"b": [[{"c": {"d": []}}]]}], "e": {}}
