@@ -49,7 +49,7 @@ from typing import Any, NoReturn
 
 from headway.errors import InvalidRequestError
 from headway.structured.json_pattern import PatternError, portable_pattern
-from headway.structured.pattern_matching import compiler_fault
+from headway.structured.pattern_matching import compiler_fault, work_of
 from headway.structured.schema_references import References, refuse
 from headway.structured.schema_sets import (
     TYPES,
@@ -71,7 +71,7 @@ MAX_ALTERNATIVES = 2_000  # in one anyOf, oneOf or enum
 MAX_EMITTED = 8_000  # schemas after rewriting
 MAX_PROPERTIES = 1_000  # of one object
 MAX_PATTERN_PROPERTIES = 50
-MAX_PATTERNS = 2_000  # of one schema, with those of names
+MAX_PATTERNS = 1_500  # of one schema, with those of names
 MAX_LISTED_CHARS = 8_192  # of one string in an enum
 MAX_LENGTH = 65_536
 MAX_ITEMS = 2_000
@@ -200,7 +200,7 @@ class _Rewriter:
 
     def __init__(self, document: dict[str, Any], path: str, loosened: list[str] | None) -> None:
         self.loosened = loosened
-        self.num_patterns = 0
+        self.patterns_work = 0
         named = document.get("$schema")
         self.draft = _DRAFTS.get(named.rstrip("#") if isinstance(named, str) else "", 2020)
         if self.draft == 3:
@@ -452,13 +452,15 @@ class _Writing:
         self.out["pattern"] = self._portable(value, "pattern")
 
     def _portable(self, pattern: str, *keys: str) -> str:
-        self.rewriter.num_patterns += 1
-        if self.rewriter.num_patterns > MAX_PATTERNS:
-            raise TooComplexError(f"the schema has more than {MAX_PATTERNS:,} patterns")
         try:
             portable = portable_pattern(pattern)
         except PatternError as error:
             self.decline(str(error), *keys)
+        self.rewriter.patterns_work += work_of(portable)
+        if self.rewriter.patterns_work > MAX_PATTERNS:
+            raise TooComplexError(
+                f"the schema's patterns are too many, or use too many classes; {MAX_PATTERNS:,} are taken"
+            )
         if (fault := compiler_fault({"type": "string", "pattern": portable})) is not None:
             self.decline(fault, *keys)
         return portable
