@@ -115,6 +115,10 @@ def hostile_schemas() -> Inputs:
             {"patternProperties": {"a+": True, "a{3,9}": {}, "(a|b)*": {"type": "null"}}},
         ),
         (
+            "many wide classes",
+            {"properties": {f"p{at}": {"pattern": f"[\\p{{L}}\\p{{N}}]{{{at}}}\\W\\P{{L}}"} for at in range(999)}},
+        ),
+        (
             "six oneOf of 20 lists",
             {"properties": {f"p{k}": {"oneOf": [_enum(100 * k + i, 240) for i in range(20)]} for k in range(6)}},
         ),

@@ -1,7 +1,8 @@
 """Turn a JSON schema into one that llguidance compiles and that allows nothing the given one forbids.
 
 `prepare_schema` bounds the input, follows its references, and rewrites what llguidance has no words for. The result
-allows the same values (exact) or fewer (tightened); what would need more than that is refused, with its JSON path.
+allows the same values (exact) or fewer (tightened); what would need more than that is refused, with its JSON path, or
+left out on demand.
 
     keyword                                how
     -------------------------------------  ---------------------------------------------------------------------------
@@ -12,7 +13,8 @@ allows the same values (exact) or fewer (tightened); what would need more than t
     minimum … multipleOf                   exact, in decimal arithmetic; bounds beyond 2^53 move inwards to a double
     minLength, maxLength, maxItems         exact up to 65,536 characters and 2,000 items; larger maxima are lowered
     pattern                                exact for ASCII; \\w, \\d are ASCII, \\W, \\D leave out all letters, digits
-    $ref                                   exact within the document; up to draft 7 its siblings do not count
+    $ref                                   exact within the document, by pointer, anchor or $id; up to draft 7 its
+                                           siblings do not count
     format                                 an annotation: asserted where llguidance knows it and nothing else is said
     oneOf                                  anyOf once no value can fit two branches. A branch is tightened if needed:
                                            names that only another branch requires are left out, a property that
@@ -25,10 +27,12 @@ allows the same values (exact) or fewer (tightened); what would need more than t
     uniqueItems                            listed values in the order of the list, up to a few hundred selections
     minProperties, maxProperties           counted over the listed names; 0 and 1 exact
     propertyNames                          listed names, one pattern, or lengths
-    unevaluatedProperties                  over the names that are always evaluated
-    refused                                remote $ref, $dynamicRef, maxContains, unevaluatedItems beside other
-                                           keywords, lookaround and back references, draft 3, uniqueItems over values
+    unevaluatedProperties                  over the names and patterns that are always evaluated
+    unevaluatedItems                       behind prefixItems, or a list of items
+    refused, or left out where a schema    $dynamicRef, maxContains, unevaluatedItems beside other keywords, lookaround
+    may be loosened                        and back references, patternProperties that overlap, uniqueItems over values
                                            that are not listed, oneOf whose branches cannot be told apart
+    refused                                $ref to other documents, draft 3, what is no schema
     all other keywords                     annotations: dropped
 
 Strings are written without \\u escapes: llguidance compares the names of properties as they are spelled, so an escape
@@ -45,7 +49,7 @@ from typing import Any, NoReturn
 
 from headway.errors import InvalidRequestError
 from headway.structured.json_pattern import PatternError, portable_pattern
-from headway.structured.pattern_matching import compiler_fault
+from headway.structured.pattern_matching import compiler_fault, work_of
 from headway.structured.schema_references import References, refuse
 from headway.structured.schema_sets import (
     TYPES,
@@ -67,7 +71,7 @@ MAX_ALTERNATIVES = 2_000  # in one anyOf, oneOf or enum
 MAX_EMITTED = 8_000  # schemas after rewriting
 MAX_PROPERTIES = 1_000  # of one object
 MAX_PATTERN_PROPERTIES = 50
-MAX_PATTERNS = 2_000  # of one schema, with those of names
+MAX_PATTERNS = 1_500  # of one schema, with those of names
 MAX_LISTED_CHARS = 8_192  # of one string in an enum
 MAX_LENGTH = 65_536
 MAX_ITEMS = 2_000
@@ -196,7 +200,7 @@ class _Rewriter:
 
     def __init__(self, document: dict[str, Any], path: str, loosened: list[str] | None) -> None:
         self.loosened = loosened
-        self.num_patterns = 0
+        self.patterns_work = 0
         named = document.get("$schema")
         self.draft = _DRAFTS.get(named.rstrip("#") if isinstance(named, str) else "", 2020)
         if self.draft == 3:
@@ -448,13 +452,15 @@ class _Writing:
         self.out["pattern"] = self._portable(value, "pattern")
 
     def _portable(self, pattern: str, *keys: str) -> str:
-        self.rewriter.num_patterns += 1
-        if self.rewriter.num_patterns > MAX_PATTERNS:
-            raise TooComplexError(f"the schema has more than {MAX_PATTERNS:,} patterns")
         try:
             portable = portable_pattern(pattern)
         except PatternError as error:
             self.decline(str(error), *keys)
+        self.rewriter.patterns_work += work_of(portable)
+        if self.rewriter.patterns_work > MAX_PATTERNS:
+            raise TooComplexError(
+                f"the schema's patterns are too many, or use too many classes; {MAX_PATTERNS:,} are taken"
+            )
         if (fault := compiler_fault({"type": "string", "pattern": portable})) is not None:
             self.decline(fault, *keys)
         return portable

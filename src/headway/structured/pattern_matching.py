@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +18,14 @@ from headway.structured.compiler_errors import plain_reason
 from headway.structured.json_pattern import PatternError, portable_pattern
 
 MAX_MATCHED_CHARS = 256
+_CLASS_WORK = 5
+_WIDE_CLASS = re.compile(r"\\[pPWDS]")
 _LIMITS = LLParserLimits(initial_lexer_fuel=50_000, step_lexer_fuel=50_000, max_lexer_states=5_000)
+
+
+def work_of(pattern: str) -> int:
+    """Return what compiling a pattern takes, in simple patterns: a class of Unicode takes 0.6 ms."""
+    return 1 + _CLASS_WORK * len(_WIDE_CLASS.findall(pattern))
 
 
 class PatternMatching:
@@ -25,6 +33,10 @@ class PatternMatching:
 
     def __init__(self) -> None:
         self._starts: dict[str, LLMatcher | None] = {}
+
+    def knows(self, pattern: str) -> bool:
+        """Whether a pattern has been compiled."""
+        return pattern in self._starts
 
     def may_match(self, pattern: str, value: str) -> bool:
         """Whether a pattern may be found in a string, whichever dialect it is read in: False is certain."""

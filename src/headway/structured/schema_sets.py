@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from headway.structured.json_pattern import none_of, opposite_pattern
-from headway.structured.pattern_matching import PatternMatching
+from headway.structured.pattern_matching import PatternMatching, work_of
 
 Schema = dict[str, Any] | bool
 TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -375,7 +375,7 @@ class SchemaViews:
         return True
 
     def _may_match(self, pattern: str, value: str) -> bool:
-        self._spend(1 + len(value) // 16)
+        self._spend(1 + len(value) // 16 + (0 if self._patterns.knows(pattern) else 20 * work_of(pattern)))
         return self._patterns.may_match(pattern, value)
 
     def covers(self, outer: View, inner: View, kinds: Iterable[str], depth: int = 0) -> bool:

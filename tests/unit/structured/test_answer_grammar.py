@@ -349,9 +349,9 @@ def test_many_tools_and_parameters_compile_fast_enough() -> None:
         vocabulary(()).matcher(spec(name, tools=tools))
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "pythonic"])
-def test_hostile_tools_are_answered_at_once(name: str) -> None:
-    for title, definitions in hostile_tools():
+@pytest.mark.parametrize(("name", "every"), [("hermes", 1), ("qwen3_coder", 4), ("pythonic", 4)])
+def test_hostile_tools_are_answered_at_once(name: str, every: int) -> None:
+    for title, definitions in hostile_tools()[::every]:
         functions = [definition["function"] for definition in definitions]
         start = time.process_time()
         with contextlib.suppress(InvalidRequestError):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from headway.errors import InvalidRequestError
 from headway.sampling_params import StructuredOutputsParams
@@ -17,6 +19,7 @@ from headway.structured.grammars import (
     MAX_REGEX_CHARS,
     check_bounds,
     grammar_of,
+    inline_grammar,
 )
 from headway.structured.json_schema import MAX_SCHEMA_BYTES
 from tests.attacks.structured_inputs import hostile_grammars, hostile_regexes
@@ -58,3 +61,51 @@ def test_hostile_texts_are_answered_at_once(name: str, values: dict[str, str]) -
     with contextlib.suppress(InvalidRequestError):
         grammar_of(StructuredOutputsParams(**values))
     assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"json": {"type": "null"}},
+        {"json_object": True},
+        {"json_object": True, "whitespace_pattern": " "},
+        {"choice": ["a", "b"]},
+        {"regex": "a/b|c"},
+        {"grammar": 'start: "a"'},
+        {"grammar": '%llguidance {}\nstart: "a"'},
+        {"grammar": 'root ::= "a"'},
+    ],
+    ids=str,
+)
+def test_each_grammar_may_stand_inside_another(values: dict[str, Any]) -> None:
+    inner = inline_grammar(grammar_of(StructuredOutputsParams(**values)))
+    assert not LLMatcher.validate_grammar(f'start: "(" inner ")"\ninner: {inner}\n')
+
+
+NESTED = {"a": [1, {"b": [[{"c": {"d": []}}]]}], "e": {}}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        *((json.dumps(NESTED, indent=indent), True) for indent in (None, 0, 2, 4, "\t")),
+        (json.dumps(NESTED, separators=(",", ":")), True),
+        (json.dumps(NESTED, indent=2).replace("\n", "\r\n"), True),
+        ('{\n\n  "a": 1\n\n}', True),
+        ('{ "a" : 1 }', True),
+        ('{"a":  1}', False),
+        ('{"a":\n\n\n1}', False),
+        ('{"a":\n' + " " * 33 + "1}", False),
+    ],
+)
+def test_blanks_in_json_are_those_that_models_write(text: str, is_allowed: bool) -> None:
+    grammar = grammar_of(StructuredOutputsParams(json={"type": "object"}))
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+    tokens = list(text.encode())
+    assert (matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()) is is_allowed
+
+
+def test_a_pattern_of_ones_own_says_which_blanks_there_are() -> None:
+    grammar = grammar_of(StructuredOutputsParams(json={"type": "object"}, whitespace_pattern=r"\x20{3}"))
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+    assert matcher.try_consume_tokens(list(b"{   }")) == 5
