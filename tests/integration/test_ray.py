@@ -171,5 +171,5 @@ def test_a_cluster_without_room_says_so(nodes: Any, monkeypatch: pytest.MonkeyPa
 
 def test_no_cluster_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'headway\[ray\]'"):
+    with pytest.raises(ConfigError, match="pip install 'ray>="):
         RayCluster()

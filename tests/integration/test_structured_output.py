@@ -84,7 +84,8 @@ def plain_loop(reference: Any, llm: LLM, prompt: str, structured: StructuredOutp
     """Greedy, with nothing but a model's logits and a matcher's mask."""
     tokenizer = llm.engine.tokenizer
     assert tokenizer is not None
-    matcher = llm.engine.guides.compile(grammar_of(structured)).result().starts[0].deep_copy()
+    params = SamplingParams(structured_outputs=structured).with_grammar(grammar_of(structured))
+    matcher = llm.engine.guides.compile(params).result().starts[0].deep_copy()
     tokens, found, cache = torch.tensor([tokenizer.encode(prompt)]), [], None
     for _ in range(NUM_TOKENS):
         result = reference(tokens, past_key_values=cache, use_cache=True)

