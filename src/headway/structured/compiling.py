@@ -7,7 +7,9 @@ the process by its stack. A grammar that might be one of them is compiled once f
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -34,8 +36,10 @@ if TYPE_CHECKING:
     from headway.tokenizer import Tokenizer
 
 COMPILE_THREADS = 4
+HEAVY_THREADS = 2
+HEAVY_NICENESS = 10
 GRAMMARS_KEPT = 128
-MEMORY_KEPT = 512 * 1024 * 1024
+MEMORY_KEPT = 128 * 1024 * 1024
 MEMORY_OF_ONE = 64 * 1024 * 1024
 """Of a grammar that many follow, before it gets no more lexers."""
 TRIAL_LIMITS = Limits(cpu_s=TRIAL_S, wall_s=10.0)
@@ -86,7 +90,7 @@ class GrammarCompiler:
         self._is_closed = False
         # Grammars that take milliseconds do not wait for others.
         self._light = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammars")
-        self._heavy = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="heavy grammars")
+        self._heavy = ThreadPoolExecutor(HEAVY_THREADS, thread_name_prefix="heavy grammars", initializer=_give_way)
 
     @property
     def can_prepare(self) -> bool:
@@ -193,6 +197,12 @@ def trie_parts(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
         "n_vocab": max(vocab_size, tokenizer.vocab_size),
         "eos_token": list(tokenizer.eos_token_ids),
     }
+
+
+def _give_way() -> None:
+    """Let steps go before this thread, and before those that it starts. Only Linux has a niceness for each thread."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), HEAVY_NICENESS)
 
 
 def _has_result(job: Future[Compiled]) -> bool:

@@ -40,9 +40,7 @@ MEMORY_BYTES = 256 * 1024 * 1024
 """What one job may take besides the stack."""
 START_S = 60.0
 """A job may have to wait until the nursery has built the trie, on a busy machine."""
-NICENESS = 5
-"""Helpers leave the processor to the requests that are being served."""
-_HEADER = struct.Struct("<Idd")
+_HEADER = struct.Struct("<Iddi")
 _LENGTH = struct.Struct("<I")
 
 
@@ -52,6 +50,8 @@ class Limits(NamedTuple):
     cpu_s: float
     """Processor time, so that a busy machine refuses no more than an idle one."""
     wall_s: float
+    niceness: int = 10
+    """Helpers leave the processor to the requests that are being served."""
 
 
 class HelpersLostError(HeadwayError):
@@ -244,8 +244,8 @@ def _fork(trie: Any, control: socket.socket, channel: int) -> _Helper:
 def _help(trie: Any, channel: socket.socket) -> NoReturn:
     """Do one job in a process of its own, which this ends."""
     try:
-        length, cpu_s, wall_s = _HEADER.unpack(_received(channel, _HEADER.size))
-        os.nice(NICENESS)
+        length, cpu_s, wall_s, niceness = _HEADER.unpack(_received(channel, _HEADER.size))
+        os.nice(niceness)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)  # without handlers these signals end the process
         signal.setitimer(signal.ITIMER_REAL, wall_s)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a dying compiler says

@@ -25,7 +25,7 @@ from headway.structured.helper_jobs import Answer, Refusal, decode_answer, encod
 from headway.structured.helper_processes import HelpersLostError, Limits
 
 SHORT = Limits(cpu_s=0.15, wall_s=10.0)
-LONG = Limits(cpu_s=2.0, wall_s=30.0)
+LONG = Limits(cpu_s=2.0, wall_s=30.0, niceness=19)
 MAX_WAITING = 512
 """Jobs of all clients that wait or are in work."""
 MAX_WAITING_OF_ONE = 64
@@ -49,8 +49,9 @@ class Shaper:
         """`create_helpers` is called once, when they are first needed: the engine must be ready by then."""
         self._create_helpers = create_helpers
         self._helpers: Helpers | None = None
-        self._short = FairSlots(2)
-        self._long = FairSlots(max(1, (os.cpu_count() or 1) // 4))
+        num_cores = os.cpu_count() or 1
+        self._short = FairSlots(max(1, num_cores // 2))
+        self._long = FairSlots(max(1, num_cores // 4))
         self._in_work: dict[bytes, _Work] = {}
         self._num_of_client: Counter[str] = Counter()
         self._kept = _Kept()
