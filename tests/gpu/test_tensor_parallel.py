@@ -62,7 +62,7 @@ def test_blocks_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     options = {**SMALL, "block_size": 4, "num_rounds": 1}
     expected, own = tokens(folder, **options), {**options, "disk_cache": str(tmp_path / "kv")}
     assert tokens(folder, tensor_parallel_size=2, **own) == expected
-    files = {path.name for path in (tmp_path / "kv").glob("*/*.kv")}
+    files = {path.name for path in (tmp_path / "kv").rglob("*.kv")}
     assert files
     fetched: list[bytes] = []
     fetch = DiskStore.fetch
