@@ -56,7 +56,7 @@ def regex(text: str) -> ShapeJob:
 
 async def scripted() -> tuple[Shaper, ScriptedHelpers]:
     helpers = ScriptedHelpers()
-    return Shaper(lambda: helpers), helpers
+    return Shaper(lambda: helpers, num_cores=4), helpers
 
 
 async def settle() -> None:

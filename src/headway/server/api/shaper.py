@@ -45,11 +45,12 @@ class Helpers(Protocol):
 class Shaper:
     """Belongs to one event loop."""
 
-    def __init__(self, create_helpers: Callable[[], Helpers]) -> None:
-        """`create_helpers` is called once, when they are first needed: the engine must be ready by then."""
+    def __init__(self, create_helpers: Callable[[], Helpers], *, num_cores: int | None = None) -> None:
+        """`create_helpers` is called once, when they are first needed: the engine must be ready by then. Short
+        jobs take at most half of the cores, long ones a quarter; None: of this machine's."""
         self._create_helpers = create_helpers
         self._helpers: Helpers | None = None
-        num_cores = os.cpu_count() or 1
+        num_cores = num_cores or os.cpu_count() or 1
         self._short = FairSlots(max(1, num_cores // 2))
         self._long = FairSlots(max(1, num_cores // 4))
         self._in_work: dict[bytes, _Work] = {}
