@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 COMPILE_THREADS = 4
 HEAVY_THREADS = 2
+"""For grammars that may take long. They compete with the engine's steps for processors."""
 HEAVY_NICENESS = 10
 GRAMMARS_KEPT = 128
 MEMORY_KEPT = 128 * 1024 * 1024
