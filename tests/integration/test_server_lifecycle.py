@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.server_process import ServerProcess, running_server
+from tests.integration.server_process import ServerProcess, children, running_server
 
 FACTORY = "headway.rpc.engine_without_model:create_engine"
 ENDLESS = {"prompt": "Hi", "max_tokens": 8000, "stream": True}
@@ -208,7 +208,7 @@ def test_sigterm_while_the_engine_is_loading_ends_all_of_it() -> None:
 
 def descendants(pid: int) -> list[int]:
     with contextlib.suppress(OSError):
-        own = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        own = children(pid)
         return own + [each for child in own for each in descendants(child)]
     return []
 
