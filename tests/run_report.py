@@ -3,9 +3,9 @@ and how to run the failed ones again."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
-from collections import Counter
 
 import pytest
 
@@ -26,7 +26,7 @@ class RunReport:
         self._told_s = self._begun_s
         self._left_s: dict[str, float] = {}
         self._all_s = 0.0
-        self._done: Counter[str] = Counter()
+        self._num_done = 0
         self._reports: list[tuple[str, str, float, int]] = []
         self._failed: list[str] = []
 
@@ -45,9 +45,9 @@ class RunReport:
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """No dots: the progress line says more."""
-        if report.when == "call" or (report.when == "setup" and not report.passed):
-            return (report.outcome, "", "")
-        return ("error", "", "") if report.failed else None
+        if report.when == "call" or report.skipped:
+            return (report.outcome, "", report.outcome.upper())
+        return ("error", "", "ERROR") if report.failed else None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         processes = sum(number for name, number in report.user_properties if name == "processes")
@@ -56,7 +56,7 @@ class RunReport:
             self._failed.append(report.nodeid)
             self._write(f"FAILED {report.nodeid}", is_lasting=True)
         if report.when == "teardown":
-            self._done["done"] += 1
+            self._num_done += 1
             self._left_s.pop(report.nodeid, None)
             self._tell()
 
@@ -66,8 +66,7 @@ class RunReport:
             return
         self._told_s = now_s
         took_s, left_s = now_s - self._begun_s, sum(self._left_s.values())
-        done = self._done["done"]
-        line = f"{done:,} of {done + len(self._left_s):,} cases, {len(self._failed)} failed, {_minutes(took_s)}"
+        line = f"{self._num_done:,} of {self._num_done + len(self._left_s):,} cases, {len(self._failed)} failed, {_minutes(took_s)}"
         if 0.0 < left_s < self._all_s:
             line += f", about {_minutes(took_s * left_s / (self._all_s - left_s))} left"
         self._write(line, is_lasting=not self._terminal.isatty)
@@ -79,17 +78,18 @@ class RunReport:
             self._terminal.write_line(line)
 
     def pytest_terminal_summary(self) -> None:
-        seconds: Counter[str] = Counter()
+        seconds: dict[str, float] = {}
         for case_id, _, took_s, _ in self._reports:
-            seconds[case_id] += took_s
+            seconds[case_id] = seconds.get(case_id, 0.0) + took_s
         self._terminal.section(f"the {NUM_SLOWEST} slowest cases")
-        for case_id, took_s in seconds.most_common(NUM_SLOWEST):
+        for case_id, took_s in sorted(seconds.items(), key=lambda item: -item[1])[:NUM_SLOWEST]:
             self._terminal.write_line(f"{took_s:7.1f} s  {case_id}")
         if self._failed:
             self._terminal.section("run the failed ones again")
             for case_id in dict.fromkeys(self._failed):
-                quoted = shlex.quote(case_id).replace("$", "$$")
-                self._terminal.write_line(f"make test ARGS={shlex.quote(quoted)}")
+                quoted = shlex.quote(case_id).replace("$", "$$")  # for pytest's shell, for make, and for this shell
+                quoted = re.sub(r'[\\`"$]', r"\\\g<0>", quoted)
+                self._terminal.write_line(f'make test ARGS="{quoted}"')
 
     def save(self) -> None:
         """Write `tests/durations.json`."""

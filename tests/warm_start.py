@@ -68,7 +68,8 @@ _cold_create = asyncio.create_subprocess_exec
 
 @dataclass
 class _Child:
-    """What a child is made from. The descriptors that it is to have travel beside it, in the order of `targets`."""
+    """What a child is made from. The descriptors that it is to have travel beside it, in the order of `targets`, and
+    after them the pipe whose end says that the child is ready."""
 
     arguments: list[str]
     environment: dict[bytes, bytes]
@@ -201,7 +202,8 @@ def _request(arguments: tuple[Any, ...]) -> tuple[_Child, list[int]] | None:
         resource.getrlimit(resource.RLIMIT_NOFILE),
         os.nice(0),
     )
-    return child, [target if source == -1 else source for target, source in targets.items()]
+    # `Popen` returns when the last copy of the error pipe is closed: at an `exec`, or at the end of `_become`.
+    return child, [target if source == -1 else source for target, source in targets.items()] + [error_pipe]
 
 
 def _module(command: Sequence[str]) -> str | None:
@@ -341,12 +343,13 @@ def _become(child: _Child, descriptors: list[int], nursery: socket.socket | None
         moved = socket.socket(fileno=_moved(nursery.fileno(), above))
         nursery.close()
         nursery.__init__(fileno=moved.detach())  # type: ignore[misc]
-    moved_descriptors = [_moved(descriptor, above) for descriptor in descriptors]
+    *moved_descriptors, error_pipe = [_moved(descriptor, above) for descriptor in descriptors]
     for descriptor in descriptors:
         os.close(descriptor)
     for descriptor, target in zip(moved_descriptors, child.targets):
         os.dup2(descriptor, target, inheritable=True)
         os.close(descriptor)
+    os.close(error_pipe)
 
 
 def _moved(descriptor: int, above: int) -> int:
