@@ -1,11 +1,12 @@
 """Makes Triton's interpreter several times faster for kernels that call other functions.
 
 At every call of a function, not only at that of the kernel, the interpreter walks through all of the language to put
-its own functions in place of the compiler's. Here it looks first whether they are there already, and knows which. It also checks every
-sum and product of integers for overflow, which takes a third of the time; a GPU does not, and the sizes of tests are
-far from it. It describes the type and the shape of every value anew, although there are few of them. And it finds out
-again and again how values of the same types are added or compared: here a second sum of the same types is numpy's sum,
-if the first one was. All of this has no effect where the interpreter is not the one that is known here.
+its own functions in place of the compiler's. Here it looks first whether they are there already, and knows which. It
+also checks every sum and product of integers for overflow, which takes a third of the time; a GPU does not, and the
+sizes of tests are far from it. It describes the type and the shape of every value anew, although there are few of them.
+And it finds out again and again what comes of an operation on values of such types: here it does so once for each pair
+of types, and the next time numpy operates on the numbers at once. All of this has no effect where the interpreter is
+not the one that is known here.
 """
 
 from __future__ import annotations
