@@ -6,7 +6,8 @@ Import it before anything that imports triton: whether a kernel is compiled or i
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -19,6 +20,16 @@ if not ON_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 pytest.importorskip("triton")
+
+T = TypeVar("T")
+
+
+def choose(table: Iterable[T], *few: T) -> list[T]:
+    """The cases of a test: the whole table on a GPU, and these few of it in the interpreter, where they take long."""
+    cases = list(table)
+    missing = [case for case in few if case not in cases]
+    assert few and not missing, f"not in the table: {missing}"
+    return cases if ON_GPU else list(few)
 
 
 def _multiply_bfloat16_as_numbers() -> None:

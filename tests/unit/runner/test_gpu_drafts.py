@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.triton_device import DEVICE, ON_GPU  # isort: split
+from tests.triton_device import DEVICE, ON_GPU, choose  # isort: split
 
 from headway import LLM, RequestOutput, SamplingParams
 from headway.core import Request
@@ -85,7 +86,8 @@ def ranks(output: RequestOutput) -> Any:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
-    return TinyLLM(tmp_path_factory.mktemp("tiny"))
+    smaller = {} if ON_GPU else {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return TinyLLM(tmp_path_factory.mktemp("tiny"), **smaller)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +107,10 @@ def choose_at_random(speculation: Speculation) -> None:
     speculation._cost.wants_plain = lambda num_rows: False  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    choose(VARIANTS, "one step after the other, no graphs", "chunks of 3, blocks of 1", "a cache that is too small"),
+)
 def test_the_same_tokens_as_the_cpu_engine(tiny: TinyLLM, expected: list[Any], variant: str) -> None:
     llm = tiny.on_gpu(speculation="ngram", max_draft_tokens=4, **VARIANTS[variant])
     speculation = llm.engine.core.scheduler.speculation
@@ -131,17 +136,31 @@ DRAFT_VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("variant", DRAFT_VARIANTS)
-@pytest.mark.parametrize("same", [True, False], ids=["the model itself", "another model"])
+ON_THE_CPU = [variant for variant in DRAFT_VARIANTS if variant.startswith("on the CPU")]
+SAME, OTHER = "the model itself", "another model"
+
+
+@pytest.mark.parametrize(
+    ("draft_model", "variant"),
+    choose(
+        list(itertools.product((SAME, OTHER), DRAFT_VARIANTS)),
+        *itertools.product((SAME, OTHER), ON_THE_CPU),
+        (SAME, "no graphs"),
+        (OTHER, "a cache that is too small"),
+        (OTHER, "chunks of 3, blocks of 1"),
+    ),
+)
 def test_a_draft_model_changes_no_token(
-    tiny: TinyLLM, expected: list[Any], tmp_path: Path, variant: str, same: bool
+    tiny: TinyLLM, expected: list[Any], tmp_path: Path, draft_model: str, variant: str
 ) -> None:
     """The model itself guesses right always, another one where tokens are likely enough."""
-    options = DRAFT_VARIANTS[variant].copy()
-    if same and options["on"] == "gpu" and variant != "overlapping steps" and not ON_GPU:
-        pytest.skip("Triton's interpreter takes its time")
+    options, same = DRAFT_VARIANTS[variant].copy(), draft_model == SAME
     make = tiny.on_cpu if options.pop("on") == "cpu" else tiny.on_gpu
-    draft = tiny if same else TinyLLM(tmp_path, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    draft = (
+        tiny
+        if same
+        else TinyLLM(tmp_path, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    )
     llm = make(speculation="draft", draft_model=str(draft.path), max_draft_tokens=4, max_num_seqs=6, **options)
     speculation = llm.engine.core.scheduler.speculation
     assert speculation is not None and not speculation.is_ahead

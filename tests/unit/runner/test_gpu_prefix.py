@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.triton_device import ON_GPU  # isort: split
+from tests.triton_device import ON_GPU, choose  # isort: split
 
 from headway import LLM, SamplingParams
 from tests.integration.conversations import Alone, Conversations, greedy
@@ -46,7 +46,9 @@ def llm(tiny: TinyLLM) -> LLM:
     return tiny.on_gpu(block_size=4, async_scheduling=True, **NO_PADDING)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", choose(VARIANTS, "blocks of 4, graphs", "blocks of 16", "a cache that is too small")
+)
 def test_tokens_are_those_of_each_request_alone(tiny: TinyLLM, alone: Alone, variant: str) -> None:
     """A prompt; then another turn, a branch and the same again, all at once."""
     llm = tiny.on_gpu(**NO_PADDING | VARIANTS[variant])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.triton_device import ON_GPU  # isort: split
+from tests.triton_device import ON_GPU, choose  # isort: split
 
 from headway import LLM, RequestOutput, SamplingParams
 from headway.attention.triton_paged import TritonPagedAttention
@@ -100,13 +100,15 @@ def tokens_of(outputs: list[RequestOutput]) -> list[list[int]]:
 # ------------------------------------------------------------------------------------------------------ greedy tokens
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", choose(VARIANTS, "no graphs, overlapping steps", "chunks of 5", "blocks of 64", "two at a time")
+)
 def test_greedy_tokens_equal_the_cpu_engines(tiny: TinyLLM, cpu_tokens: list[list[int]], variant: str) -> None:
     llm = tiny.on_gpu(**VARIANTS[variant])
     assert all(result.tokens == cpu_tokens for result in run_often(llm))
 
 
-@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize("async_scheduling", choose([True, False], True))
 def test_greedy_tokens_equal_the_cpu_engines_when_requests_have_to_give_way(
     tiny: TinyLLM, cpu: LLM, async_scheduling: bool
 ) -> None:
@@ -127,13 +129,20 @@ def test_with_the_options_of_a_real_device(tiny: TinyLLM, cpu_tokens: list[list[
 def test_steps_are_padded_to_rungs_and_without_graphs_they_are_not(
     tiny: TinyLLM, cpu_tokens: list[list[int]], shapes: list[StepShape]
 ) -> None:
-    run(tiny.on_gpu(), PROMPTS[:3], 2)
+    llm = tiny.on_gpu()
+    assert run(llm, PROMPTS[:3], 2).tokens == [tokens[:2] for tokens in cpu_tokens[:3]]
     assert shapes == [
         StepShape(16, 6, has_chunks=True),  # 3 + 1 + 9 tokens
         StepShape(4, 4, has_chunks=False),  # of 3 requests
     ]
     shapes.clear()
-    run(tiny.on_gpu(enforce_eager=True), PROMPTS[:3], 2)
+    assert run(llm, PROMPTS[:1], 2).tokens == [cpu_tokens[0][:2]]
+    assert shapes == [
+        StepShape(16, 6, has_chunks=True),  # without single tokens
+        StepShape(1, 1, has_chunks=False),
+    ]
+    shapes.clear()
+    run(tiny.on_gpu(enforce_eager=True), PROMPTS[:2], 2)
     assert shapes == []
 
 
@@ -152,7 +161,8 @@ def stage_of(llm: LLM) -> GraphedStage:
 def test_steps_without_a_request_change_nothing(tiny: TinyLLM, cpu_tokens: list[list[int]]) -> None:
     """They are what graphs are captured with."""
     llm = tiny.on_gpu()
-    assert run(llm, PROMPTS, NUM_TOKENS).tokens == cpu_tokens  # rows, slots and tables hold something
+    expected = [tokens[:3] for tokens in cpu_tokens[:3]]
+    assert run(llm, PROMPTS[:3], 3).tokens == expected  # rows, slots and tables hold something
     stage = stage_of(llm)
     caches = [tensor for layer in runner_of(llm).attention.kv_caches for tensor in layer.tensors]
     before = [tensor.clone() for tensor in caches]
@@ -162,7 +172,7 @@ def test_steps_without_a_request_change_nothing(tiny: TinyLLM, cpu_tokens: list[
         stage.run_shape(shape)
     assert all(torch.equal(tensor, was) for tensor, was in zip(caches, before, strict=True))
     assert torch.equal(stage.rows.token_rows, rows)
-    assert run(llm, PROMPTS, NUM_TOKENS).tokens == cpu_tokens
+    assert run(llm, PROMPTS[:3], 3).tokens == expected
 
 
 def test_every_step_has_one_of_the_shapes(tiny: TinyLLM, shapes: list[StepShape]) -> None:
@@ -212,15 +222,6 @@ def test_after_shutdown_nothing_is_submitted(tiny: TinyLLM) -> None:
     runner.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
         runner.submit(SchedulerOutput.empty(0))
-
-
-def test_a_step_without_single_tokens(tiny: TinyLLM, cpu_tokens: list[list[int]], shapes: list[StepShape]) -> None:
-    llm = tiny.on_gpu()
-    assert run(llm, PROMPTS[:1], 2).tokens == [cpu_tokens[0][:2]]
-    assert shapes == [
-        StepShape(16, 6, has_chunks=True),
-        StepShape(1, 1, has_chunks=False),
-    ]
 
 
 # ------------------------------------------------------------------------------------------ what is learnt a step late
@@ -334,21 +335,10 @@ def test_in_16_bit_logprobs_have_the_error_of_the_format(tiny: TinyLLM, cpu: LLM
             )
 
 
-def test_sampled_tokens_depend_on_the_seed_alone(tiny: TinyLLM, overlapped: LLM) -> None:
-    params = [
-        SamplingParams(temperature=1.0, seed=7, max_tokens=4, ignore_eos=True),
-        SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=7, max_tokens=4, ignore_eos=True),
-    ]
-    together = tokens_of(generate(overlapped, PROMPTS[:2], params))
-    alone = [tokens_of(generate(overlapped, [prompt], [own]))[0] for prompt, own in zip(PROMPTS, params)]
-    assert alone == together
-    plain = tiny.on_gpu(enforce_eager=True, max_chunk_tokens=2)
-    assert tokens_of(generate(plain, PROMPTS[:2], params)) == together
-    other_seed = [SamplingParams(temperature=1.0, seed=8, max_tokens=4, ignore_eos=True)]
-    assert tokens_of(generate(overlapped, PROMPTS[:1], other_seed)) != together[:1]
+def test_requests_without_a_seed_draw_each_for_itself(overlapped: LLM) -> None:
     no_seed = SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True)
     first, second = tokens_of(generate(overlapped, [PROMPTS[1]] * 2, no_seed))
-    assert first != second, "each draws for itself"
+    assert first != second
 
 
 def test_sampled_tokens_equal_the_cpu_engines(cpu: LLM, overlapped: LLM) -> None:
@@ -367,8 +357,6 @@ def test_a_request_with_broken_logits_fails_and_the_others_go_on(tiny: TinyLLM, 
     llm = tiny.on_gpu(async_scheduling=True, num_kv_blocks=6)
     runner_of(llm).decoder.embedding[poison] = float("nan")
     params = SamplingParams(temperature=0, max_tokens=3)
-    with pytest.raises(RequestFailedError, match="nan"):
-        llm.generate([PROMPTS[0], [5, poison, 6], PROMPTS[1]], params, use_tqdm=False)
     done: dict[str, RequestOutput] = {}
     for name, prompt in (("a", PROMPTS[0]), ("broken", [5, poison, 6]), ("b", PROMPTS[1])):
         llm.engine.add_request(name, prompt, params, stream=False)

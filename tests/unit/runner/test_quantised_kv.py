@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 
-from tests.triton_device import ON_GPU  # isort: split
+from tests.triton_device import ON_GPU, choose  # isort: split
 
 from headway import LLM, SamplingParams
 from headway.errors import ConfigError
@@ -65,12 +66,15 @@ def test_torch_attention_reads_the_same_cache(tiny: TinyLLM, kv_cache_dtype: str
     assert run(llm, PROMPTS, NUM_TOKENS).tokens == expected
 
 
-@pytest.mark.parametrize("kv_cache_dtype", QUANTISED)
-def test_the_gpu_runner_gives_the_tokens_of_the_cpu(tiny: TinyLLM, kv_cache_dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "in_chunks"),
+    choose(itertools.product(QUANTISED, [False, True]), ("fp8", False), ("int8", True), ("int4", True)),
+)
+def test_the_gpu_runner_gives_the_tokens_of_the_cpu(tiny: TinyLLM, kv_cache_dtype: str, in_chunks: bool) -> None:
     prompts = PROMPTS[:3]
+    options = {"max_chunk_tokens": 5, "block_size": 4, "async_scheduling": True} if in_chunks else {}
     expected = run(tiny.on_cpu(kv_cache_dtype=kv_cache_dtype), prompts, 3).tokens
-    for options in ({}, {"max_chunk_tokens": 5, "block_size": 4, "async_scheduling": True}):
-        assert run(tiny.on_gpu(kv_cache_dtype=kv_cache_dtype, **options), prompts, 3).tokens == expected
+    assert run(tiny.on_gpu(kv_cache_dtype=kv_cache_dtype, **options), prompts, 3).tokens == expected
 
 
 def logprobs(llm: LLM) -> torch.Tensor:
