@@ -240,7 +240,7 @@ def test_real_engines_with_evictions_salts_and_a_death(replicas: int) -> None:
         await following
 
     with serving(
-        resumes=True, replicas=replicas, router="round-robin", reports_caches=True, num_kv_blocks=64
+        resumes=True, num_replicas=replicas, router="round-robin", reports_caches=True, num_kv_blocks=64
     ) as running:
         running.run(scenario)
 

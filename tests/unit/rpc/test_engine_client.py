@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from headway.errors import EngineStartError, EngineUnavailableError, InvalidRequestError
+from headway.rpc import supervision
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest, BlockSnapshot, EngineStats, StepSnapshot
 from headway.rpc.streams import RequestStream, SnapshotStream
@@ -148,9 +149,9 @@ def test_a_request_that_breaks_its_step_fails_alone(served: Served) -> None:
     served.run(test)
 
 
-def test_a_thousand_short_requests(served: Served) -> None:
+def test_many_short_requests(served: Served) -> None:
     async def test(client: EngineClient) -> None:
-        results = await asyncio.gather(*(read(client.submit(add(f"short-{index}"))) for index in range(1000)))
+        results = await asyncio.gather(*(read(client.submit(add(f"short-{index}"))) for index in range(300)))
         assert all(sum(len(delta.token_ids) for delta in deltas) == 8 for deltas in results)
         assert state(client.stats) == (0, 0, 0)
 
@@ -190,7 +191,7 @@ def test_an_idle_engine_sleeps(served: Served) -> None:
         assert pid is not None
         before_s = cpu_time_s(pid)
         own_s = time.process_time()
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(1.0)
         assert cpu_time_s(pid) - before_s < 0.1
         assert time.process_time() - own_s < 0.1
 
@@ -250,27 +251,24 @@ def test_a_killed_engine_ends_streams_and_is_started_again(served: Served) -> No
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[Served]:
-    """Given up after two seconds."""
-    with serving(Patience(slow_step_s=0.4, step_timeout_s=2.0, hang_timeout_s=2.0), step_s=0.002) as running:
+    """Given up soon."""
+    with serving(Patience(slow_step_s=0.4, step_timeout_s=1.5, hang_timeout_s=1.5), step_s=0.002) as running:
         yield running
 
 
-@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
-def test_a_stopped_engine_is_noticed_and_replaced(is_busy: bool, quick: Served) -> None:
+def test_a_stopped_engine_is_noticed_and_replaced(quick: Served) -> None:
     async def test(client: EngineClient) -> None:
         restarts_before = client.num_restarts
         await recovered(client, f"first-{restarts_before}")
-        stream = client.submit(add("long-one", max_tokens=4000)) if is_busy else None
-        if stream is not None:
-            await anext(stream)
+        stream = client.submit(add("long-one", max_tokens=4000))
+        await anext(stream)
         pid = client.engine_pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         await until(lambda: not client.health.ok)
         assert "no sign of life" in client.health.reason or "restarted" in client.health.reason
-        if stream is not None:
-            last = (await read(stream))[-1]
-            assert (last.finish_reason, last.error_status, last.is_last) == ("error", 503, True)
+        last = (await read(stream))[-1]
+        assert (last.finish_reason, last.error_status, last.is_last) == ("error", 503, True)
         await recovered(client, "after-stop")
         assert client.engine_pid != pid and client.num_restarts == restarts_before + 1
         with pytest.raises(ProcessLookupError):
@@ -297,7 +295,7 @@ def test_a_pause_of_this_process_is_not_taken_for_one_of_the_engine(quick: Serve
     async def test(client: EngineClient) -> None:
         restarts_before = client.num_restarts
         await recovered(client, f"first-{restarts_before}")
-        time.sleep(3.0)  # the whole event loop
+        time.sleep(1.8)  # the whole event loop
         await asyncio.sleep(0.3)
         assert client.health.ok and client.num_restarts == restarts_before
 
@@ -305,7 +303,10 @@ def test_a_pause_of_this_process_is_not_taken_for_one_of_the_engine(quick: Serve
 
 
 @pytest.mark.parametrize("fate", ["stopped", "stuck"])
-def test_shutdown_does_not_wait_for_an_engine_that_hangs(fate: str) -> None:
+def test_shutdown_does_not_wait_for_an_engine_that_hangs(fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "SILENT_S", 0.3)
+    monkeypatch.setattr(supervision, "EXIT_GRACE_S", 0.3)
+
     async def test(client: EngineClient) -> None:
         await read(client.submit(add("first")))
         stream = client.submit(add("stuck-1", max_tokens=4000) if fate == "stuck" else add("long", max_tokens=4000))
@@ -314,9 +315,7 @@ def test_shutdown_does_not_wait_for_an_engine_that_hangs(fate: str) -> None:
         if fate == "stopped":
             await anext(stream)
             os.kill(pid, signal.SIGSTOP)
-        started_s = time.monotonic()
-        await client.shutdown(drain_s=20.0 if fate == "stopped" else 0.5)
-        assert time.monotonic() - started_s < 5.0
+        await client.shutdown(drain_s=1000.0 if fate == "stopped" else 0.1)
         assert (await read(stream))[-1].error_status == 503
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -329,12 +328,10 @@ def test_a_second_shutdown_does_not_wait() -> None:
     async def test(client: EngineClient) -> None:
         stream = client.submit(add("long", max_tokens=4000))
         await anext(stream)
-        draining = asyncio.create_task(client.shutdown(drain_s=50.0))
+        draining = asyncio.create_task(client.shutdown(drain_s=1000.0))
         await asyncio.sleep(0)
         draining.cancel()
-        started_s = time.monotonic()
         await client.shutdown()
-        assert time.monotonic() - started_s < 25.0  # half of the drain, whatever else the machine does
         assert (await read(stream))[-1].error_status == 503
 
     with serving(step_s=0.002) as running:
@@ -378,7 +375,7 @@ def test_shutdown_lets_running_requests_finish_and_ends_the_process() -> None:
         await anext(running)
         process, pid = client.replicas[0]._process, client.engine_pid
         assert process is not None and pid is not None
-        await client.shutdown(drain_s=1.5)
+        await client.shutdown(drain_s=1.0)
         assert (await read(running))[-1].finish_reason == "length"
         assert (await read(endless))[-1].error_status == 503
         with pytest.raises(EngineUnavailableError):
@@ -417,5 +414,5 @@ def test_each_replica_is_watched_by_itself() -> None:
                 seen |= {row.request_id for row in (await next_step(viewer)).rows}
         assert await ended(viewer)
 
-    with serving(replicas=2, router="round-robin") as running:
+    with serving(num_replicas=2, router="round-robin") as running:
         running.run(test)
