@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import string
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +23,6 @@ PATIENCE = Patience(slow_step_s=0.4)
 PROMPT = [5, 6, 7]
 
 
-class Served:
-    """An event loop that stands still between tests, with a client in it."""
-
-    def __init__(self, runner: asyncio.Runner, client: EngineClient) -> None:
-        self.client = client
-        self._runner = runner
-
-    def run(self, test: Callable[[EngineClient], Awaitable[None]], *, limit_s: float = 200.0) -> None:
-        async def with_limit() -> None:
-            async with asyncio.timeout(limit_s):
-                await test(self.client)
-
-        self._runner.run(with_limit())
-
-
 def small_client(patience: Patience = PATIENCE, **options: Any) -> EngineClient:
     """One that has not started. Options are its own and those of its engines, which start again soon."""
     own = {name: options.pop(name) for name in inspect.signature(EngineClient).parameters if name in options}
@@ -45,15 +30,25 @@ def small_client(patience: Patience = PATIENCE, **options: Any) -> EngineClient:
     return EngineClient(options, patience=patience, backoff=lambda: Backoff(first_s=0.05, longest_s=0.1), **given)
 
 
+@contextlib.asynccontextmanager
+async def started(patience: Patience = PATIENCE, **options: Any) -> AsyncIterator[EngineClient]:
+    client = small_client(patience, **options)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.shutdown()
+
+
 @contextlib.contextmanager
-def serving(patience: Patience = PATIENCE, **options: Any) -> Iterator[Served]:
-    with asyncio.Runner() as runner:
-        client = small_client(patience, **options)
-        runner.run(client.start())
-        try:
-            yield Served(runner, client)
-        finally:
-            runner.run(client.shutdown())
+def serving(runner: asyncio.Runner, patience: Patience = PATIENCE, **options: Any) -> Iterator[EngineClient]:
+    """One that several tests share."""
+    client = small_client(patience, **options)
+    runner.run(client.start())
+    try:
+        yield client
+    finally:
+        runner.run(client.shutdown())
 
 
 def add(request_id: str, **params: Any) -> AddRequest:

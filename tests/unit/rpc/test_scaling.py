@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from headway.rpc.engine_client import EngineClient
 from headway.rpc.ray_cluster import cores_each
 from headway.rpc.supervision import RESTING, ScalingRule
 from headway.server.server_config import ServerConfig
-from tests.unit.rpc.served import expected, serving, text_of, until
+from tests.unit.rpc.served import expected, started, text_of, until
 
 
 def after(rule: ScalingRule, seconds: float, **load: int) -> int:
@@ -84,40 +83,40 @@ def num_awake(client: EngineClient) -> int:
     return sum(replica.is_ready for replica in client.replicas)
 
 
-async def load(client: EngineClient, name: str, is_enough: Callable[[], bool]) -> None:
+async def load(client: EngineClient, name: str, enough: asyncio.Event) -> None:
     """Ten requests at a time, each with a whole answer."""
 
     async def ask(number: int) -> None:
         for turn in itertools.count():
             assert await text_of(client, f"{name}{number}-{turn}", 60) == expected(60)
-            if is_enough():
+            if enough.is_set():
                 return
 
     await asyncio.gather(*map(ask, range(10)))
 
 
-def test_replicas_come_with_the_load_and_go_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replicas_come_with_the_load_and_go_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer is whole, also of requests whose replica is not needed any more while they run."""
-
-    async def test(client: EngineClient) -> None:
+    monkeypatch.setattr(engine_client, "SCALING_TICK_S", 0.1)
+    monkeypatch.setattr(engine_client, "SCALING_DRAIN_S", 0.2)
+    rule = ScalingRule(1, 3, up_s=0.2, down_s=0.3)
+    async with started(resumes=True, scaling=rule, step_s=0.005, num_kv_blocks=512, max_num_seqs=2) as client:
         assert num_awake(client) == 1 and client.health.ok
         assert [replica.problem for replica in client.replicas[1:]] == [RESTING] * 2
-        await load(client, "r", lambda: num_awake(client) == 3)
+        enough = asyncio.Event()
+        asking = asyncio.create_task(load(client, "r", enough))
+        await until(lambda: num_awake(client) == 3)
+        enough.set()
+        await asking
         late = asyncio.create_task(text_of(client, "late", 300))
         await until(lambda: num_awake(client) == 1)
         assert await late == expected(300)
         assert client.health.ok and [replica.problem for replica in client.replicas[1:]] == [RESTING] * 2
         killed = asyncio.Event()
-        again = asyncio.create_task(load(client, "s", killed.is_set))
+        again = asyncio.create_task(load(client, "s", killed))
         await until(lambda: num_awake(client) > 1)
         pid = client.replicas[1].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         killed.set()
         await again
-
-    monkeypatch.setattr(engine_client, "SCALING_TICK_S", 0.1)
-    monkeypatch.setattr(engine_client, "SCALING_DRAIN_S", 0.2)
-    rule = ScalingRule(1, 3, up_s=0.2, down_s=0.3)
-    with serving(resumes=True, scaling=rule, step_s=0.005, num_kv_blocks=512, max_num_seqs=2) as running:
-        running.run(test)
