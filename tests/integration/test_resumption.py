@@ -1,21 +1,24 @@
-"""With the embedded model in float32: answers of engines that are killed and stopped are those of engines that are not,
-token for token."""
+"""`AsyncLLM` with the embedded model in float32 answers as `LLM` does in this process, token for token: whatever is
+asked, and also when its engine is killed and stopped."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from headway import AsyncLLM, SamplingParams
-from headway.outputs import RequestOutput
-from headway.rpc.supervision import Patience
+from headway import LLM, AsyncLLM, SamplingParams
+from headway.outputs import LogprobsOfOnePosition, RequestOutput
+from headway.rpc.supervision import Patience, Replica
 from headway.sampling_params import StructuredOutputsParams
 from tests.integration.prompts import PROMPTS
+from tests.unit.rpc.served import until
+
+Logprobs = Sequence[LogprobsOfOnePosition | None] | None
 
 SCHEMA = {
     "type": "object",
@@ -28,33 +31,59 @@ SCHEMA = {
     "additionalProperties": False,
 }
 PARAMS: dict[str, SamplingParams] = {
-    "greedy": SamplingParams(max_tokens=48, temperature=0.0),
-    "seeded": SamplingParams(max_tokens=48, temperature=0.9, seed=7),
-    "filters": SamplingParams(max_tokens=40, temperature=1.1, top_p=0.9, top_k=40, min_p=0.02, seed=3),
+    "greedy": SamplingParams(max_tokens=24, temperature=0.0),
+    "seeded": SamplingParams(max_tokens=24, temperature=0.9, seed=7),
+    "filters": SamplingParams(max_tokens=20, temperature=1.1, top_p=0.9, top_k=40, min_p=0.02, seed=3),
     "penalties": SamplingParams(
-        max_tokens=40, temperature=0.7, seed=5, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.2
+        max_tokens=20, temperature=0.7, seed=5, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.2
     ),
-    "several": SamplingParams(max_tokens=30, temperature=0.8, seed=11, n=3),
-    "logprobs": SamplingParams(max_tokens=30, temperature=0.0, logprobs=3, prompt_logprobs=2),
-    "stop": SamplingParams(max_tokens=48, temperature=0.0, stop=["the", "."], include_stop_str_in_output=True),
-    "bad words": SamplingParams(max_tokens=30, temperature=0.0, bad_words=["the", "a"], min_tokens=10),
-    "best_of": SamplingParams(max_tokens=16, temperature=0.8, seed=2, n=1, best_of=3),
+    "several": SamplingParams(max_tokens=16, temperature=0.8, seed=11, n=3),
+    "logprobs": SamplingParams(max_tokens=16, temperature=0.0, logprobs=3, prompt_logprobs=2),
+    "stop": SamplingParams(max_tokens=24, temperature=0.0, stop=["the", "."], include_stop_str_in_output=True),
+    "bad words": SamplingParams(max_tokens=16, temperature=0.0, bad_words=["the", "a"], min_tokens=10),
+    "best_of": SamplingParams(max_tokens=10, temperature=0.8, seed=2, n=1, best_of=3),
     "json": SamplingParams(
-        max_tokens=60, temperature=0.6, seed=9, structured_outputs=StructuredOutputsParams(json=SCHEMA)
+        max_tokens=40, temperature=0.6, seed=9, structured_outputs=StructuredOutputsParams(json=SCHEMA)
     ),
 }
+SEARCH = SamplingParams(use_beam_search=True, n=2, best_of=3, max_tokens=6, temperature=0)
+OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_cache_memory": 2**27}
+DEATHS = (signal.SIGSTOP, signal.SIGKILL)
+"""In this order. With more of them, a request that was there each time would be taken for their cause."""
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    llm = LLM(**OPTIONS)
+    yield llm
+    llm.shutdown()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[tuple[AsyncLLM, asyncio.Runner]]:
+    """An event loop that stands still between tests, and an engine process."""
+    with asyncio.Runner() as runner:
+        llm = AsyncLLM(**OPTIONS)
+        for replica in llm._client.replicas:
+            replica._watchdog.patience = Patience(hang_timeout_s=2.0)
+        runner.run(llm.start())
+        yield llm, runner
+        runner.run(llm.shutdown())
 
 
 def facts(output: RequestOutput) -> list[tuple[Any, ...]]:
     return [(one.text, list(one.token_ids), one.finish_reason, one.stop_reason) for one in output.outputs]
 
 
+async def last_of(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
+    *_, last = [output async for output in outputs]
+    assert last.finished
+    return last
+
+
 async def answers(llm: AsyncLLM) -> dict[str, list[tuple[Any, ...]]]:
     async def one(name: str, number: int) -> tuple[str, list[tuple[Any, ...]], RequestOutput]:
-        last: RequestOutput | None = None
-        async for output in llm.generate(PROMPTS[number], PARAMS[name]):
-            last = output
-        assert last is not None and last.finished
+        last = await last_of(llm.generate(PROMPTS[number], PARAMS[name]))
         return f"{name} {number}", facts(last), last
 
     found = await asyncio.gather(*(one(name, number) for name in PARAMS for number in range(2)))
@@ -67,41 +96,62 @@ async def answers(llm: AsyncLLM) -> dict[str, list[tuple[Any, ...]]]:
     return {key: own for key, own, _ in found}
 
 
-DEATHS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL)
-"""In this order. With more of them, a request that was there each time would be taken for their cause."""
+def test_everything_that_is_told_travels(llm: LLM, engine: tuple[AsyncLLM, asyncio.Runner]) -> None:
+    """Log-probabilities, searches, prompts of tokens, conversations."""
+    process, runner = engine
+    kinds, messages = [PARAMS["logprobs"], SEARCH], [{"role": "user", "content": "Say hello."}]
+    asked = [(prompt, kind) for kind in kinds for prompt in (PROMPTS[0], {"prompt_token_ids": [504, 6376, 281]})]
+
+    async def ask() -> list[RequestOutput]:
+        found = [last_of(process.generate(*each)) for each in asked]
+        return await asyncio.gather(*found, last_of(process.chat(messages, PARAMS["logprobs"])))
+
+    expected = [*llm.generate(*map(list, zip(*asked))), *llm.chat(messages, PARAMS["logprobs"])]
+    for ours, theirs in zip(runner.run(ask()), expected, strict=True):
+        assert ours.prompt == theirs.prompt and ours.prompt_token_ids == theirs.prompt_token_ids
+        assert facts(ours) == facts(theirs)
+        check_logprobs(ours.prompt_logprobs, theirs.prompt_logprobs)
+        for own, other in zip(ours.outputs, theirs.outputs, strict=True):
+            assert own.index == other.index
+            assert own.cumulative_logprob == pytest.approx(other.cumulative_logprob, abs=1e-3)
+            check_logprobs(own.logprobs, other.logprobs)
+    info = process._client.info
+    assert info is not None and (info.num_blocks, info.device) == (llm.engine.plan.num_blocks, "cpu")
 
 
-async def kill_at_random(llm: AsyncLLM, rng: random.Random, deaths: list[int]) -> None:
+def check_logprobs(ours: Logprobs, theirs: Logprobs) -> None:
+    assert (ours is None) == (theirs is None)
+    for here, there in zip(ours or (), theirs or (), strict=True):
+        assert (here is None) == (there is None)
+        for (token_id, own), (other_id, other) in zip((here or {}).items(), (there or {}).items(), strict=True):
+            assert (token_id, own.rank, own.decoded_token) == (other_id, other.rank, other.decoded_token)
+            assert own.logprob == pytest.approx(other.logprob, abs=1e-3)
+
+
+async def kill_in_the_middle(replica: Replica) -> None:
     """Whenever a process has made some tokens."""
-    replicas = llm._client.replicas
-    limits: dict[int, int] = {}
-    while len(deaths) < len(DEATHS):
-        await asyncio.sleep(0.02)
-        for replica in replicas:
-            pid, stats = replica.pid, replica.stats
-            if pid is None or stats is None:
-                continue
-            limit = limits.setdefault(pid, stats.generation_tokens + rng.randrange(50, 250))
-            if stats.generation_tokens > limit and pid not in deaths and len(deaths) < len(DEATHS):
-                os.kill(pid, DEATHS[len(deaths)])
-                deaths.append(pid)
+    for number, kind in enumerate(DEATHS):
+        await until(lambda number=number: replica.num_restarts == number and replica.is_ready)
+        assert replica.stats is not None and replica.pid is not None
+        limit = replica.stats.generation_tokens + 100 + 50 * number
+        await until(lambda limit=limit: replica.stats.generation_tokens > limit)
+        os.kill(replica.pid, kind)
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
-def test_answers_do_not_depend_on_deaths(num_replicas: int) -> None:
+def test_answers_do_not_depend_on_deaths(llm: LLM, engine: tuple[AsyncLLM, asyncio.Runner]) -> None:
+    process, runner = engine
+    asked = [(f"{name} {number}", PROMPTS[number], PARAMS[name]) for name in PARAMS for number in range(2)]
+    keys, prompts, params = map(list, zip(*asked))
+    expected = dict(zip(keys, map(facts, llm.generate(prompts, params)), strict=True))
+
     async def test() -> None:
-        llm = AsyncLLM(dtype="float32", replicas=num_replicas, kv_cache_memory=2**27)
-        for replica in llm._client.replicas:
-            replica._watchdog.patience = Patience(hang_timeout_s=3.0)
-        async with asyncio.timeout(300), llm:
-            expected = await answers(llm)
-            deaths: list[int] = []
-            killing = asyncio.create_task(kill_at_random(llm, random.Random(num_replicas), deaths))
-            try:
-                assert await answers(llm) == expected
-            finally:
-                killing.cancel()
-            assert len(deaths) == len(DEATHS), "it was worth the while"
-            assert llm._client.num_open_streams == 0
+        client = process._client
+        async with asyncio.timeout(300):
+            killing = asyncio.create_task(kill_in_the_middle(client.replicas[0]))
+            assert await answers(process) == expected
+            assert killing.done(), "it was worth the while"
+            await killing
+            await until(lambda: client.stats.num_used_blocks == 0)
+            assert client.num_open_streams == 0 and client.num_resumed > 20
 
-    asyncio.run(test())
+    runner.run(test())

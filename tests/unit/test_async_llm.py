@@ -8,9 +8,7 @@ import gc
 import json
 import os
 import signal
-import string
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from itertools import pairwise
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,53 +24,33 @@ from headway.errors import (
     RequestFailedError,
     RequestTooLargeError,
 )
+from tests.unit.rpc.served import PROMPT, expected
 
-ROOT = Path(__file__).parents[2]
 SLOW = "tests.unit.rpc.small_engine:create_slow_engine"
 WITHOUT_MODEL = "headway.rpc.engine_without_model:create_engine"
-PROMPT = [5, 6, 7]
 LONG = SamplingParams(max_tokens=4000)
 
 
-class Running:
-    """An event loop that stands still between tests, with an `AsyncLLM` in it."""
-
-    def __init__(self, runner: asyncio.Runner, llm: AsyncLLM) -> None:
-        self._runner = runner
-        self._llm = llm
-
-    def run(self, test: Callable[[AsyncLLM], Awaitable[None]]) -> None:
-        async def with_limit() -> None:
-            async with asyncio.timeout(120):
-                await test(self._llm)
-                await until_idle(self._llm)
-
-        self._runner.run(with_limit())
-
-
 @contextlib.contextmanager
-def running(factory: str = SLOW, **options: Any) -> Iterator[Running]:
-    with asyncio.Runner() as runner:
-        llm = AsyncLLM(engine_factory=factory, **options)
-        runner.run(llm.start())
-        try:
-            yield Running(runner, llm)
-        finally:
-            runner.run(llm.shutdown())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def engine_path() -> Iterator[None]:
-    """The engine process has to find the factory among the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        yield
+def running(runner: asyncio.Runner, factory: str = SLOW, **options: Any) -> Iterator[AsyncLLM]:
+    llm = AsyncLLM(engine_factory=factory, **options)
+    runner.run(llm.start())
+    try:
+        yield llm
+    finally:
+        runner.run(llm.shutdown())
 
 
 @pytest.fixture(scope="module")
-def slow(engine_path: None) -> Iterator[Running]:
-    with running() as found:
+def slow(runner: asyncio.Runner) -> Iterator[AsyncLLM]:
+    with running(runner) as found:
         yield found
+
+
+@pytest.fixture
+def llm(runner: asyncio.Runner, slow: AsyncLLM) -> Iterator[AsyncLLM]:
+    yield slow
+    runner.run(until_idle(slow))
 
 
 async def until_idle(llm: AsyncLLM) -> None:
@@ -91,421 +69,317 @@ async def collect(outputs: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
     return [output async for output in outputs]
 
 
-def letters(num_prompt_tokens: int, num_tokens: int) -> str:
-    """What the engine says after a prompt of so many tokens."""
-    return "".join(string.ascii_lowercase[(num_prompt_tokens + n) % 26] for n in range(num_tokens))
-
-
 # ---- outputs --------------------------------------------------------------------------------------------------------
 
 
-def test_outputs_grow_until_the_last_is_finished(slow: Running) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        outputs = await collect(llm.generate(PROMPT, SamplingParams(max_tokens=30), "mine"))
-        texts = [output.outputs[0].text for output in outputs]
-        assert texts[-1] == letters(3, 30)
-        assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
-        assert len(texts) > 2, "outputs come while the request runs"  # those that wait are given as one
-        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
-        last = outputs[-1]
-        assert (last.request_id, last.prompt_token_ids, last.prompt) == ("mine", PROMPT, None)
-        assert (last.outputs[0].finish_reason, len(last.outputs[0].token_ids)) == ("length", 30)
-        assert last.metrics is not None and last.metrics.e2e_latency_s is not None and last.metrics.e2e_latency_s > 0.05
-
-    slow.run(test)
+async def test_outputs_grow_until_the_last_is_finished(llm: AsyncLLM) -> None:
+    outputs = await collect(llm.generate(PROMPT, SamplingParams(max_tokens=100), "mine"))
+    lengths = [len(output.outputs[0].token_ids) for output in outputs]
+    assert [output.outputs[0].text for output in outputs] == [expected(length) for length in lengths]
+    assert lengths == sorted({*lengths}) and len(lengths) > 2, (
+        "outputs come while the request runs"
+    )  # those that wait are given as one
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    last = outputs[-1]
+    assert (last.request_id, last.prompt_token_ids, last.prompt) == ("mine", PROMPT, None)
+    assert (last.outputs[0].finish_reason, len(last.outputs[0].token_ids)) == ("length", 100)
+    assert last.metrics is not None and last.metrics.e2e_latency_s is not None and last.metrics.e2e_latency_s > 0.05
 
 
-def test_many_generators_share_the_batch(slow: Running) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        assert llm._client.stats is None or llm._client.stats.num_running == 0
-        before = 0 if llm._client.stats is None else llm._client.stats.num_steps
-        prompts = [[5] * length for length in range(1, 41)]
-        every = await asyncio.gather(
-            *(collect(llm.generate(prompt, SamplingParams(max_tokens=25))) for prompt in prompts)
-        )
-        assert [outputs[-1].outputs[0].text for outputs in every] == [letters(len(prompt), 25) for prompt in prompts]
-        assert len({outputs[-1].request_id for outputs in every}) == 40
-        assert llm._client.stats is not None
-        assert llm._client.stats.num_steps - before < 40 * 25 / 4
-
-    slow.run(test)
+async def test_many_generators_share_the_batch(llm: AsyncLLM) -> None:
+    assert llm._client.stats is None or llm._client.stats.num_running == 0
+    before = 0 if llm._client.stats is None else llm._client.stats.num_steps
+    prompts = [[5] * length for length in range(1, 41)]
+    every = await asyncio.gather(*(collect(llm.generate(prompt, SamplingParams(max_tokens=25))) for prompt in prompts))
+    assert [outputs[-1].outputs[0].text for outputs in every] == [
+        expected(25, num_prompt_tokens=len(prompt)) for prompt in prompts
+    ]
+    assert len({outputs[-1].request_id for outputs in every}) == 40
+    assert llm._client.stats is not None
+    assert llm._client.stats.num_steps - before < 40 * 25 / 4
 
 
-def test_a_slow_reader_misses_nothing(slow: Running) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        outputs = llm.generate(PROMPT, SamplingParams(max_tokens=100))
-        first = await anext(outputs)
-        while llm._client.num_open_streams:  # until the engine is done with it
-            await asyncio.sleep(0.005)
-        rest = await collect(outputs)
-        assert len(rest) == 1 and not first.finished
-        assert rest[0].outputs[0].text == letters(3, 100) and rest[0].finished
-
-    slow.run(test)
+async def test_a_slow_reader_misses_nothing(llm: AsyncLLM) -> None:
+    outputs = llm.generate(PROMPT, SamplingParams(max_tokens=100))
+    first = await anext(outputs)
+    while llm._client.num_open_streams:  # until the engine is done with it
+        await asyncio.sleep(0.005)
+    rest = await collect(outputs)
+    assert len(rest) == 1 and not first.finished
+    assert rest[0].outputs[0].text == expected(100) and rest[0].finished
 
 
-def test_an_output_stays_as_it_was(slow: Running) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        outputs = await collect(llm.generate(PROMPT, SamplingParams(max_tokens=20)))
-        for output in outputs:
-            (completion,) = output.outputs
-            assert completion.text == letters(3, len(completion.token_ids))
-
-    slow.run(test)
-
-
-def test_several_completions_of_a_prompt(slow: Running) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        *_, last = await collect(llm.generate(PROMPT, SamplingParams(n=3, max_tokens=7)))
-        assert [(each.index, each.text, each.finish_reason) for each in last.outputs] == [
-            (index, letters(3, 7), "length") for index in range(3)
-        ]
-
-    slow.run(test)
+async def test_several_completions_of_a_prompt(llm: AsyncLLM) -> None:
+    *_, last = await collect(llm.generate(PROMPT, SamplingParams(n=3, max_tokens=7)))
+    assert [(each.index, each.text, each.finish_reason) for each in last.outputs] == [
+        (index, expected(7), "length") for index in range(3)
+    ]
 
 
 # ---- what is wrong with a request -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("prompt", "params", "param"),
+    ("prompt", "params", "options", "param"),
     [
-        ([], None, "prompt"),
-        ("", None, "prompt"),
-        ([10**6], None, "prompt"),
-        ({"nonsense": 1}, None, "prompt"),
-        (3.5, None, "prompt"),
-        (PROMPT, {"max_tokens": 4}, "sampling_params"),
-        (PROMPT, SamplingParams(stop_token_ids=[10**6]), "stop_token_ids"),
+        ([], None, {}, "prompt"),
+        ("", None, {}, "prompt"),
+        ([10**6], None, {}, "prompt"),
+        ({"nonsense": 1}, None, {}, "prompt"),
+        (3.5, None, {}, "prompt"),
+        (PROMPT, {"max_tokens": 4}, {}, "sampling_params"),
+        (PROMPT, SamplingParams(stop_token_ids=[10**6]), {}, "stop_token_ids"),
+        (PROMPT, None, {"priority": 0.5}, "priority"),
+        (PROMPT, None, {"cache_ttl_s": -1}, "cache_ttl_s"),
+        (PROMPT, None, {"ttft_target_s": 0}, "ttft_target_s"),
+        (PROMPT, None, {"tenant": 3}, "tenant"),
+        (PROMPT, None, {"request_id": ""}, "request_id"),
+        (PROMPT, None, {"request_id": 3}, "request_id"),
     ],
 )
-def test_a_wrong_request_is_refused_before_anything_runs(slow: Running, prompt: Any, params: Any, param: str) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        before = llm._client.stats
-        with pytest.raises(InvalidRequestError) as caught:
-            await collect(llm.generate(prompt, params))
-        assert caught.value.param == param
-        assert llm._client.stats is before
-
-    slow.run(test)
-
-
-def test_a_prompt_that_is_too_long(slow: Running) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        with pytest.raises(RequestTooLargeError, match="5000 tokens"):
-            await collect(llm.generate([5] * 5000))
-
-    slow.run(test)
+async def test_a_wrong_request_is_refused_before_anything_runs(
+    llm: AsyncLLM, prompt: Any, params: Any, options: dict[str, Any], param: str
+) -> None:
+    before = llm._client.stats
+    with pytest.raises(InvalidRequestError) as caught:
+        await collect(llm.generate(prompt, params, **options))
+    assert caught.value.param == param
+    assert llm._client.stats is before
 
 
-@pytest.mark.parametrize("options", [{"priority": 0.5}, {"cache_ttl_s": -1}, {"ttft_target_s": 0}, {"tenant": 3}])
-def test_wrong_options_are_named(slow: Running, options: dict[str, Any]) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        with pytest.raises(InvalidRequestError) as caught:
-            await collect(llm.generate(PROMPT, **options))
-        assert caught.value.param == next(iter(options))
-
-    slow.run(test)
+async def test_a_prompt_that_is_too_long(llm: AsyncLLM) -> None:
+    with pytest.raises(RequestTooLargeError, match="5000 tokens"):
+        await collect(llm.generate([5] * 5000))
 
 
-@pytest.mark.parametrize("request_id", ["", 3])
-def test_a_request_id_is_a_text(slow: Running, request_id: Any) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        with pytest.raises(InvalidRequestError) as caught:
-            await collect(llm.generate(PROMPT, None, request_id))
-        assert caught.value.param == "request_id"
-
-    slow.run(test)
-
-
-def test_two_live_requests_cannot_have_the_same_id(slow: Running) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        first = llm.generate(PROMPT, LONG, "same")
-        await anext(first)
-        with pytest.raises(InvalidRequestError, match="already in use"):
-            await collect(llm.generate(PROMPT, None, "same"))
-        await first.aclose()
-        assert (await collect(llm.generate(PROMPT, None, "same")))[-1].finished
-
-    slow.run(test)
+async def test_two_live_requests_cannot_have_the_same_id(llm: AsyncLLM) -> None:
+    first = llm.generate(PROMPT, LONG, "same")
+    await anext(first)
+    with pytest.raises(InvalidRequestError, match="already in use"):
+        await collect(llm.generate(PROMPT, None, "same"))
+    await first.aclose()
+    assert (await collect(llm.generate(PROMPT, None, "same")))[-1].finished
 
 
-def test_a_step_that_fails_fails_the_request_with_what_it_had(slow: Running) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        with pytest.raises(RequestFailedError, match="'fail-1' failed") as caught:
-            await collect(llm.generate(PROMPT, SamplingParams(n=2, max_tokens=4), "fail-1"))
-        assert list(caught.value.errors) == ["fail-1"] and "secret" not in str(caught.value)
-        (output,) = caught.value.outputs
-        assert [each.finish_reason for each in output.outputs] == ["error", "error"]
-        assert (await collect(llm.generate(PROMPT)))[-1].finished
-
-    slow.run(test)
+async def test_a_step_that_fails_fails_the_request_with_what_it_had(llm: AsyncLLM) -> None:
+    with pytest.raises(RequestFailedError, match="'fail-1' failed") as caught:
+        await collect(llm.generate(PROMPT, SamplingParams(n=2, max_tokens=4), "fail-1"))
+    assert list(caught.value.errors) == ["fail-1"] and "secret" not in str(caught.value)
+    (output,) = caught.value.outputs
+    assert [each.finish_reason for each in output.outputs] == ["error", "error"]
+    assert (await collect(llm.generate(PROMPT)))[-1].finished
 
 
 # ---- ending a request early -----------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_task_aborts_its_request(slow: Running) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        has_begun = asyncio.Event()
+async def test_a_cancelled_task_aborts_its_request(llm: AsyncLLM) -> None:
+    has_begun = asyncio.Event()
 
-        async def ask() -> None:
-            async for _ in llm.generate(PROMPT, LONG):
-                has_begun.set()
-
-        task = asyncio.create_task(ask())
-        await has_begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not llm._live
-
-    slow.run(test)
-
-
-def test_closing_a_generator_aborts_its_request(slow: Running) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        outputs = llm.generate(PROMPT, LONG, "closed")
-        await anext(outputs)
-        await outputs.aclose()
-        assert not llm._live and llm._client.num_open_streams == 0
-
-    slow.run(test)
-
-
-def test_dropping_a_generator_aborts_its_request(slow: Running) -> None:
-    async def test(llm: AsyncLLM) -> None:
+    async def ask() -> None:
         async for _ in llm.generate(PROMPT, LONG):
-            break
-        gc.collect()
-        while llm._live:
-            await asyncio.sleep(0)
+            has_begun.set()
 
-    slow.run(test)
+    task = asyncio.create_task(ask())
+    await has_begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not llm._live
 
 
-def test_a_generator_that_is_never_read_asks_for_nothing(slow: Running) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        outputs = llm.generate(PROMPT, LONG)
-        await asyncio.sleep(0.01)
-        assert llm._client.num_open_streams == 0
-        await outputs.aclose()
+async def test_closing_a_generator_aborts_its_request(llm: AsyncLLM) -> None:
+    outputs = llm.generate(PROMPT, LONG, "closed")
+    await anext(outputs)
+    await outputs.aclose()
+    assert not llm._live and llm._client.num_open_streams == 0
 
-    slow.run(test)
+
+async def test_dropping_a_generator_aborts_its_request(llm: AsyncLLM) -> None:
+    async for _ in llm.generate(PROMPT, LONG):
+        break
+    gc.collect()
+    while llm._live:
+        await asyncio.sleep(0)
+
+
+async def test_a_generator_that_is_never_read_asks_for_nothing(llm: AsyncLLM) -> None:
+    outputs = llm.generate(PROMPT, LONG)
+    await asyncio.sleep(0.01)
+    assert llm._client.num_open_streams == 0
+    await outputs.aclose()
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_an_aborted_request_yields_what_it_has(slow: Running, n: int) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        outputs = llm.generate(PROMPT, SamplingParams(n=n, max_tokens=4000), "long")
+async def test_an_aborted_request_yields_what_it_has(llm: AsyncLLM, n: int) -> None:
+    outputs = llm.generate(PROMPT, SamplingParams(n=n, max_tokens=4000), "long")
+    await anext(outputs)
+    await llm.abort("long")
+    *_, last = await collect(outputs)
+    assert last.finished and [each.finish_reason for each in last.outputs] == ["abort"] * n
+    for each in last.outputs:
+        assert 0 < len(each.token_ids) < 4000 and each.text == expected(len(each.token_ids))
+
+
+async def test_a_request_can_be_aborted_before_the_engine_has_it(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_tokenise, tokenise = asyncio.Event(), llm._threads.run
+
+    async def held(work: Callable[[], Any], *, num_chars: int) -> Any:
+        await may_tokenise.wait()
+        return await tokenise(work, num_chars=num_chars)
+
+    monkeypatch.setattr(llm._threads, "run", held)
+    task = asyncio.create_task(collect(llm.generate(PROMPT, LONG, "early")))
+    while "early" not in llm._live:
+        await asyncio.sleep(0)
+    await llm.abort("early")
+    may_tokenise.set()
+    (output,) = await task
+    assert output.finished and output.outputs[0].finish_reason == "abort" and output.outputs[0].token_ids == []
+
+
+async def test_an_id_that_is_not_live_cannot_be_aborted(llm: AsyncLLM) -> None:
+    await llm.abort("nothing")
+    await collect(llm.generate(PROMPT, None, "over"))
+    await llm.abort("over")
+
+
+async def test_an_id_can_be_used_again_at_once_and_gets_no_tokens_of_before(llm: AsyncLLM) -> None:
+    for _ in range(20):
+        outputs = llm.generate(PROMPT, LONG, "again")
         await anext(outputs)
-        await llm.abort("long")
-        *_, last = await collect(outputs)
-        assert last.finished and [each.finish_reason for each in last.outputs] == ["abort"] * n
-        for each in last.outputs:
-            assert 0 < len(each.token_ids) < 4000 and each.text == letters(3, len(each.token_ids))
-
-    slow.run(test)
-
-
-def test_a_request_can_be_aborted_before_the_engine_has_it(slow: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        may_tokenise, tokenise = asyncio.Event(), llm._threads.run
-
-        async def held(work: Callable[[], Any], *, num_chars: int) -> Any:
-            await may_tokenise.wait()
-            return await tokenise(work, num_chars=num_chars)
-
-        monkeypatch.setattr(llm._threads, "run", held)
-        task = asyncio.create_task(collect(llm.generate(PROMPT, LONG, "early")))
-        while "early" not in llm._live:
-            await asyncio.sleep(0)
-        await llm.abort("early")
-        may_tokenise.set()
-        (output,) = await task
-        assert output.finished and output.outputs[0].finish_reason == "abort" and output.outputs[0].token_ids == []
-
-    slow.run(test)
-
-
-def test_an_id_that_is_not_live_cannot_be_aborted(slow: Running) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        await llm.abort("nothing")
-        await collect(llm.generate(PROMPT, None, "over"))
-        await llm.abort("over")
-
-    slow.run(test)
-
-
-def test_an_id_can_be_used_again_at_once_and_gets_no_tokens_of_before(slow: Running) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        for _ in range(20):
-            outputs = llm.generate(PROMPT, LONG, "again")
-            await anext(outputs)
-            await llm.abort("again")
-            await outputs.aclose()
-            *_, last = await collect(llm.generate([5] * 9, SamplingParams(max_tokens=4), "again"))
-            assert last.outputs[0].text == letters(9, 4)
-
-    slow.run(test)
+        await llm.abort("again")
+        await outputs.aclose()
+        *_, last = await collect(llm.generate([5] * 9, SamplingParams(max_tokens=4), "again"))
+        assert last.outputs[0].text == expected(4, num_prompt_tokens=9)
 
 
 # ---- text, chat, and what the engine itself refuses -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def with_text(engine_path: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traffic") / "log.jsonl"
+
+
+@pytest.fixture(scope="module")
+def with_text(runner: asyncio.Runner, log: Path) -> Iterator[AsyncLLM]:
     """With the embedded model's tokenizer."""
-    log = tmp_path_factory.mktemp("traffic") / "log.jsonl"
-    with running(
-        WITHOUT_MODEL, num_kv_blocks=64, block_size=16, traffic_log=log, length_predictor="statistics"
-    ) as found:
-        yield found, log
+    options = {"num_kv_blocks": 64, "block_size": 16, "traffic_log": log, "length_predictor": "statistics"}
+    with running(runner, WITHOUT_MODEL, **options) as found:
+        yield found
 
 
-def test_text_goes_in_and_comes_out(with_text: tuple[Running, Path]) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        *_, last = await collect(llm.generate("The line", SamplingParams(max_tokens=12, stop=["nobody"])))
-        assert last.prompt == "The line" and last.prompt_token_ids == llm.get_tokenizer().encode("The line")
-        assert last.outputs[0].finish_reason == "stop" and last.outputs[0].stop_reason == "nobody"
-        assert "never stops" in last.outputs[0].text
-
-    with_text[0].run(test)
+async def test_text_goes_in_and_comes_out(with_text: AsyncLLM) -> None:
+    *_, last = await collect(with_text.generate("The line", SamplingParams(max_tokens=12, stop=["nobody"])))
+    assert last.prompt == "The line" and last.prompt_token_ids == with_text.get_tokenizer().encode("The line")
+    assert last.outputs[0].finish_reason == "stop" and last.outputs[0].stop_reason == "nobody"
+    assert "never stops" in last.outputs[0].text
 
 
-def test_a_conversation_is_templated(with_text: tuple[Running, Path]) -> None:
+async def test_a_conversation_is_templated(with_text: AsyncLLM) -> None:
     messages = [{"role": "user", "content": "Hi"}]
-
-    async def test(llm: AsyncLLM) -> None:
-        *_, last = await collect(llm.chat(messages, SamplingParams(max_tokens=2), "talk", priority=1))
-        tokenizer = llm.get_tokenizer()
-        expected = tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
-        assert last.prompt_token_ids == expected and last.request_id == "talk" and last.finished
-
-    with_text[0].run(test)
+    *_, last = await collect(with_text.chat(messages, SamplingParams(max_tokens=2), "talk", priority=1))
+    tokenizer = with_text.get_tokenizer()
+    templated = tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
+    assert last.prompt_token_ids == templated and last.request_id == "talk" and last.finished
 
 
-def test_long_texts_are_tokenised_beside_the_event_loop(with_text: tuple[Running, Path]) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        task = asyncio.create_task(collect(llm.generate("word " * 200_000)))
-        turns = 0
-        while not task.done():
-            await asyncio.sleep(0)
-            turns += 1
-        assert turns > 100
-        with pytest.raises(RequestTooLargeError):
-            await task
-
-    with_text[0].run(test)
+async def test_long_texts_are_tokenised_beside_the_event_loop(with_text: AsyncLLM) -> None:
+    task = asyncio.create_task(collect(with_text.generate("word " * 200_000)))
+    turns = 0
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 100
+    with pytest.raises(RequestTooLargeError):
+        await task
 
 
-def test_what_the_engine_refuses_is_named_too(with_text: tuple[Running, Path]) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        with pytest.raises(InvalidRequestError, match="has no model") as caught:
-            await collect(llm.generate("Hi", SamplingParams(logprobs=1)))
-        assert caught.value.param == "logprobs"
-        with pytest.raises(InvalidRequestError, match="'mine' needs up to 1107 tokens"):  # 64 blocks of 16 tokens
-            await collect(llm.generate([5] * 1100, SamplingParams(max_tokens=8), "mine"))
-
-    with_text[0].run(test)
+async def test_what_the_engine_refuses_is_named_too(with_text: AsyncLLM) -> None:
+    with pytest.raises(InvalidRequestError, match="has no model") as caught:
+        await collect(with_text.generate("Hi", SamplingParams(logprobs=1)))
+    assert caught.value.param == "logprobs"
+    with pytest.raises(InvalidRequestError, match="'mine' needs up to 1107 tokens"):  # 64 blocks of 16 tokens
+        await collect(with_text.generate([5] * 1100, SamplingParams(max_tokens=8), "mine"))
 
 
-def test_lengths_are_logged_and_learnt(with_text: tuple[Running, Path]) -> None:
-    served, log = with_text
+async def test_lengths_are_logged_and_learnt(with_text: AsyncLLM, log: Path) -> None:
+    def mine() -> list[dict[str, Any]]:
+        rows = map(json.loads, log.read_text().splitlines() if log.exists() else ())
+        return [row for row in rows if row["temperature"] == 0.123]  # ends of earlier tests may be written only now
 
-    async def test(llm: AsyncLLM) -> None:
-        def mine() -> list[dict[str, Any]]:
-            rows = map(json.loads, log.read_text().splitlines() if log.exists() else ())
-            return [row for row in rows if row["temperature"] == 0.123]  # ends of earlier tests may be written only now
-
-        await collect(llm.generate("Hi", SamplingParams(n=2, max_tokens=5, temperature=0.123), tenant="me"))
-        aborted = llm.generate("Hi", SamplingParams(max_tokens=1000, temperature=0.123))
-        await anext(aborted)
-        await aborted.aclose()
-        while len(ends := mine()) < 3:
-            await asyncio.sleep(0.01)
-        assert [each["finish_reason"] for each in ends] == ["length", "length", "abort"]
-        assert [each["output_tokens"] for each in ends[:2]] == [5, 5]
-
-    served.run(test)
+    await collect(with_text.generate("Hi", SamplingParams(n=2, max_tokens=5, temperature=0.123), tenant="me"))
+    aborted = with_text.generate("Hi", SamplingParams(max_tokens=1000, temperature=0.123))
+    await anext(aborted)
+    await aborted.aclose()
+    while len(ends := mine()) < 3:
+        await asyncio.sleep(0.01)
+    assert [each["finish_reason"] for each in ends] == ["length", "length", "abort"]
+    assert [each["output_tokens"] for each in ends[:2]] == [5, 5]
 
 
 # ---- the engine process ---------------------------------------------------------------------------------------------
 
 
-def test_requests_of_a_killed_engine_go_on(slow: Running) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        outputs = llm.generate(PROMPT, SamplingParams(max_tokens=300), "victim")
+async def test_without_resumption_a_killed_engine_ends_its_requests_and_is_started_again() -> None:
+    async with AsyncLLM(engine_factory=SLOW, resume=False) as llm:
+        outputs = llm.generate(PROMPT, LONG, "victim")
         await anext(outputs)
         assert llm._client.engine_pid is not None
         os.kill(llm._client.engine_pid, signal.SIGKILL)
-        *_, last = await collect(outputs)
-        assert last.outputs[0].text == letters(3, 300) and last.outputs[0].finish_reason == "length"
-        assert llm._client.num_restarts >= 1
-
-    slow.run(test)
-
-
-def test_without_resumption_a_killed_engine_ends_its_requests_and_is_started_again() -> None:
-    async def test() -> None:
-        async with asyncio.timeout(120), AsyncLLM(engine_factory=SLOW, resume=False) as llm:
-            outputs = llm.generate(PROMPT, LONG, "victim")
-            await anext(outputs)
-            assert llm._client.engine_pid is not None
-            os.kill(llm._client.engine_pid, signal.SIGKILL)
-            with pytest.raises(RequestFailedError, match="the engine stopped") as caught:
-                await collect(outputs)
-            assert caught.value.outputs[0].outputs[0].finish_reason == "error"
-            assert caught.value.outputs[0].outputs[0].token_ids
-            assert not llm.is_ready
-            with pytest.raises(EngineUnavailableError):
-                await llm.check_health()
-            with pytest.raises(EngineUnavailableError):
-                await collect(llm.generate(PROMPT))
-            while not llm.is_ready:
-                await asyncio.sleep(0.01)
-            await llm.check_health()
-            *_, last = await collect(llm.generate(PROMPT, SamplingParams(max_tokens=5), "victim"))
-            assert last.outputs[0].text == letters(3, 5)
-
-    asyncio.run(test())
-
-
-def test_shutdown_ends_what_runs_or_lets_it_end() -> None:
-    async def test() -> None:
-        async with asyncio.timeout(120), AsyncLLM(engine_factory=SLOW) as llm:
-            short, long = llm.generate(PROMPT, SamplingParams(max_tokens=30)), llm.generate(PROMPT, LONG)
-            await asyncio.gather(anext(short), anext(long))
-            ending = asyncio.create_task(llm.shutdown(drain_s=1.5))
-            *_, last = await collect(short)
-            assert last.outputs[0].finish_reason == "length"
-            with pytest.raises(EngineUnavailableError):
-                await collect(llm.generate(PROMPT))
-            with pytest.raises(RequestFailedError, match="shutting down"):
-                await collect(long)
-            await ending
+        with pytest.raises(RequestFailedError, match="the engine stopped") as caught:
+            await collect(outputs)
+        assert caught.value.outputs[0].outputs[0].finish_reason == "error"
+        assert caught.value.outputs[0].outputs[0].token_ids
         assert not llm.is_ready
-        with pytest.raises(EngineUnavailableError):
-            await collect(llm.generate(PROMPT))
-        with pytest.raises(RuntimeError, match="only once"):
-            await llm.start()
-
-    asyncio.run(test())
-
-
-def test_nothing_is_answered_before_the_start() -> None:
-    async def test() -> None:
-        llm = AsyncLLM()
-        assert not llm.is_ready
-        with pytest.raises(EngineUnavailableError, match="has not been started"):
-            await collect(llm.generate(PROMPT))
         with pytest.raises(EngineUnavailableError):
             await llm.check_health()
         with pytest.raises(EngineUnavailableError):
-            llm.get_tokenizer()
-        await llm.shutdown()
+            await collect(llm.generate(PROMPT))
+        while not llm.is_ready:
+            await asyncio.sleep(0.01)
+        await llm.check_health()
+        *_, last = await collect(llm.generate(PROMPT, SamplingParams(max_tokens=5), "victim"))
+        assert last.outputs[0].text == expected(5)
 
-    asyncio.run(test())
+
+async def test_shutdown_ends_what_runs_or_lets_it_end() -> None:
+    async with AsyncLLM(engine_factory=SLOW, enable_prefix_caching=False) as llm:
+        process, info = llm._client.replicas[0]._process, llm._client.info
+        assert process is not None and info is not None and not info.prefix_caching
+        short, long = llm.generate(PROMPT, SamplingParams(max_tokens=30)), llm.generate(PROMPT, LONG)
+        await asyncio.gather(anext(short), anext(long))
+        ending = asyncio.create_task(llm.shutdown(drain_s=1.0))
+        *_, last = await collect(short)
+        assert last.outputs[0].finish_reason == "length"
+        with pytest.raises(EngineUnavailableError):
+            await collect(llm.generate(PROMPT))
+        with pytest.raises(RequestFailedError, match="shutting down"):
+            await collect(long)
+        await ending
+    assert await process.wait_for_exit() == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+    assert not llm.is_ready
+    with pytest.raises(EngineUnavailableError):
+        await collect(llm.generate(PROMPT))
+    with pytest.raises(RuntimeError, match="only once"):
+        await llm.start()
+
+
+async def test_nothing_is_answered_before_the_start() -> None:
+    llm = AsyncLLM()
+    assert not llm.is_ready
+    with pytest.raises(EngineUnavailableError, match="has not been started"):
+        await collect(llm.generate(PROMPT))
+    with pytest.raises(EngineUnavailableError):
+        await llm.check_health()
+    with pytest.raises(EngineUnavailableError):
+        llm.get_tokenizer()
+    await llm.shutdown()
 
 
 def test_wrong_options_of_the_engine() -> None:
@@ -515,19 +389,13 @@ def test_wrong_options_of_the_engine() -> None:
         AsyncLLM(num_kv_blocks="many")
 
 
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    async def test() -> None:
-        llm = AsyncLLM(tmp_path / "missing")
-        with pytest.raises(ModelNotFoundError):
-            await llm.start()
-        assert llm._client.engine_pid is None
-
-    asyncio.run(test())
+async def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    llm = AsyncLLM(tmp_path / "missing")
+    with pytest.raises(ModelNotFoundError):
+        await llm.start()
+    assert llm._client.engine_pid is None
 
 
-def test_an_engine_that_cannot_start_says_why() -> None:
-    async def test() -> None:
-        with pytest.raises(EngineStartError, match="no_such_function"):
-            await AsyncLLM(engine_factory="headway.rpc.engine_process:no_such_function").start()
-
-    asyncio.run(test())
+async def test_an_engine_that_cannot_start_says_why() -> None:
+    with pytest.raises(EngineStartError, match="no_such_function"):
+        await AsyncLLM(engine_factory="headway.rpc.engine_process:no_such_function").start()

@@ -1,17 +1,15 @@
-"""A client with a small engine in a process of its own, and what tests say to it."""
+"""A client with small engines in processes of their own, and what tests say to it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections.abc import Awaitable, Callable, Iterator
+import inspect
+import string
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from headway.core.routing import Roles
 from headway.rpc.backoff import Backoff
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest, Delta
@@ -22,63 +20,60 @@ from headway.sampling_params import SamplingParams
 ROOT = Path(__file__).parents[3]
 FACTORY = "tests.unit.rpc.small_engine:create_engine"
 PATIENCE = Patience(slow_step_s=0.4)
+PROMPT = [5, 6, 7]
 
 
-class Served:
-    """An event loop that stands still between tests, with a client in it."""
+def small_client(patience: Patience = PATIENCE, **options: Any) -> EngineClient:
+    """One that has not started. Options are its own and those of its engines, which start again soon."""
+    own = {name: options.pop(name) for name in inspect.signature(EngineClient).parameters if name in options}
+    given = {"factory": FACTORY, "resumes": False, "log_level": "CRITICAL", **own}
+    return EngineClient(options, patience=patience, backoff=lambda: Backoff(first_s=0.05, longest_s=0.1), **given)
 
-    def __init__(self, runner: asyncio.Runner, client: EngineClient) -> None:
-        self.client = client
-        self._runner = runner
 
-    def run(self, test: Callable[[EngineClient], Awaitable[None]], *, limit_s: float = 200.0) -> None:
-        async def with_limit() -> None:
-            async with asyncio.timeout(limit_s):
-                await test(self.client)
-
-        self._runner.run(with_limit())
+@contextlib.asynccontextmanager
+async def started(patience: Patience = PATIENCE, **options: Any) -> AsyncIterator[EngineClient]:
+    client = small_client(patience, **options)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.shutdown()
 
 
 @contextlib.contextmanager
-def serving(
-    patience: Patience = PATIENCE,
-    *,
-    resumes: bool = False,
-    replicas: int = 1,
-    router: str = "prefix-aware",
-    reports_caches: bool = False,
-    roles: Roles | None = None,
-    **options: Any,
-) -> Iterator[Served]:
-    with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
-        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-        client = EngineClient(
-            options,
-            factory=FACTORY,
-            patience=patience,
-            backoff=lambda: Backoff(first_s=0.05),
-            log_level=os.environ.get("LL", "CRITICAL"),
-            resumes=resumes,
-            num_replicas=replicas,
-            router=router,
-            reports_caches=reports_caches,
-            roles=roles,
-        )
-        runner.run(client.start())
-        try:
-            yield Served(runner, client)
-        finally:
-            runner.run(client.shutdown())
+def serving(runner: asyncio.Runner, patience: Patience = PATIENCE, **options: Any) -> Iterator[EngineClient]:
+    """One that several tests share."""
+    client = small_client(patience, **options)
+    runner.run(client.start())
+    try:
+        yield client
+    finally:
+        runner.run(client.shutdown())
 
 
 def add(request_id: str, **params: Any) -> AddRequest:
-    return AddRequest(request_id, [5, 6, 7], SamplingParams(**{"max_tokens": 8, **params}))
+    return AddRequest(request_id, PROMPT, SamplingParams(**{"max_tokens": 8, **params}))
 
 
 async def read(stream: RequestStream) -> list[Delta]:
     return [delta async for deltas in stream for delta in deltas]
 
 
+async def text_of(client: EngineClient, name: str, num_tokens: int) -> str:
+    deltas = await read(client.submit(add(name, max_tokens=num_tokens)))
+    assert deltas[-1].finish_reason == "length" and deltas[-1].error is None
+    return "".join(delta.text for delta in deltas)
+
+
+def expected(num_tokens: int, *, num_prompt_tokens: int = len(PROMPT)) -> str:
+    """What the small engine answers."""
+    return "".join(string.ascii_lowercase[(num_prompt_tokens + number) % 26] for number in range(num_tokens))
+
+
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.01)
+
+
+async def all_ready(client: EngineClient) -> None:
+    await until(lambda: all(replica.is_ready for replica in client.replicas))

@@ -20,7 +20,7 @@ from headway.rpc.messages import AddRequest, CacheNews, TellCache
 from headway.rpc.streams import CacheEvent, CacheStream
 from headway.rpc.supervision import Replica
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.served import read, serving, until
+from tests.unit.rpc.served import read, started, until
 
 
 class Outside:
@@ -105,114 +105,105 @@ async def read_all(stream: CacheStream, outside: Outside) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_index_outside_equals_the_caches_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        chance = random.Random(seed)
-        monkeypatch.setattr(streams, "MAX_UNREAD_BLOCKS", chance.choice([5, 50, 10_000]))
-        monkeypatch.setattr(streams, "MAX_REPORTED", chance.choice([1, 7, 4096]))
-        monkeypatch.setattr("headway.core.routing.MAX_REPORTED", chance.choice([3, 4096]))
-        client = EngineClient(num_replicas=3, router="round-robin", reports_caches=True)
-        replicas = [PretendedReplica(client, place, chance, 40) for place in range(3)]
-        followers: list[tuple[CacheStream, Outside]] = []
-        for _ in range(300):
-            each = chance.choice(replicas)
-            draw = chance.random()
-            if draw < 0.6:
-                each.change()
-                each.report()
-            elif draw < 0.63:
-                each.change()
-                each.report(loses=True)
-            elif draw < 0.66:
-                each.die()
-            elif draw < 0.7 and len(followers) < 4:
-                followers.append((client.follow_caches(), Outside()))
-            elif draw < 0.72 and followers:
-                followers.pop()[0].close()
-            elif followers:
-                stream, outside = chance.choice(followers)
-                for _ in range(chance.randrange(4)):
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(0.0005):
-                            event = await anext(stream)
-                        outside.take(event)
-        followers.append((client.follow_caches(), Outside()))
-        for each in replicas:
-            each.change()  # after which a gap is seen, if there is one
-            while each.report():
-                pass
-        for stream, outside in followers:
-            await read_all(stream, outside)
-            assert outside.held == {place: each.held for place, each in enumerate(replicas)}
-        await client.shutdown()
-        for stream, _ in followers:
-            assert [event async for event in stream] == []
-        assert [event async for event in client.follow_caches()] == [], "nothing is followed at the end"
-
-    asyncio.run(scenario())
-
-
-def test_a_large_state_comes_in_parts_that_changes_do_not_interrupt() -> None:
-    async def scenario() -> None:
-        client = EngineClient(reports_caches=True)
-        each = PretendedReplica(client, 0, random.Random(0), 1)
-        for number in range(3 * MAX_REPORTED):
-            each.held.add(digest_of(number))
-        each.changes.tell_all()
+async def test_the_index_outside_equals_the_caches_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    monkeypatch.setattr(streams, "MAX_UNREAD_BLOCKS", chance.choice([5, 50, 10_000]))
+    monkeypatch.setattr(streams, "MAX_REPORTED", chance.choice([1, 7, 4096]))
+    monkeypatch.setattr("headway.core.routing.MAX_REPORTED", chance.choice([3, 4096]))
+    client = EngineClient(num_replicas=3, router="round-robin", reports_caches=True)
+    replicas = [PretendedReplica(client, place, chance, 40) for place in range(3)]
+    followers: list[tuple[CacheStream, Outside]] = []
+    for _ in range(300):
+        each = chance.choice(replicas)
+        draw = chance.random()
+        if draw < 0.6:
+            each.change()
+            each.report()
+        elif draw < 0.63:
+            each.change()
+            each.report(loses=True)
+        elif draw < 0.66:
+            each.die()
+        elif draw < 0.7 and len(followers) < 4:
+            followers.append((client.follow_caches(), Outside()))
+        elif draw < 0.72 and followers:
+            followers.pop()[0].close()
+        elif followers:
+            stream, outside = chance.choice(followers)
+            for _ in range(chance.randrange(4)):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.0005):
+                        event = await anext(stream)
+                    outside.take(event)
+    followers.append((client.follow_caches(), Outside()))
+    for each in replicas:
+        each.change()  # after which a gap is seen, if there is one
         while each.report():
             pass
-        outside, stream = Outside(), client.follow_caches()
-        first = await anext(stream)
-        outside.take(first)
-        assert first.is_whole and len(first.stored) == MAX_REPORTED and first.number == 2
-        each.held.remove(digest_of(1))
-        each.changes.evict(digest_of(1))
-        each.report()
+    for stream, outside in followers:
         await read_all(stream, outside)
-        assert outside.held == {0: each.held} and outside.at == {0: (0, 3)} and outside.num_whole == 1
+        assert outside.held == {place: each.held for place, each in enumerate(replicas)}
+    await client.shutdown()
+    for stream, _ in followers:
+        assert [event async for event in stream] == []
+    assert [event async for event in client.follow_caches()] == [], "nothing is followed at the end"
 
-    asyncio.run(scenario())
+
+async def test_a_large_state_comes_in_parts_that_changes_do_not_interrupt() -> None:
+    client = EngineClient(reports_caches=True)
+    each = PretendedReplica(client, 0, random.Random(0), 1)
+    for number in range(3 * MAX_REPORTED):
+        each.held.add(digest_of(number))
+    each.changes.tell_all()
+    while each.report():
+        pass
+    outside, stream = Outside(), client.follow_caches()
+    first = await anext(stream)
+    outside.take(first)
+    assert first.is_whole and len(first.stored) == MAX_REPORTED and first.number == 2
+    each.held.remove(digest_of(1))
+    each.changes.evict(digest_of(1))
+    each.report()
+    await read_all(stream, outside)
+    assert outside.held == {0: each.held} and outside.at == {0: (0, 3)} and outside.num_whole == 1
 
 
 @pytest.mark.parametrize("is_overrun", [False, True], ids=["whole reports", "too many changes"])
-def test_parts_of_an_old_state_are_not_kept_beside_a_new_one(is_overrun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(streams, "MAX_REPORTED", 4)
-        monkeypatch.setattr(streams, "MAX_UNREAD_BLOCKS", 5)
-        client = EngineClient(reports_caches=True)
-        each = PretendedReplica(client, 0, random.Random(0), 100)
-        each.held = {digest_of(number) for number in range(1000, 1040)}
-        each.changes.tell_all()
-        each.report()
-        outside, stream = Outside(), client.follow_caches()
-        for _ in range(30):
-            outside.take(await anext(stream))
-            assert len(stream._states) < 40
-            if is_overrun:
-                for _ in range(6):
-                    each.change()
-                    each.report()
-            else:
-                each.changes.tell_all()
+async def test_parts_of_an_old_state_are_not_kept_beside_a_new_one(
+    is_overrun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_REPORTED", 4)
+    monkeypatch.setattr(streams, "MAX_UNREAD_BLOCKS", 5)
+    client = EngineClient(reports_caches=True)
+    each = PretendedReplica(client, 0, random.Random(0), 100)
+    each.held = {digest_of(number) for number in range(1000, 1040)}
+    each.changes.tell_all()
+    each.report()
+    outside, stream = Outside(), client.follow_caches()
+    for _ in range(30):
+        outside.take(await anext(stream))
+        assert len(stream._states) < 40
+        if is_overrun:
+            for _ in range(6):
+                each.change()
                 each.report()
-        await read_all(stream, outside)
-        assert outside.held == {0: each.held}
-
-    asyncio.run(scenario())
-
-
-def test_a_follower_before_anything_was_told_gets_empty_states() -> None:
-    async def scenario() -> None:
-        stream = EngineClient(num_replicas=2, reports_caches=True).follow_caches()
-        told = [await anext(stream), await anext(stream)]
-        assert sorted(told) == [CacheEvent(place, 0, -1, 0, True, []) for place in (0, 1)]
-
-    asyncio.run(scenario())
+        else:
+            each.changes.tell_all()
+            each.report()
+    await read_all(stream, outside)
+    assert outside.held == {0: each.held}
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_real_engines_with_evictions_salts_and_a_death(replicas: int) -> None:
-    async def scenario(client: EngineClient) -> None:
+async def test_a_follower_before_anything_was_told_gets_empty_states() -> None:
+    stream = EngineClient(num_replicas=2, reports_caches=True).follow_caches()
+    told = [await anext(stream), await anext(stream)]
+    assert sorted(told) == [CacheEvent(place, 0, -1, 0, True, []) for place in (0, 1)]
+
+
+async def test_real_engines_with_evictions_salts_and_a_death() -> None:
+    async with started(
+        resumes=True, num_replicas=2, router="round-robin", reports_caches=True, num_kv_blocks=64
+    ) as client:
         outside, stream = Outside(), client.follow_caches()
 
         async def follow() -> None:
@@ -223,7 +214,7 @@ def test_real_engines_with_evictions_salts_and_a_death(replicas: int) -> None:
         await ask(client, 0, 24, salt="mine")
         known = block_digests(root_digest("mine"), prompt(0), 4)
         await until(lambda: any(set(known) <= held for held in outside.held.values()))
-        for number in range(1, 60):  # far more than there is room for
+        for number in range(1, 40):  # far more than there is room for
             await ask(client, number, 24)
         await agrees(client, outside)
         assert any(known[-1] not in held for held in outside.held.values())
@@ -238,11 +229,6 @@ def test_real_engines_with_evictions_salts_and_a_death(replicas: int) -> None:
         await agrees(client, outside)
         stream.close()
         await following
-
-    with serving(
-        resumes=True, replicas=replicas, router="round-robin", reports_caches=True, num_kv_blocks=64
-    ) as running:
-        running.run(scenario)
 
 
 def prompt(number: int) -> tuple[int, ...]:

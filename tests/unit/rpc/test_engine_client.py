@@ -15,19 +15,20 @@ from typing import Any
 import pytest
 
 from headway.errors import EngineStartError, EngineUnavailableError, InvalidRequestError
+from headway.rpc import supervision
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest, BlockSnapshot, EngineStats, StepSnapshot
 from headway.rpc.streams import RequestStream, SnapshotStream
 from headway.rpc.supervision import Patience
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.served import Served, add, read, serving, until
+from tests.unit.rpc.served import add, read, serving, small_client, started, until
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def client(runner: asyncio.Runner) -> Iterator[EngineClient]:
     """Steps take 2 ms, so that there is a middle to do something in."""
-    with serving(step_s=0.002, num_kv_blocks=2048) as running:
-        yield running
+    with serving(runner, step_s=0.002, num_kv_blocks=2048) as client:
+        yield client
 
 
 def state(stats: EngineStats | None) -> tuple[int, int, int]:
@@ -35,64 +36,47 @@ def state(stats: EngineStats | None) -> tuple[int, int, int]:
     return stats.num_running, stats.num_waiting, stats.num_used_blocks
 
 
-def test_requests_are_streamed(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        assert client.health.ok and client.info is not None and client.info.num_blocks == 2048
-        deltas = await read(client.submit(add("plain")))
-        assert "".join(delta.text for delta in deltas) == "defghijk"
-        assert deltas[-1].finish_reason == "length" and deltas[-1].is_last and deltas[-1].timings is not None
-        assert client.num_open_streams == 0 and state(client.stats) == (0, 0, 0)
-
-    served.run(test)
+async def test_requests_are_streamed(client: EngineClient) -> None:
+    assert client.health.ok and client.info is not None
+    assert client.info.num_blocks == 2048 and client.info.prefix_caching
+    deltas = await read(client.submit(add("plain")))
+    assert "".join(delta.text for delta in deltas) == "defghijk"
+    assert deltas[-1].finish_reason == "length" and deltas[-1].is_last and deltas[-1].timings is not None
+    assert client.num_open_streams == 0 and state(client.stats) == (0, 0, 0)
 
 
-def test_parameters_that_several_requests_share_travel_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(client: EngineClient) -> None:
-        connection = client.replicas[0]._connection
-        assert connection is not None
-        send, sent = connection.send, []
+async def test_parameters_that_several_requests_share_travel_once(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = client.replicas[0]._connection
+    assert connection is not None
+    send, sent = connection.send, []
 
-        def note(message: Any) -> None:
-            send(message)
-            sent.append(message.params)
+    def note(message: Any) -> None:
+        send(message)
+        sent.append(message.params)
 
-        monkeypatch.setattr(connection, "send", note)
-        shared, other = SamplingParams(max_tokens=3), SamplingParams(max_tokens=3)
-        with pytest.raises(InvalidRequestError):
-            client.submit(AddRequest("unsendable-\ud800", [5], shared))  # the engine has not got them
-        streams = [client.submit(AddRequest(f"shared-{number}", [5], shared)) for number in range(3)]
-        streams.append(client.submit(AddRequest("other", [5], other)))
-        assert sent == [shared, None, None, other]
-        for stream in streams:
-            assert sum(len(delta.token_ids) for delta in await read(stream)) == 3
-
-    served.run(test)
-
-
-def test_a_late_reader_gets_everything_at_once(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        stream = client.submit(add("late"))
-        await until(lambda: client.num_open_streams == 0)
-        lists = [deltas async for deltas in stream]
-        assert len(lists) == 1 and sum(len(delta.token_ids) for delta in lists[0]) == 8
-        assert [deltas async for deltas in stream] == []
-
-    served.run(test)
+    monkeypatch.setattr(connection, "send", note)
+    shared, other = SamplingParams(max_tokens=3), SamplingParams(max_tokens=3)
+    with pytest.raises(InvalidRequestError):
+        client.submit(AddRequest("unsendable-\ud800", [5], shared))  # the engine has not got them
+    streams = [client.submit(AddRequest(f"shared-{number}", [5], shared)) for number in range(3)]
+    streams.append(client.submit(AddRequest("other", [5], other)))
+    assert sent == [shared, None, None, other]
+    for stream in streams:
+        assert sum(len(delta.token_ids) for delta in await read(stream)) == 3
 
 
-def test_what_the_engine_refuses_ends_the_stream_with_an_error(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        (refusal,) = await read(client.submit(AddRequest("far", [10**6], SamplingParams(max_tokens=1))))
-        assert refusal.error_status == 400 and refusal.error_param == "prompt"
-        assert refusal.error is not None and "vocabulary" in refusal.error
-        with pytest.raises(InvalidRequestError):
-            client.submit(add("surrogate", stop=["\ud800"]))
-        with pytest.raises(InvalidRequestError):
-            client.submit(add("huge", seed=2**70))
-        with client_stream(client, "twice"), pytest.raises(InvalidRequestError):
-            client.submit(add("twice"))
-
-    served.run(test)
+async def test_what_the_engine_refuses_ends_the_stream_with_an_error(client: EngineClient) -> None:
+    (refusal,) = await read(client.submit(AddRequest("far", [10**6], SamplingParams(max_tokens=1))))
+    assert refusal.error_status == 400 and refusal.error_param == "prompt"
+    assert refusal.error is not None and "vocabulary" in refusal.error
+    with pytest.raises(InvalidRequestError):
+        client.submit(add("surrogate", stop=["\ud800"]))
+    with pytest.raises(InvalidRequestError):
+        client.submit(add("huge", seed=2**70))
+    with client_stream(client, "twice"), pytest.raises(InvalidRequestError):
+        client.submit(add("twice"))
 
 
 @contextlib.contextmanager
@@ -104,73 +88,45 @@ def client_stream(client: EngineClient, request_id: str) -> Iterator[RequestStre
         stream.close()
 
 
-def test_closing_a_stream_aborts_its_request_and_frees_its_blocks(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        streams = [client.submit(add(f"left-{index}", max_tokens=4000)) for index in range(20)]
-        for stream in streams:
-            assert await anext(stream)
-        assert state(client.stats)[0] == 20
-        for stream in streams[:10]:
-            await stream.aclose()
-            stream.close()
-        await until(lambda: state(client.stats)[0] == 10)
-        assert [deltas async for deltas in streams[0]] == []
-        for stream in streams:
-            stream.close()
-        await until(lambda: state(client.stats) == (0, 0, 0))
-        assert client.num_open_streams == 0
-
-    served.run(test)
+async def test_closing_a_stream_aborts_its_request_and_frees_its_blocks(client: EngineClient) -> None:
+    streams = [client.submit(add(f"left-{index}", max_tokens=4000)) for index in range(20)]
+    for stream in streams:
+        assert await anext(stream)
+    assert state(client.stats)[0] == 20
+    for stream in streams[:10]:
+        await stream.aclose()
+        stream.close()
+    await until(lambda: state(client.stats)[0] == 10)
+    assert [deltas async for deltas in streams[0]] == []
+    for stream in streams:
+        stream.close()
+    await until(lambda: state(client.stats) == (0, 0, 0))
+    assert client.num_open_streams == 0
 
 
-def test_a_cancelled_reader_aborts_its_request(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        async def reading() -> None:
-            async with client.submit(add("cancelled", max_tokens=4000)) as stream:
-                await read(stream)
+async def test_a_cancelled_reader_aborts_its_request(client: EngineClient) -> None:
+    async def reading() -> None:
+        async with client.submit(add("cancelled", max_tokens=4000)) as stream:
+            await read(stream)
 
-        task = asyncio.create_task(reading())
-        await until(lambda: state(client.stats)[0] == 1)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await until(lambda: state(client.stats) == (0, 0, 0))
-
-    served.run(test)
+    task = asyncio.create_task(reading())
+    await until(lambda: state(client.stats)[0] == 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await until(lambda: state(client.stats) == (0, 0, 0))
 
 
-def test_a_request_that_breaks_its_step_fails_alone(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        (failure,) = await read(client.submit(add("fail-1")))
-        assert failure.finish_reason == "error" and failure.error_status == 500
-        assert (await read(client.submit(add("after"))))[-1].finish_reason == "length"
-        assert client.health.ok and client.num_restarts == 0
-
-    served.run(test)
-
-
-def test_a_thousand_short_requests(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        results = await asyncio.gather(*(read(client.submit(add(f"short-{index}"))) for index in range(1000)))
-        assert all(sum(len(delta.token_ids) for delta in deltas) == 8 for deltas in results)
-        assert state(client.stats) == (0, 0, 0)
-
-    served.run(test)
-
-
-def test_steps_are_shown_only_while_somebody_watches(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        seen: list[EngineStats] = []
-        client.add_step_listener(lambda stats: seen.append(stats))
-        async with client.watch() as one, client.watch() as other:
-            await read(client.submit(add("watched")))
-            for viewer in (one, other):
-                assert isinstance(await anext(viewer), BlockSnapshot), "the blocks as they are come first"
-                snapshot = await next_step(viewer)
-                assert [row.request_id for row in snapshot.rows] == ["watched"]
-        assert len(seen) >= 8 and seen[-1] is client.stats
-        assert await ended(one) and await ended(other)
-
-    served.run(test)
+async def test_steps_are_shown_only_while_somebody_watches(client: EngineClient) -> None:
+    seen: list[EngineStats] = []
+    client.add_step_listener(lambda stats: seen.append(stats))
+    async with client.watch() as one, client.watch() as other:
+        await read(client.submit(add("watched")))
+        for viewer in (one, other):
+            assert isinstance(await anext(viewer), BlockSnapshot), "the blocks as they are come first"
+            snapshot = await next_step(viewer)
+            assert [row.request_id for row in snapshot.rows] == ["watched"]
+    assert len(seen) >= 8 and seen[-1] is client.stats
+    assert await ended(one) and await ended(other)
 
 
 async def next_step(viewer: SnapshotStream) -> StepSnapshot:
@@ -183,18 +139,15 @@ async def ended(viewer: SnapshotStream) -> bool:
     return [snapshot async for snapshot in viewer] == []
 
 
-def test_an_idle_engine_sleeps(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        await read(client.submit(add("before-sleep")))
-        pid = client.engine_pid
-        assert pid is not None
-        before_s = cpu_time_s(pid)
-        own_s = time.process_time()
-        await asyncio.sleep(2.0)
-        assert cpu_time_s(pid) - before_s < 0.1
-        assert time.process_time() - own_s < 0.1
-
-    served.run(test)
+async def test_an_idle_engine_sleeps(client: EngineClient) -> None:
+    await read(client.submit(add("before-sleep")))
+    pid = client.engine_pid
+    assert pid is not None
+    before_s = cpu_time_s(pid)
+    own_s = time.process_time()
+    await asyncio.sleep(1.0)
+    assert cpu_time_s(pid) - before_s < 0.3
+    assert time.process_time() - own_s < 0.3
 
 
 def cpu_time_s(pid: int) -> float:
@@ -204,16 +157,13 @@ def cpu_time_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_the_watchdog_sees_a_stall_and_its_end(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        await read(client.submit(add("first-step")))
-        stream = client.submit(add("slow-1"))
-        await until(lambda: not client.health.ok)
-        assert "no progress" in client.health.reason
-        assert (await read(stream))[-1].finish_reason == "length"
-        assert client.health.ok
-
-    served.run(test)
+async def test_the_watchdog_sees_a_stall_and_its_end(client: EngineClient) -> None:
+    await read(client.submit(add("first-step")))
+    stream = client.submit(add("slow-1"))
+    await until(lambda: not client.health.ok)
+    assert "no progress" in client.health.reason
+    assert (await read(stream))[-1].finish_reason == "length"
+    assert client.health.ok
 
 
 async def recovered(client: EngineClient, request_id: str) -> None:
@@ -221,92 +171,80 @@ async def recovered(client: EngineClient, request_id: str) -> None:
     assert (await read(client.submit(add(request_id))))[-1].finish_reason == "length"
 
 
-def test_a_killed_engine_ends_streams_and_is_started_again(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        steps_before = client.stats.num_steps if client.stats else 0
-        restarts_before = client.num_restarts
-        viewer = client.watch()
-        streams = [client.submit(add(f"doomed-{index}", max_tokens=4000)) for index in range(5)]
-        await anext(streams[0])
-        assert client.engine_pid is not None
-        os.kill(client.engine_pid, signal.SIGKILL)
-        for stream in streams:
-            last = (await read(stream))[-1]
-            assert (last.finish_reason, last.error_status, last.is_last) == ("error", 503, True)
-            assert last.error == "the engine stopped; please retry"
-        assert not client.health.ok and "restarted" in client.health.reason and client.engine_pid is None
-        with pytest.raises(EngineUnavailableError):
-            client.submit(add("too-early"))
-        streams[0].close()
-        await recovered(client, "after-kill")
-        assert client.num_restarts == restarts_before + 1
-        assert client.stats is not None and client.stats.num_steps > steps_before
-        while "after-kill" not in [row.request_id for row in (await next_step(viewer)).rows]:
-            pass
-        viewer.close()
-
-    served.run(test)
+async def test_a_killed_engine_ends_streams_and_is_started_again(client: EngineClient) -> None:
+    steps_before = client.stats.num_steps if client.stats else 0
+    restarts_before = client.num_restarts
+    viewer = client.watch()
+    streams = [client.submit(add(f"doomed-{index}", max_tokens=4000)) for index in range(5)]
+    await anext(streams[0])
+    assert client.engine_pid is not None
+    os.kill(client.engine_pid, signal.SIGKILL)
+    for stream in streams:
+        last = (await read(stream))[-1]
+        assert (last.finish_reason, last.error_status, last.is_last) == ("error", 503, True)
+        assert last.error == "the engine stopped; please retry"
+    assert not client.health.ok and "restarted" in client.health.reason and client.engine_pid is None
+    with pytest.raises(EngineUnavailableError):
+        client.submit(add("too-early"))
+    streams[0].close()
+    await recovered(client, "after-kill")
+    assert client.num_restarts == restarts_before + 1
+    assert client.stats is not None and client.stats.num_steps > steps_before
+    while "after-kill" not in [row.request_id for row in (await next_step(viewer)).rows]:
+        pass
+    viewer.close()
 
 
 @pytest.fixture(scope="module")
-def quick() -> Iterator[Served]:
-    """Given up after two seconds."""
-    with serving(Patience(slow_step_s=0.4, step_timeout_s=2.0, hang_timeout_s=2.0), step_s=0.002) as running:
-        yield running
+def quick(runner: asyncio.Runner) -> Iterator[EngineClient]:
+    """Given up soon."""
+    patience = Patience(slow_step_s=0.4, step_timeout_s=2.0, hang_timeout_s=2.0)
+    with serving(runner, patience, step_s=0.002) as client:
+        yield client
 
 
-@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
-def test_a_stopped_engine_is_noticed_and_replaced(is_busy: bool, quick: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        restarts_before = client.num_restarts
-        await recovered(client, f"first-{restarts_before}")
-        stream = client.submit(add("long-one", max_tokens=4000)) if is_busy else None
-        if stream is not None:
-            await anext(stream)
-        pid = client.engine_pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        await until(lambda: not client.health.ok)
-        assert "no sign of life" in client.health.reason or "restarted" in client.health.reason
-        if stream is not None:
-            last = (await read(stream))[-1]
-            assert (last.finish_reason, last.error_status, last.is_last) == ("error", 503, True)
-        await recovered(client, "after-stop")
-        assert client.engine_pid != pid and client.num_restarts == restarts_before + 1
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-    quick.run(test)
+async def test_a_stopped_engine_is_noticed_and_replaced(quick: EngineClient) -> None:
+    restarts_before = quick.num_restarts
+    await recovered(quick, f"first-{restarts_before}")
+    stream = quick.submit(add("long-one", max_tokens=4000))
+    await anext(stream)
+    pid = quick.engine_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: not quick.health.ok)
+    assert "no sign of life" in quick.health.reason or "restarted" in quick.health.reason
+    last = (await read(stream))[-1]
+    assert (last.finish_reason, last.error_status, last.is_last) == ("error", 503, True)
+    await recovered(quick, "after-stop")
+    assert quick.engine_pid != pid and quick.num_restarts == restarts_before + 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
-def test_a_loop_that_is_stuck_in_a_step_is_noticed_and_replaced(quick: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        restarts_before = client.num_restarts
-        await recovered(client, f"first-{restarts_before}")
-        stream = client.submit(add("stuck-1"))
-        await until(lambda: not client.health.ok)
-        assert "no progress" in client.health.reason, "its heartbeats go on"
-        assert (await read(stream))[-1].error_status == 503
-        await recovered(client, "after-stuck")
-        assert client.num_restarts == restarts_before + 1
-
-    quick.run(test)
+async def test_a_loop_that_is_stuck_in_a_step_is_noticed_and_replaced(quick: EngineClient) -> None:
+    restarts_before = quick.num_restarts
+    await recovered(quick, f"first-{restarts_before}")
+    stream = quick.submit(add("stuck-1"))
+    await until(lambda: not quick.health.ok)
+    assert "no progress" in quick.health.reason, "its heartbeats go on"
+    assert (await read(stream))[-1].error_status == 503
+    await recovered(quick, "after-stuck")
+    assert quick.num_restarts == restarts_before + 1
 
 
-def test_a_pause_of_this_process_is_not_taken_for_one_of_the_engine(quick: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        restarts_before = client.num_restarts
-        await recovered(client, f"first-{restarts_before}")
-        time.sleep(3.0)  # the whole event loop
-        await asyncio.sleep(0.3)
-        assert client.health.ok and client.num_restarts == restarts_before
-
-    quick.run(test)
+async def test_a_pause_of_this_process_is_not_taken_for_one_of_the_engine(quick: EngineClient) -> None:
+    restarts_before = quick.num_restarts
+    await recovered(quick, f"first-{restarts_before}")
+    time.sleep(2.3)  # the whole event loop
+    await asyncio.sleep(0.3)
+    assert quick.health.ok and quick.num_restarts == restarts_before
 
 
 @pytest.mark.parametrize("fate", ["stopped", "stuck"])
-def test_shutdown_does_not_wait_for_an_engine_that_hangs(fate: str) -> None:
-    async def test(client: EngineClient) -> None:
+async def test_shutdown_does_not_wait_for_an_engine_that_hangs(fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "SILENT_S", 0.3)
+    monkeypatch.setattr(supervision, "EXIT_GRACE_S", 0.3)
+    async with started(Patience(), step_s=0.002) as client:
         await read(client.submit(add("first")))
         stream = client.submit(add("stuck-1", max_tokens=4000) if fate == "stuck" else add("long", max_tokens=4000))
         pid = client.engine_pid
@@ -314,91 +252,54 @@ def test_shutdown_does_not_wait_for_an_engine_that_hangs(fate: str) -> None:
         if fate == "stopped":
             await anext(stream)
             os.kill(pid, signal.SIGSTOP)
-        started_s = time.monotonic()
-        await client.shutdown(drain_s=20.0 if fate == "stopped" else 0.5)
-        assert time.monotonic() - started_s < 5.0
+        await client.shutdown(drain_s=1000.0 if fate == "stopped" else 0.1)
         assert (await read(stream))[-1].error_status == 503
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
-    with serving(Patience(), step_s=0.002) as running:
-        running.run(test)
 
-
-def test_a_second_shutdown_does_not_wait() -> None:
-    async def test(client: EngineClient) -> None:
+async def test_a_second_shutdown_does_not_wait() -> None:
+    async with started(step_s=0.002) as client:
         stream = client.submit(add("long", max_tokens=4000))
         await anext(stream)
-        draining = asyncio.create_task(client.shutdown(drain_s=50.0))
+        draining = asyncio.create_task(client.shutdown(drain_s=1000.0))
         await asyncio.sleep(0)
         draining.cancel()
-        started_s = time.monotonic()
         await client.shutdown()
-        assert time.monotonic() - started_s < 25.0  # half of the drain, whatever else the machine does
         assert (await read(stream))[-1].error_status == 503
 
-    with serving(step_s=0.002) as running:
-        running.run(test)
 
-
-def test_nonsense_in_either_direction_restarts_the_engine(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        for direction in ("to", "from"):
-            stream = client.submit(add(f"garbled-{direction}", max_tokens=4000))
-            await anext(stream)
-            connection = client.replicas[0]._connection
-            assert connection is not None and connection._transport is not None
-            if direction == "to":
-                connection._transport.write(b"\x02\x00\x00\x00\xc1\xc1")
-            else:
-                connection.data_received(b"\xff" * 64)
-            assert (await read(stream))[-1].error_status == 503
-            await recovered(client, f"after-nonsense-{direction}")
-
-    served.run(test)
-
-
-def test_sigterm_to_the_engine_alone_drains_it_and_it_comes_back(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        stream = client.submit(add("running", max_tokens=50))
+async def test_nonsense_in_either_direction_restarts_the_engine(client: EngineClient) -> None:
+    for direction in ("to", "from"):
+        stream = client.submit(add(f"garbled-{direction}", max_tokens=4000))
         await anext(stream)
-        assert client.engine_pid is not None
-        os.kill(client.engine_pid, signal.SIGTERM)
-        assert (await read(stream))[-1].finish_reason == "length"
-        await until(lambda: not client.health.ok)
-        await recovered(client, "after-sigterm")
-
-    served.run(test)
-
-
-def test_shutdown_lets_running_requests_finish_and_ends_the_process() -> None:
-    async def test(client: EngineClient) -> None:
-        running = client.submit(add("running", max_tokens=30))
-        endless = client.submit(add("endless", max_tokens=4000))
-        await anext(running)
-        process, pid = client.replicas[0]._process, client.engine_pid
-        assert process is not None and pid is not None
-        await client.shutdown(drain_s=1.5)
-        assert (await read(running))[-1].finish_reason == "length"
-        assert (await read(endless))[-1].error_status == 503
-        with pytest.raises(EngineUnavailableError):
-            client.submit(add("late"))
-        assert not client.health.ok
-        assert await process.wait_for_exit() == 0
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-    with serving(step_s=0.002) as running:
-        running.run(test)
+        connection = client.replicas[0]._connection
+        assert connection is not None and connection._transport is not None
+        if direction == "to":
+            connection._transport.write(b"\x02\x00\x00\x00\xc1\xc1")
+        else:
+            connection.data_received(b"\xff" * 64)
+        assert (await read(stream))[-1].error_status == 503
+        await recovered(client, f"after-nonsense-{direction}")
 
 
-def test_an_engine_that_cannot_start_says_why() -> None:
-    with pytest.raises(EngineStartError, match="there is no such model"), serving(refuse="there is no such model"):
-        pass
+async def test_sigterm_to_the_engine_alone_drains_it_and_it_comes_back(client: EngineClient) -> None:
+    stream = client.submit(add("running", max_tokens=50))
+    await anext(stream)
+    assert client.engine_pid is not None
+    os.kill(client.engine_pid, signal.SIGTERM)
+    assert (await read(stream))[-1].finish_reason == "length"
+    await until(lambda: not client.health.ok)
+    await recovered(client, "after-sigterm")
 
 
-def test_each_replica_is_watched_by_itself() -> None:
-    async def test(client: EngineClient) -> None:
+async def test_an_engine_that_cannot_start_says_why() -> None:
+    with pytest.raises(EngineStartError, match="there is no such model"):
+        await small_client(refuse="there is no such model").start()
+
+
+async def test_each_replica_is_watched_by_itself() -> None:
+    async with started(num_replicas=2, router="round-robin") as client:
         async with client.watch(1) as viewer:
             for number in range(4):  # in turn
                 await read(client.submit(add(f"turn-{number}")))
@@ -416,6 +317,3 @@ def test_each_replica_is_watched_by_itself() -> None:
             while not seen & {"later-0", "later-1"}:
                 seen |= {row.request_id for row in (await next_step(viewer)).rows}
         assert await ended(viewer)
-
-    with serving(replicas=2, router="round-robin") as running:
-        running.run(test)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -29,31 +28,23 @@ from headway.rpc.supervision import (
     options_apart,
 )
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.served import Served, read, serving, until
+from tests.unit.rpc.served import all_ready, read, serving, started, until
 
-
-@contextlib.contextmanager
-def prefilling(roles: str) -> Iterator[Served]:
-    patience, own = Patience(hang_timeout_s=2.0), Roles.parse(roles)
-    with serving(patience, resumes=True, roles=own, step_s=0.002, num_kv_blocks=4096) as running:
-        yield running
+OPTIONS: dict[str, Any] = {"resumes": True, "step_s": 0.002, "num_kv_blocks": 4096}
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with prefilling("prefill=1,decode=1") as running:
-        yield running
+def served(runner: asyncio.Runner) -> Iterator[EngineClient]:
+    with serving(runner, Patience(hang_timeout_s=2.0), roles=Roles.parse("prefill=1,decode=1"), **OPTIONS) as client:
+        yield client
 
 
-def run(served: Served, test: Callable[[EngineClient], Awaitable[None]]) -> None:
+@pytest.fixture
+def client(runner: asyncio.Runner, served: EngineClient) -> Iterator[EngineClient]:
     """With all replicas there, and nothing left at the end."""
-
-    async def settled(client: EngineClient) -> None:
-        await until(lambda: all(replica.is_ready for replica in client.replicas))
-        await test(client)
-        await until(lambda: is_settled(client))
-
-    served.run(settled, limit_s=100.0)
+    runner.run(all_ready(served))
+    yield served
+    runner.run(until(lambda: is_settled(served)))
 
 
 @pytest.fixture(autouse=True)
@@ -98,41 +89,37 @@ def is_settled(client: EngineClient) -> bool:
     return not client._prefills._live and not client._prefills.router._routed and not client._router._routed
 
 
-def test_a_prompt_is_computed_by_one_and_answered_by_another(served: Served, choices: list[PrefillChoice]) -> None:
-    async def test(client: EngineClient) -> None:
-        decode, prefill = client.replicas
-        assert (decode.role, prefill.role) == ("decode", "prefill")
-        assert decode.info is not None and not decode.info.blocks_at
-        assert prefill.info is not None and prefill.info.blocks_at.startswith("shm:///")
-        before = client.prefill_outcomes
-        alone = await text(client.submit(add("without a whole block", num_tokens=4)))
-        assert changes(client, before) == {"here": 1} and not choices
-        request = add("long")
-        deltas = await read(client.submit(request))
-        assert len("".join(delta.text for delta in deltas)) == 8 == len(alone)
-        assert deltas[-1].timings is not None and deltas[-1].timings.num_cached_tokens == 40
-        assert changes(client, before) == {"here": 1, "elsewhere": 1}
-        assert choices[0].num_uncached == 41 and choices[0].num_blocks == 10 and choices[0].num_generating == 0
-        stats = client.stats
-        assert stats is not None and prefill.stats is not None
-        assert (stats.prompt_tokens, stats.generation_tokens) == (45, 16), "each request counts once"
-        assert prefill.stats.prompt_tokens == 40 and stats.num_fetched_blocks == 10
-        again = await read(client.submit(msgspec.structs.replace(request, request_id="again")))
-        assert again[-1].timings is not None and again[-1].timings.num_cached_tokens == 40
-        assert changes(client, before) == {"here": 2, "elsewhere": 1}, "it is cached where it is answered"
-
-    run(served, test)
-
-
-def test_what_is_asked_of_every_prompt_token_is_computed_where_the_answer_is(
-    served: Served, choices: list[PrefillChoice]
+async def test_a_prompt_is_computed_by_one_and_answered_by_another(
+    client: EngineClient, choices: list[PrefillChoice]
 ) -> None:
-    async def test(client: EngineClient) -> None:
-        before = client.prefill_outcomes
-        deltas = await read(client.submit(add("logprobs", prompt_logprobs=1)))
-        assert deltas[-1].is_last and changes(client, before) == {"here": 1} and not choices
+    decode, prefill = client.replicas
+    assert (decode.role, prefill.role) == ("decode", "prefill")
+    assert decode.info is not None and not decode.info.blocks_at
+    assert prefill.info is not None and prefill.info.blocks_at.startswith("shm:///")
+    before = client.prefill_outcomes
+    alone = await text(client.submit(add("without a whole block", num_tokens=4)))
+    assert changes(client, before) == {"here": 1} and not choices
+    request = add("long")
+    deltas = await read(client.submit(request))
+    assert len("".join(delta.text for delta in deltas)) == 8 == len(alone)
+    assert deltas[-1].timings is not None and deltas[-1].timings.num_cached_tokens == 40
+    assert changes(client, before) == {"here": 1, "elsewhere": 1}
+    assert choices[0].num_uncached == 41 and choices[0].num_blocks == 10 and choices[0].num_generating == 0
+    stats = client.stats
+    assert stats is not None and prefill.stats is not None
+    assert (stats.prompt_tokens, stats.generation_tokens) == (45, 16), "each request counts once"
+    assert prefill.stats.prompt_tokens == 40 and stats.num_fetched_blocks == 10
+    again = await read(client.submit(msgspec.structs.replace(request, request_id="again")))
+    assert again[-1].timings is not None and again[-1].timings.num_cached_tokens == 40
+    assert changes(client, before) == {"here": 2, "elsewhere": 1}, "it is cached where it is answered"
 
-    run(served, test)
+
+async def test_what_is_asked_of_every_prompt_token_is_computed_where_the_answer_is(
+    client: EngineClient, choices: list[PrefillChoice]
+) -> None:
+    before = client.prefill_outcomes
+    deltas = await read(client.submit(add("logprobs", prompt_logprobs=1)))
+    assert deltas[-1].is_last and changes(client, before) == {"here": 1} and not choices
 
 
 def test_nobody_else_says_where_blocks_come_from() -> None:
@@ -144,90 +131,74 @@ def test_nobody_else_says_where_blocks_come_from() -> None:
     assert own.message().options.blocks_at == "shm:///here#1"
 
 
-def test_a_prefill_replica_that_hangs_is_not_waited_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prefill_replica_that_hangs_is_not_waited_for(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine_client, "MOST_PREFILL_S", 0.2)
     monkeypatch.setattr(engine_client, "LEAST_PREFILL_S", 0.2)
-
-    async def test(client: EngineClient) -> None:
-        prefill, before, num_restarts = client.replicas[1], client.prefill_outcomes, client.num_restarts
-        assert prefill.pid is not None
-        os.kill(prefill.pid, signal.SIGSTOP)
-        assert len(await text(client.submit(add("r")))) == 8
-        assert changes(client, before) == {"failed": 1} and client.health.ok
-        await until(lambda: client.num_restarts == num_restarts + 1 and prefill.is_ready)
-
-    run(served, test)
+    prefill, before, num_restarts = client.replicas[1], client.prefill_outcomes, client.num_restarts
+    assert prefill.pid is not None
+    os.kill(prefill.pid, signal.SIGSTOP)
+    assert len(await text(client.submit(add("r")))) == 8
+    assert changes(client, before) == {"failed": 1} and client.health.ok
+    await until(lambda: client.num_restarts == num_restarts + 1 and prefill.is_ready)
 
 
-def test_a_prefill_replica_that_dies(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        prefill, before = client.replicas[1], client.prefill_outcomes
-        address = prefill.info.blocks_at if prefill.info is not None else ""
-        streams = [client.submit(add(f"d{number}", num_tokens=401)) for number in range(4)]
-        assert prefill.pid is not None
-        os.kill(prefill.pid, signal.SIGKILL)
-        assert {len(each) for each in await asyncio.gather(*map(text, streams))} == {8}
-        assert client.health.ok and sum(changes(client, before).values()) == 4
-        await until(lambda: prefill.is_ready)
-        assert prefill.info is not None and prefill.info.blocks_at != address
-        before = client.prefill_outcomes
-        await read(client.submit(add("later")))
-        assert changes(client, before) == {"elsewhere": 1}
-
-    run(served, test)
+async def test_a_prefill_replica_that_dies(client: EngineClient) -> None:
+    prefill, before = client.replicas[1], client.prefill_outcomes
+    address = prefill.info.blocks_at if prefill.info is not None else ""
+    streams = [client.submit(add(f"d{number}", num_tokens=401)) for number in range(4)]
+    assert prefill.pid is not None
+    os.kill(prefill.pid, signal.SIGKILL)
+    assert {len(each) for each in await asyncio.gather(*map(text, streams))} == {8}
+    assert client.health.ok and sum(changes(client, before).values()) == 4
+    await until(lambda: prefill.is_ready)
+    assert prefill.info is not None and prefill.info.blocks_at != address
+    before = client.prefill_outcomes
+    await read(client.submit(add("later")))
+    assert changes(client, before) == {"elsewhere": 1}
 
 
-def test_without_a_decode_replica_nothing_is_served(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        decode = client.replicas[0]
-        assert decode.pid is not None
-        os.kill(decode.pid, signal.SIGKILL)
-        await until(lambda: not client.health.ok)
-        assert client.replicas[1].is_ready
-        assert len(await text(client.submit(add("waits until it is back")))) == 8
-
-    run(served, test)
+async def test_without_a_decode_replica_nothing_is_served(client: EngineClient) -> None:
+    decode = client.replicas[0]
+    assert decode.pid is not None
+    os.kill(decode.pid, signal.SIGKILL)
+    await until(lambda: not client.health.ok)
+    assert client.replicas[1].is_ready
+    assert len(await text(client.submit(add("waits until it is back")))) == 8
 
 
-def test_an_aborted_request_is_aborted_in_both_places(served: Served) -> None:
-    async def test(client: EngineClient) -> None:
-        before = client.prefill_outcomes
-        streams = [client.submit(add(f"a{number}", num_tokens=2001)) for number in range(8)]
-        await asyncio.sleep(0.01)
-        for stream in streams:
-            stream.close()
-        assert client.num_open_streams == 0
-        await until(lambda: is_settled(client) and all(map(is_idle, client.replicas)))
-        ended = changes(client, before)
-        assert ended["aborted"] + ended.get("elsewhere", 0) == 8
-        assert len(await text(client.submit(add("after them")))) == 8
-
-    run(served, test)
+async def test_an_aborted_request_is_aborted_in_both_places(client: EngineClient) -> None:
+    before = client.prefill_outcomes
+    streams = [client.submit(add(f"a{number}", num_tokens=2001)) for number in range(8)]
+    await asyncio.sleep(0.01)
+    for stream in streams:
+        stream.close()
+    assert client.num_open_streams == 0
+    await until(lambda: is_settled(client) and all(map(is_idle, client.replicas)))
+    ended = changes(client, before)
+    assert ended["aborted"] + ended.get("elsewhere", 0) == 8
+    assert len(await text(client.submit(add("after them")))) == 8
 
 
-def test_while_no_prefill_replica_is_there_prompts_are_computed_where_answers_are(
-    served: Served, choices: list[PrefillChoice]
+async def test_while_no_prefill_replica_is_there_prompts_are_computed_where_answers_are(
+    client: EngineClient, choices: list[PrefillChoice]
 ) -> None:
-    async def test(client: EngineClient) -> None:
-        before = client.prefill_outcomes
-        await client.replicas[1].rest(0.0)
-        assert len(await text(client.submit(add("alone")))) == 8
-        assert changes(client, before) == {"here": 1} and not choices and client.health.ok
-        await client.replicas[1].start()
-
-    run(served, test)
+    before = client.prefill_outcomes
+    await client.replicas[1].rest(0.0)
+    assert len(await text(client.submit(add("alone")))) == 8
+    assert changes(client, before) == {"here": 1} and not choices and client.health.ok
+    await client.replicas[1].start()
 
 
-def test_each_prompt_goes_to_the_prefill_replica_with_the_least_to_do() -> None:
-    async def test(client: EngineClient) -> None:
+async def test_each_prompt_goes_to_the_prefill_replica_with_the_least_to_do() -> None:
+    async with started(roles=Roles.parse("prefill=2,decode=1"), **OPTIONS) as client:
         streams = [client.submit(add(f"r{number}", num_tokens=401)) for number in range(6)]
         assert client._prefills is not None
         assert [len(client._prefills.at(replica)) for replica in client.replicas] == [0, 3, 3]
         await asyncio.gather(*map(read, streams))
         assert client.prefill_outcomes["elsewhere"] == 6
-
-    with prefilling("prefill=2,decode=1") as running:
-        run(running, test)
+        await until(lambda: is_settled(client))
 
 
 def test_options_have_room_for_blocks_to_arrive_in(monkeypatch: pytest.MonkeyPatch) -> None:

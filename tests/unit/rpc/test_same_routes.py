@@ -16,9 +16,8 @@ from headway.core.routing import ROUTERS, Router
 from headway.rpc import engine_client
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest
-from headway.rpc.supervision import Backoff, Patience
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.served import FACTORY, ROOT, read
+from tests.unit.rpc.served import read, started
 
 
 class RecordingRouter(Router):
@@ -52,41 +51,27 @@ class RecordingRouter(Router):
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-def test_a_server_and_a_simulator_decide_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_and_a_simulator_decide_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     simulator = importlib.import_module("headway.lab.sim.simulate")
     assert simulator.Router is Router, "the simulator's router is the server's"
     RecordingRouter.made = []
     monkeypatch.setattr(engine_client, "Router", RecordingRouter)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
 
-    async def serve() -> None:
-        client = EngineClient(
-            {"step_s": 0.001, "num_kv_blocks": 256},
-            factory=FACTORY,
-            patience=Patience(),
-            backoff=lambda: Backoff(first_s=0.05),
-            log_level="CRITICAL",
-            num_replicas=3,
-            router=name,
-        )
-        await client.start()
-        rng = random.Random(0)
-        beginnings = [[rng.randrange(4, 200) for _ in range(96)] for _ in range(6)]
+    rng = random.Random(0)
+    beginnings = [[rng.randrange(4, 200) for _ in range(96)] for _ in range(6)]
 
-        async def ask(number: int) -> None:
-            await asyncio.sleep(rng.random() * 2)
-            prompt = rng.choice(beginnings)[: rng.randrange(16, 97)] + [rng.randrange(4, 200) for _ in range(20)]
-            params = SamplingParams(max_tokens=rng.randrange(1, 60))
-            await read(client.submit(AddRequest(str(number), prompt, params)))
+    async def ask(client: EngineClient, number: int) -> None:
+        await asyncio.sleep(rng.random())
+        prompt = rng.choice(beginnings)[: rng.randrange(16, 97)] + [rng.randrange(4, 200) for _ in range(20)]
+        params = SamplingParams(max_tokens=rng.randrange(1, 30))
+        await read(client.submit(AddRequest(str(number), prompt, params)))
 
-        asking = [asyncio.create_task(ask(number)) for number in range(150)]
-        await asyncio.sleep(1)
+    async with started(resumes=True, num_replicas=3, router=name, step_s=0.001, num_kv_blocks=256) as client:
+        asking = [asyncio.create_task(ask(client, number)) for number in range(100)]
+        await asyncio.sleep(0.5)
         assert client.replicas[1].pid is not None
         os.kill(client.replicas[1].pid, signal.SIGKILL)
         await asyncio.gather(*asking)
-        await client.shutdown()
-
-    asyncio.run(asyncio.wait_for(serve(), 90))
     (recorded,) = RecordingRouter.made
     again = Router(name, block_size=1)
     decisions = []
@@ -96,6 +81,6 @@ def test_a_server_and_a_simulator_decide_alike(name: str, monkeypatch: pytest.Mo
         assert came == outcome, f"{call}{arguments}"
         if call == "route":
             decisions.append(came)
-    assert len(decisions) >= 150 and set(decisions) == {0, 1, 2}
+    assert len(decisions) >= 100 and set(decisions) == {0, 1, 2}
     if again.needs_digests:
         assert sum(call == "take" for call, *_ in recorded.told) > 10, "caches were reported"

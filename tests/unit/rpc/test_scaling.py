@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -14,9 +14,9 @@ from headway.errors import ConfigError
 from headway.rpc import engine_client
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.ray_cluster import cores_each
-from headway.rpc.supervision import RESTING, Backoff, Patience, ScalingRule
+from headway.rpc.supervision import RESTING, ScalingRule
 from headway.server.server_config import ServerConfig
-from tests.unit.rpc.served import FACTORY, ROOT, add, read, until
+from tests.unit.rpc.served import expected, started, text_of, until
 
 
 def after(rule: ScalingRule, seconds: float, **load: int) -> int:
@@ -79,60 +79,44 @@ def test_cores_on_nodes(cores: list[int], replicas: int, each: int) -> None:
     assert cores_each(cores, replicas) == each
 
 
-def run(test: Callable[[EngineClient], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    monkeypatch.setattr(engine_client, "SCALING_TICK_S", 0.1)
-    monkeypatch.setattr(engine_client, "SCALING_DRAIN_S", 0.2)
-
-    async def with_client() -> None:
-        client = EngineClient(
-            {"step_s": 0.005, "num_kv_blocks": 512, "max_num_seqs": 2},
-            factory=FACTORY,
-            patience=Patience(),
-            backoff=lambda: Backoff(first_s=0.05),
-            log_level="CRITICAL",
-            scaling=ScalingRule(1, 3, up_s=0.3, down_s=0.5),
-        )
-        async with asyncio.timeout(90):
-            await client.start()
-            try:
-                await test(client)
-            finally:
-                await client.shutdown()
-
-    asyncio.run(with_client())
-
-
 def num_awake(client: EngineClient) -> int:
     return sum(replica.is_ready for replica in client.replicas)
 
 
-async def text_of(client: EngineClient, name: str, num_tokens: int) -> str:
-    return "".join(delta.text for delta in await read(client.submit(add(name, max_tokens=num_tokens))))
+async def load(client: EngineClient, name: str, enough: asyncio.Event) -> None:
+    """Ten requests at a time, each with a whole answer."""
+
+    async def ask(number: int) -> None:
+        for turn in itertools.count():
+            assert await text_of(client, f"{name}{number}-{turn}", 60) == expected(60)
+            if enough.is_set():
+                return
+
+    await asyncio.gather(*map(ask, range(10)))
 
 
-def expected(num_tokens: int) -> str:
-    return "".join("abcdefghijklmnopqrstuvwxyz"[(3 + number) % 26] for number in range(num_tokens))
-
-
-def test_replicas_come_with_the_load_and_go_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replicas_come_with_the_load_and_go_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer is whole, also of requests whose replica is not needed any more while they run."""
-
-    async def test(client: EngineClient) -> None:
+    monkeypatch.setattr(engine_client, "SCALING_TICK_S", 0.1)
+    monkeypatch.setattr(engine_client, "SCALING_DRAIN_S", 0.2)
+    rule = ScalingRule(1, 3, up_s=0.2, down_s=0.3)
+    async with started(resumes=True, scaling=rule, step_s=0.005, num_kv_blocks=512, max_num_seqs=2) as client:
         assert num_awake(client) == 1 and client.health.ok
         assert [replica.problem for replica in client.replicas[1:]] == [RESTING] * 2
-        reading = [asyncio.create_task(text_of(client, f"r{number}", 300)) for number in range(10)]
+        enough = asyncio.Event()
+        asking = asyncio.create_task(load(client, "r", enough))
         await until(lambda: num_awake(client) == 3)
-        assert await asyncio.gather(*reading) == [expected(300)] * 10
-        late = asyncio.create_task(text_of(client, "late", 600))
+        enough.set()
+        await asking
+        late = asyncio.create_task(text_of(client, "late", 300))
         await until(lambda: num_awake(client) == 1)
-        assert await late == expected(600)
+        assert await late == expected(300)
         assert client.health.ok and [replica.problem for replica in client.replicas[1:]] == [RESTING] * 2
-        again = [asyncio.create_task(text_of(client, f"s{number}", 300)) for number in range(10)]
+        killed = asyncio.Event()
+        again = asyncio.create_task(load(client, "s", killed))
         await until(lambda: num_awake(client) > 1)
         pid = client.replicas[1].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        assert await asyncio.gather(*again) == [expected(300)] * 10
-
-    run(test, monkeypatch)
+        killed.set()
+        await again
