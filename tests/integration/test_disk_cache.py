@@ -3,12 +3,11 @@ engine too, however the last one ended."""
 
 from __future__ import annotations
 
-import json
+import asyncio
+import itertools
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,13 @@ from headway.core import HostTier, Request
 from headway.engine import engine_core
 from headway.errors import ConfigError
 from headway.kv.host_blocks import HostBlocks
-from tests.integration.conversations import MAX_MODEL_LEN, MAX_TOKENS, Alone, Conversations
+from headway.rpc.backoff import Backoff
+from headway.rpc.engine_client import EngineClient
+from headway.rpc.messages import AddRequest
+from tests.integration.conversations import MAX_MODEL_LEN, MAX_TOKENS, Alone, Conversations, greedy
 from tests.integration.server_process import running_server
 from tests.unit.models.tiny import hf_model, random_prompt, save_folder
+from tests.unit.rpc.served import read, until
 from tests.unit.runner.tiny_llm import VOCAB_SIZE, TinyLLM
 
 NUM_KILLS = int(os.environ.get("HEADWAY_KILL_ROUNDS", "4"))
@@ -226,61 +229,62 @@ def test_what_cannot_be_had_is_refused(tiny: TinyLLM, tmp_path: Path) -> None:
             tiny.on_cpu(**options)
 
 
-LIFE = """
-import json, random, sys
-from headway import LLM
-from headway.core import HostTier
-from tests.integration.conversations import MAX_MODEL_LEN, Conversations
-from tests.unit.models.tiny import VOCAB_SIZE
-HostTier.is_worth_fetching = lambda *_: True
-model, folder, num_ranks = sys.argv[1], sys.argv[2], int(sys.argv[3])
-llm = LLM(
-    model, dtype="float32", max_model_len=MAX_MODEL_LEN, max_num_seqs=6, disk_cache=folder, block_size=4,
-    num_kv_blocks=40, host_cache_memory=2**15 // num_ranks, disk_cache_size=300 * 2112, tensor_parallel_size=num_ranks,
-)
-print("ready", flush=True)
-for number in range(1000):
-    talk = Conversations(llm, random.Random(number % 7), vocab_size=VOCAB_SIZE, max_prompt=100, max_tokens=12)
-    for turn in talk.run(10):
-        print(json.dumps([turn.prompt, turn.answers]), flush=True)
-    stats = llm.engine.core.scheduler.kv_cache.host_tier.stats
-    print(json.dumps([stats.num_fetched, stats.num_stored]), flush=True)
-"""
-
-
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_engines_that_are_killed_leave_nothing_wrong(num_ranks: int, tmp_path: Path) -> None:
-    """Again and again, in the same folder: whatever an engine answers until it is killed is right."""
-    folder = str(save_folder(hf_model("llama"), tmp_path / "model"))
-    alone = Alone(LLM(folder, dtype="float32", max_model_len=MAX_MODEL_LEN, enable_prefix_caching=False), MAX_TOKENS)
-    rng, num_answers, num_fetched = random.Random(8), 0, 0
-    for _ in range(NUM_KILLS):
-        command = [sys.executable, "-c", LIFE, folder, str(tmp_path / "kv"), str(num_ranks)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None and process.stdout.readline() == "ready\n"
-            time.sleep(rng.uniform(0.3, 1.5))
-            assert process.poll() is None, "it has failed by itself"
-            process.send_signal(signal.SIGKILL)
-            lines = process.stdout.read().splitlines()
-        for line in lines:
-            if not line.endswith("]"):
-                continue  # the last one, half written
-            told = json.loads(line)
-            if isinstance(told[0], int):
-                num_fetched += told[0] > 0
-                continue
-            prompt, answers = told
-            expected = alone.answer(tuple(prompt))
-            assert all(answer == expected[: len(answer)] for answer in answers)
-            num_answers += 1
-    assert num_answers >= 10 * NUM_KILLS and num_fetched >= NUM_KILLS // 2
+def test_engines_that_are_killed_leave_nothing_wrong(
+    num_ranks: int, cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Again and again, in the same folder: whatever they answer is right."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+    rng, numbers = random.Random(8), itertools.count()
+    beginnings = [[rng.randrange(5, 2000) for _ in range(100)] for _ in range(6)]
+    options: dict[str, Any] = {"model": cut, "dtype": "float32", "max_model_len": MAX_MODEL_LEN}
+    own = {"num_kv_blocks": 40, "block_size": 4, "max_num_seqs": 6, "tensor_parallel_size": num_ranks}
+    block = 2 * 2 * 4 * 192 * 4
+    own |= {"host_cache_memory": 30 * block, "disk_cache": str(tmp_path), "disk_cache_size": 200 * block}
+    found: list[tuple[tuple[int, ...], list[int]]] = []
+
+    async def ask_on(client: EngineClient) -> None:
+        for number in numbers:
+            prompt = [*rng.choice(beginnings)[: rng.randint(1, 100)], number % 90]
+            deltas = await read(client.submit(AddRequest(f"r{number}", prompt, greedy(12))))
+            found.append((tuple(prompt), [token for delta in deltas for token in delta.token_ids]))
+
+    async def test() -> None:
+        client = EngineClient(
+            {**options, **own},
+            factory="tests.integration.fetching_engine:create_engine",
+            backoff=lambda: Backoff(first_s=0.05),
+            log_level="CRITICAL",
+        )
+        await client.start()
+        (replica,), num_fetched = client.replicas, 0
+        dead: list[int | None] = [None]
+        asking = [asyncio.create_task(ask_on(client)) for _ in range(6)]
+        while len(dead) <= NUM_KILLS:
+            await until(lambda: replica.is_ready and replica.pid not in dead)
+            await asyncio.sleep(rng.uniform(0.2, 0.8))
+            await until(lambda: len(found) >= 10 * len(dead))
+            assert replica.pid is not None and replica.stats is not None
+            num_fetched += replica.stats.num_fetched_blocks > 0
+            dead.append(replica.pid)
+            os.kill(replica.pid, signal.SIGKILL)
+        await until(lambda: replica.is_ready and replica.pid not in dead)
+        for task in asking:
+            assert not task.done() and task.cancel()
+        await client.shutdown()
+        assert num_fetched >= NUM_KILLS // 2
+
+    asyncio.run(asyncio.wait_for(test(), 200))
+    alone = Alone(LLM(**options, enable_prefix_caching=False), 12)
+    for prompt, tokens in found:
+        assert alone.answer(prompt) == tokens
 
 
-def test_a_server_that_is_stopped_and_started_again_finds_its_prefixes(tmp_path: Path) -> None:
+def test_a_server_that_is_stopped_and_started_again_finds_its_prefixes(cut: str, tmp_path: Path) -> None:
     body = {"prompt": "Once upon a time there was a queue. " * 40, "max_tokens": 3, "temperature": 0}
     answers = []
     for _ in range(2):
-        with running_server("--disk-cache", str(tmp_path), "--max-model-len", "1024") as server:
+        with running_server("--model", cut, "--disk-cache", str(tmp_path), "--max-model-len", "1024") as server:
             until_s = time.monotonic() + 30
             while answers and server.gauges()["kv_blocks_host"] < 20:
                 assert time.monotonic() < until_s, "what was loaded is not told before somebody asks"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from headway import LLM
-from headway.loader.embedded import embedded_model_path
 from tests.integration.every_kind import answers
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -21,11 +20,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=VARIANTS)
-def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+def llm(request: pytest.FixtureRequest, cut: str) -> Iterator[LLM]:
     options = {"speculation": "ngram", **VARIANTS[request.param]}
     if options["speculation"] == "draft":
-        options["draft_model"] = str(embedded_model_path())
-    llm = LLM(dtype="float32", **options)
+        options["draft_model"] = cut
+    llm = LLM(cut, dtype="float32", **options)
     yield llm
     llm.shutdown()
 

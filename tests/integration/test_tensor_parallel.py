@@ -25,7 +25,6 @@ from headway.executor.ranks import RanksExecutor
 from headway.layers.collectives import Collectives, Meeting, SharedMemoryCollectives, ThreadCollectives
 from headway.layers.quantized_weight import QuantizedWeight, dequantised, quantise
 from headway.loader import open_checkpoint
-from headway.loader.embedded import embedded_model_path
 from headway.models.decoder_config import Shard
 from headway.rpc.supervision import EngineSpec, Replica, divided
 from tests.integration.every_kind import answers
@@ -129,12 +128,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_kind_of_request(variant: str, plain_answers: list[Any]) -> None:
+def test_every_kind_of_request(variant: str, cut: str, plain_answers: list[Any]) -> None:
     """Greedy and sampled, penalties, stop strings, grammars, logprobs; twice, so that prefixes are found."""
     options = {"speculation": "off", **VARIANTS[variant]}
     if options["speculation"] == "draft":
-        options["draft_model"] = str(embedded_model_path())
-    llm = LLM(dtype="float32", tensor_parallel_size=2, **options)
+        options["draft_model"] = cut
+    llm = LLM(cut, dtype="float32", tensor_parallel_size=2, **options)
     try:
         found, expected = answers(llm), plain_answers
         assert [one[:4] for one in found] == [one[:4] for one in expected]
