@@ -42,6 +42,7 @@ from headway.server.live.live_page import LiveHubs, live_routes
 COMMON_BLOCKS = 4
 SENTENCE = "a batch that never stops leaves no gap: every request makes headway. "
 WORDS = tuple(f"{word} " for word in SENTENCE.split())
+ANSWER = SENTENCE * 2
 CUT_OFF_AFTER = 5
 
 
@@ -332,7 +333,7 @@ def create_app(engine: ScriptedEngine | ScriptedReplicas, *, api_key: str | None
             return _stream(engine, [job], lambda i, delta: {"index": i, "delta": delta}, words=deltas)
         if "fail" in question:
             return JSONResponse({"error": {"message": "The question is too hard."}}, status_code=400)
-        words = _pieces(question.partition("Repeat:")[2].lstrip()) if "Repeat:" in question else WORDS * 5
+        words = _pieces(question.partition("Repeat:")[2].lstrip()) if "Repeat:" in question else WORDS * 2
         num_tokens = min(len(words), body["max_tokens"])
         job = engine.submit(num_prompt_tokens=10 + len(question) // 4, max_tokens=num_tokens)
         num_whole = CUT_OFF_AFTER if "break" in question else None

@@ -11,7 +11,7 @@ import pytest
 from headway.rpc.messages import Delta
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, events, run, small_tokenizer, until
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, events, small_tokenizer, until
 
 
 def test_answer_has_openais_form() -> None:
@@ -126,20 +126,17 @@ def test_more_prompts_than_can_wait_are_not_even_tokenised(monkeypatch: pytest.M
     assert server.complete(["a"] * 100_000).status_code == 400
 
 
-def test_several_prompts_of_a_stream_come_as_they_are_made() -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True))
-        client = RawClient(server.app, "/v1/completions", {"prompt": ["a", "b"], "stream": True})
-        await until(lambda: len(server.engine.requests) == 2)
-        first, second = (request.request_id for request in server.engine.requests)
-        server.engine.push(Delta(second, text="B", token_ids=[1]))
-        await until(lambda: b'"index":1,"text":"B"' in client.body)
-        server.engine.push(Delta(first, text="A", token_ids=[1], finish_reason="stop", is_last=True))
-        await until(lambda: b'"index":0,"text":"A"' in client.body)
-        server.engine.push(Delta(second, text="C", token_ids=[1], finish_reason="stop", is_last=True))
-        await until(lambda: client.body.endswith(b"data: [DONE]\n\n"))
-
-    run(scenario())
+async def test_several_prompts_of_a_stream_come_as_they_are_made() -> None:
+    server = FakeServer(FakeEngine(manual=True))
+    client = RawClient(server.app, "/v1/completions", {"prompt": ["a", "b"], "stream": True})
+    await until(lambda: len(server.engine.requests) == 2)
+    first, second = (request.request_id for request in server.engine.requests)
+    server.engine.push(Delta(second, text="B", token_ids=[1]))
+    await until(lambda: b'"index":1,"text":"B"' in client.body)
+    server.engine.push(Delta(first, text="A", token_ids=[1], finish_reason="stop", is_last=True))
+    await until(lambda: b'"index":0,"text":"A"' in client.body)
+    server.engine.push(Delta(second, text="C", token_ids=[1], finish_reason="stop", is_last=True))
+    await until(lambda: client.body.endswith(b"data: [DONE]\n\n"))
 
 
 @pytest.mark.parametrize(
@@ -301,12 +298,9 @@ def test_what_has_no_vector_is_refused(fields: dict[str, Any], param: str) -> No
     assert not server.engine.requests
 
 
-def test_who_leaves_gets_no_vector() -> None:
-    async def leave() -> None:
-        server = FakeServer(FakeEngine(manual=True))
-        client = RawClient(server.app, "/v1/embeddings", {"input": ["a", "b"]})
-        await until(lambda: len(server.engine.requests) == 2)
-        await client.leave()
-        await until(lambda: len(server.engine.aborted) == 2)
-
-    run(leave())
+async def test_who_leaves_gets_no_vector() -> None:
+    server = FakeServer(FakeEngine(manual=True))
+    client = RawClient(server.app, "/v1/embeddings", {"input": ["a", "b"]})
+    await until(lambda: len(server.engine.requests) == 2)
+    await client.leave()
+    await until(lambda: len(server.engine.aborted) == 2)

@@ -76,39 +76,33 @@ def test_large_bodies_are_413() -> None:
     assert server.call("POST", CHAT, content=chunks(), headers=JSON).status_code == 413  # no content-length
 
 
-def test_a_body_that_never_comes_is_408() -> None:
-    async def scenario() -> None:
-        server = FakeServer(receive_timeout_s=0.01)
+async def test_a_body_that_never_comes_is_408() -> None:
+    server = FakeServer(receive_timeout_s=0.01)
+    client = RawClient(server.app, CHAT, HELLO)
+    client._incoming.get_nowait()
+    client._incoming.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
+    await client.task
+    assert client.sent[0]["status"] == 408
+
+
+async def test_bodies_that_stay_unfinished_are_bounded_together() -> None:
+    server = FakeServer(max_body_bytes=2048)
+    most = {"type": "http.request", "body": b" " * 2000, "more_body": True}
+    clients = []
+    for _ in range(40):
         client = RawClient(server.app, CHAT, HELLO)
         client._incoming.get_nowait()
-        client._incoming.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
-        await client.task
-        assert client.sent[0]["status"] == 408
-
-    run(scenario())
-
-
-def test_bodies_that_stay_unfinished_are_bounded_together() -> None:
-    async def scenario() -> None:
-        server = FakeServer(max_body_bytes=2048)
-        most = {"type": "http.request", "body": b" " * 2000, "more_body": True}
-        clients = []
-        for _ in range(40):
-            client = RawClient(server.app, CHAT, HELLO)
-            client._incoming.get_nowait()
-            client._incoming.put_nowait(most)
-            clients.append(client)
-        await until(lambda: sum(client.task.done() for client in clients) == 8)
-        assert all(client.sent[0]["status"] == 429 for client in clients if client.task.done())
-        assert server.services.bodies.num_bytes == 32 * 2000
-        for client in clients:
-            if not client.task.done():
-                await client.leave()
-        assert server.services.bodies.num_bytes == 0
-        async with server.client() as other:
-            assert (await other.post(CHAT, json=HELLO)).status_code == 200
-
-    run(scenario())
+        client._incoming.put_nowait(most)
+        clients.append(client)
+    await until(lambda: sum(client.task.done() for client in clients) == 8)
+    assert all(client.sent[0]["status"] == 429 for client in clients if client.task.done())
+    assert server.services.bodies.num_bytes == 32 * 2000
+    for client in clients:
+        if not client.task.done():
+            await client.leave()
+    assert server.services.bodies.num_bytes == 0
+    async with server.client() as other:
+        assert (await other.post(CHAT, json=HELLO)).status_code == 200
 
 
 def test_a_client_that_leaves_aborts_before_the_first_token_and_after() -> None:
@@ -131,72 +125,59 @@ def test_a_client_that_leaves_aborts_before_the_first_token_and_after() -> None:
             run(scenario(stream, num_tokens))
 
 
-def test_a_client_that_leaves_while_its_prompt_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_leaves_while_its_prompt_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     server = FakeServer()
     monkeypatch.setattr(server.tokenizer, "encode", lambda *args, **options: [1] if go_on.wait(20) else [])
-
-    async def scenario() -> None:
-        client = RawClient(server.app, CHAT, {"messages": [{"role": "user", "content": "x" * 2000}]})
-        await until(lambda: server.services.limits.num_requests)
-        async with server.client() as other:  # a long prompt holds up nobody
-            assert (await other.get("/health")).status_code == 200
-        await client.leave()
-        assert server.services.limits.num_requests == 0
-        assert not client.sent
-        go_on.set()
-
-    run(scenario())
+    client = RawClient(server.app, CHAT, {"messages": [{"role": "user", "content": "x" * 2000}]})
+    await until(lambda: server.services.limits.num_requests)
+    async with server.client() as other:  # a long prompt holds up nobody
+        assert (await other.get("/health")).status_code == 200
+    await client.leave()
+    assert server.services.limits.num_requests == 0
+    assert not client.sent
+    go_on.set()
     assert not server.engine.requests
 
 
-def test_all_prompts_of_a_request_are_aborted_together() -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True))
-        client = RawClient(server.app, "/v1/completions", {"prompt": ["a", "b", "c"], "stream": True})
-        await until(lambda: len(server.engine.requests) == 3)
-        await client.leave()
-        assert sorted(server.engine.aborted) == sorted(request.request_id for request in server.engine.requests)
-
-    run(scenario())
+async def test_all_prompts_of_a_request_are_aborted_together() -> None:
+    server = FakeServer(FakeEngine(manual=True))
+    client = RawClient(server.app, "/v1/completions", {"prompt": ["a", "b", "c"], "stream": True})
+    await until(lambda: len(server.engine.requests) == 3)
+    await client.leave()
+    assert sorted(server.engine.aborted) == sorted(request.request_id for request in server.engine.requests)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_full_queue_is_429(stream: bool) -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True), max_queue_requests=2)
-        first = RawClient(server.app, CHAT, HELLO | {"n": 2})
-        await until(lambda: server.engine.requests)
-        async with server.client() as client:
-            refused = await client.post(CHAT, json=HELLO | {"stream": stream})
-            assert refused.status_code == 429
-            assert int(refused.headers["retry-after"]) >= 1
-            assert refused.json()["error"]["type"] == "rate_limit_error"
-            # One of the two has its first token: there is room again.
-            server.engine.push(Delta(server.engine.requests[0].request_id, text="a", token_ids=[1]))
-            await until(lambda: server.services.limits.num_requests == 1)
-            second = RawClient(server.app, CHAT, HELLO)
-            await until(lambda: len(server.engine.requests) == 2)
-        await first.leave()
-        await second.leave()
-        assert (server.services.limits.num_requests, server.services.limits.num_tokens) == (0, 0)
-
-    run(scenario())
+async def test_a_full_queue_is_429(stream: bool) -> None:
+    server = FakeServer(FakeEngine(manual=True), max_queue_requests=2)
+    first = RawClient(server.app, CHAT, HELLO | {"n": 2})
+    await until(lambda: server.engine.requests)
+    async with server.client() as client:
+        refused = await client.post(CHAT, json=HELLO | {"stream": stream})
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        # One of the two has its first token: there is room again.
+        server.engine.push(Delta(server.engine.requests[0].request_id, text="a", token_ids=[1]))
+        await until(lambda: server.services.limits.num_requests == 1)
+        second = RawClient(server.app, CHAT, HELLO)
+        await until(lambda: len(server.engine.requests) == 2)
+    await first.leave()
+    await second.leave()
+    assert (server.services.limits.num_requests, server.services.limits.num_tokens) == (0, 0)
 
 
-def test_a_queue_full_of_tokens_is_429_before_tokenising() -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True), max_queue_tokens=100)
-        first = RawClient(server.app, "/v1/completions", {"prompt": [1] * 90})
-        await until(lambda: server.engine.requests)
-        assert server.services.limits.num_tokens == 90
-        async with server.client() as client:
-            for prompt in ("x" * 400, [1] * 11):
-                assert (await client.post("/v1/completions", json={"prompt": prompt})).status_code == 429
-        await first.leave()
-        assert server.services.limits.num_tokens == 0
-
-    run(scenario())
+async def test_a_queue_full_of_tokens_is_429_before_tokenising() -> None:
+    server = FakeServer(FakeEngine(manual=True), max_queue_tokens=100)
+    first = RawClient(server.app, "/v1/completions", {"prompt": [1] * 90})
+    await until(lambda: server.engine.requests)
+    assert server.services.limits.num_tokens == 90
+    async with server.client() as client:
+        for prompt in ("x" * 400, [1] * 11):
+            assert (await client.post("/v1/completions", json={"prompt": prompt})).status_code == 429
+    await first.leave()
+    assert server.services.limits.num_tokens == 0
 
 
 def test_an_empty_queue_takes_what_exceeds_the_token_limit() -> None:
@@ -219,19 +200,16 @@ def test_time_of_a_request_is_limited() -> None:
     assert response.json()["error"]["code"] == "request_timeout"
 
 
-def test_a_stream_that_runs_out_of_time_says_so() -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True), queue_ttl_s=5, request_timeout_s=0.3)
-        client = RawClient(server.app, CHAT, HELLO | {"stream": True})
-        await until(lambda: server.engine.requests)
-        server.engine.push(Delta(server.engine.requests[0].request_id, text="a", token_ids=[1]))
-        await client.task
-        last, done = client.body.decode().split("\n\n")[-3:-1]
-        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_timeout"
-        assert done == "data: [DONE]"
-        assert len(server.engine.aborted) == 1
-
-    run(scenario())
+async def test_a_stream_that_runs_out_of_time_says_so() -> None:
+    server = FakeServer(FakeEngine(manual=True), queue_ttl_s=5, request_timeout_s=0.3)
+    client = RawClient(server.app, CHAT, HELLO | {"stream": True})
+    await until(lambda: server.engine.requests)
+    server.engine.push(Delta(server.engine.requests[0].request_id, text="a", token_ids=[1]))
+    await client.task
+    last, done = client.body.decode().split("\n\n")[-3:-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_timeout"
+    assert done == "data: [DONE]"
+    assert len(server.engine.aborted) == 1
 
 
 @pytest.mark.parametrize("num_tokens", [0, 2])
@@ -301,26 +279,22 @@ def test_exception_text_never_reaches_a_client(monkeypatch: pytest.MonkeyPatch) 
     assert server.services.limits.num_requests == 0
 
 
-def test_a_slow_reader_gets_coalesced_events() -> None:
+async def test_a_slow_reader_gets_coalesced_events() -> None:
     """Everything that came while a client was not reading leaves in one write."""
-
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True))
-        client = RawClient(server.app, CHAT, HELLO | {"stream": True})
-        await until(lambda: server.engine.requests)
-        request_id = server.engine.requests[0].request_id
-        for place in range(100):
-            server.engine.push(
-                Delta(
-                    request_id,
-                    text="a",
-                    token_ids=[1],
-                    finish_reason="stop" if place == 99 else None,
-                    is_last=place == 99,
-                )
+    server = FakeServer(FakeEngine(manual=True))
+    client = RawClient(server.app, CHAT, HELLO | {"stream": True})
+    await until(lambda: server.engine.requests)
+    request_id = server.engine.requests[0].request_id
+    for place in range(100):
+        server.engine.push(
+            Delta(
+                request_id,
+                text="a",
+                token_ids=[1],
+                finish_reason="stop" if place == 99 else None,
+                is_last=place == 99,
             )
-        await client.task
-        assert [message["type"] for message in client.sent] == ["http.response.start"] + ["http.response.body"] * 2
-        assert client.body.count(b'"content":"a"') == 100
-
-    run(scenario())
+        )
+    await client.task
+    assert [message["type"] for message in client.sent] == ["http.response.start"] + ["http.response.body"] * 2
+    assert client.body.count(b'"content":"a"') == 100

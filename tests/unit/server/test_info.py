@@ -22,7 +22,7 @@ from headway.server.api.responses_api import ResponsesRequest
 from headway.server.api.routes import MAX_TOLD_TOKENS
 from headway.server.metrics.server_metrics import Histogram, RecentQuantiles, RecentShare
 from headway.tokenizer import Tokenizer
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, run, small_tokenizer, until
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, small_tokenizer, until
 
 VLLM_NAMES = [
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries"),
@@ -310,20 +310,17 @@ def test_docs_page_loads_nothing() -> None:
         assert operation.path in page.text
 
 
-def test_load_counts_requests_that_are_being_answered() -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True))
-        async with server.client() as client:
-            asked = [asyncio.create_task(client.post("/v1/completions", json={"prompt": "a"})) for _ in range(2)]
-            await until(lambda: len(server.engine.requests) == 2)
-            assert (await client.get("/load")).json() == {"server_load": 2}
-            for request in server.engine.requests:
-                server.engine.push(Delta(request.request_id, text="b", finish_reason="stop", is_last=True))
-            await asyncio.gather(*asked)
-            assert (await client.post("/v1/completions", json={})).status_code == 400
-            assert (await client.get("/load")).json() == {"server_load": 0}
-
-    run(scenario())
+async def test_load_counts_requests_that_are_being_answered() -> None:
+    server = FakeServer(FakeEngine(manual=True))
+    async with server.client() as client:
+        asked = [asyncio.create_task(client.post("/v1/completions", json={"prompt": "a"})) for _ in range(2)]
+        await until(lambda: len(server.engine.requests) == 2)
+        assert (await client.get("/load")).json() == {"server_load": 2}
+        for request in server.engine.requests:
+            server.engine.push(Delta(request.request_id, text="b", finish_reason="stop", is_last=True))
+        await asyncio.gather(*asked)
+        assert (await client.post("/v1/completions", json={})).status_code == 400
+        assert (await client.get("/load")).json() == {"server_load": 0}
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
