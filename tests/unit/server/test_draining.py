@@ -12,6 +12,7 @@ import pytest
 from headway.rpc.messages import Delta
 from headway.server.http.draining import Drain
 from headway.server.metrics.access_log import AccessRecord
+from tests.unit.clock import Clock
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, until
 from tests.unit.server.test_http_server import HEAD, listening, post
 
@@ -92,8 +93,7 @@ async def test_after_the_lame_duck_requests_are_refused_until_nothing_runs() -> 
         await idle.ask(HEALTH)
         url = f"http://127.0.0.1:{port}"
         answer = asyncio.ensure_future(http.post(f"{url}/v1/completions", json=COMPLETION | {"stream": True}))
-        await until(lambda: fake.engine.requests)
-        request_id = fake.engine.requests[0].request_id
+        request_id = await fake.engine.asked()
         fake.engine.push(Delta(request_id, text="one", token_ids=[1]))
         fake.services.drain.ask()
         assert await idle.is_closed() and fake.services.drain.is_refusing, "it was kept as long as it could be used"
@@ -134,7 +134,7 @@ async def test_a_second_signal_waits_for_nothing(is_refusing: bool) -> None:
     fake, finish = FakeServer(FakeEngine(manual=True), port=0, lame_duck_s=60.0, drain_timeout_s=60.0), Finish()
     async with listening(fake, finish) as (_, port), Client(port) as client:
         asking = asyncio.ensure_future(client.ask(COMPLETE))
-        await until(lambda: fake.engine.requests)
+        await fake.engine.asked()
         fake.services.drain.ask(lame_duck=not is_refusing)
         if is_refusing:
             await until(lambda: finish.left_s is not None)
@@ -157,8 +157,7 @@ async def test_what_the_drain_cuts_off_has_an_error_of_its_own(stream: bool) -> 
     async with listening(fake, finish) as (_, port), httpx.AsyncClient() as http:
         url = f"http://127.0.0.1:{port}/v1/completions"
         answer = asyncio.ensure_future(http.post(url, json=COMPLETION | {"stream": stream}))
-        await until(lambda: fake.engine.requests)
-        fake.engine.push(Delta(fake.engine.requests[0].request_id, text="one", token_ids=[1]))
+        await fake.engine.answer("one")
         fake.services.drain.ask()
         found = await answer
     if stream:
@@ -181,14 +180,6 @@ def test_a_request_that_comes_to_an_engine_that_is_gone_is_told_why() -> None:
     assert fake.complete().json()["error"]["code"] == "engine_unavailable"
     fake.services.drain.ask(lame_duck=False)
     assert fake.complete().json()["error"]["code"] == "server_shutting_down"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 async def test_the_drain_timeout_counts_from_the_signal_and_bounds_the_lame_duck() -> None:

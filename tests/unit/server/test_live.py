@@ -65,6 +65,13 @@ def step(step_id: int, *rows: SnapshotRow, **given: Any) -> StepSnapshot:
     return StepSnapshot(step_id=step_id, rows=list(rows), **(values | given))
 
 
+def frame_of(*steps: StepSnapshot) -> Frame:
+    builder = FrameBuilder()
+    for each in steps:
+        builder.add(each)
+    return builder.take(1.0)
+
+
 def cells(frame: Frame) -> dict[str, str]:
     return {each.request_id: each.cells for each in frame.rows}
 
@@ -78,20 +85,17 @@ def running(frame: Frame) -> set[str]:
 
 class TestFrames:
     def test_each_request_has_one_letter_per_step(self) -> None:
-        builder = FrameBuilder()
-        builder.add(step(0, chunk("a")))
-        builder.add(step(1, decode("a"), chunk("b", tokens=2), num_running=2))
-        builder.add(step(2, chunk("b", computed=2, tokens=2), num_running=2))
-        frame = builder.take(1.0)
+        frame = frame_of(
+            step(0, chunk("a")),
+            step(1, decode("a"), chunk("b", tokens=2), num_running=2),
+            step(2, chunk("b", computed=2, tokens=2), num_running=2),
+        )
         assert cells(frame) == {"a": "cdi", "b": ".cc"}
         assert [(c.num_decode_tokens, c.num_chunk_tokens) for c in frame.columns] == [(0, 4), (1, 2), (0, 2)]
 
     def test_guesses_that_were_right_and_wrong_have_letters_of_their_own(self) -> None:
-        builder = FrameBuilder()
-        for number, num_accepted in enumerate((2, 0)):
-            builder.add(step(number, SnapshotRow("a", 4, 5, 2, 4, 1, True, 0, 3, num_accepted)))
-        builder.add(step(2, decode("a")))
-        frame = builder.take(1.0)
+        guesses = (step(i, SnapshotRow("a", 4, 5, 2, 4, 1, True, 0, 3, right)) for i, right in enumerate((2, 0)))
+        frame = frame_of(*guesses, step(2, decode("a")))
         assert cells(frame) == {"a": "ard"}
         assert [c.num_decode_tokens for c in frame.columns] == [4, 4, 1]
 
@@ -115,10 +119,8 @@ class TestFrames:
         assert {each.request_id: each.number for each in builder.take(2.0).rows}["b"] == number
 
     def test_an_aborted_request_leaves_although_nobody_says_so(self) -> None:
-        builder = FrameBuilder()
-        builder.add(step(0, decode("gone"), decode("b")))
-        builder.add(step(1, decode("b", output=2), num_running=1))
-        assert running(builder.take(1.0)) == {"b"}
+        frame = frame_of(step(0, decode("gone"), decode("b")), step(1, decode("b", output=2), num_running=1))
+        assert running(frame) == {"b"}
 
     def test_nobody_runs_in_an_idle_engine(self) -> None:
         builder = FrameBuilder()
@@ -138,18 +140,15 @@ class TestFrames:
         assert [each.num_cached_tokens for each in builder.take(2.0).rows] == [32, 0]
 
     def test_a_request_that_comes_back_finds_something_else(self) -> None:
-        builder = FrameBuilder()
-        builder.add(step(0, row("a", prompt=40, computed=32, tokens=8, cached=32)))
-        builder.add(step(1, preempted=["a"], waiting=[WaitingRow("a", 41)]))
-        builder.add(step(2, row("a", prompt=40, computed=0, tokens=41, output=1)))
-        frame = builder.take(1.0)
+        frame = frame_of(
+            step(0, row("a", prompt=40, computed=32, tokens=8, cached=32)),
+            step(1, preempted=["a"], waiting=[WaitingRow("a", 41)]),
+            step(2, row("a", prompt=40, computed=0, tokens=41, output=1)),
+        )
         assert cells(frame) == {"a": "hpc"} and frame.rows[0].num_cached_tokens == 0
 
     def test_only_the_last_of_too_many_steps_are_drawn(self) -> None:
-        builder = FrameBuilder()
-        for i in range(MAX_COLUMNS + 5):
-            builder.add(step(i, decode("a", output=1 + i)))
-        frame = builder.take(1.0)
+        frame = frame_of(*(step(i, decode("a", output=1 + i)) for i in range(MAX_COLUMNS + 5)))
         assert len(frame.columns) == len(cells(frame)["a"]) == MAX_COLUMNS
         assert frame.num_skipped_columns == 5
         assert frame.rows[0].num_output_tokens == MAX_COLUMNS + 5
@@ -176,10 +175,8 @@ class TestBlocks:
         assert builder.take(2.0).blocks is None
 
     def test_a_large_cache_shows_several_blocks_as_one_cell(self) -> None:
-        builder = FrameBuilder()
         runs = [BlockRun(0, 1), BlockRun(None, 3), BlockRun(1, 2), BlockRun(0, 4 * MAX_CELLS - 7), BlockRun(None, 1)]
-        builder.add(step(0, decode("a"), decode("b"), blocks=BlockMap(["a", "b"], runs)))
-        blocks = builder.take(1.0).blocks
+        blocks = frame_of(step(0, decode("a"), decode("b"), blocks=BlockMap(["a", "b"], runs))).blocks
         assert blocks is not None
         assert (blocks.num_cells, blocks.blocks_per_cell) == (MAX_CELLS, 4)
         # A used block shows among free ones; of two owners with as many blocks the first does.

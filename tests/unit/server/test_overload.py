@@ -18,6 +18,7 @@ from headway.sampling_params import SamplingParams
 from headway.server.admission.queue_limits import QueueLimits, Reservation
 from headway.server.admission.service_classes import ServiceClass, ServiceClasses
 from headway.server.api.api_errors import ApiError
+from tests.unit.clock import Clock
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run, until
 
 PATH = "/v1/completions"
@@ -25,14 +26,6 @@ HIGH = ServiceClass("high", RequestOptions(ttft_target_s=0.5))
 MIDDLE = ServiceClass("middle", shed=1)
 LOW = ServiceClass("low", shed=2, max_waiting=3)
 CLASSES = ServiceClasses({each.name: each for each in (HIGH, MIDDLE, LOW)}, "middle")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def limits(**options: Any) -> QueueLimits:

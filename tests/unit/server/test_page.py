@@ -168,8 +168,9 @@ def test_a_server_that_drains_is_restarting_and_not_lost(
     assert page.text_content("#health span") == "restarting"
 
 
-def test_a_server_that_falls_silent_is_lost_too(page: Any) -> None:
+def test_a_server_that_falls_silent_is_lost_too(base_url: str, open_page: Callable[..., Any]) -> None:
     """It still holds the connection, as one that is stopped or cut off by the network does: only the time tells."""
+    page = open_page(base_url, script="/* not the kept one: its clock is to go on */")
     page.clock.install()
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     page.wait_for_function("() => document.querySelector('#n-running').textContent === '0'")

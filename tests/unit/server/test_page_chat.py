@@ -220,15 +220,15 @@ def test_what_is_stored_is_bounded_and_the_last_turns_are_kept(page: Any) -> Non
 
 
 def test_a_page_that_was_only_looked_at_does_not_overwrite_the_chat_of_another(page: Any, base_url: str) -> None:
-    other = page.context.new_page()
-    other.goto(base_url)
-    wait_for_text(other, "#health", "serving")
-    ask(other, "Hello")
-    wait_for_end(other)
-    page.close(run_before_unload=True)
-    other.reload()
-    wait_for_text(other, "#health", "serving")
-    assert len(turns(other)) == 2
+    looked_at = page.context.new_page()
+    looked_at.goto(base_url)
+    wait_for_text(looked_at, "#health", "serving")
+    ask(page, "Hello")
+    wait_for_end(page)
+    looked_at.close(run_before_unload=True)
+    page.reload()
+    wait_for_text(page, "#health", "serving")
+    assert len(turns(page)) == 2
 
 
 def test_answers_questions_and_code_can_be_copied(page: Any) -> None:

@@ -120,7 +120,7 @@ def test_a_search_is_no_wider_than_the_vocabulary() -> None:
 async def test_what_the_engine_refuses_is_400() -> None:
     server = FakeServer(FakeEngine(manual=True))
     client = RawClient(server.app, COMPLETIONS, {"prompt": "a", **BEAMS})
-    await until(lambda: server.engine.requests)
+    await server.engine.asked()
     refusal = {"finish_reason": "error", "error": "too wide", "error_status": 400, "error_param": "best_of"}
     server.engine.push(Delta(server.engine.requests[0].request_id, is_last=True, **refusal))
     await client.task
@@ -150,7 +150,7 @@ def waiting(server: FakeServer) -> tuple[int, int]:
 async def test_every_sequence_has_a_place_in_the_queue_until_it_has_started(fields: dict[str, Any]) -> None:
     server = FakeServer(FakeEngine(manual=True), max_queue_requests=8)
     first = RawClient(server.app, COMPLETIONS, {"prompt": [[1, 2, 3], [4, 5]], **fields})
-    await until(lambda: len(server.engine.requests) == 2)
+    await server.engine.asked(2)
     one, other = (request.request_id for request in server.engine.requests)
     assert waiting(server) == (8, 5)
     async with server.client() as client:
@@ -186,8 +186,7 @@ async def test_a_search_that_has_started_is_not_waiting(fields: dict[str, Any]) 
     """The time until a first token is limited; how long it takes from there to the end is not the same matter."""
     server = FakeServer(FakeEngine(manual=True), queue_ttl_s=0.05)
     client = RawClient(server.app, COMPLETIONS, {"prompt": "a", **fields})
-    await until(lambda: server.engine.requests)
-    request_id = server.engine.requests[0].request_id
+    request_id = await server.engine.asked()
     server.engine.push(Delta(request_id, progress=SilentProgress(4, 4)))
     await asyncio.sleep(0.1)
     for index in range(2):
@@ -202,7 +201,7 @@ async def test_a_search_that_has_started_is_not_waiting(fields: dict[str, Any]) 
 async def test_both_limits_of_time_hold(fields: dict[str, Any], has_started: bool, status: int) -> None:
     server = FakeServer(FakeEngine(manual=True), queue_ttl_s=0.03, request_timeout_s=0.08)
     client = RawClient(server.app, COMPLETIONS, {"prompt": "a", **fields})
-    await until(lambda: server.engine.requests)
+    await server.engine.asked()
     if has_started:
         server.engine.push(Delta(server.engine.requests[0].request_id, progress=SilentProgress(4, 4)))
     await client.task
@@ -218,7 +217,7 @@ async def test_a_client_that_leaves_ends_all(fields: dict[str, Any], num_steps: 
     records: list[Any] = []
     server.services.on_request_end.append(records.append)
     client = RawClient(server.app, COMPLETIONS, {"prompt": ["a", "b"], **fields})
-    await until(lambda: len(server.engine.requests) == 2)
+    await server.engine.asked(2)
     for step in range(num_steps):
         server.engine.push(Delta(server.engine.requests[0].request_id, progress=SilentProgress(0 if step else 4, 4)))
         await asyncio.sleep(0)

@@ -126,7 +126,7 @@ async def test_over_http() -> None:
     server = FakeServer(FakeEngine(manual=True), api_key=KEYS, max_queue_requests=4)
     body = {"prompt": ["a", "b"], "user": "x"}
     waiting = RawClient(server.app, PATH, body, BOB)
-    await until(lambda: len(server.engine.requests) == 2)
+    await server.engine.asked(2)
     async with server.client() as client:
         for path, own in ((PATH, {"prompt": "c", "user": "y"}), ("/tokenize", {"prompt": "c"})):
             refused = await client.post(path, json=own, headers=BOB)
@@ -225,7 +225,7 @@ async def test_what_the_engine_refuses_later_ends_the_stream_and_lets_the_next_o
 async def test_many_prompts_of_one_body_do_not_fill_the_engine() -> None:
     server = FakeServer(FakeEngine(manual=True), api_key=KEYS)
     flood = RawClient(server.app, PATH, {"prompt": ["a"] * 300}, BOB)
-    await until(lambda: server.engine.requests)
+    await server.engine.asked()
     assert len(server.engine.requests) == default_most(8) == 9
     answer = asyncio.ensure_future(server.client().post(PATH, json={"prompt": "b"}, headers=ALICE))
     await until(lambda: len(server.engine.requests) == 10)
