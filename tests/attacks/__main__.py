@@ -29,8 +29,9 @@ import httpx
 
 from tests.attacks.bystanders import Bystanders, Phase, bystanders, percentile
 from tests.attacks.cases import CASES, Case, Target
+from tests.integration.attack_observer import memory_bytes
 from tests.integration.server_process import ServerProcess, children
-from tests.integration.under_attack import attacked_server, memory_bytes
+from tests.integration.under_attack import attacked_server
 
 LOOK_S = 0.1
 STOP_LIMIT_S = 14.0

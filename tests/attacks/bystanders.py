@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tests.integration.under_attack import REPOSITORY, waited_s
+from tests.integration.attack_observer import beside, waited_s
 
 NUM_CLIENTS = 20
 PROBE_EVERY_S = 0.02
@@ -60,19 +60,8 @@ class Bystanders:
 def bystanders(url: str, *, key: str | None = None, front_end_pid: int | None = None) -> Iterator[Bystanders]:
     """They begin at once. With the front end's process id, time in which it waits for a processor is taken off."""
     task = {"url": url, "key": key, "pid": front_end_pid}
-    process = subprocess.Popen(
-        [sys.executable, "-m", __name__, json.dumps(task)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    try:
+    with beside(__name__, task) as process:
         yield Bystanders(process)
-    finally:
-        process.kill()
-        process.wait()
 
 
 class _Watcher:

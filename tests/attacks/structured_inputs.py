@@ -79,6 +79,12 @@ def _ref(at: int) -> dict[str, Any]:
     return {"$ref": f"#/$defs/d{at}"}
 
 
+def _fan(kind: str, items: Callable[[int], Any]) -> dict[str, Any]:
+    """A definition of all the others, each of which is an array of another one."""
+    others = {kind: [_ref(at) for at in range(1, 1_900)]}
+    return _defs(1_900, lambda at: {"items": items(at), "minItems": 1, "type": "array"} if at else others)
+
+
 def _enum(at: int, number: int) -> dict[str, Any]:
     return {"enum": [f"{at} {one}" for one in range(number)]}
 
@@ -152,41 +158,9 @@ def hostile_schemas() -> Inputs:
             "oneOf of open objects",
             {"oneOf": [{"properties": _names(50), "required": [f"name{at}"]} for at in range(50)]},
         ),
-        (
-            "definitions in the wrong order",
-            _defs(
-                1_900,
-                lambda at: (
-                    {"anyOf": [_ref(one) for one in range(1, 1_900)]}
-                    if not at
-                    else {"items": _ref(at - 1) if at > 1 else True, "minItems": 1, "type": "array"}
-                ),
-            ),
-        ),
-        (
-            "definitions in the other order",
-            _defs(
-                1_900,
-                lambda at: (
-                    {"allOf": [_ref(one) for one in range(1, 1_900)]}
-                    if not at
-                    else {"items": _ref(at + 1) if at < 1_899 else True, "minItems": 1, "type": "array"}
-                ),
-            ),
-        ),
-        (
-            "definitions back and forth",
-            _defs(
-                1_900,
-                lambda at: (
-                    {"anyOf": [_ref(one) for one in range(1, 1_900)]}
-                    if not at
-                    else {"items": _ref(1_900 - at + (at > 950)), "minItems": 1, "type": "array"}
-                    if at != 950
-                    else True
-                ),
-            ),
-        ),
+        ("definitions in the wrong order", _fan("anyOf", lambda at: _ref(at - 1) if at > 1 else True)),
+        ("definitions in the other order", _fan("allOf", lambda at: _ref(at + 1) if at < 1_899 else True)),
+        ("definitions back and forth", _fan("anyOf", lambda at: _ref(1_900 - at + (at > 950)) if at != 950 else True)),
         (
             "a chain of definitions",
             _defs(1_900, lambda at: {"type": "array", "items": _ref(at + 1) if at < 1_899 else {}}),

@@ -18,7 +18,7 @@ from tests.integration.under_attack import attacked_server, unharmed
 
 pytestmark = pytest.mark.flaky(reruns=2)
 
-ATTACK_S = 2.0  # twice the longest pause that others may notice
+ATTACK_S = 1.2  # longer than the longest pause that others may notice
 NUM_ATTACKERS = 3
 JSON = {"content-type": "application/json"}
 LEAVE = httpx.Timeout(30, read=0.1)
@@ -73,7 +73,7 @@ def test_as_many_bad_words_as_are_allowed_for_a_thousand_prompts(server: ServerP
 def test_stop_strings_that_nearly_match(server: ServerProcess) -> None:
     text = "The line never stops, and so nobody waits: a seat that gets free is taken at the very next stop. "
     stops = [(text * 10)[:1000] + str(number) for number in range(8)]
-    body = packed(prompt="Hi", stop=stops, n=128, temperature=1, max_tokens=100)
+    body = packed(prompt="Hi", stop=stops, n=128, temperature=1, max_tokens=40)
     assert set(attack(server, COMPLETIONS, body)) <= {200, 429}
 
 

@@ -19,7 +19,7 @@ import httpx
 
 from tests.integration.server_process import ServerProcess, running_server
 
-DURATION_S = float(os.environ.get("HEADWAY_CHAOS_SECONDS", "5"))
+DURATION_S = float(os.environ.get("HEADWAY_CHAOS_SECONDS", "3"))
 WITH_MODEL = bool(os.environ.get("HEADWAY_CHAOS_MODEL"))
 NUM_CLIENTS = 64
 MIN_REQUESTS = 4  # of each client, however slow the machine is

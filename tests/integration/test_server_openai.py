@@ -21,6 +21,7 @@ from headway import LLM, BeamSearchParams, SamplingParams
 from tests.integration.server_process import ServerProcess, running_server
 
 KEY = "test-key"
+HEADERS = {"authorization": f"Bearer {KEY}"}
 MODEL = "SmolLM2-135M-Instruct"
 CONTEXT, SEATS, PLACES = 1024, 8, 16
 BLOCK_SIZE = 16
@@ -51,13 +52,21 @@ def client(server: ServerProcess) -> Iterator[Any]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """The same model in this process."""
+    made = LLM(max_model_len=CONTEXT)
+    yield made
+    made.shutdown()
+
+
 @pytest.fixture
 def async_client(server: ServerProcess) -> Any:
     return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
 
 
 def gauges(server: ServerProcess) -> dict[str, float]:
-    return server.gauges({"authorization": f"Bearer {KEY}"})
+    return server.gauges(HEADERS)
 
 
 async def until(server: ServerProcess, name: str, value: float) -> None:
@@ -68,7 +77,7 @@ async def until(server: ServerProcess, name: str, value: float) -> None:
 
 
 def wait_until_idle(server: ServerProcess) -> None:
-    server.wait_until_idle({"authorization": f"Bearer {KEY}"}, timeout_s=10)
+    server.wait_until_idle(HEADERS, timeout_s=10)
 
 
 # ---- chat -----------------------------------------------------------------------------------------------------------
@@ -92,17 +101,15 @@ def test_chat_whole_and_streamed_are_the_same(client: Any) -> None:
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_greedy_answers_are_those_of_the_library(client: Any) -> None:
+def test_greedy_answers_are_those_of_the_library(client: Any, llm: LLM) -> None:
     conversations = [
         QUESTION,
         [{"role": "system", "content": "You are a pirate."}, {"role": "user", "content": "Who are you?"}],
         [{"role": "user", "content": "Count to ten."}],
     ]
-    llm = LLM(max_model_len=CONTEXT)
-    expected = llm.chat(conversations, SamplingParams(temperature=0, max_tokens=32))
-    llm.shutdown()
+    expected = llm.chat(conversations, SamplingParams(temperature=0, max_tokens=16))
     for messages, output in zip(conversations, expected, strict=True):
-        answer = client.chat.completions.create(**GREEDY, messages=messages, max_tokens=32)
+        answer = client.chat.completions.create(**GREEDY, messages=messages, max_tokens=16)
         assert answer.choices[0].message.content == output.outputs[0].text
         assert answer.choices[0].finish_reason == output.outputs[0].finish_reason
         assert answer.usage.prompt_tokens == len(output.prompt_token_ids)
@@ -150,9 +157,8 @@ def test_completions(client: Any) -> None:
     assert texts == [choice.text for choice in answer.choices]
 
 
-def test_vectors_are_those_of_the_library(client: Any) -> None:
+def test_vectors_are_those_of_the_library(client: Any, llm: LLM) -> None:
     """The client asks for base64 by itself."""
-    llm = LLM(max_model_len=CONTEXT)
     texts = ["The capital of France is Paris.", "Paris is the capital of France.", "def f(x): return x + 1"]
     answer = client.embeddings.create(model=MODEL, input=texts)
     vectors = [np.array(each.embedding) for each in answer.data]
@@ -166,8 +172,7 @@ def test_vectors_are_those_of_the_library(client: Any) -> None:
 
 def test_token_ids_give_the_same_as_text(server: ServerProcess, client: Any) -> None:
     prompt = "Once upon a time"
-    headers = {"authorization": f"Bearer {KEY}"}
-    tokens = httpx.post(f"{server.url}/tokenize", json={"prompt": prompt}, headers=headers).json()["tokens"]
+    tokens = httpx.post(f"{server.url}/tokenize", json={"prompt": prompt}, headers=HEADERS).json()["tokens"]
     by_text = client.completions.create(**GREEDY, prompt=prompt, max_tokens=8)
     by_ids = client.completions.create(**GREEDY, prompt=[tokens, tokens], max_tokens=8)
     assert [choice.text for choice in by_ids.choices] == [by_text.choices[0].text] * 2
@@ -195,8 +200,7 @@ def test_extra_body(client: Any) -> None:
 
 
 def test_stop_token_ids(server: ServerProcess, client: Any) -> None:
-    headers = {"authorization": f"Bearer {KEY}"}
-    (four,) = httpx.post(f"{server.url}/tokenize", json={"prompt": " four"}, headers=headers).json()["tokens"]
+    (four,) = httpx.post(f"{server.url}/tokenize", json={"prompt": " four"}, headers=HEADERS).json()["tokens"]
     options = {**GREEDY, "prompt": "One, two, three,", "max_tokens": 30}
     stopped = client.completions.create(**options, extra_body={"stop_token_ids": [four]})
     assert (stopped.choices[0].finish_reason, stopped.choices[0].stop_reason) == ("stop", four)
@@ -206,10 +210,9 @@ def test_stop_token_ids(server: ServerProcess, client: Any) -> None:
 # ---- several completions of which the best are returned -------------------------------------------------------------
 
 
-def test_beams_and_the_best_of_several_are_those_of_the_library(server: ServerProcess, client: Any) -> None:
+def test_beams_and_the_best_of_several_are_those_of_the_library(server: ServerProcess, client: Any, llm: LLM) -> None:
     prompt = "The capital of France is"
     best_of = SamplingParams(n=2, best_of=5, temperature=0.9, seed=11, max_tokens=8)
-    llm = LLM(max_model_len=CONTEXT)
     (stop,) = llm.get_tokenizer().encode(".", add_special_tokens=False)
     beams, others = (
         llm.beam_search(
@@ -221,7 +224,6 @@ def test_beams_and_the_best_of_several_are_those_of_the_library(server: ServerPr
     (chat,) = llm.chat(QUESTION, SamplingParams(n=2, best_of=3, use_beam_search=True, max_tokens=8))
     (best,) = llm.generate(prompt, best_of)
     (all_five,) = llm.generate(prompt, SamplingParams(n=5, temperature=0.9, seed=11, max_tokens=8))
-    llm.shutdown()
 
     extra = {"use_beam_search": True, "length_penalty": 4.0, "stop_token_ids": [stop]}
     answer = client.completions.create(**GREEDY, prompt=prompt, n=4, max_tokens=8, echo=True, extra_body=extra)
@@ -259,9 +261,8 @@ def test_who_leaves_a_search_leaves_nothing_behind(server: ServerProcess, async_
             search.cancel()
 
     asyncio.run(scenario())
-    headers = {"authorization": f"Bearer {KEY}"}
-    after = server.wait_until_idle(headers, timeout_s=10)
-    tokens = httpx.post(f"{server.url}/tokenize", json={"prompt": ENDLESS["prompt"]}, headers=headers).json()["tokens"]
+    after = server.wait_until_idle(HEADERS, timeout_s=10)
+    tokens = httpx.post(f"{server.url}/tokenize", json={"prompt": ENDLESS["prompt"]}, headers=HEADERS).json()["tokens"]
     num_lookups = 1 if extra else 6  # of the prompt: beams that go on look up nothing that counts
     for name in ("prompt_tokens_total", "prefix_cache_queries_total"):
         assert after[name] - before[name] == num_lookups * len(tokens), name
@@ -366,13 +367,9 @@ REMOTE = {"type": "json_schema", "json_schema": {"name": "remote", "schema": {"$
 
 
 def test_an_answer_fits_its_schema(client: Any) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
     answer = client.chat.completions.create(
-        model=MODEL,
-        messages=QUESTION,
-        max_tokens=80,
-        temperature=1,
-        seed=3,
-        response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}},
+        model=MODEL, messages=QUESTION, max_tokens=80, temperature=1, seed=3, response_format=form
     )
     person = json.loads(answer.choices[0].message.content)
     assert set(person) == {"name", "age"} and person["age"] <= 99
@@ -380,16 +377,8 @@ def test_an_answer_fits_its_schema(client: Any) -> None:
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_tool_is_called(client: Any, streams: bool) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=QUESTION,
-        max_tokens=80,
-        temperature=0,
-        tools=[TOOL],
-        tool_choice="required",
-        parallel_tool_calls=False,
-        stream=streams,
-    )
+    called = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    answer = client.chat.completions.create(**GREEDY, **called, messages=QUESTION, max_tokens=80, stream=streams)
     if streams:
         deltas = [chunk.choices[0] for chunk in answer if chunk.choices]
         calls = [call for one in deltas for call in one.delta.tool_calls or ()]

@@ -12,14 +12,8 @@ import pytest
 from headway import progress
 from headway.cli.main import main
 from headway.progress import ProgressLines, meter, progress_bar
+from tests.unit.clock import Clock
 from tests.unit.lab.bench.sse_server import Answer, SSEServer, steady
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def test_a_line_says_what_is_done_and_what_is_left() -> None:

@@ -65,6 +65,12 @@ class Parent:
     def run(self) -> int:
         """Returns the exit code."""
         self._take_signals()
+        try:
+            return self._run()
+        finally:
+            signal.set_wakeup_fd(-1)  # the socket goes with this object, and orphans may still end
+
+    def _run(self) -> int:
         while True:
             self._front_end = front_end = FrontEnd(self._command, self._listener, self._num_restarts)
             adopt_orphans()

@@ -164,16 +164,10 @@ def run(*arguments: str) -> int:
     return main.main(["kv", *arguments])
 
 
-def test_a_look_at_a_server(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_look_at_a_server(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("--url", f"{url}/", "--api-key", "sesame") == 0
     out = capsys.readouterr().out
-    assert "0 live · 0 cached · 40 free · of 40" in out
-    assert "." * 40 in out
-
-
-def test_the_key_may_come_from_the_environment(
-    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert "0 live · 0 cached · 40 free · of 40" in out and "." * 40 in out
     monkeypatch.setenv("HEADWAY_API_KEY", "sesame")
     assert run("--url", url) == 0
     assert "40 free" in capsys.readouterr().out
@@ -211,28 +205,23 @@ def test_watching_goes_on_until_interrupted(
         (("--url", "http://127.0.0.1:9"), "Start one with 'headway serve', or name another with --url."),
         (("--url", "http://127.0.0.1:9", "--watch", "0"), "--watch must be at least 0.1 seconds"),
         (("--watch", "--html", "x"), "does not go with --watch"),
+        (("--url", "URL"), "--api-key or $HEADWAY_API_KEY"),
+        (("--url", "URL", "--api-key", "wrong"), "--api-key or $HEADWAY_API_KEY"),
+        (("--url", "URL", "--api-key", "two\nlines"), "The API key cannot be sent"),
+        (("--url", "URL", "--api-key", "sesame", "--html", "/no/such/kv.html"), "Cannot write '/no/such/kv.html'"),
     ],
 )
 def test_what_cannot_work_is_one_clear_line(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(*arguments) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("headway: error: ") and message in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize("key", [(), ("--api-key", "wrong")])
-def test_a_server_that_wants_a_key_says_so(
-    url: str, key: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    url: str,
+    arguments: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("HEADWAY_API_KEY", raising=False)
-    assert run("--url", url, *key) == 1
-    assert "--api-key or $HEADWAY_API_KEY" in capsys.readouterr().err
-
-
-def test_a_key_that_no_header_can_carry(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--url", url, "--api-key", "two\nlines") == 1
-    assert "The API key cannot be sent" in capsys.readouterr().err
+    assert run(*(url if word == "URL" else word for word in arguments)) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("headway: error: ") and message in error and error.count("\n") == 1
 
 
 def test_something_else_that_answers_is_no_headway_server(capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,11 +242,6 @@ def test_a_server_that_says_nothing_is_not_waited_for(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         assert run("--url", f"http://127.0.0.1:{listener.getsockname()[1]}") == 1
     assert "has said nothing for 0.2 s" in capsys.readouterr().err
-
-
-def test_a_page_that_cannot_be_written(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--url", url, "--api-key", "sesame", "--html", "/no/such/folder/kv.html") == 1
-    assert "Cannot write '/no/such/folder/kv.html'" in capsys.readouterr().err
 
 
 def test_a_stream_that_ends_before_it_began() -> None:

@@ -62,3 +62,14 @@ def pixels(page: Any, selector: str) -> str:
 def ask(page: Any, question: str) -> None:
     page.fill("#prompt", question)
     page.press("#prompt", "Enter")
+
+
+def wait_for_end(page: Any) -> None:
+    """Of the answer."""
+    page.locator("#send").wait_for(state="visible")
+
+
+def num_unnamed(page: Any) -> int:
+    """How many controls have no name for those who do not see them."""
+    return page.evaluate("""() => [...document.querySelectorAll("button, input, textarea")].filter((control) =>
+        !control.textContent.trim() && !control.ariaLabel && !control.labels?.length).length""")

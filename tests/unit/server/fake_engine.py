@@ -106,6 +106,15 @@ class FakeEngine:
     def push(self, delta: Delta) -> None:
         self.streams[delta.request_id].push(delta)
 
+    async def asked(self, number: int = 1) -> str:
+        """When there have been so many requests, the id of the first."""
+        await until(lambda: len(self.requests) >= number)
+        return self.requests[0].request_id
+
+    async def answer(self, text: str = "a", **more: Any) -> None:
+        """A token for the first request, once it is there; `more` is of the delta."""
+        self.push(Delta(await self.asked(), text=text, token_ids=[1], **more))
+
     def _abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 

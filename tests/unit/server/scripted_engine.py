@@ -1,7 +1,6 @@
-"""A pretended engine and an API in front of it, for the page: seats, chunks, blocks, preemptions, and no model at all.
+"""An engine without a model and an API in front of it, for the page: seats, chunks, blocks and preemptions are real.
 
-Its prefix cache is simple: all long prompts begin with the same few blocks, and the other blocks of requests that are
-done are kept until somebody needs them. It has the interface of `EngineClient` that the live view uses.
+All long prompts begin with the same few blocks. It has the interface of `EngineClient` that the live view uses.
 `python -m tests.unit.server.scripted_engine` serves it.
 """
 
@@ -11,37 +10,34 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headway.config import EngineConfig
+from headway.engine.llm_engine import LLMEngine
+from headway.executor.fake import FakeExecutor
 from headway.rpc.engine_client import Health
-from headway.rpc.messages import (
-    CACHED,
-    SHARED,
-    BlockMap,
-    BlockRun,
-    BlockSnapshot,
-    EngineReady,
-    EngineStats,
-    SnapshotRow,
-    StepSnapshot,
-    WaitingRow,
-)
+from headway.rpc.engine_report import EngineCounters, SnapshotMaker
+from headway.rpc.messages import BlockSnapshot, EngineReady, EngineStats, StepSnapshot
 from headway.rpc.streams import SnapshotStream
+from headway.sampling_params import SamplingParams
 from headway.server.api.api_errors import ApiError
 from headway.server.live.live_page import LiveHubs, live_routes
+from tests.unit.no_model import nominal_config, nominal_plan
 
-COMMON_BLOCKS = 4
+MAX_MODEL_LEN, VOCAB_SIZE = 2048, 49152
+COMMON = list(range(64))
 SENTENCE = "a batch that never stops leaves no gap: every request makes headway. "
 WORDS = tuple(f"{word} " for word in SENTENCE.split())
+ANSWER = SENTENCE * 2
 CUT_OFF_AFTER = 5
 
 
@@ -52,15 +48,7 @@ class Pretended:
     request_id: str
     num_prompt_tokens: int
     max_tokens: int
-    num_computed_tokens: int = 0
     num_output_tokens: int = 0
-    num_cached_tokens: int = 0
-    blocks: list[int] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_prompt_tokens + self.num_output_tokens
 
     @property
     def is_done(self) -> bool:
@@ -71,206 +59,88 @@ class ScriptedEngine:
     """Steps in a task of its own; a step takes `step_s` and a little for each token."""
 
     def __init__(self, *, num_blocks: int = 320, max_num_seqs: int = 16, step_s: float = 0.03) -> None:
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 256}
+        shape = {"num_blocks": num_blocks, "block_size": 16}
         self.info: EngineReady | None = EngineReady(
             model="HuggingFaceTB/SmolLM2-135M-Instruct",
-            max_model_len=2048,
-            vocab_size=49152,
-            num_blocks=num_blocks,
-            block_size=16,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=256,
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=VOCAB_SIZE,
             device="cpu",
             dtype="float32",
+            **limits,
+            **shape,
         )
-        self.stats: EngineStats | None = EngineStats(num_free_blocks=num_blocks)
         self.health = Health(True, "")
         self.replicas: list[Any] = []
         self.role: str | None = None
         self.viewers: list[SnapshotStream] = []
-        self._free = deque(range(num_blocks))
-        self._kept: deque[int] = deque()
-        self._common: list[int] = []
-        self._running: list[Pretended] = []
-        self._waiting: deque[Pretended] = deque()
+        self._step_s = step_s
+        self._engine = engine = LLMEngine(
+            EngineConfig.from_options(**limits, block_size=16).resolve("cpu"),
+            executor=FakeExecutor(lambda request_id, num_tokens: 1),
+            tokenizer=None,
+            model_config=nominal_config(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN),
+            plan=nominal_plan(**shape, max_model_len=MAX_MODEL_LEN),
+        )
+        self._counters = EngineCounters(engine.core.scheduler, engine.beams)
+        self._snapshots = SnapshotMaker(engine.core.scheduler, engine.beams)
+        self._requests: dict[str, Pretended] = {}
         self._numbers = itertools.count()
         self._arrival = asyncio.Event()
-        self._step_s = step_s
 
     @property
     def problem(self) -> str | None:
         return None if self.health.ok else self.health.reason
 
+    @property
+    def stats(self) -> EngineStats | None:
+        return self._counters.stats()
+
     def watch(self, place: int = 0) -> SnapshotStream:
         viewer = SnapshotStream(self.viewers.remove)
         self.viewers.append(viewer)
-        viewer.push(BlockSnapshot(self._map()))
+        viewer.push(self._snapshots.blocks())
         return viewer
 
     def submit(self, *, num_prompt_tokens: int, max_tokens: int) -> Pretended:
-        request = Pretended(f"chatcmpl-{next(self._numbers):04x}", num_prompt_tokens, max_tokens)
-        self._waiting.append(request)
+        number = next(self._numbers)
+        request = Pretended(f"chatcmpl-{number:04x}", num_prompt_tokens, max_tokens)
+        common = COMMON if num_prompt_tokens > len(COMMON) else []
+        prompt = [*common, *[1000 + number] * (num_prompt_tokens - len(common))]
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        self._engine.submit(self._engine.prepare(request.request_id, prompt, params), stream="delta")
+        self._requests[request.request_id] = request
         self._arrival.set()
         return request
 
     def abort(self, request: Pretended) -> None:
-        for requests in (self._running, self._waiting):
-            if request in requests:
-                requests.remove(request)
-        self._release(request)
-        self._count()
+        self._requests.pop(request.request_id, None)
+        self._engine.abort(request.request_id)
+        self._snapshots.note_blocks_changed()
 
     async def run(self) -> None:
-        for step_id in itertools.count():
-            while not self._running and not self._waiting:
+        while True:
+            if not self._engine.has_unfinished_requests():
+                self._tell(self._snapshots.blocks())
                 self._arrival.clear()
                 await self._arrival.wait()
-            await self._step(step_id)
+            await self._step()
 
-    async def _step(self, step_id: int) -> None:
-        budget, rows, preempted = 256, [], []
-        for request in list(self._running):
-            if request in self._running:
-                budget -= self._give(request, budget, rows, preempted)
-        while self._waiting and budget > 0 and len(self._running) < self.info.max_num_seqs and not preempted:
-            request = self._waiting[0]
-            if self._num_available < -(-request.num_tokens // 16):
-                break
-            self._running.append(self._waiting.popleft())
-            self._find_common(request)
-            budget -= self._give(request, budget, rows, preempted)
-        num_running = len(self._running)
-        step_s = self._step_s + (256 - budget) * 1e-4
+    async def _step(self) -> None:
+        step = self._engine.step()
+        step_s = self._step_s + step.report.snapshot.output.num_scheduled_tokens * 1e-4
         await asyncio.sleep(step_s)
-        finished = self._update(rows)
-        num_tokens = 256 - budget
-        has_decodes, has_chunks = any(r.is_decode for r in rows), any(not r.is_decode for r in rows)
-        kind = "mixed" if has_decodes and has_chunks else "decode" if has_decodes else "prefill"
-        self._count(num_steps=1, num_preemptions=len(preempted), step_s=step_s, num_step_tokens=num_tokens)
-        snapshot = StepSnapshot(
-            step_id=step_id,
-            step_s=step_s,
-            kind=kind,
-            num_running=num_running,
-            num_waiting=len(self._waiting),
-            num_blocks=self.info.num_blocks,
-            num_used_blocks=self.stats.num_used_blocks,
-            num_used_slots=self.stats.num_used_slots,
-            rows=rows,
-            waiting=[WaitingRow(r.request_id, r.num_tokens) for r in itertools.islice(self._waiting, 8)],
-            preempted=[request.request_id for request in preempted],
-            finished=finished,
-            blocks=self._map(),
-        )
+        num_new_tokens = 0
+        for output in step.outputs:
+            if (request := self._requests.get(output.request_id)) is not None:
+                request.num_output_tokens += len(output.outputs[0].token_ids)
+                num_new_tokens += len(output.outputs[0].token_ids)
+        self._counters.take(step.report, num_new_tokens=num_new_tokens)
+        self._tell(msgspec.structs.replace(self._snapshots.snapshot(step.report), step_s=step_s))
+
+    def _tell(self, snapshot: StepSnapshot | BlockSnapshot) -> None:
         for viewer in self.viewers:
             viewer.push(snapshot)
-
-    def _give(self, request: Pretended, budget: int, rows: list[SnapshotRow], preempted: list[Pretended]) -> int:
-        """Give a request its share of the step; the last to come makes room if there is none."""
-        num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
-        if num_tokens == 0:
-            return 0
-        while (
-            missing := -(-(request.num_computed_tokens + num_tokens) // 16) - len(request.blocks)
-        ) > self._num_available:
-            victim = self._running[-1]
-            self._running.remove(victim)
-            self._release(victim)
-            victim.num_computed_tokens = 0
-            self._waiting.appendleft(victim)
-            preempted.append(victim)
-            if victim is request:
-                return 0
-        request.blocks += [self._take_block() for _ in range(missing)]
-        is_decode = num_tokens == 1 and request.num_computed_tokens >= request.num_prompt_tokens
-        rows.append(
-            SnapshotRow(
-                request.request_id,
-                request.num_prompt_tokens,
-                request.num_computed_tokens,
-                request.num_output_tokens,
-                num_tokens,
-                len(request.blocks),
-                is_decode,
-                request.num_cached_tokens,
-            )
-        )
-        request.num_cached_tokens = 0
-        return num_tokens
-
-    @property
-    def _num_available(self) -> int:
-        return len(self._free) + len(self._kept)
-
-    def _take_block(self) -> int:
-        if self._free:
-            return self._free.popleft()
-        self.stats.num_evicted_blocks += 1
-        return self._kept.popleft()
-
-    def _find_common(self, request: Pretended) -> None:
-        """A request enters: its beginning may have been computed for another."""
-        self.stats.num_queried_tokens += request.num_tokens
-        if self._common and request.num_prompt_tokens > 16 * COMMON_BLOCKS:
-            request.blocks = self._common.copy()
-            request.num_computed_tokens = request.num_cached_tokens = 16 * COMMON_BLOCKS
-            self.stats.num_hit_tokens += request.num_cached_tokens
-            self.stats.num_saved_tokens += request.num_cached_tokens
-
-    def _update(self, rows: list[SnapshotRow]) -> list[str]:
-        """Computed tokens, new tokens, and who leaves."""
-        by_id = {request.request_id: request for request in self._running}
-        finished = []
-        for row in rows:
-            if (request := by_id.get(row.request_id)) is None:
-                continue
-            if row.num_output_tokens == 0 and row.num_computed_tokens == row.num_cached_tokens:
-                self.stats.prompt_tokens += request.num_prompt_tokens
-            request.num_computed_tokens += row.num_tokens
-            if not self._common and request.num_computed_tokens > 16 * COMMON_BLOCKS:
-                self._common = request.blocks[:COMMON_BLOCKS]
-            if request.num_computed_tokens == request.num_tokens:
-                request.num_output_tokens += 1
-                self.stats.generation_tokens += 1
-                request.news.set()
-            if request.is_done:
-                finished.append(request.request_id)
-                self._running.remove(request)
-                self._release(request)
-        return finished
-
-    def _release(self, request: Pretended) -> None:
-        own = [block for block in request.blocks if block not in self._common]
-        num_full = max(0, request.num_computed_tokens // 16 - (len(request.blocks) - len(own)))
-        self._kept.extend(own[:num_full])
-        self._free.extend(own[num_full:])
-        self.stats.num_inserted_blocks += num_full
-        request.blocks = []
-
-    def _count(
-        self, *, num_steps: int = 0, num_preemptions: int = 0, step_s: float = 0, num_step_tokens: int = 0
-    ) -> None:
-        stats = self.stats
-        stats.num_running, stats.num_waiting = len(self._running), len(self._waiting)
-        stats.num_free_blocks = len(self._free)
-        tables = [request.blocks for request in self._running]
-        stats.num_table_entries = sum(map(len, tables))
-        stats.num_used_blocks = len({block for table in tables for block in table})
-        stats.num_cached_blocks = self.info.num_blocks - len(self._free) - stats.num_used_blocks
-        num_twice = 16 * (stats.num_table_entries - stats.num_used_blocks)
-        stats.num_used_slots = sum(request.num_computed_tokens for request in self._running) - num_twice
-        stats.num_steps += num_steps
-        stats.num_preemptions += num_preemptions
-        stats.step_s, stats.num_step_tokens = step_s, num_step_tokens
-
-    def _map(self) -> BlockMap:
-        owner_of: list[int | None] = [None] * self.info.num_blocks
-        for block in (*self._kept, *self._common):
-            owner_of[block] = CACHED
-        for index, request in enumerate(self._running):
-            for block in request.blocks:
-                owner_of[block] = index if owner_of[block] in (None, CACHED) else SHARED
-        runs = [BlockRun(owner, len(list(run))) for owner, run in itertools.groupby(owner_of)]
-        return BlockMap([request.request_id for request in self._running], runs)
 
 
 class ScriptedReplicas:
@@ -332,7 +202,7 @@ def create_app(engine: ScriptedEngine | ScriptedReplicas, *, api_key: str | None
             return _stream(engine, [job], lambda i, delta: {"index": i, "delta": delta}, words=deltas)
         if "fail" in question:
             return JSONResponse({"error": {"message": "The question is too hard."}}, status_code=400)
-        words = _pieces(question.partition("Repeat:")[2].lstrip()) if "Repeat:" in question else WORDS * 5
+        words = _pieces(question.partition("Repeat:")[2].lstrip()) if "Repeat:" in question else WORDS * 2
         num_tokens = min(len(words), body["max_tokens"])
         job = engine.submit(num_prompt_tokens=10 + len(question) // 4, max_tokens=num_tokens)
         num_whole = CUT_OFF_AFTER if "break" in question else None

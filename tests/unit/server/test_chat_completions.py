@@ -145,12 +145,11 @@ def test_stream() -> None:
 
 
 def test_stream_with_usage() -> None:
-    chunks = events(FakeServer().chat(stream=True, n=2, stream_options={"include_usage": True}))
-    assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"]["completion_tokens"] == 6
-    assert chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
-    assert all(chunk["usage"] is None for chunk in chunks[:-1])
-    assert {chunk["choices"][0]["index"] for chunk in chunks[:-1]} == {0, 1}
+    *chunks, last = events(FakeServer().chat(stream=True, n=2, stream_options={"include_usage": True}))
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 6
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert {chunk["choices"][0]["index"] for chunk in chunks} == {0, 1}
 
 
 @pytest.mark.parametrize("include_usage", [True, False])
@@ -188,14 +187,11 @@ def test_logprobs_are_the_same_streamed_and_whole() -> None:
     assert streamed == whole
 
 
-def test_length_is_told() -> None:
+def test_length_and_prompt_logprobs_are_told() -> None:
     choice = FakeServer().chat(max_tokens=2).json()["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "Hello world")
-
-
-def test_prompt_logprobs_in_vllms_form() -> None:
     answer = FakeServer().chat(prompt_logprobs=1).json()
-    assert answer["prompt_logprobs"][0] is None
+    assert answer["prompt_logprobs"][0] is None, "in vLLM's form"
     (first, second) = answer["prompt_logprobs"][1].values()
     assert (first["logprob"], first["rank"], second["logprob"]) == (-0.5, 2, -0.25)
 
@@ -216,6 +212,7 @@ NEUTRAL = {
     "stream": False,
     "logprobs": False,
 }
+CALLED = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": ""}}]}
 
 
 def test_neutral_values_of_unsupported_fields_are_fine() -> None:
@@ -229,32 +226,15 @@ def test_neutral_values_of_unsupported_fields_are_fine() -> None:
         ({"audio": {}}, "audio"),
         ({"store": True}, "store"),
         ({"metadata": "x"}, "metadata"),
-        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
-        ({"truncate_prompt_tokens": 256}, "truncate_prompt_tokens"),
+        *(({"truncate_prompt_tokens": number}, "truncate_prompt_tokens") for number in (0, -2, 256)),
         ({"continue_final_message": True}, "messages[0].role"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"continue_final_message": True}}, "chat_template_kwargs"),
-        (
-            {
-                "continue_final_message": True,
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": ""}}],
-                    }
-                ],
-            },
-            "messages[0].tool_calls",
-        ),
-        ({"logprob_token_ids": [600]}, "logprob_token_ids"),
-        ({"logprob_token_ids": [-1]}, "logprob_token_ids"),
-        ({"logprob_token_ids": list(range(129))}, "logprob_token_ids"),
+        ({"continue_final_message": True, "messages": [CALLED]}, "messages[0].tool_calls"),
+        *(({"logprob_token_ids": ids}, "logprob_token_ids") for ids in ([600], [-1], list(range(129)))),
         ({"logprob_token_ids": [1], "logprobs": False}, "logprob_token_ids"),
         ({"logprob_token_ids": [1], "use_beam_search": True, "temperature": 0}, "logprob_token_ids"),
-        ({"allowed_token_ids": []}, "allowed_token_ids"),
-        ({"allowed_token_ids": [600]}, "allowed_token_ids"),
-        ({"allowed_token_ids": [1] * 1025}, "allowed_token_ids"),
+        *(({"allowed_token_ids": ids}, "allowed_token_ids") for ids in ([], [600], [1] * 1025)),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"temprature": 1}, "temprature"),
@@ -266,18 +246,11 @@ def test_neutral_values_of_unsupported_fields_are_fine() -> None:
         ({"n": True}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
-        ({"stop": ["x"] * 1000}, "stop"),
-        ({"stop": "x" * 5000}, "stop"),
-        ({"stop": ["x" * 1000] * 9}, "stop"),
-        ({"stop": ""}, "stop"),
-        ({"bad_words": ["x"] * 2000}, "bad_words"),
-        ({"bad_words": ["x" * 2000]}, "bad_words"),
-        ({"bad_words": ["x" * 1000] * 9}, "bad_words"),
+        *(({"stop": texts}, "stop") for texts in (["x"] * 1000, "x" * 5000, ["x" * 1000] * 9, "")),
+        *(({"bad_words": texts}, "bad_words") for texts in (["x"] * 2000, ["x" * 2000], ["x" * 1000] * 9)),
         ({"messages": [{"role": "user", "content": ""}] * 16_385}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 16_384}]}, "messages"),
-        ({"logit_bias": {"5": 101}}, "logit_bias"),
-        ({"logit_bias": {"9999": 1}}, "logit_bias"),
-        ({"logit_bias": {"word": 1}}, "logit_bias"),
+        *(({"logit_bias": {name: bias}}, "logit_bias") for name, bias in (("5", 101), ("9999", 1), ("word", 1))),
         ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -289,10 +262,6 @@ def test_neutral_values_of_unsupported_fields_are_fine() -> None:
         ({"messages": "Hi"}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages[0].content[0].type",
-        ),
     ],
 )
 def test_what_is_not_supported_or_wrong_is_400_with_its_name(fields: dict[str, Any], param: str) -> None:
@@ -349,19 +318,12 @@ def test_every_field_of_openais_client_is_known(record: type[msgspec.Struct], na
     assert set(typing.get_type_hints(theirs)) <= {field.name for field in msgspec.structs.fields(record)}
 
 
-def test_unknown_field_names_the_nearest() -> None:
+def test_errors_say_what_there_is() -> None:
     assert "Did you mean 'temperature'?" in FakeServer().chat(temprature=1).json()["error"]["message"]
-
-
-def test_missing_messages() -> None:
     error = FakeServer().post("/v1/chat/completions", {"model": "small"}).json()["error"]
     assert (error["message"], error["param"]) == ("'messages' is required.", "messages")
-
-
-def test_unknown_model() -> None:
-    response = FakeServer().chat(model="gpt-9")
-    assert response.status_code == 404
-    assert response.json()["error"]["code"] == "model_not_found"
+    unknown = FakeServer().chat(model="gpt-9")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
 
 
 def test_served_model_names() -> None:

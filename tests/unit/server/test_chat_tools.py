@@ -29,6 +29,8 @@ WEATHER = {"type": "function", "function": {"name": "weather", "description": "S
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "point", "schema": SCHEMA, "strict": True}}
+SPACE = "disable_any_whitespace"
+SPACED = {"json": SCHEMA, SPACE: True}
 TOOL_TEMPLATE = (
     "{% if tools %}TOOLS {{ tools | tojson }}{{ '\n' }}{% endif %}"
     "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
@@ -93,64 +95,44 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
+def function(name: str = "f", **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+def as_schema(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*tools]}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"tools": {}}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [WEATHER, {"type": "function", "function": {}}]}, "tools[1].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "x" * 129}}]}, "tools[0].function.name"),
+        *(({"tools": [function(name)]}, "tools[0].function.name") for name in ("", "a b", "x" * 129)),
         ({"tools": [WEATHER, CLOCK, WEATHER]}, "tools[2].function.name"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
-            "tools[0].function.parameters",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
-            "tools[0].function.parameters.type",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"required": True}}}]},
-            "tools[0].function.parameters.required",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": 5}}}]},
-            "tools[0].function.parameters.properties",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": nested(MAX_NESTING)}}]},
-            "tools[0].function.parameters",
-        ),
-        ({"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]}, "tools[0].function.paramters"),
+        ({"tools": [function(parameters=[])]}, "tools[0].function.parameters"),
+        ({"tools": [function(parameters={"type": "string"})]}, "tools[0].function.parameters.type"),
+        ({"tools": [function(parameters={"required": True})]}, "tools[0].function.parameters.required"),
+        ({"tools": [function(parameters={"properties": 5})]}, "tools[0].function.parameters.properties"),
+        ({"tools": [function(parameters=nested(MAX_NESTING))]}, "tools[0].function.parameters"),
+        ({"tools": [function(paramters={})]}, "tools[0].function.paramters"),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
-        ({"tools": [{"function": {"name": f"f{i}"}} for i in range(MAX_TOOLS + 1)]}, "tools"),
-        ({"tools": [{"function": {"name": "f", "description": "x" * 2**21}}]}, "tools"),
+        ({"tools": [function(f"f{i}") for i in range(MAX_TOOLS + 1)]}, "tools"),
+        ({"tools": [function(description="x" * 2**21)]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "any", "tools": [CLOCK]}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "tool_choice"),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "weather"}}, "tools": [CLOCK]},
-            "tool_choice.function.name",
-        ),
+        ({"tool_choice": function("weather")}, "tool_choice"),
+        ({"tool_choice": function("weather"), "tools": [CLOCK]}, "tool_choice.function.name"),
         ({"tool_choice": {"type": "function", "function": {}}, "tools": [CLOCK]}, "tool_choice.function.name"),
         ({"tool_choice": {"type": "custom"}, "tools": [CLOCK]}, "tool_choice.type"),
+        ({"tool_choice": allowed("auto"), "tools": [CLOCK]}, "tool_choice.allowed_tools.tools"),
         (
-            {
-                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
-                "tools": [CLOCK],
-            },
-            "tool_choice.allowed_tools.tools",
-        ),
-        (
-            {
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "allowed_tools": {"mode": "auto", "tools": [CLOCK | {"function": {"name": "x"}}]},
-                },
-                "tools": [CLOCK],
-            },
+            {"tool_choice": allowed("auto", function("x")), "tools": [CLOCK]},
             "tool_choice.allowed_tools.tools[0].function.name",
         ),
         ({"parallel_tool_calls": 2}, "parallel_tool_calls"),
@@ -158,33 +140,22 @@ def nested(depth: int) -> dict[str, Any]:
         ({"function_call": "auto"}, "function_call"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
-            "response_format.json_schema.schema",
-        ),
+        ({"response_format": JSON_SCHEMA | {"json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
         ({"response_format": JSON_SCHEMA | {"type": "text"}}, "response_format.json_schema"),
         ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format.schema"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}},
-            "response_format.json_schema.schema",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": nested(MAX_NESTING)}}},
-            "response_format.json_schema.schema",
-        ),
+        (as_schema([1]), "response_format.json_schema.schema"),
+        (as_schema(nested(MAX_NESTING)), "response_format.json_schema.schema"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
-        (
-            {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
-            "structured_outputs.disable_any_whitespace",
-        ),
+        ({"structured_outputs": {"regex": "a", SPACE: True}}, f"structured_outputs.{SPACE}"),
         ({"structured_outputs": {"json": nested(MAX_NESTING)}}, "structured_outputs.json"),
-        ({"structured_outputs": {"json": "{"}, "tools": [CLOCK]}, "structured_outputs.json"),
-        ({"structured_outputs": {"json": "5"}, "tools": [CLOCK]}, "structured_outputs.json"),
-        ({"structured_outputs": {"json": '{"not":' * 5000}, "tools": [CLOCK]}, "structured_outputs.json"),
+        *(
+            ({"structured_outputs": {"json": text}, "tools": [CLOCK]}, "structured_outputs.json")
+            for text in ("{", "5", '{"not":' * 5000)
+        ),
         ({"structured_outputs": {"grammar": "root ::= ("}, "tools": [CLOCK]}, "structured_outputs.grammar"),
         ({"structured_outputs": {"regex": "a"}, "response_format": JSON_SCHEMA}, "structured_outputs"),
         ({"guided_json": {}}, "guided_json"),
@@ -196,16 +167,18 @@ def nested(depth: int) -> dict[str, Any]:
         ({"response_format": JSON_SCHEMA, "use_beam_search": True, "n": 2}, "response_format"),
         ({"structured_outputs": {"regex": "a"}, "use_beam_search": True, "n": 2}, "structured_outputs"),
         ({"tools": [CLOCK], "use_beam_search": True, "n": 2}, "tools"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
-        ({"messages": [{"role": "tool", "tool_call_id": "a"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages[0].tool_call_id"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": [call()]}]}, "messages[0].tool_calls"),
-        ({"messages": [{"role": "user", "content": "x", "reasoning": "y"}]}, "messages[0].reasoning"),
-        ({"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages[0].role"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
-        (
-            {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}]},
-            "messages[0].function_call",
+        *(
+            ({"messages": [message]}, f"messages[0].{field}")
+            for message, field in (
+                ({"role": "tool", "content": "x"}, "tool_call_id"),
+                ({"role": "tool", "tool_call_id": "a"}, "content"),
+                ({"role": "user", "content": "x", "tool_call_id": "a"}, "tool_call_id"),
+                ({"role": "user", "content": "x", "tool_calls": [call()]}, "tool_calls"),
+                ({"role": "user", "content": "x", "reasoning": "y"}, "reasoning"),
+                ({"role": "function", "content": "x", "name": "f"}, "role"),
+                ({"role": "assistant", "content": None}, "content"),
+                ({"role": "assistant", "function_call": {"name": "f", "arguments": ""}}, "function_call"),
+            )
         ),
         ({"messages": talk({"id": "a", "function": {"name": "f"}})}, "messages[1].tool_calls[0].function.arguments"),
         ({"messages": talk(*[call()] * 9000)}, "messages"),
@@ -274,7 +247,7 @@ def test_a_template_that_knows_tools_gets_them() -> None:
 
 def test_strict_is_no_part_of_the_prompt() -> None:
     server = server_with(template=TOOL_TEMPLATE)
-    server.chat(tools=[{"type": "function", "function": WEATHER["function"] | {"strict": True}}])
+    server.chat(tools=[function(strict=True)])
     assert "strict" not in prompt_of(server)
 
 
@@ -354,10 +327,7 @@ def test_effort_reaches_a_template_that_knows_it(fields: dict[str, Any], shown: 
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, ({"json": SCHEMA}, "response_format.schema")),
         ({"structured_outputs": {"regex": "a+"}}, ({"regex": "a+"}, "structured_outputs.regex")),
         ({"structured_outputs": {"choice": ["a", "b"]}}, ({"choice": ["a", "b"]}, "structured_outputs.choice")),
-        (
-            {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
-            ({"json": SCHEMA, "disable_any_whitespace": True}, "structured_outputs.json"),
-        ),
+        ({"structured_outputs": SPACED}, (SPACED, "structured_outputs.json")),
         (
             {"response_format": JSON_SCHEMA, "tool_choice": "none", "tools": [CLOCK]},
             ({"json": SCHEMA}, "response_format.json_schema.schema"),
@@ -388,22 +358,17 @@ def grammar_for(constraints: list[Any], server: FakeServer | None = None, **fiel
 
 
 def test_tools_are_a_grammar_and_text_is_part_of_it(constraints: list[Any]) -> None:
-    tools = [WEATHER, CLOCK]
-    free = grammar_for(constraints, tools=tools)
-    assert "weather" in free and "clock" in free
-    required = grammar_for(constraints, tools=tools, tool_choice="required")
-    assert required != free
-    named = grammar_for(constraints, tools=tools, tool_choice={"type": "function", "function": {"name": "clock"}})
-    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "clock"}}]}
-    some = grammar_for(constraints, tools=tools, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    def grammar(**fields: Any) -> str:
+        return grammar_for(constraints, tools=[WEATHER, CLOCK], **fields)
+
+    free, required = grammar(), grammar(tool_choice="required")
+    assert "weather" in free and "clock" in free and required != free
+    named = grammar(tool_choice=function("clock"))
+    some = grammar(tool_choice=allowed("required", function("clock")))
     assert "weather" not in named + some and named != some, "a named tool is called once"
-    allowed["mode"] = "auto"
-    assert (
-        grammar_for(constraints, tools=tools, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}) != some
-    )
-    single = grammar_for(constraints, tools=tools, tool_choice="required", parallel_tool_calls=False)
-    assert single != required
-    assert json.dumps(SCHEMA["properties"]) in grammar_for(constraints, tools=tools, response_format=JSON_SCHEMA)
+    assert grammar(tool_choice=allowed("auto", function("clock"))) != some
+    assert grammar(tool_choice="required", parallel_tool_calls=False) != required
+    assert json.dumps(SCHEMA["properties"]) in grammar(response_format=JSON_SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -452,16 +417,9 @@ def test_errors_of_the_engines_records_name_the_field_that_was_sent(monkeypatch:
 )
 def test_so_do_errors_of_the_engine(fields: dict[str, Any], named: str, param: str) -> None:
     server = server_with()
-    engine = server.engine
+    engine, odd = server.engine, {"error": f"{named} is odd", "error_status": 400, "error_param": named}
     engine._answer = lambda request: engine.push(  # type: ignore[method-assign]
-        Delta(
-            request.request_id,
-            finish_reason="error",
-            is_last=True,
-            error=f"{named} is odd",
-            error_status=400,
-            error_param=named,
-        )
+        Delta(request.request_id, finish_reason="error", is_last=True, **odd)
     )
     response = server.chat(**fields)
     assert response.status_code == 400
@@ -602,22 +560,14 @@ def test_thoughts_are_set_apart_and_counted(stream: bool) -> None:
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 5}
 
 
-def test_a_prompt_that_ends_the_thinking_is_seen() -> None:
+def test_a_prompt_that_ends_the_thinking_is_seen_and_thinking_that_never_ends_is_no_content() -> None:
     server = server_with("Yes.", template=THINK_TEMPLATE)
     message = server.chat(reasoning_effort="none").json()["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "Yes.", "refusal": None}
     assert prompt_of(server).endswith("</think>\n\n")
-
-
-def test_thinking_that_never_ends_is_no_content() -> None:
     choice = server_with("On and", " on", " and", template=THINK_TEMPLATE).chat(max_tokens=2).json()["choices"][0]
-    assert choice["message"] == {
-        "role": "assistant",
-        "content": "",
-        "refusal": None,
-        "reasoning_content": "On and on",
-        "reasoning": "On and on",
-    }
+    thoughts = {"reasoning_content": "On and on", "reasoning": "On and on"}
+    assert choice["message"] == {"role": "assistant", "content": "", "refusal": None, **thoughts}
     assert choice["finish_reason"] == "length"
 
 
@@ -636,11 +586,8 @@ def test_formats_can_be_chosen() -> None:
 def test_what_was_answered_can_be_sent_back() -> None:
     server = server_with("<think>Hm.</think>", CALL, reasoning_format="think")
     message = server.chat(tools=[WEATHER]).json()["choices"][0]["message"]
-    result = {
-        "role": "tool",
-        "tool_call_id": message["tool_calls"][0]["id"],
-        "content": [{"type": "text", "text": "21"}],
-    }
+    parts = [{"type": "text", "text": "21"}]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": parts}
     again = server.chat(messages=[{"role": "user", "content": "Hot?"}, message, result], tools=[WEATHER])
     assert again.status_code == 200, again.text
     assert TOOL_FORMATS["hermes"].write_result("21") in prompt_of(server)

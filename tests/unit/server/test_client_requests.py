@@ -308,103 +308,194 @@ def test_hosted_tools_are_left_out_with_a_line_per_kind(caplog: pytest.LogCaptur
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
+ONE = {"role": "user", "content": [{"type": "text", "text": "a"}]}
+
+
+def user(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [*parts]}]}
+
+
 @pytest.mark.parametrize(
-    ("path", "fields", "param"),
+    ("path", "param", "fields"),
     [
-        (RESPONSES, {"tools": [{"type": "web_search"}, FUNCTION], "tool_choice": "required"}, "tools[0]"),
-        (RESPONSES, {"tools": [{"type": "frobnicate"}]}, "tools[0].type"),
-        (RESPONSES, {"tools": [NAMESPACE | {"tools": [{"type": "web_search"}]}]}, "tools[0].tools[0].type"),
-        (RESPONSES, {"tools": [NAMESPACE, FUNCTION | {"name": "mcp__mail__add"}]}, "tools[1].name"),
-        (RESPONSES, {"tools": [NAMESPACE | {"tools": [FUNCTION] * 600}]}, "tools"),
-        (RESPONSES, {"tools": [FUNCTION] * 600}, "tools"),
+        (RESPONSES, "tools[0]", {"tools": [{"type": "web_search"}, FUNCTION], "tool_choice": "required"}),
+        (RESPONSES, "tools[0]", {"tools": ["add"]}),
+        (RESPONSES, "tools[0].type", {"tools": [{"type": "frobnicate"}]}),
+        (RESPONSES, "tools[0].type", {"tools": [{"name": "add"}]}),
+        (RESPONSES, "tools[0].tools[0].type", {"tools": [NAMESPACE | {"tools": [{"type": "web_search"}]}]}),
+        (RESPONSES, "tools[1].name", {"tools": [NAMESPACE, FUNCTION | {"name": "mcp__mail__add"}]}),
+        (RESPONSES, "tools[1].name", {"tools": [FUNCTION, FUNCTION]}),
+        (RESPONSES, "tools", {"tools": [NAMESPACE | {"tools": [FUNCTION] * 600}]}),
+        (RESPONSES, "tools", {"tools": [FUNCTION] * 600}),
         (
-            RESPONSES,
+            *(RESPONSES, "tools[1].tools[0].name"),
             {"tools": [{"type": "web_search"}, NAMESPACE | {"tools": [FUNCTION | {"name": "a b"}]}]},
-            "tools[1].tools[0].name",
         ),
-        (RESPONSES, {"tools": [FUNCTION | {"parameters": {"type": "string"}}]}, "tools[0].parameters.type"),
+        (RESPONSES, "tools[0].parameters.type", {"tools": [FUNCTION | {"parameters": {"type": "string"}}]}),
+        (RESPONSES, "tools[1].parameters", {"tools": [{"type": "web_search"}, FUNCTION | {"parameters": UNUSABLE}]}),
+        (RESPONSES, "tool_choice", {"tool_choice": "sometimes"}),
+        (RESPONSES, "tool_choice.name", {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "sub"}}),
+        (RESPONSES, "tool_choice.type", {"tool_choice": {"type": "web_search_preview"}}),
         (
             RESPONSES,
-            {"tools": [{"type": "web_search"}, FUNCTION | {"parameters": UNUSABLE}]},
-            "tools[1].parameters",
-        ),
-        (
-            RESPONSES,
-            {"text": {"format": {"type": "json_schema", "name": "n", "schema": UNUSABLE}}},
             "text.format.schema",
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": UNUSABLE}}},
         ),
-        (RESPONSES, {"background": 0.0}, "background"),
-        (RESPONSES, {"min_p": 7}, "min_p"),
-        (RESPONSES, {"n": 2}, "n"),
-        (RESPONSES, {"top_logprobs": 99}, "top_logprobs"),
-        (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens"),
-        (RESPONSES, {"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
-        (MESSAGES, {"tools": [OURS | {"input_schema": UNUSABLE}]}, "tools[0].input_schema"),
-        (MESSAGES, {"tools": [SEARCH, OURS | {"input_schema": UNUSABLE}]}, "tools[1].input_schema"),
-        (MESSAGES, {"tools": [SEARCH, OURS | {"name": "a b"}]}, "tools[1].name"),
-        (MESSAGES, {"tools": [OURS, SEARCH], "tool_choice": {"type": "any"}}, "tools[1]"),
+        (RESPONSES, "text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n"}}}),
+        (RESPONSES, "text.format.type", {"text": {"format": {"type": "grammar"}}}),
+        (RESPONSES, "text.verbosity", {"text": {"verbosity": "low"}}),
+        (RESPONSES, "background", {"background": 0.0}),
+        (RESPONSES, "background", {"background": True}),
+        (RESPONSES, "min_p", {"min_p": 7}),
+        (RESPONSES, "n", {"n": 2}),
+        (RESPONSES, "top_logprobs", {"top_logprobs": 99}),
+        (RESPONSES, "max_output_tokens", {"max_output_tokens": 0}),
+        (RESPONSES, "temperature", {"temperature": -1}),
+        (RESPONSES, "user", {"user": "u" * 300}),
+        (RESPONSES, "colour", {"colour": 1}),
+        (RESPONSES, "reasoning.effort", {"reasoning": {"effort": "huge"}}),
+        (RESPONSES, "reasoning.mode", {"reasoning": {"mode": "pro"}}),
+        (RESPONSES, "store", {"store": True}),
+        (RESPONSES, "previous_response_id", {"previous_response_id": "resp_1"}),
+        (RESPONSES, "conversation", {"conversation": "conv_1"}),
+        (RESPONSES, "prompt", {"prompt": {"id": "p"}}),
+        (RESPONSES, "truncation", {"truncation": "auto"}),
+        (RESPONSES, "include", {"include": ["file_search_call.results"]}),
+        (RESPONSES, "stream_options", {"stream_options": {"include_obfuscation": False}}),
         (
-            MESSAGES,
+            *(RESPONSES, "stream_options.include_obfuscation"),
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+        ),
+        (RESPONSES, "input", {"input": None}),
+        (RESPONSES, "input", {"input": []}),
+        (RESPONSES, "input", {"input": HI * 20_000}),
+        (RESPONSES, "input", {"input": [{"type": "function_call_output", "call_id": "", "output": ""}]}),
+        (RESPONSES, "input[0]", {"input": ["Hi"]}),
+        (RESPONSES, "input[0].type", {"input": [{"type": "compaction", "encrypted_content": "x"}]}),
+        (RESPONSES, "input[0].type", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
+        (RESPONSES, "input[0].arguments", {"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}),
+        (RESPONSES, "input[0].content", {"input": [{"role": "user"}]}),
+        (RESPONSES, "input[0].colour", {"input": [HI[0] | {"colour": 1}]}),
+        (RESPONSES, "input[0].content[0].type", {"input": [HI[0] | {"content": [{"type": "input_image"}]}]}),
+        (MESSAGES, "tools[0].input_schema", {"tools": [OURS | {"input_schema": UNUSABLE}]}),
+        (MESSAGES, "tools[0].input_schema", {"tools": [{"name": "add"}]}),
+        (MESSAGES, "tools[0].input_schema.type", {"tools": [OURS | {"input_schema": {"type": "string"}}]}),
+        (MESSAGES, "tools[0].input_examples", {"tools": [OURS | {"input_examples": [{}]}]}),
+        (MESSAGES, "tools[0].name", {"tools": [OURS | {"name": ""}]}),
+        (MESSAGES, "tools[0].type", {"tools": [{"type": "bash_20250124", "name": "bash"}]}),
+        (MESSAGES, "tools[1].input_schema", {"tools": [SEARCH, OURS | {"input_schema": UNUSABLE}]}),
+        (MESSAGES, "tools[1].name", {"tools": [SEARCH, OURS | {"name": "a b"}]}),
+        (MESSAGES, "tools[1]", {"tools": [OURS, SEARCH], "tool_choice": {"type": "any"}}),
+        (MESSAGES, "tool_choice.name", {"tool_choice": {"type": "tool"}}),
+        (MESSAGES, "tool_choice.name", {"tool_choice": {"type": "auto", "name": "add"}}),
+        (
+            *(MESSAGES, "output_config.format.schema"),
             {"output_config": {"format": {"type": "json_schema", "schema": UNUSABLE}}},
-            "output_config.format.schema",
         ),
-        (MESSAGES, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
+        (MESSAGES, "output_config.effort", {"output_config": {"effort": "huge"}}),
+        (MESSAGES, "context_management", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
         (
-            MESSAGES,
+            *(MESSAGES, "context_management.edits[0].keep"),
             {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": {"value": 1}}]}},
-            "context_management.edits[0].keep",
         ),
-        (MESSAGES, {"thread": {"type": "create"}}, "thread"),
-        (MESSAGES, {"thinking": {"type": "adaptive", "display": "updates"}}, "thinking.display"),
-        (MESSAGES, {"compaction": {"type": "summarize"}}, "compaction"),
-        (CHAT, {"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
-        (CHAT, {"logits_processors": ["x"]}, "logits_processors"),
+        (MESSAGES, "thread", {"thread": {"type": "create"}}),
+        (MESSAGES, "thinking.display", {"thinking": {"type": "adaptive", "display": "updates"}}),
+        (MESSAGES, "thinking.budget_tokens", {"thinking": {"type": "enabled"}}),
+        (MESSAGES, "thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": 50}}),
+        (MESSAGES, "compaction", {"compaction": {"type": "summarize"}}),
+        (MESSAGES, "mcp_servers", {"mcp_servers": [{"url": "x"}]}),
+        (MESSAGES, "container", {"container": "c"}),
+        (MESSAGES, "speed", {"speed": "fast"}),
+        (MESSAGES, "max_tokens", {"max_tokens": None}),
+        (MESSAGES, "max_tokens", {"max_tokens": 0}),
+        (MESSAGES, "model", {"model": None}),
+        (MESSAGES, "stop_sequences", {"stop_sequences": ["a" * 2000]}),
+        (MESSAGES, "colour", {"colour": 1}),
+        (MESSAGES, "system[0].type", {"system": [{"type": "image"}]}),
+        (MESSAGES, "messages", {"messages": []}),
+        *(
+            (MESSAGES, "messages[0].content[0].type", user({"type": kind, "source": {}}))
+            for kind in ("image", "document", "tool_use")
+        ),
+        (MESSAGES, "messages[0].content[0].citations", user({"type": "text", "text": "a", "citations": [{}]})),
+        (MESSAGES, "messages[0].content[0].text", user({"type": "text"})),
         (
-            CHAT,
-            {"messages": [{"role": "user", "content": [{"type": "refusal", "text": "a"}]}]},
-            "messages[0].content[0].text",
+            *(MESSAGES, "messages[0].content[1].content[0].type"),
+            user(*ONE["content"], {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}),
         ),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        (
+            *(MESSAGES, "messages[1].content[0].type"),
+            {"messages": [*HI, {"role": "assistant", "content": [{"type": "server_tool_use"}]}]},
+        ),
+        (CHAT, "kv_transfer_params", {"kv_transfer_params": {"do_remote_decode": True}}),
+        (CHAT, "logits_processors", {"logits_processors": ["x"]}),
+        (CHAT, "messages[0].content[0].text", user({"type": "refusal", "text": "a"})),
+        (CHAT, "messages[0].content[0].type", user({"type": "image_url"})),
     ],
 )
-def test_refusals_name_the_clients_own_fields(path: str, fields: dict[str, Any], param: str) -> None:
+def test_refusals_name_the_clients_own_fields(path: str, param: str, fields: dict[str, Any]) -> None:
     response = send(path, **fields)
     assert response.status_code == 400, response.text
     error = response.json()["error"]
-    assert param in error["message"]
+    assert param in error["message"] and error["type"] == "invalid_request_error"
     assert "function.parameters" not in error["message"] and "response_format" not in error["message"]
-    if "param" in error:
-        assert param in error["param"]
+    assert path == MESSAGES or param in error["param"]
 
 
 @pytest.mark.parametrize(
-    ("rename", "message", "expected"),
+    ("rename", "old", "new"),
     [
-        (RESPONSES_NAMES, "'tools[0].function.parameters' is wrong", "'tools[0].parameters' is wrong"),
-        (RESPONSES_NAMES, "tools[0].function.parameters.a: no.", "tools[0].parameters.a: no."),
-        (RESPONSES_NAMES, "tools[0].function.parameters cannot be used", "tools[0].parameters cannot be used"),
-        (RESPONSES_NAMES, "'max_tokens' and 'response_format' say it", "'max_output_tokens' and 'text.format' say it"),
-        (RESPONSES_NAMES, "send 'messages'; messages are good", "send 'messages'; messages are good"),
-        (RESPONSES_NAMES.at(["tools[3].tools[1]"]), "'tools[0].function.name'", "'tools[3].tools[1].name'"),
-        (RESPONSES_NAMES.at([]), "'tools[0].function.name'", "'tools[0].name'"),
-        (MESSAGES_NAMES, "tools[2].function.parameters: no", "tools[2].input_schema: no"),
-        (MESSAGES_NAMES.at(["tools[1]"]), "of 'tools[0].function' twice", "of 'tools[1]' twice"),
+        (RESPONSES_NAMES, "messages[3].content", "input"),
+        (RESPONSES_NAMES, "max_tokens", "max_output_tokens"),
+        (RESPONSES_NAMES, "max_completion_tokens", "max_output_tokens"),
+        (
+            *(RESPONSES_NAMES, "response_format.json_schema.schema.properties.a"),
+            "text.format.schema.properties.a",
+        ),
+        (RESPONSES_NAMES, "tools[2].function.parameters.type", "tools[2].parameters.type"),
+        (RESPONSES_NAMES, "tool_choice.function.name", "tool_choice.name"),
+        (RESPONSES_NAMES, "reasoning_effort", "reasoning.effort"),
+        (RESPONSES_NAMES, "temperature", "temperature"),
+        (MESSAGES_NAMES, "messages[3].content", "messages"),
+        (MESSAGES_NAMES, "max_completion_tokens", "max_tokens"),
+        (MESSAGES_NAMES, "stop", "stop_sequences"),
+        (MESSAGES_NAMES, "user", "metadata.user_id"),
+        (MESSAGES_NAMES, "cache_ttl_s", "cache_control"),
+        (MESSAGES_NAMES, "response_format.json_schema.schema.type", "output_config.format.schema.type"),
+        (MESSAGES_NAMES, "tools[2].function.parameters.type", "tools[2].input_schema.type"),
+        (MESSAGES_NAMES, "tools[2].function.name", "tools[2].name"),
+        (MESSAGES_NAMES, "top_p", "top_p"),
     ],
 )
-def test_every_form_of_a_path_is_told_in_the_clients_words(rename: Any, message: str, expected: str) -> None:
-    assert str(rename(bad_request(message, param="tools[0].function"))) == expected
+def test_what_chat_refuses_is_told_in_the_clients_words(rename: Any, old: str, new: str) -> None:
+    told = rename(bad_request(f"'{old}' is wrong.", param=old, code="c"))
+    assert (str(told), told.param, told.code) == (f"'{new}' is wrong.", new, "c")
+    assert str(rename(bad_request(f"{old} must be good.", param=old))) == f"{new} must be good."
+
+
+TOOL = "tools[0].function"
 
 
 @pytest.mark.parametrize(
     ("rename", "param", "message", "expected"),
     [
+        (RESPONSES_NAMES, TOOL, "'tools[0].function.parameters' is wrong", "'tools[0].parameters' is wrong"),
+        (RESPONSES_NAMES, TOOL, "tools[0].function.parameters.a: no.", "tools[0].parameters.a: no."),
+        (RESPONSES_NAMES, TOOL, "'max_tokens' or 'response_format'", "'max_output_tokens' or 'text.format'"),
+        (RESPONSES_NAMES, TOOL, "send 'messages'; messages are good", "send 'messages'; messages are good"),
+        (RESPONSES_NAMES.at(["tools[3].tools[1]"]), TOOL, "'tools[0].function.name'", "'tools[3].tools[1].name'"),
+        (RESPONSES_NAMES.at([]), TOOL, "'tools[0].function.name'", "'tools[0].name'"),
+        (MESSAGES_NAMES, TOOL, "tools[2].function.parameters: no", "tools[2].input_schema: no"),
+        (MESSAGES_NAMES.at(["tools[1]"]), TOOL, "of 'tools[0].function' twice", "of 'tools[1]' twice"),
         (MESSAGES_NAMES, "stop", "'stop' may stop no text", "'stop_sequences' may stop no text"),
         (MESSAGES_NAMES, "stop", "stop may stop no text", "stop_sequences may stop no text"),
         (MESSAGES_NAMES, "top_p", "'stop' is no user", "'stop' is no user"),
         (RESPONSES_NAMES, "messages", "'messages' must be messages", "'input' must be messages"),
     ],
 )
-def test_words_are_no_fields(rename: Any, param: str, message: str, expected: str) -> None:
+def test_paths_are_renamed_wherever_they_stand_and_words_are_no_fields(
+    rename: Any, param: str, message: str, expected: str
+) -> None:
     assert str(rename(bad_request(message, param=param))) == expected
 
 
@@ -428,25 +519,6 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_look_for
         assert int(found[0]) > 4095 and found[1:5] == ["tokens", ">", "4095", "maximum."]
     else:
         assert (error["code"], error["param"]) == ("context_length_exceeded", name)
-
-
-@pytest.mark.parametrize(
-    ("path", "hint"),
-    [
-        ("/generate", "'/v1/completions'"),
-        ("/api/chat", "'/v1/chat/completions'"),
-        ("/props", "'/v1/models'"),
-        ("/slots/", "'/load'"),
-        ("/chat/completions", "'/v1/chat/completions'"),
-        ("/v1/chat/completion", "'/v1/chat/completions'"),
-        ("/score", None),
-        ("/v1/rerank", None),
-        ("/sleep", None),
-    ],
-)
-def test_a_route_of_another_server_names_its_counterpart(path: str, hint: str | None) -> None:
-    message = server_with().post(path, {}).json()["error"]["message"].partition(" There are:")[0]
-    assert (hint in message) if hint else message == f"There is no '{path}' here."
 
 
 def test_responses_that_are_not_stored() -> None:

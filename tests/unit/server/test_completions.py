@@ -11,14 +11,16 @@ import pytest
 from headway.rpc.messages import Delta
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, events, run, small_tokenizer, until
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, events, small_tokenizer, until
 
 
-def test_answer_has_openais_form() -> None:
-    answer = FakeServer().complete("The quick").json()
+def test_answer_has_openais_form_and_sixteen_tokens_by_default() -> None:
+    server = FakeServer()
+    answer = server.complete("The quick").json()
     assert (answer["object"], answer["id"][:5]) == ("text_completion", "cmpl-")
     choice = answer["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["logprobs"]) == ("Hello world.", "stop", None)
+    assert server.engine.requests[0].params == SamplingParams(max_tokens=16)
 
 
 def test_bad_words_are_spelt_once_for_all_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,12 +47,6 @@ def test_log_probabilities_of_very_many_prompt_tokens_are_refused() -> None:
     refused = server.complete(prompts, prompt_logprobs=20)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
     assert "268800" in refused.json()["error"]["message"]
-
-
-def test_sixteen_tokens_by_default() -> None:
-    server = FakeServer()
-    server.complete()
-    assert server.engine.requests[0].params == SamplingParams(max_tokens=16)
 
 
 @pytest.mark.parametrize(
@@ -80,12 +76,6 @@ def test_several_prompts_and_choices_are_numbered_in_order() -> None:
     assert sum(chunk["choices"][0]["finish_reason"] == "stop" for chunk in chunks) == 6
 
 
-def test_echo_of_token_ids_is_their_text() -> None:
-    server = FakeServer()
-    token_ids = server.tokenizer.encode("The quick brown fox")
-    assert server.complete(token_ids, echo=True).json()["choices"][0]["text"] == "The quick brown foxHello world."
-
-
 def test_logprobs() -> None:
     server = FakeServer()
     logprobs = server.complete(logprobs=1, max_tokens=2).json()["choices"][0]["logprobs"]
@@ -99,19 +89,17 @@ def test_logprobs() -> None:
     assert [chunk["choices"][0]["logprobs"]["text_offset"][0] for chunk in chunks] == logprobs["text_offset"]
 
 
-def test_echo_with_logprobs_covers_the_prompt() -> None:
+def test_echo_covers_the_prompt_also_its_logprobs() -> None:
     server = FakeServer()
+    token_ids = server.tokenizer.encode("The quick brown fox")
+    assert server.complete(token_ids, echo=True).json()["choices"][0]["text"] == "The quick brown foxHello world."
     choice = server.complete([5, 6, 7], echo=True, logprobs=0, max_tokens=1).json()["choices"][0]
     assert choice["logprobs"]["token_logprobs"] == [None, -0.5, -0.5, -0.5]
     assert choice["logprobs"]["top_logprobs"][0] is None
     assert choice["prompt_logprobs"] is None
-
-
-def test_only_the_prompt() -> None:
     answer = FakeServer().complete([5, 6, 7], echo=True, logprobs=0, max_tokens=0).json()
-    assert len(answer["choices"][0]["logprobs"]["tokens"]) == 3
-    assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"]["completion_tokens"] == 0
+    assert len(answer["choices"][0]["logprobs"]["tokens"]) == 3, "only the prompt"
+    assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 0)
 
 
 def test_special_tokens_can_be_left_out() -> None:
@@ -126,52 +114,17 @@ def test_more_prompts_than_can_wait_are_not_even_tokenised(monkeypatch: pytest.M
     assert server.complete(["a"] * 100_000).status_code == 400
 
 
-def test_several_prompts_of_a_stream_come_as_they_are_made() -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True))
-        client = RawClient(server.app, "/v1/completions", {"prompt": ["a", "b"], "stream": True})
-        await until(lambda: len(server.engine.requests) == 2)
-        first, second = (request.request_id for request in server.engine.requests)
-        server.engine.push(Delta(second, text="B", token_ids=[1]))
-        await until(lambda: b'"index":1,"text":"B"' in client.body)
-        server.engine.push(Delta(first, text="A", token_ids=[1], finish_reason="stop", is_last=True))
-        await until(lambda: b'"index":0,"text":"A"' in client.body)
-        server.engine.push(Delta(second, text="C", token_ids=[1], finish_reason="stop", is_last=True))
-        await until(lambda: client.body.endswith(b"data: [DONE]\n\n"))
-
-    run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("prompt", "fields", "param"),
-    [
-        ("Hi", {"suffix": "x"}, "suffix"),
-        ("Hi", {"max_tokens": 0}, "max_tokens"),
-        ("Hi", {"max_tokens": -1}, "max_tokens"),
-        ("Hi", {"logprobs": 21}, "logprobs"),
-        ("Hi", {"logprobs": True}, "logprobs"),
-        ("Hi", {"echo": True, "logprobs": 1, "stream": True}, "echo"),
-        ("", {}, "prompt"),
-        ([], {}, "prompt"),
-        ([[]], {}, "prompt"),
-        ([""], {}, "prompt"),
-        (["Hi", 5], {}, "prompt"),
-        ([5, [6]], {}, "prompt"),
-        ([5.5], {}, "prompt[0]"),
-        ([600], {}, "prompt"),
-        ([-1], {}, "prompt"),
-        (None, {}, "prompt"),
-        ([1] * 256, {}, "prompt"),
-        ([[1]] * 600, {"n": 2}, "n"),
-        (["a"] * 1025, {}, "prompt"),
-    ],
-)
-def test_wrong_input_is_400_with_its_name(prompt: Any, fields: dict[str, Any], param: str) -> None:
-    server = FakeServer()
-    response = server.complete(prompt, **fields)
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == param
-    assert not server.engine.requests
+async def test_several_prompts_of_a_stream_come_as_they_are_made() -> None:
+    server = FakeServer(FakeEngine(manual=True))
+    client = RawClient(server.app, "/v1/completions", {"prompt": ["a", "b"], "stream": True})
+    await server.engine.asked(2)
+    first, second = (request.request_id for request in server.engine.requests)
+    server.engine.push(Delta(second, text="B", token_ids=[1]))
+    await until(lambda: b'"index":1,"text":"B"' in client.body)
+    server.engine.push(Delta(first, text="A", token_ids=[1], finish_reason="stop", is_last=True))
+    await until(lambda: b'"index":0,"text":"A"' in client.body)
+    server.engine.push(Delta(second, text="C", token_ids=[1], finish_reason="stop", is_last=True))
+    await until(lambda: client.body.endswith(b"data: [DONE]\n\n"))
 
 
 def test_token_ids_are_told_whole_and_streamed() -> None:
@@ -220,22 +173,38 @@ def test_the_middle_is_filled_in() -> None:
     assert [request.prompt_token_ids for request in server.engine.requests] == expected
     assert server.complete("Hi", suffix="").status_code == 200
     assert server.engine.requests[-1].prompt_token_ids == encode("Hi")
+    without = FakeServer().complete("Hi", suffix="x")
+    assert (without.status_code, without.json()["error"]["param"]) == (400, "suffix"), "it knows no middle"
+
+
+SUFFIX = {"suffix": "x"}
 
 
 @pytest.mark.parametrize(
     ("prompt", "fields", "param"),
     [
-        ([1, 2], {}, "suffix"),
-        ("Hi", {"echo": True}, "echo"),
-        ("Hi", {"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ("Hi", {"max_tokens": 0}, "max_tokens"),
+        ("Hi", {"max_tokens": -1}, "max_tokens"),
+        ("Hi", {"logprobs": 21}, "logprobs"),
+        ("Hi", {"logprobs": True}, "logprobs"),
+        ("Hi", {"echo": True, "logprobs": 1, "stream": True}, "echo"),
+        *((prompt, {}, "prompt") for prompt in ("", [], [[]], [""], ["Hi", 5], [5, [6]], [600], [-1], None)),
+        ([5.5], {}, "prompt[0]"),
+        ([1] * 256, {}, "prompt"),
+        ([[1]] * 600, {"n": 2}, "n"),
+        (["a"] * 1025, {}, "prompt"),
+        ([1, 2], SUFFIX, "suffix"),
+        ("Hi", SUFFIX | {"echo": True}, "echo"),
+        ("Hi", SUFFIX | {"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
         ("Hi", {"suffix": "word " * 300}, "prompt"),
         ("Hi", {"suffix": 5}, "suffix"),
     ],
 )
-def test_what_does_not_go_with_a_suffix(prompt: Any, fields: dict[str, Any], param: str) -> None:
+def test_wrong_input_is_400_with_its_name(prompt: Any, fields: dict[str, Any], param: str) -> None:
     server = FakeServer(tokenizer=infill_tokenizer())
-    response = server.complete(prompt, **{"suffix": "x", **fields})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    response = server.complete(prompt, **fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+    assert not server.engine.requests
 
 
 def infill_tokenizer() -> Tokenizer:
@@ -301,12 +270,9 @@ def test_what_has_no_vector_is_refused(fields: dict[str, Any], param: str) -> No
     assert not server.engine.requests
 
 
-def test_who_leaves_gets_no_vector() -> None:
-    async def leave() -> None:
-        server = FakeServer(FakeEngine(manual=True))
-        client = RawClient(server.app, "/v1/embeddings", {"input": ["a", "b"]})
-        await until(lambda: len(server.engine.requests) == 2)
-        await client.leave()
-        await until(lambda: len(server.engine.aborted) == 2)
-
-    run(leave())
+async def test_who_leaves_gets_no_vector() -> None:
+    server = FakeServer(FakeEngine(manual=True))
+    client = RawClient(server.app, "/v1/embeddings", {"input": ["a", "b"]})
+    await server.engine.asked(2)
+    await client.leave()
+    await until(lambda: len(server.engine.aborted) == 2)

@@ -7,14 +7,7 @@ import math
 import pytest
 
 from headway.server.admission.queue_limits import MEMORY_S, FirstTokenRate
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.unit.clock import Clock
 
 
 def measured(clock: Clock, *, gap_s: float, number: int, num_waiting: int = 5) -> FirstTokenRate:

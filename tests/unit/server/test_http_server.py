@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 from collections.abc import AsyncIterator
 
@@ -16,7 +15,7 @@ from headway.rpc.messages import Delta
 from headway.server.http.asgi_io import send_json
 from headway.server.http.http_server import DrainingServer, Finish, bind, create_server
 from headway.server.server_config import ServerConfig
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, run, until
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, until
 
 
 async def no_finish(left_s: float) -> None:
@@ -53,59 +52,48 @@ async def talk(port: int, *pieces: bytes) -> bytes:
     return b""
 
 
-def post(body: bytes) -> bytes:
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    return head + b"content-length: %d\r\n\r\n" % len(body) + body
-
-
 HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
-
-
-def test_heads_are_bounded_in_size() -> None:
-    async def scenario() -> None:
-        async with listening(FakeServer(port=0, max_header_bytes=2048)) as (_, port):
-            assert (await talk(port, HEAD + b"\r\n")).startswith(b"HTTP/1.1 200")
-            at_once = await talk(port, HEAD + b"a: " + b"x" * 3000 + b"\r\n\r\n")
-            assert at_once.startswith(b"HTTP/1.1 431")
-            many = await talk(port, HEAD + b"".join(b"a%d: x\r\n" % number for number in range(1000)) + b"\r\n")
-            assert many.startswith(b"HTTP/1.1 431")
-            in_pieces = await talk(port, HEAD + b"a: ", *[b"x" * 1000] * 4)
-            assert in_pieces.startswith(b"HTTP/1.1 431")
-            nonsense = await talk(port, b"nonsense\r\n\r\n")
-            assert nonsense.startswith(b"HTTP/1.1 400 Bad Request\r\n") and b'"code":"invalid_http"' in nonsense
-            head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            large_body = head + b"content-length: 9000\r\n\r\n" + b" " * 9000
-            assert (await talk(port, large_body)).startswith(b"HTTP/1.1 400")
-
-    run(scenario())
-
-
-def test_a_head_of_very_many_small_headers_takes_no_long_time() -> None:
-    async def scenario() -> None:
-        async with listening(FakeServer(port=0, max_header_bytes=2**20)) as (_, port):
-            head = HEAD + b"a:\r\n" * 100_000 + b"\r\n"
-            async with asyncio.timeout(5):
-                assert (await talk(port, head)).startswith(b"HTTP/1.1 200")
-
-    run(scenario())
-
-
-def test_heads_are_bounded_in_time() -> None:
-    async def scenario() -> None:
-        async with listening(FakeServer(port=0, receive_timeout_s=0.05)) as (_, port):
-            assert await talk(port) == b""  # says nothing
-            assert await talk(port, HEAD, b"a:", b"b") == b""  # never ends
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            for _ in range(2):  # a connection that is kept open between requests is not a slow head
-                writer.write(HEAD + b"\r\n")
-                assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
-                await asyncio.sleep(0.1)
-            writer.close()
-
-    run(scenario())
-
-
 JSON_HEAD = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+
+
+def post(body: bytes) -> bytes:
+    return JSON_HEAD.replace(b"/tokenize", b"/v1/completions") + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+async def test_heads_are_bounded_in_size() -> None:
+    async with listening(FakeServer(port=0, max_header_bytes=2048)) as (_, port):
+        assert (await talk(port, HEAD + b"\r\n")).startswith(b"HTTP/1.1 200")
+        at_once = await talk(port, HEAD + b"a: " + b"x" * 3000 + b"\r\n\r\n")
+        assert at_once.startswith(b"HTTP/1.1 431")
+        many = await talk(port, HEAD + b"".join(b"a%d: x\r\n" % number for number in range(1000)) + b"\r\n")
+        assert many.startswith(b"HTTP/1.1 431")
+        in_pieces = await talk(port, HEAD + b"a: ", *[b"x" * 1000] * 4)
+        assert in_pieces.startswith(b"HTTP/1.1 431")
+        nonsense = await talk(port, b"nonsense\r\n\r\n")
+        assert nonsense.startswith(b"HTTP/1.1 400 Bad Request\r\n") and b'"code":"invalid_http"' in nonsense
+        large_body = JSON_HEAD + b"content-length: 9000\r\n\r\n" + b" " * 9000
+        assert (await talk(port, large_body)).startswith(b"HTTP/1.1 400")
+
+
+async def test_a_head_of_very_many_small_headers_takes_no_long_time() -> None:
+    async with listening(FakeServer(port=0, max_header_bytes=2**20)) as (_, port):
+        head = HEAD + b"a:\r\n" * 100_000 + b"\r\n"
+        async with asyncio.timeout(5):
+            assert (await talk(port, head)).startswith(b"HTTP/1.1 200")
+
+
+async def test_heads_are_bounded_in_time() -> None:
+    async with listening(FakeServer(port=0, receive_timeout_s=0.05)) as (_, port):
+        assert await talk(port) == b""  # says nothing
+        assert await talk(port, HEAD, b"a:", b"b") == b""  # never ends
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):  # a connection that is kept open between requests is not a slow head
+            writer.write(HEAD + b"\r\n")
+            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(0.1)
+        writer.close()
+
+
 CHUNKED = JSON_HEAD + b"transfer-encoding: chunked\r\n\r\n"
 ENDLESS = {
     "a trailer": (b"0\r\nX: ", b"a" * 4096),
@@ -135,17 +123,13 @@ async def push(port: int, start: bytes, piece: bytes, *, most: int) -> tuple[int
 
 @pytest.mark.parametrize("kind", ENDLESS)
 @pytest.mark.parametrize("path", [b"/tokenize", b"/nothing"])
-def test_what_surrounds_a_body_is_bounded(kind: str, path: bytes) -> None:
+async def test_what_surrounds_a_body_is_bounded(kind: str, path: bytes) -> None:
     start, piece = ENDLESS[kind]
-
-    async def scenario() -> None:
-        async with listening(FakeServer(port=0, max_header_bytes=2048)) as (_, port):
-            await push(port, CHUNKED.replace(b"/tokenize", path) + start, piece, most=2**22)
-
-    run(scenario())
+    async with listening(FakeServer(port=0, max_header_bytes=2048)) as (_, port):
+        await push(port, CHUNKED.replace(b"/tokenize", path) + start, piece, most=2**22)
 
 
-def test_trailers_are_no_headers() -> None:
+async def test_trailers_are_no_headers() -> None:
     """What a client appends to its body must not reach routes as if it had come with the request."""
     seen: list[bytes] = []
 
@@ -155,101 +139,63 @@ def test_trailers_are_no_headers() -> None:
         seen.extend(name for name, _ in scope["headers"])
         await send_json(send, {})
 
-    async def scenario() -> None:
-        fake = FakeServer(port=0)
-        fake.app = app
-        async with listening(fake) as (_, port):
-            body = b"2\r\n{}\r\n0\r\nauthorization: Bearer k\r\n\r\n"
-            assert (await talk(port, CHUNKED, body)).startswith(b"HTTP/1.1 200")
-
-    run(scenario())
+    fake = FakeServer(port=0)
+    fake.app = app
+    async with listening(fake) as (_, port):
+        body = b"2\r\n{}\r\n0\r\nauthorization: Bearer k\r\n\r\n"
+        assert (await talk(port, CHUNKED, body)).startswith(b"HTTP/1.1 200")
     assert seen == [b"host", b"content-type", b"transfer-encoding"]
 
 
-def test_a_body_that_goes_on_after_the_answer_is_not_read_forever() -> None:
+async def test_a_body_that_goes_on_after_the_answer_is_not_read_forever() -> None:
     declared = b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n"
-
-    async def scenario() -> None:
-        async with listening(FakeServer(port=0, max_body_bytes=4096)) as (_, port):
-            await push(port, declared, b" " * 65536, most=2**25)
-
-    run(scenario())
+    async with listening(FakeServer(port=0, max_body_bytes=4096)) as (_, port):
+        await push(port, declared, b" " * 65536, most=2**25)
 
 
-@pytest.mark.parametrize("path", [b"/nothing", b"/health", b"/tokenize"])
-def test_bodies_are_bounded_in_time_whatever_was_answered(path: bytes) -> None:
-    method = b"GET" if path == b"/health" else b"POST"
-    head = b"%s %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n" % (
-        method,
-        path,
-    )
-
-    async def scenario() -> None:
-        async with listening(FakeServer(port=0, receive_timeout_s=0.05)) as (_, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(head)
-            with contextlib.suppress(ConnectionError):
-                async with asyncio.timeout(5):
-                    while not reader.at_eof():
-                        writer.write(b" ")  # one byte now and then
-                        with contextlib.suppress(TimeoutError):
-                            await asyncio.wait_for(reader.read(4096), 0.02)
-            writer.close()
-
-    run(scenario())
+@pytest.mark.parametrize("line", [b"POST /nothing", b"GET /health", b"POST /tokenize", b""])
+async def test_bodies_are_bounded_in_time_whatever_was_answered_and_so_are_empty_lines(line: bytes) -> None:
+    head, piece = JSON_HEAD.replace(b"POST /tokenize", line) + b"content-length: 100000\r\n\r\n", b" "
+    if not line:
+        head, piece = HEAD + b"\r\n", b"\r\n"
+    async with listening(FakeServer(port=0, receive_timeout_s=0.05)) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(5):
+                while not reader.at_eof():
+                    writer.write(piece)  # now and then
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(reader.read(4096), 0.02)
+        writer.close()
 
 
-def test_empty_lines_do_not_keep_a_connection() -> None:
-    async def scenario() -> None:
-        async with listening(FakeServer(port=0, receive_timeout_s=0.1)) as (_, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(HEAD + b"\r\n")
-            await reader.readuntil(b"}")
-            with contextlib.suppress(ConnectionError):
-                async with asyncio.timeout(5):
-                    while not reader.at_eof():
-                        writer.write(b"\r\n")
-                        with contextlib.suppress(TimeoutError):
-                            await asyncio.wait_for(reader.read(4096), 0.02)
-            writer.close()
-
-    run(scenario())
-
-
-def test_an_answer_that_is_not_read_is_given_up() -> None:
+async def test_an_answer_that_is_not_read_is_given_up() -> None:
     """A client that asks for much and reads nothing: its connection and what is held for it go."""
-
-    async def scenario() -> None:
-        fake = FakeServer(FakeEngine(manual=True), port=0, receive_timeout_s=0.2)
-        async with listening(fake) as (_, port):
-            client = socket.create_connection(("127.0.0.1", port))
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.sendall(post(b'{"prompt": "a", "stream": true}'))
-            await until(lambda: fake.engine.requests)
-            request_id = fake.engine.requests[0].request_id
-            while not fake.engine.aborted:
-                fake.engine.push(Delta(request_id, text="x" * 100_000, token_ids=[1]))
-                await asyncio.sleep(0.01)
-            client.close()
-
-    run(scenario())
+    fake = FakeServer(FakeEngine(manual=True), port=0, receive_timeout_s=0.2)
+    async with listening(fake) as (_, port):
+        client = socket.create_connection(("127.0.0.1", port))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(post(b'{"prompt": "a", "stream": true}'))
+        request_id = await fake.engine.asked()
+        while not fake.engine.aborted:
+            fake.engine.push(Delta(request_id, text="x" * 100_000, token_ids=[1]))
+            await asyncio.sleep(0.01)
+        client.close()
 
 
-def test_pipelined_requests_are_answered_in_order() -> None:
-    async def scenario() -> None:
-        async with listening(FakeServer(port=0)) as (_, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            paths = (b"/version", b"/health", b"/nothing", b"/v1/models")
-            writer.write(b"".join(b"GET %s HTTP/1.1\r\nhost: localhost\r\n\r\n" % path for path in paths))
-            texts = []
-            for _ in paths:
-                head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                texts.append(await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r")[0])))
-            for text, word in zip(texts, (b"version", b"status", b"error", b"max_model_len"), strict=True):
-                assert word in text
-            writer.close()
-
-    run(scenario())
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with listening(FakeServer(port=0)) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        paths = (b"/version", b"/health", b"/nothing", b"/v1/models")
+        writer.write(b"".join(b"GET %s HTTP/1.1\r\nhost: localhost\r\n\r\n" % path for path in paths))
+        texts = []
+        for _ in paths:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            texts.append(await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r")[0])))
+        for text, word in zip(texts, (b"version", b"status", b"error", b"max_model_len"), strict=True):
+            assert word in text
+        writer.close()
 
 
 @pytest.mark.parametrize(
@@ -259,99 +205,69 @@ def test_pipelined_requests_are_answered_in_order() -> None:
         (HEAD + b"\r\n") * 3,
         HEAD,
         b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{",
+        b"",
     ],
-    ids=["a request", "several", "half a head", "half a body"],
+    ids=["a request", "several", "half a head", "half a body", "nothing"],
 )
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_client_that_leaves_behind_another_request_aborts_the_first(second: bytes, at_once: bool) -> None:
-    async def scenario() -> None:
-        fake = FakeServer(FakeEngine(manual=True), port=0)
-        async with listening(fake) as (_, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            first = post(b'{"prompt": "a", "stream": true}')
-            writer.write(first + second if at_once else first)
-            await until(lambda: fake.engine.requests)
-            fake.engine.push(Delta(fake.engine.requests[0].request_id, text="one", token_ids=[1]))
-            await reader.readuntil(b"one")
-            if not at_once:
-                writer.write(second)
-                await writer.drain()
-                await asyncio.sleep(0.02)
-            assert not fake.engine.aborted
-            writer.close()
-            await until(lambda: fake.engine.aborted)
-
-    run(scenario())
+async def test_a_client_that_leaves_behind_another_request_aborts_the_first(second: bytes, at_once: bool) -> None:
+    fake = FakeServer(FakeEngine(manual=True), port=0)
+    async with listening(fake) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        first = post(b'{"prompt": "a", "stream": true}')
+        writer.write(first + second if at_once else first)
+        await fake.engine.answer("one")
+        await reader.readuntil(b"one")
+        if not at_once:
+            writer.write(second)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        assert not fake.engine.aborted
+        writer.close()
+        await until(lambda: fake.engine.aborted)
 
 
 @pytest.mark.parametrize(
     "piece",
     [HEAD + b"\r\n", b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999\r\n\r\n" + b" " * 9999],
 )
-def test_what_is_sent_ahead_is_bounded(piece: bytes) -> None:
-    async def scenario() -> None:
-        fake = FakeServer(FakeEngine(manual=True), port=0, max_header_bytes=2048)
-        async with listening(fake) as (_, port):
-            num_sent, answer = await push(port, post(b'{"prompt": "a"}'), piece, most=2**22)
-            assert num_sent < 2**21
-            assert b"HTTP/1.1" not in answer  # it would be taken for the first one's
-            await until(lambda: fake.engine.aborted)
-
-    run(scenario())
+async def test_what_is_sent_ahead_is_bounded(piece: bytes) -> None:
+    fake = FakeServer(FakeEngine(manual=True), port=0, max_header_bytes=2048)
+    async with listening(fake) as (_, port):
+        num_sent, answer = await push(port, post(b'{"prompt": "a"}'), piece, most=2**22)
+        assert num_sent < 2**21
+        assert b"HTTP/1.1" not in answer  # it would be taken for the first one's
+        await until(lambda: fake.engine.aborted)
 
 
-def test_nonsense_behind_a_request_is_not_answered_in_the_middle_of_its_stream() -> None:
-    async def scenario() -> None:
-        fake = FakeServer(FakeEngine(manual=True), port=0)
-        async with listening(fake) as (_, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(post(b'{"prompt": "a", "stream": true}'))
-            await until(lambda: fake.engine.requests)
-            fake.engine.push(Delta(fake.engine.requests[0].request_id, text="one", token_ids=[1]))
-            await reader.readuntil(b"one")
-            writer.write(b"nonsense\r\n\r\n")
-            assert b"HTTP/1.1" not in await reader.read()
-            await until(lambda: fake.engine.aborted)
-
-    run(scenario())
+async def test_nonsense_behind_a_request_is_not_answered_in_the_middle_of_its_stream() -> None:
+    fake = FakeServer(FakeEngine(manual=True), port=0)
+    async with listening(fake) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b'{"prompt": "a", "stream": true}'))
+        await fake.engine.answer("one")
+        await reader.readuntil(b"one")
+        writer.write(b"nonsense\r\n\r\n")
+        assert b"HTTP/1.1" not in await reader.read()
+        await until(lambda: fake.engine.aborted)
 
 
-def test_newcomers_take_the_places_of_idle_connections(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        fake = FakeServer(FakeEngine(manual=True), port=0)
-        async with listening(fake, num_files=20) as (server, port):  # ten connections
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(post(b'{"prompt": "a", "stream": true}'))
-            await until(lambda: fake.engine.requests)
-            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
-            await asyncio.gather(*(reader.read() for reader, _ in idle[:20]))  # the oldest are closed
-            assert len(server.server_state.connections) <= 10
-            assert (await talk(port, HEAD + b"connection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
-            request_id = fake.engine.requests[0].request_id
-            fake.engine.push(Delta(request_id, text="one", token_ids=[1], finish_reason="stop", is_last=True))
-            await reader.readuntil(b"[DONE]")
-            for _, other in (*idle, (reader, writer)):
-                other.close()
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
-    assert [record.message for record in caplog.records if "connections are taken" in record.message] == [
-        "all 10 connections are taken, as many as the limit of open files allows (ulimit -n); idle ones are closed for "
-        "newcomers"
-    ]
-
-
-def test_a_client_that_hangs_up_aborts_its_request() -> None:
-    async def scenario() -> None:
-        fake = FakeServer(FakeEngine(manual=True), port=0)
-        async with listening(fake) as (_, port):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(post(b'{"prompt": "a"}'))
-            await until(lambda: fake.engine.requests)
-            writer.close()
-            await until(lambda: fake.engine.aborted)
-
-    run(scenario())
+async def test_newcomers_take_the_places_of_idle_connections(caplog: pytest.LogCaptureFixture) -> None:
+    fake = FakeServer(FakeEngine(manual=True), port=0)
+    async with listening(fake, num_files=20) as (server, port):  # ten connections
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b'{"prompt": "a", "stream": true}'))
+        await fake.engine.asked()
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
+        await asyncio.gather(*(reader.read() for reader, _ in idle[:20]))  # the oldest are closed
+        assert len(server.server_state.connections) <= 10
+        assert (await talk(port, HEAD + b"connection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        await fake.engine.answer("one", finish_reason="stop", is_last=True)
+        await reader.readuntil(b"[DONE]")
+        for _, other in (*idle, (reader, writer)):
+            other.close()
+    (line,) = [record.message for record in caplog.records if "connections are taken" in record.message]
+    assert line.startswith("all 10 connections are taken, as many as the limit of open files allows (ulimit -n); idle")
 
 
 def test_a_port_that_is_taken() -> None:

@@ -22,7 +22,7 @@ from headway.server.api.responses_api import ResponsesRequest
 from headway.server.api.routes import MAX_TOLD_TOKENS
 from headway.server.metrics.server_metrics import Histogram, RecentQuantiles, RecentShare
 from headway.tokenizer import Tokenizer
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, run, small_tokenizer, until
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, small_tokenizer
 
 VLLM_NAMES = [
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries"),
@@ -40,17 +40,14 @@ OWN_NAMES = [
 ]
 
 
-def test_models() -> None:
+def test_models_and_version() -> None:
     server = FakeServer(served_model_name=("org/a", "b"))
     listed = server.call("GET", "/v1/models").json()
     assert listed["object"] == "list"
     assert [card["id"] for card in listed["data"]] == ["org/a", "b"]
     assert listed["data"][0]["max_model_len"] == 256
     assert server.call("GET", "/v1/models/org/a").json() == listed["data"][0]
-
-
-def test_version() -> None:
-    assert FakeServer().call("GET", "/version").json() == {"version": __version__}
+    assert server.call("GET", "/version").json() == {"version": __version__}
 
 
 def test_tokenize_and_back() -> None:
@@ -60,16 +57,8 @@ def test_tokenize_and_back() -> None:
     assert answer["tokens"] == server.tokenizer.encode(text)
     assert (answer["count"], answer["max_model_len"]) == (len(answer["tokens"]), 256)
     assert server.post("/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": text}
-
-
-def test_tokenize_longer_than_the_context_and_empty() -> None:
-    server = FakeServer()
-    assert server.post("/tokenize", {"prompt": "word " * 600}).json()["count"] > 256
+    assert server.post("/tokenize", {"prompt": "word " * 600}).json()["count"] > 256, "longer than the context"
     assert server.post("/tokenize", {"prompt": ""}).json()["tokens"] == []
-
-
-def test_tokenize_messages() -> None:
-    server = FakeServer()
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": False}
     expected = server.tokenizer.encode("<|im_start|>user\nHi<|im_end|>\n", add_special_tokens=False)
     assert server.post("/tokenize", body).json()["tokens"] == expected
@@ -310,20 +299,17 @@ def test_docs_page_loads_nothing() -> None:
         assert operation.path in page.text
 
 
-def test_load_counts_requests_that_are_being_answered() -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True))
-        async with server.client() as client:
-            asked = [asyncio.create_task(client.post("/v1/completions", json={"prompt": "a"})) for _ in range(2)]
-            await until(lambda: len(server.engine.requests) == 2)
-            assert (await client.get("/load")).json() == {"server_load": 2}
-            for request in server.engine.requests:
-                server.engine.push(Delta(request.request_id, text="b", finish_reason="stop", is_last=True))
-            await asyncio.gather(*asked)
-            assert (await client.post("/v1/completions", json={})).status_code == 400
-            assert (await client.get("/load")).json() == {"server_load": 0}
-
-    run(scenario())
+async def test_load_counts_requests_that_are_being_answered() -> None:
+    server = FakeServer(FakeEngine(manual=True))
+    async with server.client() as client:
+        asked = [asyncio.create_task(client.post("/v1/completions", json={"prompt": "a"})) for _ in range(2)]
+        await server.engine.asked(2)
+        assert (await client.get("/load")).json() == {"server_load": 2}
+        for request in server.engine.requests:
+            server.engine.push(Delta(request.request_id, text="b", finish_reason="stop", is_last=True))
+        await asyncio.gather(*asked)
+        assert (await client.post("/v1/completions", json={})).status_code == 400
+        assert (await client.get("/load")).json() == {"server_load": 0}
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

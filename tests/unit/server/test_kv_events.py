@@ -11,7 +11,7 @@ from starlette.types import Message, Scope
 
 from headway.rpc.streams import MAX_UNREAD_BLOCKS, CacheEvent
 from headway.server.api import routes
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, engine_ready, run, until
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, engine_ready, until
 
 A, B, C = (bytes([letter]) * 32 for letter in b"abc")
 
@@ -71,37 +71,31 @@ def test_other_methods() -> None:
     assert server.engine.followers == [], "a question for the head does not follow anything"
 
 
-def test_the_present_state_comes_first_then_changes_and_nothing_twice() -> None:
-    async def scenario() -> None:
-        server = following()
-        server.engine.cached = [A, B]
-        client = reader(server)
-        await until(lambda: client.body.count(b"event: blocks") == 1)
-        (follower,) = server.engine.followers
-        follower.push(change(7, [C], [A]))
-        await until(lambda: client.body.count(b"event: blocks") == 2)
-        same = {"replica": 0, "epoch": 0, "block_size": 16}
-        assert blocks(client.body) == [
-            {**same, "number": 6, "is_whole": True, "stored": [A.hex(), B.hex()], "evicted": []},
-            {**same, "number": 7, "is_whole": False, "stored": [C.hex()], "evicted": [A.hex()]},
-        ]
-        hello = json.loads(client.body.decode().partition("data: ")[2].partition("\n")[0])
-        assert hello["num_replicas"] == 1 and hello["block_size"] == 16 and "headway-root" in hello["digest"]
-        await client.leave()
-        assert server.engine.followers == []
-
-    run(scenario())
+async def test_the_present_state_comes_first_then_changes_and_nothing_twice() -> None:
+    server = following()
+    server.engine.cached = [A, B]
+    client = reader(server)
+    await until(lambda: client.body.count(b"event: blocks") == 1)
+    (follower,) = server.engine.followers
+    follower.push(change(7, [C], [A]))
+    await until(lambda: client.body.count(b"event: blocks") == 2)
+    same = {"replica": 0, "epoch": 0, "block_size": 16}
+    assert blocks(client.body) == [
+        {**same, "number": 6, "is_whole": True, "stored": [A.hex(), B.hex()], "evicted": []},
+        {**same, "number": 7, "is_whole": False, "stored": [C.hex()], "evicted": [A.hex()]},
+    ]
+    hello = json.loads(client.body.decode().partition("data: ")[2].partition("\n")[0])
+    assert hello["num_replicas"] == 1 and hello["block_size"] == 16 and "headway-root" in hello["digest"]
+    await client.leave()
+    assert server.engine.followers == []
 
 
-def test_a_client_that_leaves_at_once_leaves_nothing_behind() -> None:
-    async def scenario() -> None:
-        server = following()
-        client = reader(server)
-        await client.leave()
-        assert server.engine.followers == []
-        assert (await _status(server)) == 200
-
-    run(scenario())
+async def test_a_client_that_leaves_at_once_leaves_nothing_behind() -> None:
+    server = following()
+    client = reader(server)
+    await client.leave()
+    assert server.engine.followers == []
+    assert (await _status(server)) == 200
 
 
 async def _status(server: FakeServer) -> int:
@@ -112,91 +106,79 @@ async def _status(server: FakeServer) -> int:
     return status
 
 
-def test_too_many_readers_are_refused_until_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(routes, "MAX_FOLLOWERS", 2)
-        server = following()
-        clients = [reader(server), reader(server)]
-        await until(lambda: len(server.engine.followers) == 2)
-        assert await _status(server) == 429
-        await clients[0].leave()
-        assert await _status(server) == 200
-        await clients[1].leave()
-
-    run(scenario())
+async def test_too_many_readers_are_refused_until_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "MAX_FOLLOWERS", 2)
+    server = following()
+    clients = [reader(server), reader(server)]
+    await until(lambda: len(server.engine.followers) == 2)
+    assert await _status(server) == 429
+    await clients[0].leave()
+    assert await _status(server) == 200
+    await clients[1].leave()
 
 
-def test_a_quiet_stream_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(routes, "QUIET_S", 0.005)
-        server = following()
-        client = reader(server)
-        await until(lambda: client.body.count(b": nothing new") >= 2)
-        server.engine.followers[0].push(change(7, [C]))
-        await until(lambda: client.body.count(b"event: blocks") == 2)
-        assert [told["number"] for told in blocks(client.body)] == [6, 7]
-        await client.leave()
-
-    run(scenario())
+async def test_a_quiet_stream_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "QUIET_S", 0.005)
+    server = following()
+    client = reader(server)
+    await until(lambda: client.body.count(b": nothing new") >= 2)
+    server.engine.followers[0].push(change(7, [C]))
+    await until(lambda: client.body.count(b"event: blocks") == 2)
+    assert [told["number"] for told in blocks(client.body)] == [6, 7]
+    await client.leave()
 
 
-def test_a_server_that_stops_ends_the_stream() -> None:
-    async def scenario() -> None:
-        server = following()
-        client = reader(server)
-        await until(lambda: client.body.count(b"event: blocks") == 1)
-        server.engine.followers[0].close()
-        await client.task
-        assert client.sent[-1] == {"type": "http.response.body", "body": b""}
-
-    run(scenario())
+async def test_a_server_that_stops_ends_the_stream() -> None:
+    server = following()
+    client = reader(server)
+    await until(lambda: client.body.count(b"event: blocks") == 1)
+    server.engine.followers[0].close()
+    await client.task
+    assert client.sent[-1] == {"type": "http.response.body", "body": b""}
 
 
-def test_a_reader_that_stops_reading_costs_little_and_is_told_everything_again() -> None:
-    async def scenario() -> None:
-        server = following()
-        server.engine.cached = [A]
-        sent: list[bytes] = []
-        room = asyncio.Semaphore(2)
+async def test_a_reader_that_stops_reading_costs_little_and_is_told_everything_again() -> None:
+    server = following()
+    server.engine.cached = [A]
+    sent: list[bytes] = []
+    room = asyncio.Semaphore(2)
 
-        async def send(message: Message) -> None:
-            if body := message.get("body"):
-                await room.acquire()
-                sent.append(body)
+    async def send(message: Message) -> None:
+        if body := message.get("body"):
+            await room.acquire()
+            sent.append(body)
 
-        gone = asyncio.Event()
+    gone = asyncio.Event()
 
-        async def receive() -> Message:
-            await gone.wait()
-            return {"type": "http.disconnect"}
+    async def receive() -> Message:
+        await gone.wait()
+        return {"type": "http.disconnect"}
 
-        scope: Scope = {
-            "type": "http",
-            "method": "GET",
-            "path": "/v1/kv_events",
-            "query_string": b"",
-            "headers": [(b"host", b"127.0.0.1")],
-            "client": ("test", 1),
-        }
-        task = asyncio.ensure_future(server.app(scope, receive, send))
-        await until(lambda: len(sent) == 2)
-        (follower,) = server.engine.followers
-        block = 0
-        for number in range(7, 207):
-            digests = [(block + one).to_bytes(32, "big") for one in range(1000)]
-            block += 1000
-            follower.push(change(number, digests))
-            assert follower._num_unread <= MAX_UNREAD_BLOCKS
-            await asyncio.sleep(0)
-        server.engine.cached = [B, C]
-        for _ in range(100):
-            room.release()
-        await until(lambda: len(sent) == 4)
-        told = blocks(b"".join(sent))
-        assert [each["is_whole"] for each in told] == [True, False, True], "what it had not read is not sent any more"
-        assert told[-1]["stored"] == [B.hex(), C.hex()]
-        gone.set()
-        await task
-        assert server.engine.followers == []
-
-    run(scenario())
+    scope: Scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/v1/kv_events",
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1")],
+        "client": ("test", 1),
+    }
+    task = asyncio.ensure_future(server.app(scope, receive, send))
+    await until(lambda: len(sent) == 2)
+    (follower,) = server.engine.followers
+    block = 0
+    for number in range(7, 207):
+        digests = [(block + one).to_bytes(32, "big") for one in range(1000)]
+        block += 1000
+        follower.push(change(number, digests))
+        assert follower._num_unread <= MAX_UNREAD_BLOCKS
+        await asyncio.sleep(0)
+    server.engine.cached = [B, C]
+    for _ in range(100):
+        room.release()
+    await until(lambda: len(sent) == 4)
+    told = blocks(b"".join(sent))
+    assert [each["is_whole"] for each in told] == [True, False, True], "what it had not read is not sent any more"
+    assert told[-1]["stored"] == [B.hex(), C.hex()]
+    gone.set()
+    await task
+    assert server.engine.followers == []

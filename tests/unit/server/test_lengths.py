@@ -143,8 +143,7 @@ def test_who_leaves_has_a_line_with_what_was_there(tmp_path: Path, predictor: Pr
     async def leave() -> None:
         body = {"prompt": [5, 6], "n": 2, "stream": stream}
         client = RawClient(setup.server.app, "/v1/completions", body)
-        await until(lambda: engine.requests)
-        request_id = engine.requests[0].request_id
+        request_id = await engine.asked()
         engine.push(Delta(request_id, text="a", token_ids=[300]))
         engine.push(Delta(request_id, index=1, text="b", token_ids=[300, 301], finish_reason="stop"))
         await until(lambda: predictor.told)
@@ -161,8 +160,7 @@ def test_a_failed_request_has_a_line(tmp_path: Path, predictor: Predictor) -> No
 
     async def fail() -> None:
         client = RawClient(setup.server.app, "/v1/completions", {"prompt": [5, 6]})
-        await until(lambda: engine.requests)
-        request_id = engine.requests[0].request_id
+        request_id = await engine.asked()
         engine.push(Delta(request_id, token_ids=[300]))
         engine.push(Delta(request_id, finish_reason="error", error="no", is_last=True))
         await client.task

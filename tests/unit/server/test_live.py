@@ -65,6 +65,13 @@ def step(step_id: int, *rows: SnapshotRow, **given: Any) -> StepSnapshot:
     return StepSnapshot(step_id=step_id, rows=list(rows), **(values | given))
 
 
+def frame_of(*steps: StepSnapshot) -> Frame:
+    builder = FrameBuilder()
+    for each in steps:
+        builder.add(each)
+    return builder.take(1.0)
+
+
 def cells(frame: Frame) -> dict[str, str]:
     return {each.request_id: each.cells for each in frame.rows}
 
@@ -78,20 +85,17 @@ def running(frame: Frame) -> set[str]:
 
 class TestFrames:
     def test_each_request_has_one_letter_per_step(self) -> None:
-        builder = FrameBuilder()
-        builder.add(step(0, chunk("a")))
-        builder.add(step(1, decode("a"), chunk("b", tokens=2), num_running=2))
-        builder.add(step(2, chunk("b", computed=2, tokens=2), num_running=2))
-        frame = builder.take(1.0)
+        frame = frame_of(
+            step(0, chunk("a")),
+            step(1, decode("a"), chunk("b", tokens=2), num_running=2),
+            step(2, chunk("b", computed=2, tokens=2), num_running=2),
+        )
         assert cells(frame) == {"a": "cdi", "b": ".cc"}
         assert [(c.num_decode_tokens, c.num_chunk_tokens) for c in frame.columns] == [(0, 4), (1, 2), (0, 2)]
 
     def test_guesses_that_were_right_and_wrong_have_letters_of_their_own(self) -> None:
-        builder = FrameBuilder()
-        for number, num_accepted in enumerate((2, 0)):
-            builder.add(step(number, SnapshotRow("a", 4, 5, 2, 4, 1, True, 0, 3, num_accepted)))
-        builder.add(step(2, decode("a")))
-        frame = builder.take(1.0)
+        guesses = (step(i, SnapshotRow("a", 4, 5, 2, 4, 1, True, 0, 3, right)) for i, right in enumerate((2, 0)))
+        frame = frame_of(*guesses, step(2, decode("a")))
         assert cells(frame) == {"a": "ard"}
         assert [c.num_decode_tokens for c in frame.columns] == [4, 4, 1]
 
@@ -115,10 +119,8 @@ class TestFrames:
         assert {each.request_id: each.number for each in builder.take(2.0).rows}["b"] == number
 
     def test_an_aborted_request_leaves_although_nobody_says_so(self) -> None:
-        builder = FrameBuilder()
-        builder.add(step(0, decode("gone"), decode("b")))
-        builder.add(step(1, decode("b", output=2), num_running=1))
-        assert running(builder.take(1.0)) == {"b"}
+        frame = frame_of(step(0, decode("gone"), decode("b")), step(1, decode("b", output=2), num_running=1))
+        assert running(frame) == {"b"}
 
     def test_nobody_runs_in_an_idle_engine(self) -> None:
         builder = FrameBuilder()
@@ -138,18 +140,15 @@ class TestFrames:
         assert [each.num_cached_tokens for each in builder.take(2.0).rows] == [32, 0]
 
     def test_a_request_that_comes_back_finds_something_else(self) -> None:
-        builder = FrameBuilder()
-        builder.add(step(0, row("a", prompt=40, computed=32, tokens=8, cached=32)))
-        builder.add(step(1, preempted=["a"], waiting=[WaitingRow("a", 41)]))
-        builder.add(step(2, row("a", prompt=40, computed=0, tokens=41, output=1)))
-        frame = builder.take(1.0)
+        frame = frame_of(
+            step(0, row("a", prompt=40, computed=32, tokens=8, cached=32)),
+            step(1, preempted=["a"], waiting=[WaitingRow("a", 41)]),
+            step(2, row("a", prompt=40, computed=0, tokens=41, output=1)),
+        )
         assert cells(frame) == {"a": "hpc"} and frame.rows[0].num_cached_tokens == 0
 
     def test_only_the_last_of_too_many_steps_are_drawn(self) -> None:
-        builder = FrameBuilder()
-        for i in range(MAX_COLUMNS + 5):
-            builder.add(step(i, decode("a", output=1 + i)))
-        frame = builder.take(1.0)
+        frame = frame_of(*(step(i, decode("a", output=1 + i)) for i in range(MAX_COLUMNS + 5)))
         assert len(frame.columns) == len(cells(frame)["a"]) == MAX_COLUMNS
         assert frame.num_skipped_columns == 5
         assert frame.rows[0].num_output_tokens == MAX_COLUMNS + 5
@@ -176,10 +175,8 @@ class TestBlocks:
         assert builder.take(2.0).blocks is None
 
     def test_a_large_cache_shows_several_blocks_as_one_cell(self) -> None:
-        builder = FrameBuilder()
         runs = [BlockRun(0, 1), BlockRun(None, 3), BlockRun(1, 2), BlockRun(0, 4 * MAX_CELLS - 7), BlockRun(None, 1)]
-        builder.add(step(0, decode("a"), decode("b"), blocks=BlockMap(["a", "b"], runs)))
-        blocks = builder.take(1.0).blocks
+        blocks = frame_of(step(0, decode("a"), decode("b"), blocks=BlockMap(["a", "b"], runs))).blocks
         assert blocks is not None
         assert (blocks.num_cells, blocks.blocks_per_cell) == (MAX_CELLS, 4)
         # A used block shows among free ones; of two owners with as many blocks the first does.
@@ -349,130 +346,106 @@ async def next_frame(events: AsyncIterator[bytes]) -> dict[str, Any]:
 
 
 class TestHub:
-    def test_the_engine_is_watched_only_while_somebody_looks(self) -> None:
-        async def scenario() -> None:
-            engine = ScriptedEngine()
-            hub = LiveHub(engine, frame_s=0.01)
-            assert engine.viewers == []
-            first, second = hub.events(), hub.events()
-            name, hello = parse(await anext(first))
-            assert name == "hello" and hello["num_blocks"] == 320
-            await next_frame(first)
-            await next_frame(second)
-            assert len(engine.viewers) == 1 and hub.num_viewers == 2
-            await first.aclose()
-            await asyncio.sleep(0.02)
-            assert len(engine.viewers) == 1
-            await second.aclose()
-            await until(lambda: engine.viewers == [])
-            assert hub.num_viewers == 0
+    async def test_the_engine_is_watched_only_while_somebody_looks(self) -> None:
+        engine = ScriptedEngine()
+        hub = LiveHub(engine, frame_s=0.01)
+        assert engine.viewers == []
+        first, second = hub.events(), hub.events()
+        name, hello = parse(await anext(first))
+        assert name == "hello" and hello["num_blocks"] == 320
+        await next_frame(first)
+        await next_frame(second)
+        assert len(engine.viewers) == 1 and hub.num_viewers == 2
+        await first.aclose()
+        await asyncio.sleep(0.02)
+        assert len(engine.viewers) == 1
+        await second.aclose()
+        await until(lambda: engine.viewers == [])
+        assert hub.num_viewers == 0
 
-        asyncio.run(scenario())
+    async def test_who_comes_later_is_told_the_last_map(self) -> None:
+        hub = LiveHub(ScriptedEngine(num_blocks=32), frame_s=0.01)
+        first = hub.events()
+        while (frame := await next_frame(first))["blocks"] is None:
+            pass
+        assert frame["blocks"]["runs"] == [FREE, 32]
+        second = hub.events()
+        assert parse(await anext(second))[0] == "hello"
+        assert (await next_frame(second))["blocks"] == frame["blocks"]
+        await first.aclose()
+        await second.aclose()
 
-    def test_who_comes_later_is_told_the_last_map(self) -> None:
-        async def scenario() -> None:
-            hub = LiveHub(ScriptedEngine(num_blocks=32), frame_s=0.01)
-            first = hub.events()
-            while (frame := await next_frame(first))["blocks"] is None:
-                pass
-            assert frame["blocks"]["runs"] == [FREE, 32]
-            second = hub.events()
-            assert parse(await anext(second))[0] == "hello"
-            assert (await next_frame(second))["blocks"] == frame["blocks"]
-            await first.aclose()
-            await second.aclose()
+    async def test_frames_tell_of_a_request_from_beginning_to_end(self) -> None:
+        engine = ScriptedEngine(step_s=0.002)
+        work = asyncio.create_task(engine.run())
+        events = LiveHub(engine, frame_s=0.01).events()
+        await next_frame(events)
+        engine.submit(num_prompt_tokens=300, max_tokens=5)
+        strip, frame = "", {}
+        while len(strip.replace(".", "")) < 6 or any(each[6] for each in frame["rows"]):
+            frame = await next_frame(events)
+            strip += "".join(each[7] for each in frame["rows"])
+        assert strip.replace(".", "") == "ccdddd"
+        assert frame["numbers"]["generation_tokens"] == 5 and frame["numbers"]["num_running"] == 0
+        assert frame["numbers"]["ttft_p50_ms"] > frame["numbers"]["itl_p50_ms"] > 0
+        work.cancel()
+        await events.aclose()
 
-        asyncio.run(scenario())
+    async def test_a_slow_viewer_misses_frames_and_memory_stays_small(self) -> None:
+        engine = ScriptedEngine(step_s=0.0)
+        work = asyncio.create_task(engine.run())
+        hub = LiveHub(engine, frame_s=0.001)
+        events = hub.events()
+        await anext(events)
+        engine.submit(num_prompt_tokens=10, max_tokens=60)
+        (queue,) = hub._viewers
+        await until(queue.full)
+        await until(lambda: engine.stats.generation_tokens == 60)
+        assert queue.qsize() <= MAX_QUEUED_EVENTS
+        assert (await next_frame(events))["numbers"]["generation_tokens"] > 0
+        work.cancel()
+        await events.aclose()
 
-    def test_frames_tell_of_a_request_from_beginning_to_end(self) -> None:
-        async def scenario() -> None:
-            engine = ScriptedEngine(step_s=0.002)
-            work = asyncio.create_task(engine.run())
-            events = LiveHub(engine, frame_s=0.01).events()
-            await next_frame(events)
-            engine.submit(num_prompt_tokens=300, max_tokens=5)
-            strip, frame = "", {}
-            while len(strip.replace(".", "")) < 6 or any(each[6] for each in frame["rows"]):
-                frame = await next_frame(events)
-                strip += "".join(each[7] for each in frame["rows"])
-            assert strip.replace(".", "") == "ccdddd"
-            assert frame["numbers"]["generation_tokens"] == 5 and frame["numbers"]["num_running"] == 0
-            assert frame["numbers"]["ttft_p50_ms"] > frame["numbers"]["itl_p50_ms"] > 0
-            work.cancel()
-            await events.aclose()
+    async def test_closing_ends_all_streams(self) -> None:
+        hub = LiveHub(ScriptedEngine(), frame_s=0.01)
+        events = hub.events()
+        await next_frame(events)
+        hub.close()
+        assert len([event async for event in events]) <= MAX_QUEUED_EVENTS
+        assert [event async for event in hub.events()] == []
+        assert hub.num_viewers == 0
 
-        asyncio.run(scenario())
+    async def test_viewers_hear_of_another_engine(self) -> None:
+        engine = ScriptedEngine()
+        hub = LiveHub(engine, frame_s=0.01)
+        events = hub.events()
+        await next_frame(events)
+        assert engine.info is not None
+        engine.info = msgspec.structs.replace(engine.info, num_blocks=77)
+        while True:
+            name, data = parse(await asyncio.wait_for(anext(events), 5))
+            if name == "hello":
+                break
+        assert data["num_blocks"] == 77
+        await events.aclose()
 
-    def test_a_slow_viewer_misses_frames_and_memory_stays_small(self) -> None:
-        async def scenario() -> None:
-            engine = ScriptedEngine(step_s=0.0)
-            work = asyncio.create_task(engine.run())
-            hub = LiveHub(engine, frame_s=0.001)
-            events = hub.events()
-            await anext(events)
-            engine.submit(num_prompt_tokens=10, max_tokens=60)
-            (queue,) = hub._viewers
-            await until(queue.full)
-            await until(lambda: engine.stats.generation_tokens == 60)
-            assert queue.qsize() <= MAX_QUEUED_EVENTS
-            assert (await next_frame(events))["numbers"]["generation_tokens"] > 0
-            work.cancel()
-            await events.aclose()
+    async def test_a_failure_inside_ends_the_streams_and_the_next_viewer_starts_anew(self) -> None:
+        engine = ScriptedEngine()
+        hub = LiveHub(engine, frame_s=0.01)
+        events = hub.events()
+        await next_frame(events)
+        engine.viewers[0].push("no snapshot")  # type: ignore[arg-type]
+        assert len([event async for event in events]) <= MAX_QUEUED_EVENTS
+        again = hub.events()
+        await next_frame(again)
+        await again.aclose()
 
-        asyncio.run(scenario())
-
-    def test_closing_ends_all_streams(self) -> None:
-        async def scenario() -> None:
-            hub = LiveHub(ScriptedEngine(), frame_s=0.01)
-            events = hub.events()
-            await next_frame(events)
-            hub.close()
-            assert len([event async for event in events]) <= MAX_QUEUED_EVENTS
-            assert [event async for event in hub.events()] == []
-            assert hub.num_viewers == 0
-
-        asyncio.run(scenario())
-
-    def test_viewers_hear_of_another_engine(self) -> None:
-        async def scenario() -> None:
-            engine = ScriptedEngine()
-            hub = LiveHub(engine, frame_s=0.01)
-            events = hub.events()
-            await next_frame(events)
-            assert engine.info is not None
-            engine.info = msgspec.structs.replace(engine.info, num_blocks=77)
-            while True:
-                name, data = parse(await asyncio.wait_for(anext(events), 5))
-                if name == "hello":
-                    break
-            assert data["num_blocks"] == 77
-            await events.aclose()
-
-        asyncio.run(scenario())
-
-    def test_a_failure_inside_ends_the_streams_and_the_next_viewer_starts_anew(self) -> None:
-        async def scenario() -> None:
-            engine = ScriptedEngine()
-            hub = LiveHub(engine, frame_s=0.01)
-            events = hub.events()
-            await next_frame(events)
-            engine.viewers[0].push("no snapshot")  # type: ignore[arg-type]
-            assert len([event async for event in events]) <= MAX_QUEUED_EVENTS
-            again = hub.events()
-            await next_frame(again)
-            await again.aclose()
-
-        asyncio.run(scenario())
-
-    def test_first_tokens_that_others_measure_are_shown(self) -> None:
-        async def scenario() -> None:
-            first_tokens = RecentTimes()
-            first_tokens.add(1.25)
-            events = LiveHub(ScriptedEngine(), first_tokens=first_tokens, frame_s=0.01).events()
-            assert (await next_frame(events))["numbers"]["ttft_p50_ms"] == 1250
-            await events.aclose()
-
-        asyncio.run(scenario())
+    async def test_first_tokens_that_others_measure_are_shown(self) -> None:
+        first_tokens = RecentTimes()
+        first_tokens.add(1.25)
+        events = LiveHub(ScriptedEngine(), first_tokens=first_tokens, frame_s=0.01).events()
+        assert (await next_frame(events))["numbers"]["ttft_p50_ms"] == 1250
+        await events.aclose()
 
 
 # ---- several replicas -----------------------------------------------------------------------------------------------
@@ -483,77 +456,62 @@ def two_replicas() -> ScriptedReplicas:
 
 
 class TestReplicas:
-    def test_a_viewer_sees_the_steps_of_one_and_the_load_of_all(self) -> None:
-        async def scenario() -> None:
-            engine = ScriptedReplicas(ScriptedEngine(step_s=0.002), ScriptedEngine(step_s=0.002))
-            hubs = LiveHubs(engine)
-            views = [hubs.of("0").events(), hubs.of("1").events()]
-            frames = [await next_frame(view) for view in views]
-            assert [frame["replica"] for frame in frames] == [0, 1] and hubs.num_viewers == 2
-            assert [len(each.viewers) for each in engine.replicas] == [1, 1]
-            work = asyncio.create_task(engine.replicas[1].run())
-            engine.replicas[1].submit(num_prompt_tokens=10, max_tokens=4)
-            strip = ""
-            while frames[1]["numbers"]["generation_tokens"] < 4:
-                frames[1] = await next_frame(views[1])
-                strip += "".join(each[7] for each in frames[1]["rows"])
-            assert strip.replace(".", "") == "cddd"
-            while frames[0]["replicas"][1]["generation_tokens"] < 4:
-                frames[0] = await next_frame(views[0])
-                assert frames[0]["rows"] == [] and frames[0]["numbers"]["generation_tokens"] == 0
-            work.cancel()
-            for view in views:
-                await view.aclose()
+    async def test_a_viewer_sees_the_steps_of_one_and_the_load_of_all(self) -> None:
+        engine = ScriptedReplicas(ScriptedEngine(step_s=0.002), ScriptedEngine(step_s=0.002))
+        hubs = LiveHubs(engine)
+        views = [hubs.of("0").events(), hubs.of("1").events()]
+        frames = [await next_frame(view) for view in views]
+        assert [frame["replica"] for frame in frames] == [0, 1] and hubs.num_viewers == 2
+        assert [len(each.viewers) for each in engine.replicas] == [1, 1]
+        work = asyncio.create_task(engine.replicas[1].run())
+        engine.replicas[1].submit(num_prompt_tokens=10, max_tokens=4)
+        strip = ""
+        while frames[1]["numbers"]["generation_tokens"] < 4:
+            frames[1] = await next_frame(views[1])
+            strip += "".join(each[7] for each in frames[1]["rows"])
+        assert strip.replace(".", "") == "cddd"
+        while frames[0]["replicas"][1]["generation_tokens"] < 4:
+            frames[0] = await next_frame(views[0])
+            assert frames[0]["rows"] == [] and frames[0]["numbers"]["generation_tokens"] == 0
+        work.cancel()
+        for view in views:
+            await view.aclose()
 
-        asyncio.run(scenario())
-
-    def test_a_replica_that_is_not_watched_makes_no_snapshots(self) -> None:
-        async def scenario() -> None:
-            engine = two_replicas()
-            events = LiveHubs(engine).of("1").events()
-            name, hello = parse(await anext(events))
-            assert name == "hello" and hello["num_blocks"] == 64
-            await next_frame(events)
-            assert [len(each.viewers) for each in engine.replicas] == [0, 1]
-            await events.aclose()
-
-        asyncio.run(scenario())
+    async def test_a_replica_that_is_not_watched_makes_no_snapshots(self) -> None:
+        engine = two_replicas()
+        events = LiveHubs(engine).of("1").events()
+        name, hello = parse(await anext(events))
+        assert name == "hello" and hello["num_blocks"] == 64
+        await next_frame(events)
+        assert [len(each.viewers) for each in engine.replicas] == [0, 1]
+        await events.aclose()
 
     @pytest.mark.parametrize("make_engine", [ScriptedEngine, two_replicas])
-    def test_viewers_are_told_of_a_drain(self, make_engine: Callable[[], Any]) -> None:
-        async def scenario() -> None:
-            for is_draining in (False, True):
-                events = LiveHubs(make_engine(), is_draining=lambda told=is_draining: told).of("0").events()
-                assert (await next_frame(events))["numbers"]["draining"] is is_draining
-                await events.aclose()
-
-        asyncio.run(scenario())
-
-    def test_one_that_is_away_is_said_to_all_and_only_its_own_view_is_unwell(self) -> None:
-        async def scenario() -> None:
-            engine = two_replicas()
-            engine.replicas[1].health = Health(False, "it is being restarted")
-            hubs = LiveHubs(engine)
-            views = [hubs.of("0").events(), hubs.of("1").events()]
-            well, unwell = [await next_frame(view) for view in views]
-            assert well["numbers"]["ok"] and not unwell["numbers"]["ok"]
-            assert unwell["numbers"]["reason"] == "it is being restarted"
-            assert [each["ok"] for each in well["replicas"]] == [True, False]
-            hubs.close()
-            for view in views:
-                assert len([event async for event in view]) <= MAX_QUEUED_EVENTS
-            assert hubs.num_viewers == 0
-
-        asyncio.run(scenario())
-
-    def test_a_single_one_tells_of_no_others(self) -> None:
-        async def scenario() -> None:
-            events = LiveHubs(ScriptedEngine()).of("0").events()
-            frame = await next_frame(events)
-            assert frame["replicas"] == [] and frame["replica"] == 0
+    async def test_viewers_are_told_of_a_drain(self, make_engine: Callable[[], Any]) -> None:
+        for is_draining in (False, True):
+            events = LiveHubs(make_engine(), is_draining=lambda told=is_draining: told).of("0").events()
+            assert (await next_frame(events))["numbers"]["draining"] is is_draining
             await events.aclose()
 
-        asyncio.run(scenario())
+    async def test_one_that_is_away_is_said_to_all_and_only_its_own_view_is_unwell(self) -> None:
+        engine = two_replicas()
+        engine.replicas[1].health = Health(False, "it is being restarted")
+        hubs = LiveHubs(engine)
+        views = [hubs.of("0").events(), hubs.of("1").events()]
+        well, unwell = [await next_frame(view) for view in views]
+        assert well["numbers"]["ok"] and not unwell["numbers"]["ok"]
+        assert unwell["numbers"]["reason"] == "it is being restarted"
+        assert [each["ok"] for each in well["replicas"]] == [True, False]
+        hubs.close()
+        for view in views:
+            assert len([event async for event in view]) <= MAX_QUEUED_EVENTS
+        assert hubs.num_viewers == 0
+
+    async def test_a_single_one_tells_of_no_others(self) -> None:
+        events = LiveHubs(ScriptedEngine()).of("0").events()
+        frame = await next_frame(events)
+        assert frame["replicas"] == [] and frame["replica"] == 0
+        await events.aclose()
 
     @pytest.mark.parametrize("wanted", ["2", "-1", "", "one", "00", "1.0", "9" * 5000, "%D9%A1", "0&replica=2"])
     def test_a_replica_that_is_not_there(self, wanted: str) -> None:
@@ -565,20 +523,17 @@ class TestReplicas:
         assert error["param"] == "replica" and "the first is 0, the last is 1" in error["message"]
         assert len(error["message"]) < 120
 
-    def test_all_viewers_count_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def scenario() -> None:
-            monkeypatch.setattr(live_page, "MAX_VIEWERS", 2)
-            server, hubs = FakeServer(), LiveHubs(two_replicas())
-            server.app = create_app(server.services, [*live_routes(two_replicas(), hubs=hubs)])
-            views = [hubs.of("0").events(), hubs.of("1").events()]
-            for view in views:
-                await next_frame(view)
-            async with server.client() as client:
-                assert (await client.get("/live?replica=1")).status_code == 429
-            for view in views:
-                await view.aclose()
-
-        asyncio.run(scenario())
+    async def test_all_viewers_count_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(live_page, "MAX_VIEWERS", 2)
+        server, hubs = FakeServer(), LiveHubs(two_replicas())
+        server.app = create_app(server.services, [*live_routes(two_replicas(), hubs=hubs)])
+        views = [hubs.of("0").events(), hubs.of("1").events()]
+        for view in views:
+            await next_frame(view)
+        async with server.client() as client:
+            assert (await client.get("/live?replica=1")).status_code == 429
+        for view in views:
+            await view.aclose()
 
 
 # ---- the page's files -----------------------------------------------------------------------------------------------

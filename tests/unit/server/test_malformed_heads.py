@@ -16,96 +16,43 @@ from headway.server.http.http_server import create_server
 from tests.unit.server.fake_engine import FakeServer, run
 from tests.unit.server.fake_transport import FakeTransport
 
-NUM_HEADS = 10_000
+NUM_HEADS = 4_000
 BATCH = 200
 SEED = 0
 MOST_TURNS = 12
 """Turns of the event loop in which a request is answered, if its body is complete."""
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [A-Za-z ]+\r\n")
 METHODS = (
-    "GET",
-    "POST",
-    "HEAD",
-    "OPTIONS",
-    "CONNECT",
-    "PUT",
-    "DELETE",
-    "TRACE",
-    "PATCH",
-    "PRI",
-    "get",
-    "G ET",
-    "",
-    "\0",
+    *("GET", "POST", "HEAD", "OPTIONS", "CONNECT", "PUT", "DELETE", "TRACE", "PATCH", "PRI", "get", "G ET", "", "\0"),
 )
 TARGETS = (
     *("/health", "/v1/completions", "/v1/models/small", "/tokenize", "/metrics", "/live?replica=9", "/nothing", "*"),
-    *("", "/", "//", "/../etc", "/%", "/%00", "/%ff%fe", "/%zz", "/a b", "/\xff", "/?%", "/#x", "?", "evil:80", ":80"),
-    *("http://localhost", "http://localhost/health", "HTTP://LOCALHOST:8000/", "http://evil/", "http://", "http:///x"),
-    *(
-        "http://[",
-        "http://[::1]/",
-        "http://[::1",
-        "http://a:b@localhost/",
-        "http://localhost:99999/",
-        "https://localhost",
-    ),
-    *("ftp://localhost/", "file:///etc/passwd", "javascript:1", "http://localhost:0x50/", "/" + "a" * 3000, "[::1]:80"),
+    *("", "/", "//", "/../etc", "/%", "/%00", "/%ff%fe", "/%zz", "/a b", "/\xff", "/?%", "/#x", "?", "evil:80"),
+    *(":80", "http://localhost", "http://localhost/health", "HTTP://LOCALHOST:8000/", "http://evil/", "http://"),
+    *("http:///x", "http://[", "http://[::1]/", "http://[::1", "http://a:b@localhost/", "http://localhost:99999/"),
+    *("https://localhost", "ftp://localhost/", "file:///etc/passwd", "javascript:1", "http://localhost:0x50/"),
+    *("/" + "a" * 3000, "[::1]:80"),
 )
 VERSIONS = ("HTTP/1.1", "HTTP/1.0", "HTTP/0.9", "HTTP/2.0", "HTTP/1.9", "HTTP/9.9", "HTTP/1", "http/1.1", "HTTP/x", "")
 ODD_HEADERS = (
-    *(
-        "origin: http://[",
-        "origin: http://[::1",
-        "origin: null",
-        "origin: http://localhost:8000",
-        "origin: ]",
-        "origin::",
-    ),
-    *("origin: http://localhost:99999999", "origin: //", "origin: http://\xe9", "sec-fetch-site: cross-site"),
-    *("content-length: 0", "content-length: 2", "content-length: 002", "transfer-encoding: chunked", "expect: x"),
-    *("expect: 100-continue", "connection: close", "connection: upgrade", "upgrade: h2c", "upgrade: websocket"),
-    *(
-        "connection: keep-alive, upgrade",
-        "http2-settings: AAMAAABkAAQ",
-        "content-type: application/json",
-        "a:",
-        "A: \xff",
-    ),
-    *(
-        "authorization: Bearer",
-        "authorization: Basic !",
-        "authorization: \xff",
-        "x-request-id: " + "i" * 200,
-        "range: x",
-    ),
-    *("x-request-id: \t", "traceparent: 00-", "traceparent: 00-" + "f" * 400, "if-none-match: W/", "x-api-key: \x7f"),
-    *("cookie: " + "c" * 2900, "x-forwarded-for: ,,,", "access-control-request-method: POST", "content-encoding: gzip"),
+    *("origin: http://[", "origin: http://[::1", "origin: null", "origin: http://localhost:8000", "origin: ]"),
+    *("origin::", "origin: http://localhost:99999999", "origin: //", "origin: http://\xe9"),
+    *("sec-fetch-site: cross-site", "content-length: 0", "content-length: 2", "content-length: 002"),
+    *("transfer-encoding: chunked", "expect: x", "expect: 100-continue", "connection: close", "connection: upgrade"),
+    *("upgrade: h2c", "upgrade: websocket", "connection: keep-alive, upgrade", "http2-settings: AAMAAABkAAQ"),
+    *("content-type: application/json", "a:", "A: \xff", "authorization: Bearer", "authorization: Basic !"),
+    *("authorization: \xff", "x-request-id: " + "i" * 200, "range: x", "x-request-id: \t", "traceparent: 00-"),
+    *("traceparent: 00-" + "f" * 400, "if-none-match: W/", "x-api-key: \x7f", "cookie: " + "c" * 2900),
+    *("x-forwarded-for: ,,,", "access-control-request-method: POST", "content-encoding: gzip"),
 )
 WRONG_HEADERS = (
     *("host: localhost", "host: localhost:8000", "host: evil", "host:", "host: [", "host: [::1]:8000", "host: a b"),
     *("host: a, b", "host: localhost:x", "host: \xff", "HOST: 127.0.0.1", "host : localhost", "host: " + "h" * 300),
-    *(
-        "content-length: -1",
-        "content-length: +1",
-        "content-length: 0x2",
-        "content-length: 1, 1",
-        "content-length: \xb2",
-    ),
-    *("content-length: 99999999999999999999999999", "content-length:", "transfer-encoding: xchunked"),
-    *("transfer-encoding: gzip, chunked", "transfer-encoding: chunked, identity", "content-type: \x00"),
-    *(
-        ": no name",
-        "no colon",
-        "a\0b: c",
-        "a: b\0c",
-        "a: b\rc",
-        "a: b\nc",
-        " folded: line",
-        "\tfolded",
-        "a b: c",
-        "é: ü",
-    ),
+    *("content-length: -1", "content-length: +1", "content-length: 0x2", "content-length: 1, 1"),
+    *("content-length: \xb2", "content-length: 99999999999999999999999999", "content-length:"),
+    *("transfer-encoding: xchunked", "transfer-encoding: gzip, chunked", "transfer-encoding: chunked, identity"),
+    *("content-type: \x00", ": no name", "no colon", "a\0b: c", "a: b\0c", "a: b\rc", "a: b\nc", " folded: line"),
+    *("\tfolded", "a b: c", "é: ü"),
 )
 ENDS = ("\r\n", "\r\n", "\r\n", "\r\n", "\n", "\r", "\r\n ", "\r\n\t", "\r\n\r\n", "\0")
 BODIES = (b"{}", b"2\r\n{}\r\n0\r\n\r\n", b"zz\r\n", b"\0" * 9, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -166,7 +113,7 @@ def test_no_head_makes_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
     draw, outcomes, bad = random.Random(SEED), Counter[int | str](), list[bytes]()
 
     async def scenario() -> None:
-        fake = FakeServer(port=0, max_header_bytes=4096, max_body_bytes=4096)
+        fake = FakeServer(port=0, max_header_bytes=3072, max_body_bytes=4096)
         connect, tasks = connector(fake)
         for _ in range(NUM_HEADS // BATCH):
             clients = [Client(connect, malformed(draw), draw) for _ in range(BATCH)]

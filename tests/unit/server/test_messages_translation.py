@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.server.api.api_errors import ApiError, bad_request
+from headway.server.api.api_errors import ApiError
 from headway.server.api.message_errors import message_error
 from headway.server.api.messages_api import (
-    MESSAGES_NAMES,
     CountTokensRequest,
     MessagesRequest,
     chat_fields_of_message,
@@ -147,71 +146,6 @@ def test_counting_makes_the_same_prompt() -> None:
     counted = chat_fields_of_prompt(msgspec.convert(body, CountTokensRequest))
     answered = chat_fields_of_message(msgspec.convert(body | {"max_tokens": 9}, MessagesRequest))
     assert answered == counted | {"max_completion_tokens": 9}
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
-        ({"tools": [{"name": "add"}]}, "tools[0].input_schema"),
-        ({"tools": [ADD | {"input_examples": [{}]}]}, "tools[0].input_examples"),
-        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
-        ({"tool_choice": {"type": "auto", "name": "add"}}, "tool_choice.name"),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
-        ({"container": "c"}, "container"),
-        ({"speed": "fast"}, "speed"),
-        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.budget_tokens"),
-        ({"system": [{"type": "image"}]}, "system[0].type"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0].type"),
-        (
-            {"messages": [*HI, {"role": "assistant", "content": [{"type": "server_tool_use"}]}]},
-            "messages[1].content[0].type",
-        ),
-        ({"messages": [{"role": "user", "content": [text("a", citations=[{}])]}]}, "messages[0].content[0].citations"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [
-                            text("a"),
-                            {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]},
-                        ],
-                    }
-                ]
-            },
-            "messages[0].content[1].content[0].type",
-        ),
-    ],
-)
-def test_what_is_refused_is_named(body: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        chat(**body)
-    assert (caught.value.status, caught.value.param) == (400, param)
-    assert param in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("messages[3].content", "messages"),
-        ("max_completion_tokens", "max_tokens"),
-        ("stop", "stop_sequences"),
-        ("user", "metadata.user_id"),
-        ("cache_ttl_s", "cache_control"),
-        ("response_format.json_schema.schema.type", "output_config.format.schema.type"),
-        ("tools[2].function.parameters.type", "tools[2].input_schema.type"),
-        ("tools[2].function.name", "tools[2].name"),
-        ("top_p", "top_p"),
-    ],
-)
-def test_what_chat_refuses_is_told_in_the_clients_words(old: str, new: str) -> None:
-    told = MESSAGES_NAMES(bad_request(f"'{old}' is wrong.", param=old))
-    assert (str(told), told.param) == (f"'{new}' is wrong.", new)
 
 
 @pytest.mark.parametrize(

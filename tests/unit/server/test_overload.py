@@ -18,6 +18,7 @@ from headway.sampling_params import SamplingParams
 from headway.server.admission.queue_limits import QueueLimits, Reservation
 from headway.server.admission.service_classes import ServiceClass, ServiceClasses
 from headway.server.api.api_errors import ApiError
+from tests.unit.clock import Clock
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run, until
 
 PATH = "/v1/completions"
@@ -25,14 +26,6 @@ HIGH = ServiceClass("high", RequestOptions(ttft_target_s=0.5))
 MIDDLE = ServiceClass("middle", shed=1)
 LOW = ServiceClass("low", shed=2, max_waiting=3)
 CLASSES = ServiceClasses({each.name: each for each in (HIGH, MIDDLE, LOW)}, "middle")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def limits(**options: Any) -> QueueLimits:
@@ -203,72 +196,64 @@ async def waiting_in(server: FakeServer, number: int) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_waits_is_ended_for_a_better_one(stream: bool) -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=2)
-        stays = client(server, "low", stream=stream)
-        await waiting_in(server, 1)
-        goes = client(server, "low", stream=stream, prompt=["a"])
-        await waiting_in(server, 2)
-        better = client(server, "high")
-        await goes.task
-        assert goes.sent[0]["status"] == 503
-        assert dict(goes.sent[0]["headers"])[b"retry-after"] == b"1"
-        assert (error_of(goes)["code"], error_of(goes)["type"]) == ("shed", "overloaded_error")
-        assert server.engine.aborted == [server.engine.requests[1].request_id]
-        await waiting_in(server, 3)
-        assert server.services.metrics.finished == {"stop": 0, "length": 0, "abort": 1, "error": 0}
-        await stays.leave()
-        await better.leave()
-        assert (server.services.limits.num_requests, server.services.limits.num_tokens) == (0, 0)
-
-    run(scenario())
+async def test_a_request_that_waits_is_ended_for_a_better_one(stream: bool) -> None:
+    server = FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=2)
+    stays = client(server, "low", stream=stream)
+    await waiting_in(server, 1)
+    goes = client(server, "low", stream=stream, prompt=["a"])
+    await waiting_in(server, 2)
+    better = client(server, "high")
+    await goes.task
+    assert goes.sent[0]["status"] == 503
+    assert dict(goes.sent[0]["headers"])[b"retry-after"] == b"1"
+    assert (error_of(goes)["code"], error_of(goes)["type"]) == ("shed", "overloaded_error")
+    assert server.engine.aborted == [server.engine.requests[1].request_id]
+    await waiting_in(server, 3)
+    assert server.services.metrics.finished == {"stop": 0, "length": 0, "abort": 1, "error": 0}
+    await stays.leave()
+    await better.leave()
+    assert (server.services.limits.num_requests, server.services.limits.num_tokens) == (0, 0)
 
 
-def test_all_prompts_of_a_request_are_dropped_together_and_none_once_it_has_begun() -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=4)
-        begun = client(server, "low")
-        many = client(server, "low", prompt=["a", "b"])
-        await waiting_in(server, 3)
-        server.engine.streams[server.engine.requests[0].request_id].note_begun()
-        fourth = client(server, "high")
-        await waiting_in(server, 4)
-        fifth = client(server, "high")
-        await many.task
-        assert error_of(many)["code"] == "shed"
-        assert len(server.engine.aborted) == 2
-        await waiting_in(server, 5)
-        sixth = client(server, "high")
-        await waiting_in(server, 6)
-        refused = client(server, "high")
-        await refused.task
-        assert (refused.sent[0]["status"], error_of(refused)["code"]) == (429, "queue_full")
-        for each in (begun, fourth, fifth, sixth):
-            await each.leave()
-        assert server.services.limits.num_requests == 0
-
-    run(scenario())
+async def test_all_prompts_of_a_request_are_dropped_together_and_none_once_it_has_begun() -> None:
+    server = FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=4)
+    begun = client(server, "low")
+    many = client(server, "low", prompt=["a", "b"])
+    await waiting_in(server, 3)
+    server.engine.streams[server.engine.requests[0].request_id].note_begun()
+    fourth = client(server, "high")
+    await waiting_in(server, 4)
+    fifth = client(server, "high")
+    await many.task
+    assert error_of(many)["code"] == "shed"
+    assert len(server.engine.aborted) == 2
+    await waiting_in(server, 5)
+    sixth = client(server, "high")
+    await waiting_in(server, 6)
+    refused = client(server, "high")
+    await refused.task
+    assert (refused.sent[0]["status"], error_of(refused)["code"]) == (429, "queue_full")
+    for each in (begun, fourth, fifth, sixth):
+        await each.leave()
+    assert server.services.limits.num_requests == 0
 
 
-def test_who_is_dropped_while_its_prompt_is_tokenised_never_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_dropped_while_its_prompt_is_tokenised_never_reaches_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     go_on = threading.Event()
     server = FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=1)
     monkeypatch.setattr(server.tokenizer, "encode", lambda *args, **options: [1] if go_on.wait(20) else [])
-
-    async def scenario() -> None:
-        slow = client(server, "low", prompt="x" * 2000)
-        await until(lambda: server.services.limits.num_requests)
-        better = client(server, "high", prompt=[1, 2])
-        await waiting_in(server, 1)
-        assert not slow.sent
-        go_on.set()
-        await slow.task
-        assert (slow.sent[0]["status"], error_of(slow)["code"]) == (503, "shed")
-        assert len(server.engine.requests) == 1
-        await better.leave()
-
-    run(scenario())
+    slow = client(server, "low", prompt="x" * 2000)
+    await until(lambda: server.services.limits.num_requests)
+    better = client(server, "high", prompt=[1, 2])
+    await waiting_in(server, 1)
+    assert not slow.sent
+    go_on.set()
+    await slow.task
+    assert (slow.sent[0]["status"], error_of(slow)["code"]) == (503, "shed")
+    assert len(server.engine.requests) == 1
+    await better.leave()
 
 
 def test_only_with_the_option_and_a_queue_in_the_engine_is_anybody_late() -> None:
@@ -296,36 +281,33 @@ def test_only_with_the_option_and_a_queue_in_the_engine_is_anybody_late() -> Non
     assert answer(False, 3) == 200
 
 
-def test_metrics_by_class() -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=2)
-        clients = [client(server, "low")]
-        await waiting_in(server, 1)
-        clients.append(client(server, "low"))
-        await waiting_in(server, 2)
-        refused = client(server, "low")
-        await refused.task
-        clients.append(client(server, "high"))
-        await waiting_in(server, 3)
-        async with server.client() as http:
-            text = (await http.get("/metrics")).text
-        found = {
-            (sample.name.removeprefix("headway:"), *sorted(set(sample.labels.values()) - {"small"})): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if "service_class" in sample.labels
-        }
-        assert found["class_admitted_total", "low"] == 2
-        assert found["class_admitted_total", "high"] == 1
-        assert found["class_refused_total", "low", "queue_full"] == 1
-        assert found["class_refused_total", "high", "late"] == 0
-        assert found["class_shed_total", "low"] == 1
-        assert (found["class_queue_requests", "low"], found["class_queue_requests", "high"]) == (1, 1)
-        for each in clients:
-            if not each.task.done():
-                await each.leave()
-
-    run(scenario())
+async def test_metrics_by_class() -> None:
+    server = FakeServer(FakeEngine(manual=True), classes=CLASSES, max_queue_requests=2)
+    clients = [client(server, "low")]
+    await waiting_in(server, 1)
+    clients.append(client(server, "low"))
+    await waiting_in(server, 2)
+    refused = client(server, "low")
+    await refused.task
+    clients.append(client(server, "high"))
+    await waiting_in(server, 3)
+    async with server.client() as http:
+        text = (await http.get("/metrics")).text
+    found = {
+        (sample.name.removeprefix("headway:"), *sorted(set(sample.labels.values()) - {"small"})): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if "service_class" in sample.labels
+    }
+    assert found["class_admitted_total", "low"] == 2
+    assert found["class_admitted_total", "high"] == 1
+    assert found["class_refused_total", "low", "queue_full"] == 1
+    assert found["class_refused_total", "high", "late"] == 0
+    assert found["class_shed_total", "low"] == 1
+    assert (found["class_queue_requests", "low"], found["class_queue_requests", "high"]) == (1, 1)
+    for each in clients:
+        if not each.task.done():
+            await each.leave()
 
 
 def test_the_client_of_the_engine_marks_who_has_begun() -> None:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
-
 from headway.rpc.engine_client import Health
-from headway.server.live.live_page import live_routes
 from tests.unit.server.browser import DRAWN_TEXT, PHONE, WIDE, ask, number, picture, pixels, wait_for_text
 from tests.unit.server.http_thread import serving
 from tests.unit.server.scripted_engine import ScriptedEngine, ScriptedReplicas, create_app
@@ -38,10 +32,13 @@ def test_the_key_is_sent_and_asked_for(engine: ScriptedEngine, open_page: Callab
         wait_for_text(page, ".assistant:last-of-type .facts", "tokens/s")
 
 
-def test_load_shows_in_the_batch_of_a_phone(base_url: str, open_page: Callable[..., Any]) -> None:
-    page = open_page(base_url, viewport=PHONE)
+def test_load_shows_in_the_batch_of_a_phone(page: Any) -> None:
+    page.set_viewport_size(PHONE)
     assert page.locator("#batch").is_hidden()
-    page.click("#tab-batch")
+    page.focus("#tab-chat")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.id") == "tab-batch"
+    assert page.locator("#batch").is_visible() and page.locator("#chat").is_hidden()
     assert "Idle" in page.text_content("#advice")
     page.wait_for_timeout(300)
     before = {name: pixels(page, name) for name in ("#lanes", "#blocks", "#c-requests")}
@@ -63,6 +60,7 @@ def test_cached_and_shared_blocks_are_shown_and_stay_when_all_is_quiet(
 ) -> None:
     page = open_page(base_url)
     assert page.text_content("#n-hits") == "–"
+    assert page.locator("#replicas").is_hidden() and page.locator("#replicas button").count() == 0
     page.wait_for_timeout(300)
     empty = pixels(page, "#blocks")
     page.click("#load")
@@ -71,6 +69,7 @@ def test_cached_and_shared_blocks_are_shown_and_stay_when_all_is_quiet(
     assert number(page, "#n-hits") > 0
     picture(page, "load-wide")
     page.click("#load-cancel")
+    wait_for_text(page, "#load-status", "cancelled")
     page.wait_for_function("() => document.querySelector('#n-running').textContent === '0'")
     wait_for_text(page, "#blocks-text", "0 of 320 in use")
     assert "cached" in page.text_content("#blocks-text") and engine.stats.num_cached_blocks > 0
@@ -82,18 +81,8 @@ def test_cached_and_shared_blocks_are_shown_and_stay_when_all_is_quiet(
     assert pixels(later, "#blocks") != empty, "who comes later sees them too"
 
 
-def test_load_can_be_cancelled(base_url: str, open_page: Callable[..., Any], engine: ScriptedEngine) -> None:
-    engine._step_s = 0.05
-    page = open_page(base_url)
-    page.click("#load")
-    page.wait_for_function("() => Number(document.querySelector('#n-running').textContent) >= 4")
-    page.click("#load-cancel")
-    wait_for_text(page, "#load-status", "cancelled")
-    page.wait_for_function("() => document.querySelector('#n-running').textContent === '0'")
-
-
-def test_theme_follows_the_system_until_somebody_chooses(base_url: str, open_page: Callable[..., Any]) -> None:
-    page = open_page(base_url, scheme="dark")
+def test_theme_follows_the_system_until_somebody_chooses(page: Any) -> None:
+    page.emulate_media(color_scheme="dark")
     background = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(background)
     page.click("#theme")
@@ -103,16 +92,7 @@ def test_theme_follows_the_system_until_somebody_chooses(base_url: str, open_pag
     assert page.evaluate(background) == light
 
 
-def test_tabs_work_by_keyboard(base_url: str, open_page: Callable[..., Any]) -> None:
-    page = open_page(base_url, viewport=PHONE)
-    page.focus("#tab-chat")
-    page.keyboard.press("ArrowRight")
-    assert page.evaluate("document.activeElement.id") == "tab-batch"
-    assert page.locator("#batch").is_visible() and page.locator("#chat").is_hidden()
-
-
-def test_nobody_looks_at_a_hidden_page(base_url: str, open_page: Callable[..., Any], engine: ScriptedEngine) -> None:
-    page = open_page(base_url)
+def test_nobody_looks_at_a_hidden_page(page: Any, engine: ScriptedEngine) -> None:
     assert len(engine.viewers) == 1
     page.evaluate("""() => {
         Object.defineProperty(document, "hidden", { value: true, configurable: true });
@@ -124,11 +104,11 @@ def test_nobody_looks_at_a_hidden_page(base_url: str, open_page: Callable[..., A
     assert engine.viewers == []
 
 
-def test_the_field_for_the_key_takes_the_whole_line(base_url: str, open_page: Callable[..., Any]) -> None:
+def test_the_field_for_the_key_takes_the_whole_line(page: Any) -> None:
+    page.click("#params summary")
+    field = page.locator("#api-key")
     for viewport in (WIDE, PHONE):
-        page = open_page(base_url, viewport=viewport)
-        page.click("#params summary")
-        field = page.locator("#api-key")
+        page.set_viewport_size(viewport)
         assert field.bounding_box()["width"] >= 0.9 * page.locator("#system").bounding_box()["width"]
         page.evaluate("document.querySelector('#api-key').type = 'text'")
         page.fill("#api-key", "sk-" + "0123456789abcdef" * 3)
@@ -142,7 +122,7 @@ def test_your_own_request_is_on_top_of_the_others_and_stays_there(
     page.click("#load")
     page.wait_for_function("() => Number(document.querySelector('#n-running').textContent) >= 8")
     engine._step_s = 0.06
-    ask(page, "Where am I?")
+    ask(page, "Repeat:" + "Where am I? " * 25)
     page.wait_for_function("() => window.drawn.get('sent, no token yet')?.y < 16")
     page.wait_for_function(
         "() => window.drawn.get('you')?.y < 16 && document.querySelector('.assistant .body').textContent !== ''"
@@ -156,17 +136,6 @@ def test_your_own_request_is_on_top_of_the_others_and_stays_there(
     page.evaluate("document.querySelector('.lanes').style.height = '60px'")
     page.evaluate("document.querySelector('.lanes').scrollTop = 100")
     page.wait_for_function("() => window.drawn.get('you').y > 100 && window.drawn.get('you').y < 116")
-
-
-def test_the_page_finds_its_server_again(engine: ScriptedEngine, open_page: Callable[..., Any]) -> None:
-    with serving(create_app(engine)) as url:
-        page = open_page(url)
-        page.route("**/live", lambda route: route.abort())
-        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-        wait_for_text(page, "#lost", "The server cannot be reached.")
-        page.unroute("**/live")
-        wait_for_text(page, "#health", "serving")
-        assert page.locator("#lost").is_hidden()
 
 
 def test_a_lost_server_is_shown_as_lost_and_not_as_its_last_numbers(
@@ -199,39 +168,18 @@ def test_a_server_that_drains_is_restarting_and_not_lost(
     assert page.text_content("#health span") == "restarting"
 
 
-def test_a_server_that_falls_silent_is_lost_too(engine: ScriptedEngine, open_page: Callable[..., Any]) -> None:
-    """It still holds the connection, as one that is stopped or cut off by the network does."""
-    silent = asyncio.Event()
-    events: list[bytes] = []
-
-    async def live(request: Request) -> Response:
-        async def told() -> AsyncIterator[bytes]:
-            for event in events:
-                yield event
-            await silent.wait()
-
-        return StreamingResponse(told(), media_type="text/event-stream")
-
-    page_routes = [route for route in live_routes(engine) if route.path != "/live"]
-    app = Starlette(routes=[Route("/live", live), *page_routes])
-    with serving(create_app(engine)) as url:
-        events += open_page(url).evaluate("""async () => {
-            const reader = (await fetch("/live")).body.pipeThrough(new TextDecoderStream()).getReader();
-            let text = "";
-            while (!text.includes("event: frame") || !text.endsWith("\\n\\n")) text += (await reader.read()).value;
-            return [text];
-        }""")
-    with serving(app) as url:
-        page = open_page(url)
-        assert page.text_content("#n-running") == "0"
-        wait_for_text(page, "#lost", "has said nothing for 5 s")
-        assert page.text_content("#n-running") == "–"
+def test_a_server_that_falls_silent_is_lost_too(base_url: str, open_page: Callable[..., Any]) -> None:
+    """It still holds the connection, as one that is stopped or cut off by the network does: only the time tells."""
+    page = open_page(base_url, script="/* not the kept one: its clock is to go on */")
+    page.clock.install()
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.wait_for_function("() => document.querySelector('#n-running').textContent === '0'")
+    page.clock.pause_at(datetime.now() + timedelta(seconds=6))
+    wait_for_text(page, "#lost", "has said nothing for 5 s")
+    assert page.text_content("#n-running") == "–"
 
 
-def test_an_engine_that_is_away_has_no_numbers_until_it_is_back(
-    base_url: str, open_page: Callable[..., Any], engine: ScriptedEngine
-) -> None:
-    page = open_page(base_url)
+def test_an_engine_that_is_away_has_no_numbers_until_it_is_back(page: Any, engine: ScriptedEngine) -> None:
     assert page.text_content("#n-running") == "0"
     engine.health = Health(False, "the engine is being restarted")
     wait_for_text(page, "#lost", "The engine is not available. the engine is being restarted")
@@ -241,27 +189,21 @@ def test_an_engine_that_is_away_has_no_numbers_until_it_is_back(
     assert page.text_content("#n-running") == "0" and page.locator("#lost").is_hidden()
 
 
-def test_a_new_server_may_serve_another_model(engine: ScriptedEngine, open_page: Callable[..., Any]) -> None:
-    """The name that the page sends is asked for anew after it found its server again."""
-    app = create_app(engine)
-    with serving(app) as url:
-        page = open_page(url)
-        ask(page, "Hello")
-        wait_for_text(page, ".assistant .facts", "stopped at max tokens")
-        app.state.model = "another"
-        page.route("**/live", lambda route: route.abort())
-        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-        wait_for_text(page, "#health", "lost")
-        page.unroute("**/live")
-        wait_for_text(page, "#health", "serving")
-        with page.expect_request("**/v1/chat/completions") as sent:
-            ask(page, "Hello again")
-        assert sent.value.post_data_json["model"] == "another"
-
-
-def test_a_single_replica_is_not_worth_a_row(base_url: str, open_page: Callable[..., Any]) -> None:
-    page = open_page(base_url)
-    assert page.locator("#replicas").is_hidden() and page.locator("#replicas button").count() == 0
+def test_the_page_finds_its_server_again_which_may_serve_another_model(page: Any, app: Any) -> None:
+    """The name that the page sends is asked for anew."""
+    ask(page, "Hello")
+    wait_for_text(page, ".assistant .facts", "stopped at max tokens")
+    app.state.model = "another"
+    page.route("**/live", lambda route: route.abort())
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    wait_for_text(page, "#lost", "The server cannot be reached.")
+    wait_for_text(page, "#health", "lost")
+    page.unroute("**/live")
+    wait_for_text(page, "#health", "serving")
+    assert page.locator("#lost").is_hidden()
+    with page.expect_request("**/v1/chat/completions") as sent:
+        ask(page, "Hello again")
+    assert sent.value.post_data_json["model"] == "another"
 
 
 def test_one_of_several_replicas_is_chosen_and_all_tell_their_load(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tests.unit.server.browser import PHONE, ask, picture, wait_for_text
+from tests.unit.server.browser import PHONE, ask, num_unnamed, picture, wait_for_end, wait_for_text
 from tests.unit.server.scripted_engine import ScriptedEngine
 
 
@@ -24,10 +24,6 @@ CALL = [
 OTHER_CALL = [call_delta(1, "{}", id="call_2", type="function", name="clock")]
 
 
-def wait_for_end(page: Any) -> None:
-    page.locator("#send").wait_for(state="visible")
-
-
 def ask_for(page: Any, deltas: list[dict[str, Any]]) -> None:
     """For an answer of these deltas."""
     ask(page, f"Deltas: {json.dumps(deltas)}")
@@ -43,8 +39,7 @@ def choose(page: Any, kind: str) -> None:
 # ---- what is sent ---------------------------------------------------------------------------------------------------
 
 
-def test_each_format_is_sent_as_its_fields(base_url: str, open_page: Callable[..., Any], app: Any) -> None:
-    page = open_page(base_url)
+def test_each_format_is_sent_as_its_fields(page: Any, app: Any) -> None:
     assert page.locator("#format").is_hidden() and page.inner_text("#format-toggle").startswith("Answer: free text")
     schema = json.loads(page.input_value("#schema"))
     wanted = {
@@ -67,8 +62,7 @@ def test_each_format_is_sent_as_its_fields(base_url: str, open_page: Callable[..
         assert {name: value for name, value in sent.items() if value is not None} == fields, kind
 
 
-def test_what_cannot_be_sent_is_said_beside_its_box(base_url: str, open_page: Callable[..., Any], app: Any) -> None:
-    page = open_page(base_url)
+def test_what_cannot_be_sent_is_said_beside_its_box(page: Any, app: Any) -> None:
     for kind, box, text, words in (
         ("schema", "schema", '{"type": "object",}', "This is not JSON"),
         ("schema", "schema", "[]", "A schema is an object"),
@@ -89,8 +83,7 @@ def test_what_cannot_be_sent_is_said_beside_its_box(base_url: str, open_page: Ca
     wait_for_text(page, ".assistant .facts", "tokens/s")
 
 
-def test_a_refusal_is_shown_beside_the_box_that_is_to_blame(base_url: str, open_page: Callable[..., Any]) -> None:
-    page = open_page(base_url)
+def test_a_refusal_is_shown_beside_the_box_that_is_to_blame(page: Any) -> None:
     choose(page, "schema")
     page.click("#format-toggle")
     ask(page, "Refuse: response_format.json_schema.schema.type")
@@ -107,8 +100,7 @@ def test_a_refusal_is_shown_beside_the_box_that_is_to_blame(base_url: str, open_
 # ---- what is shown --------------------------------------------------------------------------------------------------
 
 
-def test_json_is_laid_out_and_changed_in_nothing_else(base_url: str, open_page: Callable[..., Any]) -> None:
-    page = open_page(base_url)
+def test_json_is_laid_out_and_stored_results_stay_with_their_calls(page: Any) -> None:
     layout = "async (text) => (await import('/web/json_text.js')).layOut(text)"
     for written, lines in (
         ('{"a":1e400,"b":[],"c":{ }}', ["{", '  "a": 1e400,', '  "b": [],', '  "c": {}', "}"]),
@@ -120,10 +112,6 @@ def test_json_is_laid_out_and_changed_in_nothing_else(base_url: str, open_page: 
     ):
         assert page.evaluate(layout, written).split("\n") == lines
     assert page.evaluate(layout, "[" * 5000).count(" ") < 5000 * 49, "it does not grow with the square of the depth"
-
-
-def test_stored_results_stay_with_their_calls(base_url: str, open_page: Callable[..., Any]) -> None:
-    page = open_page(base_url)
     kept = page.evaluate("""async () => {
         const { saveChat, loadChat } = await import("/web/stored_chat.js");
         const [big, small] = ["x".repeat(300_000), "x"];
@@ -148,10 +136,12 @@ def test_stored_results_stay_with_their_calls(base_url: str, open_page: Callable
     assert kept == [[], ["user", "assistant", "tool", "assistant"], [], []]
 
 
-def test_json_is_pretty_and_says_whether_it_parsed(
-    base_url: str, open_page: Callable[..., Any], engine: ScriptedEngine
-) -> None:
-    page = open_page(base_url)
+def test_json_is_pretty_and_says_whether_it_parsed(page: Any, engine: ScriptedEngine) -> None:
+    for text, num_json in (('{"a": [1]}', 1), ("[a](b) {c}", 1), ("42", 1)):  # free text that is JSON is shown as such
+        ask(page, f"Repeat: {text}")
+        wait_for_end(page)
+        assert page.locator(".json").count() == num_json, text
+    page.click("#new-chat")
     choose(page, "json")
     ask(page, 'Repeat: {"name":"Ada","age":36}')
     wait_for_text(page, ".assistant .mark", "parsed")
@@ -172,16 +162,8 @@ def test_json_is_pretty_and_says_whether_it_parsed(
     assert page.locator("#format input[value=json]").is_checked()
 
 
-def test_free_text_that_is_json_is_shown_as_such(base_url: str, open_page: Callable[..., Any]) -> None:
-    page = open_page(base_url)
-    for text, num_json in (('{"a": [1]}', 1), ("[a](b) {c}", 1), ("42", 1)):
-        ask(page, f"Repeat: {text}")
-        wait_for_end(page)
-        assert page.locator(".json").count() == num_json, text
-
-
-def test_a_call_is_shown_and_its_result_is_sent_back(base_url: str, open_page: Callable[..., Any], app: Any) -> None:
-    page = open_page(base_url, viewport=PHONE)
+def test_a_call_is_shown_and_its_result_is_sent_back(page: Any, app: Any) -> None:
+    page.set_viewport_size(PHONE)
     page.click("#format-toggle")
     page.check("#with-tools")
     page.check("#must-call")
@@ -222,10 +204,7 @@ def test_a_call_is_shown_and_its_result_is_sent_back(base_url: str, open_page: C
     assert app.state.asked[-1] == app.state.asked[-2]
 
 
-def test_calls_are_answered_together_and_a_call_that_was_cut_off_is_not(
-    base_url: str, open_page: Callable[..., Any], app: Any
-) -> None:
-    page = open_page(base_url)
+def test_calls_are_answered_together_and_a_call_that_was_cut_off_is_not(page: Any, app: Any) -> None:
     ask_for(page, [{"content": "Both."}, *CALL, *OTHER_CALL])
     first, second = page.locator(".results textarea").all()
     first.fill("21")
@@ -244,11 +223,8 @@ def test_calls_are_answered_together_and_a_call_that_was_cut_off_is_not(
     assert app.state.asked[-1][-2] == {"role": "assistant", "content": ""}
 
 
-def test_thoughts_are_open_until_the_answer_begins(
-    base_url: str, open_page: Callable[..., Any], engine: ScriptedEngine
-) -> None:
+def test_thoughts_are_open_until_the_answer_begins(page: Any, engine: ScriptedEngine) -> None:
     engine._step_s = 0.15
-    page = open_page(base_url)
     thoughts = [{"reasoning_content": f"thought {i}. "} for i in range(4)]
     ask(page, f"Deltas: {json.dumps([*thoughts, {'content': 'So: '}, {'content': '**yes**'}])}")
     wait_for_text(page, ".thoughts div", "thought 1.")
@@ -288,6 +264,4 @@ def test_a_phone_shows_it_without_scrolling_sideways_and_the_keyboard_reaches_it
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     for part in ("#messages", "#format"):
         assert page.evaluate("(part) => part.scrollWidth <= part.clientWidth", page.query_selector(part)), part
-    unnamed = page.evaluate("""() => [...document.querySelectorAll("button, input, textarea")].filter((control) =>
-        !control.textContent.trim() && !control.ariaLabel && !control.labels?.length).length""")
-    assert unnamed == 0
+    assert num_unnamed(page) == 0

@@ -79,7 +79,7 @@ def test_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watched.in_loop == [True, False, False]
 
 
-def test_ordinary_prompts_do_not_wait_behind_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ordinary_prompts_do_not_wait_behind_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = small_tokenizer()
     maker = PromptMaker(tokenizer, num_threads=1)
     encode, go_on = tokenizer.encode, threading.Event()
@@ -89,16 +89,12 @@ def test_ordinary_prompts_do_not_wait_behind_long_ones(monkeypatch: pytest.Monke
         return encode(text, **options)
 
     monkeypatch.setattr(tokenizer, "encode", wait_if_long)
-
-    async def scenario() -> None:
-        texts = ["x" * (LONG_CHARS + 1)] * 5
-        long = [asyncio.create_task(maker.tokenize(text, INFO, add_special_tokens=True)) for text in texts]
-        (prompt,) = await maker.from_texts(["y" * LONG_CHARS], INFO)
-        assert prompt.text == "y" * LONG_CHARS and not any(task.done() for task in long)
-        go_on.set()
-        await asyncio.gather(*long)
-
-    run(scenario())
+    texts = ["x" * (LONG_CHARS + 1)] * 5
+    long = [asyncio.create_task(maker.tokenize(text, INFO, add_special_tokens=True)) for text in texts]
+    (prompt,) = await maker.from_texts(["y" * LONG_CHARS], INFO)
+    assert prompt.text == "y" * LONG_CHARS and not any(task.done() for task in long)
+    go_on.set()
+    await asyncio.gather(*long)
 
 
 @pytest.mark.parametrize("make", ["tokenize", "from_texts", "from_messages", "options"])

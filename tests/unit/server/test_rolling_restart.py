@@ -13,7 +13,7 @@ from headway.server.http.http_server import bind, create_server
 from headway.server.server_config import ServerConfig
 from tests.stress.small_proxy import SmallProxy
 from tests.stress.steady_clients import load
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, run, until
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, until
 
 STEP_S = 0.005
 CHECK_S = 0.05
@@ -72,32 +72,29 @@ class RestartedServer:
 
 
 @pytest.mark.parametrize("lame_duck_s", [LAME_DUCK_S, 0.0])
-def test_a_rolling_restart_loses_nothing_unless_the_lame_duck_is_shorter_than_the_check(lame_duck_s: float) -> None:
-    async def scenario() -> None:
-        servers = [RestartedServer(lame_duck_s) for _ in range(2)]
-        for server in servers:
-            await server.start()
-        is_over = False
-        check_s, rounds = (CHECK_S, 1) if lame_duck_s else (60.0, 3)
-        async with SmallProxy([server.port for server in servers], check_s=check_s) as proxy:
-            url = f"http://127.0.0.1:{proxy.port}"
-            loading = asyncio.create_task(load(url, EXPECTED, num_clients=8, is_over=lambda: is_over))
-            for server, upstream in rounds * list(zip(servers, proxy.upstreams, strict=True)):
-                num_before = upstream.num_requests
-                await until(lambda upstream=upstream, num_before=num_before: upstream.num_requests > num_before + 8)
-                await server.stop()
-                assert not upstream.is_ready or not lame_duck_s
-                await server.start()
-                await until(lambda upstream=upstream: upstream.is_ready)
-            is_over = True
-            report = await loading
-        for server in servers:
+async def test_a_rolling_restart_loses_nothing_unless_the_lame_duck_outlasts_the_check(lame_duck_s: float) -> None:
+    servers = [RestartedServer(lame_duck_s) for _ in range(2)]
+    for server in servers:
+        await server.start()
+    is_over = False
+    check_s, rounds = (CHECK_S, 1) if lame_duck_s else (60.0, 3)
+    async with SmallProxy([server.port for server in servers], check_s=check_s) as proxy:
+        url = f"http://127.0.0.1:{proxy.port}"
+        loading = asyncio.create_task(load(url, EXPECTED, num_clients=8, is_over=lambda: is_over))
+        for server, upstream in rounds * list(zip(servers, proxy.upstreams, strict=True)):
+            num_before = upstream.num_requests
+            await until(lambda upstream=upstream, num_before=num_before: upstream.num_requests > num_before + 8)
             await server.stop()
-        assert not report.differences and report.num_streams > 8 and report.num_whole > 8
-        assert all(upstream.num_reused for upstream in proxy.upstreams)
-        if lame_duck_s:
-            assert not report.failures and not proxy.failures
-        else:
-            assert report.failures, "the proxy has to notice what is lost"
-
-    run(scenario())
+            assert not upstream.is_ready or not lame_duck_s
+            await server.start()
+            await until(lambda upstream=upstream: upstream.is_ready)
+        is_over = True
+        report = await loading
+    for server in servers:
+        await server.stop()
+    assert not report.differences and report.num_streams > 8 and report.num_whole > 8
+    assert all(upstream.num_reused for upstream in proxy.upstreams)
+    if lame_duck_s:
+        assert not report.failures and not proxy.failures
+    else:
+        assert report.failures, "the proxy has to notice what is lost"

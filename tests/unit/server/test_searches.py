@@ -11,7 +11,7 @@ import pytest
 from headway.outputs import SilentProgress
 from headway.rpc.messages import Delta
 from headway.sampling_params import SamplingParams
-from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, engine_ready, run, until
+from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, engine_ready, until
 
 COMPLETIONS = "/v1/completions"
 BEAMS = {"n": 2, "best_of": 4, "use_beam_search": True}
@@ -117,18 +117,15 @@ def test_a_search_is_no_wider_than_the_vocabulary() -> None:
     assert server.complete([1, 2], n=3, use_beam_search=True).status_code == 200
 
 
-def test_what_the_engine_refuses_is_400() -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True))
-        client = RawClient(server.app, COMPLETIONS, {"prompt": "a", **BEAMS})
-        await until(lambda: server.engine.requests)
-        refusal = {"finish_reason": "error", "error": "too wide", "error_status": 400, "error_param": "best_of"}
-        server.engine.push(Delta(server.engine.requests[0].request_id, is_last=True, **refusal))
-        await client.task
-        error = json.loads(client.body)["error"]
-        assert (client.sent[0]["status"], error["message"], error["param"]) == (400, "too wide", "best_of")
-
-    run(scenario())
+async def test_what_the_engine_refuses_is_400() -> None:
+    server = FakeServer(FakeEngine(manual=True))
+    client = RawClient(server.app, COMPLETIONS, {"prompt": "a", **BEAMS})
+    await server.engine.asked()
+    refusal = {"finish_reason": "error", "error": "too wide", "error_status": 400, "error_param": "best_of"}
+    server.engine.push(Delta(server.engine.requests[0].request_id, is_last=True, **refusal))
+    await client.task
+    error = json.loads(client.body)["error"]
+    assert (client.sent[0]["status"], error["message"], error["param"]) == (400, "too wide", "best_of")
 
 
 @both
@@ -150,33 +147,30 @@ def waiting(server: FakeServer) -> tuple[int, int]:
 
 
 @both
-def test_every_sequence_has_a_place_in_the_queue_until_it_has_started(fields: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True), max_queue_requests=8)
-        first = RawClient(server.app, COMPLETIONS, {"prompt": [[1, 2, 3], [4, 5]], **fields})
-        await until(lambda: len(server.engine.requests) == 2)
-        one, other = (request.request_id for request in server.engine.requests)
-        assert waiting(server) == (8, 5)
-        async with server.client() as client:
-            assert (await client.post(COMPLETIONS, json={"prompt": "a"})).status_code == 429
-        server.engine.push(Delta(one, progress=SilentProgress(num_started=1, num_tokens=1)))
-        await until(lambda: waiting(server) == (7, 2))
-        server.engine.push(Delta(one, progress=SilentProgress(num_started=3, num_tokens=4)))
-        await until(lambda: waiting(server) == (4, 2))
-        server.engine.push(Delta(other, progress=SilentProgress(num_started=4, num_tokens=4)))
-        await until(lambda: waiting(server) == (0, 0))
-        for request_id in (one, other):
-            server.engine.push(Delta(request_id, progress=SilentProgress(num_started=0, num_tokens=4)))
-            for index in range(2):
-                is_last = index == 1
-                server.engine.push(Delta(request_id, index, "ab", [1, 2], finish_reason="length", is_last=is_last))
-        await first.task
-        answer = json.loads(first.body)
-        assert [choice["text"] for choice in answer["choices"]] == ["ab"] * 4
-        assert answer["usage"]["completion_tokens"] == 1 + 4 + 4 + 4 + 4
-        assert waiting(server) == (0, 0)
-
-    run(scenario())
+async def test_every_sequence_has_a_place_in_the_queue_until_it_has_started(fields: dict[str, Any]) -> None:
+    server = FakeServer(FakeEngine(manual=True), max_queue_requests=8)
+    first = RawClient(server.app, COMPLETIONS, {"prompt": [[1, 2, 3], [4, 5]], **fields})
+    await server.engine.asked(2)
+    one, other = (request.request_id for request in server.engine.requests)
+    assert waiting(server) == (8, 5)
+    async with server.client() as client:
+        assert (await client.post(COMPLETIONS, json={"prompt": "a"})).status_code == 429
+    server.engine.push(Delta(one, progress=SilentProgress(num_started=1, num_tokens=1)))
+    await until(lambda: waiting(server) == (7, 2))
+    server.engine.push(Delta(one, progress=SilentProgress(num_started=3, num_tokens=4)))
+    await until(lambda: waiting(server) == (4, 2))
+    server.engine.push(Delta(other, progress=SilentProgress(num_started=4, num_tokens=4)))
+    await until(lambda: waiting(server) == (0, 0))
+    for request_id in (one, other):
+        server.engine.push(Delta(request_id, progress=SilentProgress(num_started=0, num_tokens=4)))
+        for index in range(2):
+            is_last = index == 1
+            server.engine.push(Delta(request_id, index, "ab", [1, 2], finish_reason="length", is_last=is_last))
+    await first.task
+    answer = json.loads(first.body)
+    assert [choice["text"] for choice in answer["choices"]] == ["ab"] * 4
+    assert answer["usage"]["completion_tokens"] == 1 + 4 + 4 + 4 + 4
+    assert waiting(server) == (0, 0)
 
 
 def test_more_sequences_than_can_ever_wait_are_refused() -> None:
@@ -188,63 +182,50 @@ def test_more_sequences_than_can_ever_wait_are_refused() -> None:
 
 
 @both
-def test_a_search_that_has_started_is_not_waiting(fields: dict[str, Any]) -> None:
+async def test_a_search_that_has_started_is_not_waiting(fields: dict[str, Any]) -> None:
     """The time until a first token is limited; how long it takes from there to the end is not the same matter."""
-
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True), queue_ttl_s=0.05)
-        client = RawClient(server.app, COMPLETIONS, {"prompt": "a", **fields})
-        await until(lambda: server.engine.requests)
-        request_id = server.engine.requests[0].request_id
-        server.engine.push(Delta(request_id, progress=SilentProgress(4, 4)))
-        await asyncio.sleep(0.1)
-        for index in range(2):
-            server.engine.push(Delta(request_id, index, "ab", [1, 2], finish_reason="stop", is_last=index == 1))
-        await client.task
-        assert client.sent[0]["status"] == 200
-        assert not server.engine.aborted
-
-    run(scenario())
+    server = FakeServer(FakeEngine(manual=True), queue_ttl_s=0.05)
+    client = RawClient(server.app, COMPLETIONS, {"prompt": "a", **fields})
+    request_id = await server.engine.asked()
+    server.engine.push(Delta(request_id, progress=SilentProgress(4, 4)))
+    await asyncio.sleep(0.1)
+    for index in range(2):
+        server.engine.push(Delta(request_id, index, "ab", [1, 2], finish_reason="stop", is_last=index == 1))
+    await client.task
+    assert client.sent[0]["status"] == 200
+    assert not server.engine.aborted
 
 
 @both
 @pytest.mark.parametrize(("has_started", "status"), [(False, 503), (True, 504)])
-def test_both_limits_of_time_hold(fields: dict[str, Any], has_started: bool, status: int) -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True), queue_ttl_s=0.03, request_timeout_s=0.08)
-        client = RawClient(server.app, COMPLETIONS, {"prompt": "a", **fields})
-        await until(lambda: server.engine.requests)
-        if has_started:
-            server.engine.push(Delta(server.engine.requests[0].request_id, progress=SilentProgress(4, 4)))
-        await client.task
-        assert client.sent[0]["status"] == status
-        assert len(server.engine.aborted) == 1
-        assert waiting(server) == (0, 0)
-
-    run(scenario())
+async def test_both_limits_of_time_hold(fields: dict[str, Any], has_started: bool, status: int) -> None:
+    server = FakeServer(FakeEngine(manual=True), queue_ttl_s=0.03, request_timeout_s=0.08)
+    client = RawClient(server.app, COMPLETIONS, {"prompt": "a", **fields})
+    await server.engine.asked()
+    if has_started:
+        server.engine.push(Delta(server.engine.requests[0].request_id, progress=SilentProgress(4, 4)))
+    await client.task
+    assert client.sent[0]["status"] == status
+    assert len(server.engine.aborted) == 1
+    assert waiting(server) == (0, 0)
 
 
 @both
 @pytest.mark.parametrize("num_steps", [0, 3])
-def test_a_client_that_leaves_ends_all(fields: dict[str, Any], num_steps: int) -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True))
-        records: list[Any] = []
-        server.services.on_request_end.append(records.append)
-        client = RawClient(server.app, COMPLETIONS, {"prompt": ["a", "b"], **fields})
-        await until(lambda: len(server.engine.requests) == 2)
-        for step in range(num_steps):
-            server.engine.push(
-                Delta(server.engine.requests[0].request_id, progress=SilentProgress(0 if step else 4, 4))
-            )
-            await asyncio.sleep(0)
-        await client.leave()
-        assert sorted(server.engine.aborted) == sorted(request.request_id for request in server.engine.requests)
-        assert waiting(server) == (0, 0)
-        assert server.services.metrics.finished["abort"] == 4
-        assert records[0].num_output_tokens == 4 * num_steps
-
-    run(scenario())
+async def test_a_client_that_leaves_ends_all(fields: dict[str, Any], num_steps: int) -> None:
+    server = FakeServer(FakeEngine(manual=True))
+    records: list[Any] = []
+    server.services.on_request_end.append(records.append)
+    client = RawClient(server.app, COMPLETIONS, {"prompt": ["a", "b"], **fields})
+    await server.engine.asked(2)
+    for step in range(num_steps):
+        server.engine.push(Delta(server.engine.requests[0].request_id, progress=SilentProgress(0 if step else 4, 4)))
+        await asyncio.sleep(0)
+    await client.leave()
+    assert sorted(server.engine.aborted) == sorted(request.request_id for request in server.engine.requests)
+    assert waiting(server) == (0, 0)
+    assert server.services.metrics.finished["abort"] == 4
+    assert records[0].num_output_tokens == 4 * num_steps
 
 
 @both

@@ -64,123 +64,94 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_the_same_is_worked_on_once_and_kept() -> None:
-    async def work() -> None:
-        shaper, helpers = await scripted()
-        both = await asyncio.gather(*(shaper.shape(regex("a+"), client=name) for name in "ab"))
-        assert both[0] is both[1] is await shaper.shape(regex("a+"), client="c")
-        assert len(helpers.begun) == 1
-
-    run(work())
+async def test_the_same_is_worked_on_once_and_kept() -> None:
+    shaper, helpers = await scripted()
+    both = await asyncio.gather(*(shaper.shape(regex("a+"), client=name) for name in "ab"))
+    assert both[0] is both[1] is await shaper.shape(regex("a+"), client="c")
+    assert len(helpers.begun) == 1
 
 
-def test_a_refusal_is_kept_too() -> None:
-    async def work() -> None:
-        shaper, helpers = await scripted()
-        for _ in range(2):
-            with pytest.raises(InvalidRequestError, match="too long"):
-                await shaper.shape(regex("endless"), client="a")
-        assert [limits for _, limits in helpers.begun] == [SHORT, LONG]
-
-    run(work())
+async def test_a_refusal_is_kept_too() -> None:
+    shaper, helpers = await scripted()
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="too long"):
+            await shaper.shape(regex("endless"), client="a")
+    assert [limits for _, limits in helpers.begun] == [SHORT, LONG]
 
 
-def test_what_is_not_short_gets_more_time_in_another_line() -> None:
-    async def work() -> None:
-        shaper, helpers = await scripted()
-        assert (await shaper.shape(regex("long"), client="a")).grammar is not None
-        assert [limits for _, limits in helpers.begun] == [SHORT, LONG]
-
-    run(work())
+async def test_what_is_not_short_gets_more_time_in_another_line() -> None:
+    shaper, helpers = await scripted()
+    assert (await shaper.shape(regex("long"), client="a")).grammar is not None
+    assert [limits for _, limits in helpers.begun] == [SHORT, LONG]
 
 
-def test_a_job_is_cancelled_when_the_last_client_has_left() -> None:
-    async def work() -> None:
-        shaper, helpers = await scripted()
-        helpers.gate.clear()
-        first, second = (asyncio.ensure_future(shaper.shape(regex("a"), client=name)) for name in "ab")
-        await settle()
-        first.cancel()
-        await settle()
-        assert helpers.cancelled == []
-        second.cancel()
-        await settle()
-        assert len(helpers.cancelled) == 1
-        helpers.gate.set()
-        assert (await shaper.shape(regex("a"), client="c")).grammar is not None  # nothing of it is left
-
-    run(work())
+async def test_a_job_is_cancelled_when_the_last_client_has_left() -> None:
+    shaper, helpers = await scripted()
+    helpers.gate.clear()
+    first, second = (asyncio.ensure_future(shaper.shape(regex("a"), client=name)) for name in "ab")
+    await settle()
+    first.cancel()
+    await settle()
+    assert helpers.cancelled == []
+    second.cancel()
+    await settle()
+    assert len(helpers.cancelled) == 1
+    helpers.gate.set()
+    assert (await shaper.shape(regex("a"), client="c")).grammar is not None  # nothing of it is left
 
 
-def test_one_that_waits_takes_no_slot_when_its_client_has_left() -> None:
-    async def work() -> None:
-        shaper, helpers = await scripted()
-        helpers.gate.clear()
-        jobs = [asyncio.ensure_future(shaper.shape(regex(f"a{n}"), client="a")) for n in range(20)]
-        await settle()
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
-        helpers.gate.set()
-        assert (await shaper.shape(regex("b"), client="b")).grammar is not None
-        assert len(helpers.begun) == 3  # two of them had begun
-
-    run(work())
+async def test_one_that_waits_takes_no_slot_when_its_client_has_left() -> None:
+    shaper, helpers = await scripted()
+    helpers.gate.clear()
+    jobs = [asyncio.ensure_future(shaper.shape(regex(f"a{n}"), client="a")) for n in range(20)]
+    await settle()
+    for job in jobs:
+        job.cancel()
+    await asyncio.gather(*jobs, return_exceptions=True)
+    helpers.gate.set()
+    assert (await shaper.shape(regex("b"), client="b")).grammar is not None
+    assert len(helpers.begun) == 3  # two of them had begun
 
 
-def test_clients_take_turns() -> None:
-    async def work() -> None:
-        shaper, helpers = await scripted()
-        helpers.gate.clear()
-        jobs = [asyncio.ensure_future(shaper.shape(regex(f"a{n}"), client="a")) for n in range(10)]
-        await settle()
-        jobs.append(asyncio.ensure_future(shaper.shape(regex("b"), client="b")))
-        await settle()
-        helpers.gate.set()
-        await asyncio.gather(*jobs)
-        order = [text for text, _ in helpers.begun]
-        assert next(place for place, text in enumerate(order) if '"b"' in text) <= 3
-
-    run(work())
+async def test_clients_take_turns() -> None:
+    shaper, helpers = await scripted()
+    helpers.gate.clear()
+    jobs = [asyncio.ensure_future(shaper.shape(regex(f"a{n}"), client="a")) for n in range(10)]
+    await settle()
+    jobs.append(asyncio.ensure_future(shaper.shape(regex("b"), client="b")))
+    await settle()
+    helpers.gate.set()
+    await asyncio.gather(*jobs)
+    order = [text for text, _ in helpers.begun]
+    assert next(place for place, text in enumerate(order) if '"b"' in text) <= 3
 
 
-def test_a_client_may_have_only_so_many_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_may_have_only_so_many_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shaper_module, "MAX_WAITING_OF_ONE", 4)
-
-    async def work() -> None:
-        shaper, helpers = await scripted()
-        helpers.gate.clear()
-        jobs = [asyncio.ensure_future(shaper.shape(regex(f"a{n}"), client="a")) for n in range(4)]
-        await settle()
-        with pytest.raises(ApiError, match="waiting to be compiled") as refused:
-            await shaper.shape(regex("one more"), client="a")
-        assert (refused.value.status, refused.value.code) == (429, "grammar_queue_full")
-        other = asyncio.ensure_future(shaper.shape(regex("b"), client="b"))
-        helpers.gate.set()
-        await asyncio.gather(*jobs, other)
-
-    run(work())
+    shaper, helpers = await scripted()
+    helpers.gate.clear()
+    jobs = [asyncio.ensure_future(shaper.shape(regex(f"a{n}"), client="a")) for n in range(4)]
+    await settle()
+    with pytest.raises(ApiError, match="waiting to be compiled") as refused:
+        await shaper.shape(regex("one more"), client="a")
+    assert (refused.value.status, refused.value.code) == (429, "grammar_queue_full")
+    other = asyncio.ensure_future(shaper.shape(regex("b"), client="b"))
+    helpers.gate.set()
+    await asyncio.gather(*jobs, other)
 
 
-def test_a_lost_nursery_costs_nothing_but_time() -> None:
-    async def work() -> None:
-        shaper, helpers = await scripted()
-        helpers.lost = 1
-        assert (await shaper.shape(regex("a"), client="a")).grammar is not None
-
-    run(work())
+async def test_a_lost_nursery_costs_nothing_but_time() -> None:
+    shaper, helpers = await scripted()
+    helpers.lost = 1
+    assert (await shaper.shape(regex("a"), client="a")).grammar is not None
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shaper_module, "MAX_KEPT", 3)
-
-    async def work() -> None:
-        shaper, helpers = await scripted()
-        for n in (*range(5), 4, 3, 2, 1):
-            await shaper.shape(regex(f"a{n}"), client="a")
-        assert len(helpers.begun) == 6
-
-    run(work())
+    shaper, helpers = await scripted()
+    for n in (*range(5), 4, 3, 2, 1):
+        await shaper.shape(regex(f"a{n}"), client="a")
+    assert len(helpers.begun) == 6
 
 
 @pytest.mark.parametrize("seed", range(20))

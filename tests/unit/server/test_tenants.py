@@ -122,21 +122,18 @@ def test_wrong_limits_are_refused_by_name(name: str) -> None:
         ServerConfig(**{name: -1})
 
 
-def test_over_http() -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True), api_key=KEYS, max_queue_requests=4)
-        body = {"prompt": ["a", "b"], "user": "x"}
-        waiting = RawClient(server.app, PATH, body, BOB)
-        await until(lambda: len(server.engine.requests) == 2)
-        async with server.client() as client:
-            for path, own in ((PATH, {"prompt": "c", "user": "y"}), ("/tokenize", {"prompt": "c"})):
-                refused = await client.post(path, json=own, headers=BOB)
-                assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tenant_queue_full")
-                assert refused.headers["retry-after"] == "1"
-            assert (await client.post("/tokenize", json={"prompt": "c"}, headers=ALICE)).status_code == 200
-        await waiting.leave()
-
-    run(scenario())
+async def test_over_http() -> None:
+    server = FakeServer(FakeEngine(manual=True), api_key=KEYS, max_queue_requests=4)
+    body = {"prompt": ["a", "b"], "user": "x"}
+    waiting = RawClient(server.app, PATH, body, BOB)
+    await server.engine.asked(2)
+    async with server.client() as client:
+        for path, own in ((PATH, {"prompt": "c", "user": "y"}), ("/tokenize", {"prompt": "c"})):
+            refused = await client.post(path, json=own, headers=BOB)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tenant_queue_full")
+            assert refused.headers["retry-after"] == "1"
+        assert (await client.post("/tokenize", json={"prompt": "c"}, headers=ALICE)).status_code == 200
+    await waiting.leave()
 
 
 # ---- the engine -----------------------------------------------------------------------------------------------------
@@ -163,96 +160,81 @@ class Gated:
         await asyncio.sleep(0)
 
 
-def test_a_tenants_requests_beyond_the_limit_wait_and_go_in_order() -> None:
-    async def scenario() -> None:
-        gated = Gated(2)
-        for name in ("a", "b", "c", "d"):
-            gated.gate.submit(request(name, "bob"))
-        gated.gate.submit(request("first", "bob", priority=-1))
-        gated.gate.submit(request("other", "alice"))
-        assert gated.inside == ["a", "b", "other"]
-        await gated.end("b")
-        await gated.end("a")
-        assert gated.inside == ["a", "b", "other", "first", "c"]
-        await gated.end("c")
-        assert gated.inside[-1] == "d"
-
-    run(scenario())
+async def test_a_tenants_requests_beyond_the_limit_wait_and_go_in_order() -> None:
+    gated = Gated(2)
+    for name in ("a", "b", "c", "d"):
+        gated.gate.submit(request(name, "bob"))
+    gated.gate.submit(request("first", "bob", priority=-1))
+    gated.gate.submit(request("other", "alice"))
+    assert gated.inside == ["a", "b", "other"]
+    await gated.end("b")
+    await gated.end("a")
+    assert gated.inside == ["a", "b", "other", "first", "c"]
+    await gated.end("c")
+    assert gated.inside[-1] == "d"
 
 
-def test_one_that_leaves_while_it_waits_never_comes_to_the_engine() -> None:
-    async def scenario() -> None:
-        gated = Gated(1)
-        streams = [gated.gate.submit(request(str(number), "bob")) for number in range(50)]
-        for stream in streams[1:49]:
-            stream.close()
-        assert not gated.engine.aborted
-        streams[0].close()  # in the engine
-        await asyncio.sleep(0)
-        assert gated.engine.aborted == ["0"] and gated.inside == ["0", "49"]
-        gated.engine.push(Delta("49", text="x"))
-        assert [delta.text for delta in await anext(streams[49])] == ["x"]
-        streams[49].close()
-        assert gated.engine.aborted == ["0", "49"]
-
-    run(scenario())
+async def test_one_that_leaves_while_it_waits_never_comes_to_the_engine() -> None:
+    gated = Gated(1)
+    streams = [gated.gate.submit(request(str(number), "bob")) for number in range(50)]
+    for stream in streams[1:49]:
+        stream.close()
+    assert not gated.engine.aborted
+    streams[0].close()  # in the engine
+    await asyncio.sleep(0)
+    assert gated.engine.aborted == ["0"] and gated.inside == ["0", "49"]
+    gated.engine.push(Delta("49", text="x"))
+    assert [delta.text for delta in await anext(streams[49])] == ["x"]
+    streams[49].close()
+    assert gated.engine.aborted == ["0", "49"]
 
 
-def test_sequences_count_and_any_one_request_fits() -> None:
-    async def scenario() -> None:
-        gated = Gated(3)
-        for name, n in (("large", 9), ("two", 2), ("one", 1), ("next", 1)):
-            gated.gate.submit(request(name, "bob", n=n))
-        assert gated.inside == ["large"]
-        await gated.end("large")
-        assert gated.inside == ["large", "two", "one"]
-        await gated.end("two")
-        assert gated.inside[-1] == "next"
-
-    run(scenario())
+async def test_sequences_count_and_any_one_request_fits() -> None:
+    gated = Gated(3)
+    for name, n in (("large", 9), ("two", 2), ("one", 1), ("next", 1)):
+        gated.gate.submit(request(name, "bob", n=n))
+    assert gated.inside == ["large"]
+    await gated.end("large")
+    assert gated.inside == ["large", "two", "one"]
+    await gated.end("two")
+    assert gated.inside[-1] == "next"
 
 
-def test_what_the_engine_refuses_later_ends_the_stream_and_lets_the_next_one_in() -> None:
-    async def scenario() -> None:
-        gated = Gated(1)
-        gated.gate.submit(request("a", "bob"))
-        refused, following = gated.gate.submit(request("b", "bob")), gated.gate.submit(request("c", "bob"))
-        accept = gated.engine.submit
+async def test_what_the_engine_refuses_later_ends_the_stream_and_lets_the_next_one_in() -> None:
+    gated = Gated(1)
+    gated.gate.submit(request("a", "bob"))
+    refused, following = gated.gate.submit(request("b", "bob")), gated.gate.submit(request("c", "bob"))
+    accept = gated.engine.submit
 
-        def submit(each: AddRequest, stream: RequestStream | None = None) -> RequestStream:
-            if each.request_id == "b":
-                raise EngineUnavailableError("the engine is gone")
-            return accept(each, stream)
+    def submit(each: AddRequest, stream: RequestStream | None = None) -> RequestStream:
+        if each.request_id == "b":
+            raise EngineUnavailableError("the engine is gone")
+        return accept(each, stream)
 
-        gated.engine.submit = submit  # type: ignore[method-assign]
-        await gated.end("a")
-        ((delta,),) = [deltas async for deltas in refused]
-        assert (delta.error, delta.error_status, delta.is_last) == ("the engine is gone", 503, True)
-        assert gated.inside == ["a", "c"]
-        gated.engine.health = gated.engine.health.__class__(False, "down")
-        with pytest.raises(EngineUnavailableError):
-            gated.gate.submit(request("d", "alice"))
-        following.close()
-
-    run(scenario())
+    gated.engine.submit = submit  # type: ignore[method-assign]
+    await gated.end("a")
+    ((delta,),) = [deltas async for deltas in refused]
+    assert (delta.error, delta.error_status, delta.is_last) == ("the engine is gone", 503, True)
+    assert gated.inside == ["a", "c"]
+    gated.engine.health = gated.engine.health.__class__(False, "down")
+    with pytest.raises(EngineUnavailableError):
+        gated.gate.submit(request("d", "alice"))
+    following.close()
 
 
-def test_many_prompts_of_one_body_do_not_fill_the_engine() -> None:
-    async def scenario() -> None:
-        server = FakeServer(FakeEngine(manual=True), api_key=KEYS)
-        flood = RawClient(server.app, PATH, {"prompt": ["a"] * 300}, BOB)
-        await until(lambda: server.engine.requests)
-        assert len(server.engine.requests) == default_most(8) == 9
-        answer = asyncio.ensure_future(server.client().post(PATH, json={"prompt": "b"}, headers=ALICE))
-        await until(lambda: len(server.engine.requests) == 10)
-        await flood.leave()
-        server.engine.push(
-            Delta(server.engine.requests[9].request_id, text="x", token_ids=[300], finish_reason="stop", is_last=True)
-        )
-        assert (await answer).status_code == 200
-        assert len(server.engine.requests) == 10 and len(server.engine.aborted) == 9
-
-    run(scenario())
+async def test_many_prompts_of_one_body_do_not_fill_the_engine() -> None:
+    server = FakeServer(FakeEngine(manual=True), api_key=KEYS)
+    flood = RawClient(server.app, PATH, {"prompt": ["a"] * 300}, BOB)
+    await server.engine.asked()
+    assert len(server.engine.requests) == default_most(8) == 9
+    answer = asyncio.ensure_future(server.client().post(PATH, json={"prompt": "b"}, headers=ALICE))
+    await until(lambda: len(server.engine.requests) == 10)
+    await flood.leave()
+    server.engine.push(
+        Delta(server.engine.requests[9].request_id, text="x", token_ids=[300], finish_reason="stop", is_last=True)
+    )
+    assert (await answer).status_code == 200
+    assert len(server.engine.requests) == 10 and len(server.engine.aborted) == 9
 
 
 class SteppedEngine(FakeEngine):

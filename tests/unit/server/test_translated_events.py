@@ -134,6 +134,11 @@ def cut(text: str, rng: random.Random) -> list[str]:
     return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
 
 
+def random_generation(rng: random.Random, **more: Any) -> ScriptedGeneration:
+    sections = [rng.choice(["⟨hm ", "⟩OK \n", "⟩ \n", '☎f✎{"a": [1]}', "☎g✎"]) for _ in range(rng.randint(1, 6))]
+    return ScriptedGeneration(cut("".join(sections), rng), finish_reason=rng.choice(["stop", "length"]), **more)
+
+
 # ---- /v1/responses --------------------------------------------------------------------------------------------------
 
 
@@ -141,14 +146,13 @@ def response_events(generation: ScriptedGeneration, **body: Any) -> list[dict[st
     return stream(response_writer(generation, **body), generation)
 
 
-def response_writer(generation: ScriptedGeneration, **body: Any) -> ResponseEvents:
+def response_writer(generation: ScriptedGeneration, kind: Any = ResponseEvents, **body: Any) -> Any:
     request = msgspec.convert({"input": "Hi"} | body, ResponsesRequest)
-    return ResponseEvents(cast(Generation, generation), request, "small", PROMPTS)
+    return kind(cast(Generation, generation), request, "small", PROMPTS)
 
 
 def whole_response(generation: ScriptedGeneration, **body: Any) -> dict[str, Any]:
-    request = msgspec.convert({"input": "Hi"} | body, ResponsesRequest)
-    answer = WholeResponse(cast(Generation, generation), request, "small", PROMPTS)
+    answer = response_writer(generation, WholeResponse, **body)
     return json.loads(msgspec.json.encode(asyncio.run(answer.collect())))
 
 
@@ -158,38 +162,19 @@ def test_a_response_has_its_items_and_what_was_asked() -> None:
         ScriptedGeneration(list(ANSWER)), tools=tools, metadata={"a": "b"}, instructions="Be.", max_output_tokens=99
     )
     assert answer["completed_at"] >= answer.pop("created_at") == 7
+    done = {"status": "completed"}
+    thoughts = [{"type": "reasoning_text", "text": "hmm."}]
+    text = [{"type": "output_text", "text": "Sure: \n", "logprobs": [], "annotations": []}]
+
+    def call(number: int, name: str, arguments: str) -> dict[str, Any]:
+        ids = {"id": f"fc_0af0{number}", "call_id": f"call_0af0{number}"}
+        return {"type": "function_call", "name": name, "arguments": arguments, **ids, **done}
+
     assert answer["output"] == [
-        {
-            "type": "reasoning",
-            "id": "rs_0af00",
-            "summary": [],
-            "content": [{"type": "reasoning_text", "text": "hmm."}],
-            "status": "completed",
-            "encrypted_content": None,
-        },
-        {
-            "type": "message",
-            "id": "msg_0af01",
-            "status": "completed",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "Sure: \n", "logprobs": [], "annotations": []}],
-        },
-        {
-            "type": "function_call",
-            "id": "fc_0af02",
-            "call_id": "call_0af02",
-            "name": "add",
-            "arguments": '{"a":1}',
-            "status": "completed",
-        },
-        {
-            "type": "function_call",
-            "id": "fc_0af03",
-            "call_id": "call_0af03",
-            "name": "now",
-            "arguments": "{}",
-            "status": "completed",
-        },
+        {"type": "reasoning", "id": "rs_0af00", "summary": [], "content": thoughts, "encrypted_content": None, **done},
+        {"type": "message", "id": "msg_0af01", "role": "assistant", "content": text, **done},
+        call(2, "add", '{"a":1}'),
+        call(3, "now", "{}"),
     ]
     expected = {
         "id": "resp_0af",
@@ -222,33 +207,12 @@ def test_a_response_has_its_items_and_what_was_asked() -> None:
 def test_the_sequence_of_a_responses_events() -> None:
     found = response_events(ScriptedGeneration(["⟨h", "m⟩O", "K", "☎f✎", "{}"]))
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    assert [event["type"].removeprefix("response.") for event in found] == [
-        "created",
-        "in_progress",
-        "output_item.added",
-        "content_part.added",
-        "reasoning_text.delta",
-        "reasoning_text.delta",
-        "reasoning_text.done",
-        "content_part.done",
-        "output_item.done",
-        "output_item.added",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
-        "completed",
-    ]
+    text = "output_item.added content_part.added {0}.delta {0}.delta {0}.done content_part.done output_item.done"
+    call = "output_item.added {0}.delta {0}.delta {0}.done output_item.done".format("function_call_arguments")
+    expected = f"created in_progress {text.format('reasoning_text')} {text.format('output_text')} {call} completed"
+    assert [event["type"].removeprefix("response.") for event in found] == expected.split()
     assert found[0]["response"]["status"] == "in_progress"
-    assert found[0]["response"]["output"] == []
-    assert found[0]["response"]["usage"] is None
+    assert found[0]["response"]["output"] == [] and found[0]["response"]["usage"] is None
 
 
 def test_thoughts_as_a_summary() -> None:
@@ -300,10 +264,7 @@ def assembled(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_streamed_response_is_the_whole_one(seed: int) -> None:
     rng = random.Random(seed)
-    sections = [rng.choice(["⟨hm ", "⟩OK \n", "⟩ \n", '☎f✎{"a": [1]}', "☎g✎"]) for _ in range(rng.randint(1, 6))]
-    generation = ScriptedGeneration(
-        cut("".join(sections), rng), finish_reason=rng.choice(["stop", "length"]), num_logprobs=rng.choice([None, 0])
-    )
+    generation = random_generation(rng, num_logprobs=rng.choice([None, 0]))
     whole, found = whole_response(generation), response_events(generation)
     last = found[-1]["response"]
     last["completed_at"] = whole["completed_at"]
@@ -406,24 +367,9 @@ def test_a_pinned_prompt_counts_as_written_to_the_cache() -> None:
 def test_the_sequence_of_a_messages_events() -> None:
     generation = ScriptedGeneration(["⟨h", "m⟩O", "K", "☎f✎", "{}"])
     found = stream(message_writer(generation), generation)
-    assert [event["type"] for event in found] == [
-        "message_start",
-        "ping",
-        "content_block_start",
-        "content_block_delta",
-        "content_block_delta",
-        "content_block_stop",
-        "content_block_start",
-        "content_block_delta",
-        "content_block_delta",
-        "content_block_stop",
-        "content_block_start",
-        "content_block_delta",
-        "content_block_delta",
-        "content_block_stop",
-        "message_delta",
-        "message_stop",
-    ]
+    block = ["content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"]
+    expected = ["message_start", "ping", *block, *block, *block, "message_delta", "message_stop"]
+    assert [event["type"] for event in found] == expected
     assert found[0]["message"]["content"] == []
     assert found[0]["message"]["stop_reason"] is None
     kinds = Counter(event["delta"]["type"] for event in found if event["type"] == "content_block_delta")
@@ -432,9 +378,7 @@ def test_the_sequence_of_a_messages_events() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_streamed_message_is_the_whole_one(seed: int) -> None:
-    rng = random.Random(seed)
-    sections = [rng.choice(["⟨hm ", "⟩OK \n", "⟩ \n", '☎f✎{"a": [1]}', "☎g✎"]) for _ in range(rng.randint(1, 6))]
-    generation = ScriptedGeneration(cut("".join(sections), rng), finish_reason=rng.choice(["stop", "length"]))
+    generation = random_generation(random.Random(seed))
     message: dict[str, Any] = {}
     arguments: dict[int, str] = {}
     for event in stream(message_writer(generation), generation):

@@ -10,19 +10,12 @@ import pytest
 
 from headway.server.api import routes, turns
 from headway.server.api.turns import TURN_S, Turns, written_in_turns
+from tests.unit.clock import Clock
 from tests.unit.server.fake_engine import FakeEngine, FakeServer, RawClient, run
 
 WORDS = tuple(f" {number}" for number in range(60))
 LONG = {"max_tokens": 60, "ignore_eos": True}
 MESSAGES = [{"role": "user", "content": "Hi"}]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def test_others_go_on_when_a_turn_is_over() -> None:
