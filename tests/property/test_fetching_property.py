@@ -20,6 +20,20 @@ from tests.property.random_play import RandomPlay, World, small_config, tree_wor
 
 PEER = "peer:1"
 GARBAGE = [-1]
+EXPECTED = {
+    f"fetched from {PEER}": 50,
+    "fetched from disk": 15,
+    "failed": 50,
+    "stored": 5,
+    "not stored": 5,
+    "ahead": 5,
+    "not ahead": 5,
+    "awaited by several": 5,
+    "roomless": 5,
+    "aborted while fetching": 1,
+    "transfers without a step": 5,
+}
+"""What a group of worlds must have seen, at the least."""
 
 
 class FarScheduler(DrivenScheduler):
@@ -191,41 +205,23 @@ def play(seed: int, policy: str, batching: str = "continuous") -> FarPlay:
     return played
 
 
-@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
-def test_all_requests_end_whatever_becomes_of_their_blocks(policy: str) -> None:
+@pytest.mark.parametrize("group", range(4))
+def test_all_requests_end_whatever_becomes_of_their_blocks(group: int) -> None:
+    """Each group of worlds must really contain what the test is about."""
     events: Counter[str] = Counter()
-    for seed in range(20):
-        events.update(play(seed, policy).driven.counts())
-    assert events[f"fetched from {PEER}"] >= 50
-    assert events["fetched from disk"] >= 15
-    assert events["failed"] >= 50
+    for seed in range(20 * group, 20 * (group + 1)):
+        events.update(play(seed, SCHEDULING_POLICIES[seed % len(SCHEDULING_POLICIES)]).driven.counts())
+    missing = {name: events[name] for name, least in EXPECTED.items() if events[name] < least}
+    assert not missing, events
 
 
 @pytest.mark.parametrize("batching", ["static", "dynamic"])
 def test_in_sealed_batches(batching: str) -> None:
     events: Counter[str] = Counter()
-    for seed in range(30):
-        events.update(play(1000 + seed, "fcfs", batching).driven.counts())
+    for seed in range(1000, 1015):
+        events.update(play(seed, "fcfs", batching).driven.counts())
     assert events["fetches"] >= 50
     assert events["only fetching"] >= 5
-
-
-def test_it_really_happens() -> None:
-    """All of it, in the worlds of two policies."""
-    events: Counter[str] = Counter()
-    for seed in range(30):
-        events.update(play(seed, "fcfs" if seed % 2 else "slo").driven.counts())
-    for what in (
-        "stored",
-        "not stored",
-        "ahead",
-        "not ahead",
-        "awaited by several",
-        "roomless",
-        "aborted while fetching",
-        "transfers without a step",
-    ):
-        assert events[what] >= 5, (what, events)
 
 
 def test_no_request_waits_longer_than_the_limit() -> None:

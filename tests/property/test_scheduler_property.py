@@ -32,29 +32,29 @@ def describe(play: RandomPlay) -> set[str]:
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 3])
-@pytest.mark.parametrize("group", range(2))
-def test_the_scheduler_does_what_the_brute_force_model_does(group: int, max_in_flight: int) -> None:
-    """Over 40,000 steps in all; each group of worlds must really contain what the test is about."""
+def test_the_scheduler_does_what_the_brute_force_model_does(max_in_flight: int) -> None:
+    """Over 12,000 steps in all; each group of worlds must really contain what the test is about."""
     events: Counter[str] = Counter()
     seen: set[str] = set()
     num_steps = 0
-    for seed in range(WORLDS_PER_GROUP * group, WORLDS_PER_GROUP * (group + 1)):
+    first = WORLDS_PER_GROUP * max_in_flight
+    for seed in range(first, first + WORLDS_PER_GROUP):
         play = make_play(seed, max_in_flight)
-        play.play(num_steps=220)
+        play.play(num_steps=150)
         events.update(play.driven.counts())
         seen |= describe(play)
         num_steps += len(play.driven.trace)
     assert seen == {*SCHEDULING_POLICIES, *PREFILL_MODES, *KV_ALLOCATIONS}
-    assert num_steps >= 6_000
-    assert events["not in order of arrival"] >= 1_000
-    assert events["lifted"] >= 20
+    assert num_steps >= 4_000
+    assert events["not in order of arrival"] >= 500
+    assert events["lifted"] >= 10
     assert events["spared"] >= 1
-    assert events["no time"] >= 20
-    assert events["preempted"] >= 40
+    assert events["no time"] >= 10
+    assert events["preempted"] >= 30
     assert events["refused"] >= 5
-    assert events["dropped"] >= (2 if max_in_flight == 1 else 30)
-    assert events["paced"] >= 100
-    assert events["limited"] >= 20
+    assert events["dropped"] >= (2 if max_in_flight == 1 else 15)
+    assert events["paced"] >= 50
+    assert events["limited"] >= 10
     assert max_in_flight == 1 or events["id used again in flight"] >= 10
     assert max_in_flight == 1 or events["late for a preempted one"] >= 3
 
@@ -67,14 +67,13 @@ def test_short_prompts_pass_long_ones_as_in_the_brute_force_model(policy: str) -
     num_passed = 0
     for max_in_flight in (1, 2):
         play = RandomPlay(long_prompt_world(rng, policy), rng, max_in_flight)
-        play.play(num_steps=150)
+        play.play(num_steps=90)
         num_passed += play.driven.counts()["passed a long prompt"]
-    assert num_passed >= (0 if policy in ("hrrn", "fair") else 5)
+    assert num_passed >= (0 if policy in ("hrrn", "fair") else 3)
 
 
-@pytest.mark.parametrize("seed", [0, 7, 33])
-def test_the_same_seed_replays_the_same_schedule(seed: int) -> None:
-    first, second = make_play(seed, max_in_flight=2), make_play(seed, max_in_flight=2)
-    first.play(num_steps=200)
-    second.play(num_steps=200)
+def test_the_same_seed_replays_the_same_schedule() -> None:
+    first, second = make_play(7, max_in_flight=2), make_play(7, max_in_flight=2)
+    first.play(num_steps=100)
+    second.play(num_steps=100)
     assert first.driven.trace == second.driven.trace

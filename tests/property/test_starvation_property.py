@@ -34,7 +34,7 @@ def draw(rng: random.Random, name: str) -> Request:
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("policy", GUARDED)
 def test_who_has_waited_too_long_goes_first_and_everybody_ends(policy: str, seed: int) -> None:
     """More comes than can be served, for a while; there is memory enough for all."""
@@ -51,8 +51,8 @@ def test_who_has_waited_too_long_goes_first_and_everybody_ends(policy: str, seed
     requests: list[Request] = []
     waiting: set[Request] = set()
     now_s, num_steps, num_lifted = 0.0, 0, 0
-    while scheduler.has_unfinished_requests or num_steps < 400:
-        if num_steps < 400 and rng.random() < 0.3:
+    while scheduler.has_unfinished_requests or num_steps < 300:
+        if num_steps < 300 and rng.random() < 0.3:
             requests.append(draw(rng, f"r{num_steps}"))
             scheduler.add_request(requests[-1], now_s=now_s)
         waiting = set(scheduler.waiting)

@@ -1,4 +1,5 @@
-"""The tree of cached blocks: what is given up in which order, what pins do, and what it all costs."""
+"""The prefix cache: what it costs, and what only one request at a time shows. Whatever is found, copied, pinned and
+given up is compared with a brute-force model in `tests/property`."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ import time
 
 import pytest
 
-from headway.core import PrefixCache
+from headway.core import PrefixCache, Request, RequestStatus, Scheduler
 from headway.core.blocks import CachedBlock
-from headway.core.prefix_cache import MAX_TAILS
+from tests.unit.core.driver import finish, make_scheduler, request, step
 
 
 def key(name: str) -> bytes:
@@ -20,13 +21,6 @@ def insert(cache: PrefixCache, name: str, parent: CachedBlock | None = None) -> 
     block = CachedBlock(len(cache))
     assert cache.insert(block, key(name), parent)
     return block
-
-
-def insert_tail(
-    cache: PrefixCache, before: bytes, tokens: tuple[int, ...], parent: CachedBlock | None = None
-) -> CachedBlock | None:
-    block = CachedBlock(len(cache))
-    return block if cache.insert_tail(block, before, tokens, parent) else None
 
 
 def chain(cache: PrefixCache, *names: str) -> list[CachedBlock]:
@@ -50,183 +44,6 @@ def evict_all(cache: PrefixCache) -> list[str]:
         names.append(blocks[0].digest.decode())
         cache.eviction.check_invariants(cache)
     return names
-
-
-# ------------------------------------------------------------------------------------------------------- order of going
-
-
-def test_the_end_of_a_chain_goes_before_its_beginning() -> None:
-    cache = PrefixCache()
-    release(cache, chain(cache, "a", "b", "c"))
-    assert evict_all(cache) == ["c", "b", "a"]
-
-
-def test_the_chain_that_was_used_longest_ago_goes_first() -> None:
-    cache = PrefixCache()
-    release(cache, chain(cache, "a", "b"))
-    release(cache, chain(cache, "c", "d"))
-    release(cache, chain(cache, "a", "b"))
-    assert evict_all(cache) == ["d", "c", "b", "a"]
-
-
-def test_a_block_that_others_hang_below_goes_after_all_of_them() -> None:
-    cache = PrefixCache()
-    left = chain(cache, "root", "left")
-    right = insert(cache, "right", left[0])
-    cache.release(left[1])
-    assert evict_all(cache) == ["left"], "right is in use, and so is what it hangs below"
-    release(cache, [left[0], right])
-    assert evict_all(cache) == ["right", "root"]
-
-
-def test_nothing_in_use_is_given_up() -> None:
-    cache = PrefixCache()
-    used, idle = chain(cache, "a", "b"), chain(cache, "c")
-    release(cache, idle)
-    assert evict_all(cache) == ["c"]
-    assert cache.evict(1) == []
-    release(cache, used)
-    assert evict_all(cache) == ["b", "a"]
-
-
-def test_a_random_tree_is_never_split() -> None:
-    """Whatever is used, let go and given up: every block that is left can be found from the root."""
-    rng, cache = random.Random(0), PrefixCache()
-    in_use: list[list[CachedBlock]] = []
-    for _ in range(3_000):
-        if rng.random() < 0.5 and len(in_use) < 6:
-            path = "".join(rng.choice("01") for _ in range(rng.randint(1, 6)))
-            wanted = chain(cache, *(path[:end] for end in range(1, len(path) + 1)))
-            in_use.append([block for block in wanted if not any(block in other for other in in_use)])
-        elif in_use and rng.random() < 0.6:
-            blocks = in_use.pop()  # the last one: nobody uses what hangs below its own blocks
-            release(cache, blocks)
-        else:
-            cache.evict(rng.randint(1, 3))
-        names = {block.digest.decode() for block in cache}
-        assert all(name[:-1] in names for name in names if len(name) > 1), "a chain is split"
-        assert cache.num_idle_blocks == sum(block.is_idle for block in cache)
-        cache.eviction.check_invariants(cache)
-    assert cache.stats.num_evicted_blocks > 300
-
-
-# ----------------------------------------------------------------------------------------------------------------- pins
-
-
-def test_what_is_pinned_goes_last_but_it_goes() -> None:
-    cache = PrefixCache()
-    pinned, plain = chain(cache, "p", "q"), chain(cache, "a", "b")
-    for block in pinned:
-        cache.pin(block, 10)
-    release(cache, pinned)
-    release(cache, plain)
-    assert evict_all(cache) == ["b", "a", "q", "p"]
-
-
-def test_a_pin_expires() -> None:
-    cache = PrefixCache()
-    pinned, plain = chain(cache, "p"), chain(cache, "a")
-    cache.pin(pinned[0], 10)
-    release(cache, pinned)
-    release(cache, plain)
-    cache.advance(10.0)
-    assert evict_all(cache) == ["p", "a"]
-
-
-@pytest.mark.parametrize(("now_s", "first"), [(19.9, "a"), (20.0, "p")])
-def test_the_longest_pin_counts(now_s: float, first: str) -> None:
-    cache = PrefixCache()
-    pinned, plain = chain(cache, "p"), chain(cache, "a")
-    for seconds in (5, 20, 10):
-        cache.pin(pinned[0], seconds)
-    release(cache, pinned)
-    release(cache, plain)
-    cache.advance(now_s)
-    assert evict_all(cache)[0] == first
-
-
-def test_a_pin_holds_what_is_above_it() -> None:
-    cache = PrefixCache()
-    old, young = chain(cache, "a", "p"), chain(cache, "x")
-    cache.pin(old[1], 10)
-    release(cache, old)
-    release(cache, young)
-    assert evict_all(cache) == ["x", "p", "a"]
-
-
-def test_a_pin_that_is_renewed_in_use_counts_when_the_block_is_let_go_again() -> None:
-    cache = PrefixCache()
-    pinned, plain = chain(cache, "p"), chain(cache, "a")
-    cache.pin(pinned[0], 5)
-    release(cache, pinned)
-    release(cache, plain)
-    cache.use(pinned)
-    cache.pin(pinned[0], 50)
-    release(cache, pinned)
-    cache.advance(10.0)
-    assert evict_all(cache) == ["a", "p"]
-
-
-# ---------------------------------------------------------------------------------------------------------------- tails
-
-
-def test_the_tail_with_most_tokens_in_common_is_found_and_the_oldest_of_equals() -> None:
-    cache = PrefixCache()
-    for tokens in [(1, 2), (1, 2, 3), (1, 2, 9), (7,)]:
-        insert_tail(cache, b"before", tokens)
-    block, num_equal = cache.find_tail(b"before", (1, 2, 5, 5))
-    assert block is not None and (block.block_id, num_equal) == (0, 2)
-    block, num_equal = cache.find_tail(b"before", (1, 2, 9))
-    assert block is not None and (block.block_id, num_equal) == (2, 3)
-    assert cache.find_tail(b"before", (2,)) == (None, 0)
-    assert cache.find_tail(b"elsewhere", (1, 2)) == (None, 0)
-
-
-def test_a_tail_goes_before_the_block_it_hangs_below() -> None:
-    cache = PrefixCache()
-    (block,) = chain(cache, "a")
-    tail = insert_tail(cache, block.digest, (1, 2), block)
-    assert tail is not None
-    release(cache, [block, tail])
-    assert cache.evict(1) == [tail]
-    assert cache.find_tail(block.digest, (1, 2)) == (None, 0)
-    assert cache.evict(1) == [block]
-
-
-def test_there_are_never_too_many_tails_to_look_through() -> None:
-    cache = PrefixCache()
-    tails = [insert_tail(cache, b"before", (number,)) for number in range(MAX_TAILS)]
-    assert insert_tail(cache, b"before", (MAX_TAILS,)) is None, "all are in use"
-    assert tails[3] is not None
-    cache.release(tails[3])
-    assert insert_tail(cache, b"before", (MAX_TAILS,)) is not None
-    assert cache.surplus_tail(b"before") is tails[3]
-
-
-# ----------------------------------------------------------------------------------------------------------- on the way
-
-
-def test_a_block_is_announced_from_who_said_so_first_until_that_one_is_done() -> None:
-    cache = PrefixCache()
-    insert(cache, "there")
-    cache.announce([b"there", b"next"], "first")
-    cache.announce([b"next"], "second")
-    assert cache.announced == {b"next": "first"}
-    cache.withdraw([b"next"], "second")
-    assert cache.is_announced(b"next")
-    cache.withdraw([b"there", b"next"], "first")
-    assert not cache.is_announced(b"next")
-
-
-def test_the_same_block_is_kept_once() -> None:
-    cache = PrefixCache()
-    first = insert(cache, "a")
-    assert not cache.insert(CachedBlock(7), b"a", None)
-    assert cache.find([b"a"]) == [first]
-    assert cache.stats.num_inserted_blocks == 1
-
-
-# ----------------------------------------------------------------------------------------------------------------- cost
 
 
 class CountingDict(dict[bytes, CachedBlock]):
@@ -287,8 +104,8 @@ def test_a_block_that_comes_back_begins_anew_and_what_was_planned_for_it_is_void
     """Whoever holds a block's memory next has the same `CachedBlock`: old hits, pins and candidates are not its own."""
     cache = PrefixCache()
     (block,) = chain(cache, "old")
-    tail = insert_tail(cache, block.digest, (1,), block)
-    assert tail is not None
+    tail = CachedBlock(1)
+    assert cache.insert_tail(tail, block.digest, (1,), block)
     cache.pin(tail, 60)
     release(cache, [block, tail])
     cache.use([block, tail])
@@ -319,3 +136,54 @@ def test_giving_up_many_at_once_is_giving_up_one_after_another(num_blocks: int) 
         cache.eviction.check_invariants(cache)
     assert together == evict_all(filled())
     assert cache.stats.num_evicted_blocks == len(together)
+
+
+def sharing(**options: object) -> tuple[Scheduler, PrefixCache]:
+    cache = PrefixCache()
+    return make_scheduler(prefix_cache=cache, max_num_batched_tokens=64, **options), cache
+
+
+def run(scheduler: Scheduler, name: str, tokens: range | list[int]) -> Request:
+    """One request to its end."""
+    one = Request(name, tokens, max_tokens=1)
+    scheduler.add_request(one)
+    while not one.status.is_finished:
+        step(scheduler)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_cached"), [(3, 2), (4, 0), (5, 4), (8, 4), (9, 8), (11, 10), (12, 8), (13, 12)]
+)
+def test_all_but_one_token_of_the_same_prompt_is_found(num_tokens: int, num_cached: int) -> None:
+    """The last full block is never shared whole: something must be computed, or nothing could be sampled."""
+    scheduler, _ = sharing()
+    run(scheduler, "first", range(num_tokens))
+    assert run(scheduler, "again", range(num_tokens)).num_cached_tokens == num_cached
+
+
+def test_what_a_request_finds_of_its_own_is_no_hit_of_its_prompt() -> None:
+    scheduler, _ = sharing(num_blocks=6, max_num_seqs=2)
+    first, second = request("first", 7, 12), Request("second", range(50, 57), max_tokens=12)
+    for one in (first, second):
+        scheduler.add_request(one)
+    while not second.num_preemptions:
+        step(scheduler)
+    while second.status is not RequestStatus.RUNNING:
+        output = scheduler.schedule()
+        finish(scheduler, output)
+    (back,) = output.new_requests
+    assert first.status.is_finished
+    assert back.num_computed_tokens >= 4
+    assert second.num_cached_tokens == 0
+
+
+def test_counters() -> None:
+    scheduler, cache = sharing(num_blocks=4)
+    run(scheduler, "a", range(9))
+    run(scheduler, "b", [*range(8), 70, 71])
+    assert (cache.stats.num_queried_tokens, cache.stats.num_hit_tokens) == (19, 8)
+    assert cache.stats.hit_rate == 8 / 19
+    assert cache.stats.num_evicted_blocks == 0
+    run(scheduler, "c", range(100, 116))
+    assert cache.stats.num_evicted_blocks == 4

@@ -7,18 +7,16 @@ import random
 from collections.abc import Callable
 from typing import Any, cast
 
-from headway.config import EngineConfig
 from headway.core import ModelRunnerOutput, SampledTokens, SchedulerOutput, TokenLogprobs
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor, FakeStep
 from headway.outputs import RequestOutput
 from headway.sampling_params import SamplingParams
 from headway.tokenizer import Tokenizer
-from tests.unit.no_model import nominal_config, nominal_plan
+from tests.unit.no_model import all_outputs, engine_on
 
 VOCAB_SIZE = 12
 BLOCK_SIZE = 4
-MAX_MODEL_LEN = 64
 
 
 def next_logprobs(tokens: tuple[int, ...]) -> list[float]:
@@ -73,25 +71,10 @@ def make_engine(
     *, overlap: bool = False, num_blocks: int = 128, tokenizer: Tokenizer | None = None, **options: Any
 ) -> LLMEngine:
     """An engine on this model."""
-    model = nominal_config(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN)
-    plan = nominal_plan(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN)
-    return LLMEngine(
-        EngineConfig.from_options(**options).resolve("cpu"),
-        executor=ScriptedExecutor(max_in_flight=2 if overlap else 1),
-        tokenizer=tokenizer,
-        model_config=model,
-        plan=plan,
-    )
+    executor = ScriptedExecutor(max_in_flight=2 if overlap else 1)
+    return engine_on(executor, num_blocks=num_blocks, vocab_size=VOCAB_SIZE, tokenizer=tokenizer, **options)
 
 
 def run_to_end(engine: LLMEngine, errors: dict[str, str] | None = None) -> dict[str, RequestOutput]:
-    """Last outputs by request id; invariants are checked after every step. Failures are added to `errors`."""
-    outputs = {}
-    while engine.has_unfinished_requests():
-        step = engine.step()
-        outputs |= {output.request_id: output for output in step.outputs}
-        if errors is not None:
-            errors |= step.errors
-        engine.check_invariants()
-    assert engine.core.scheduler.kv_cache.num_used_blocks == 0
-    return outputs
+    """Last outputs by request id. Failures are added to `errors`."""
+    return {output.request_id: output for output in all_outputs(engine, errors)}

@@ -6,25 +6,17 @@ from collections import defaultdict
 
 import pytest
 
-from headway.engine.llm_engine import LLMEngine
-from headway.outputs import RequestOutput
 from headway.sampling_params import SamplingParams
 from tests.unit.engine.test_llm_engine import Executor, make_engine
+from tests.unit.no_model import all_outputs
 from tests.unit.rpc.small_engine import create_engine
-
-
-def run_to_end(engine: LLMEngine) -> list[RequestOutput]:
-    outputs = []
-    while engine.has_unfinished_requests():
-        outputs += engine.step().outputs
-    return outputs
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 def test_a_delta_has_only_what_is_new(overlap: bool) -> None:
     engine = make_engine(overlap=overlap)
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=3), stream="delta")
-    outputs = run_to_end(engine)
+    outputs = all_outputs(engine)
     assert [output.outputs[0].token_ids for output in outputs] == [[3], [4], [5]]
     assert [output.outputs[0].finish_reason for output in outputs] == [None, None, "length"]
     assert [output.finished for output in outputs] == [False, False, True]
@@ -47,12 +39,12 @@ def test_a_delta_has_only_what_is_new(overlap: bool) -> None:
 def test_deltas_add_up_to_the_whole(params: SamplingParams) -> None:
     whole_engine, delta_engine = create_engine({}), create_engine({})
     whole_engine.add_request("a", [5, 6], params, stream=False)
-    (whole,) = run_to_end(whole_engine)
+    (whole,) = all_outputs(whole_engine)
     delta_engine.add_request("a", [5, 6], params, stream="delta")
     texts: dict[int, str] = defaultdict(str)
     token_ids: dict[int, list[int]] = defaultdict(list)
     ends = {}
-    for output in run_to_end(delta_engine):
+    for output in all_outputs(delta_engine):
         for new in output.outputs:
             assert new.index not in ends, "a completion that has ended has no news"
             texts[new.index] += new.text
@@ -68,7 +60,7 @@ def test_deltas_add_up_to_the_whole(params: SamplingParams) -> None:
 def test_prompt_logprobs_come_once_with_the_first_delta() -> None:
     engine = make_engine(overlap=False, executor_class=Executor)
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=3, prompt_logprobs=0), stream="delta")
-    first, *others = run_to_end(engine)
+    first, *others = all_outputs(engine)
     assert first.prompt_logprobs is not None and len(first.prompt_logprobs) == 3
     assert [output.prompt_logprobs for output in others] == [None, None]
 
@@ -85,4 +77,4 @@ def test_an_aborted_delta_stream_returns_what_was_new() -> None:
 def test_full_streams_still_grow() -> None:
     engine = make_engine(overlap=False)
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2), stream="full")
-    assert [output.outputs[0].token_ids for output in run_to_end(engine)] == [[3], [3, 4]]
+    assert [output.outputs[0].token_ids for output in all_outputs(engine)] == [[3], [3, 4]]

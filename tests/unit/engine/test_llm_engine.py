@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from headway import tracing
-from headway.config import EngineConfig
 from headway.core import ModelRunnerOutput, PromptLogprobs, RequestUpdate, SchedulerOutput, TokenLogprobs
 from headway.engine import output_processor
 from headway.engine.input_processor import InputProcessor
 from headway.engine.llm_engine import LLMEngine
 from headway.executor.fake import FakeExecutor, FakeStep
-from headway.models.decoder_config import DecoderConfig
-from headway.outputs import Logprob, RequestOutput
+from headway.outputs import Logprob
 from headway.sampling_params import SamplingParams
-from headway.worker.memory_plan import MemoryPlan
-
-MODEL = DecoderConfig(
-    architecture="llama",
-    vocab_size=100,
-    hidden_size=8,
-    intermediate_size=8,
-    num_layers=1,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=8,
-    max_position=64,
-)
+from tests.unit.no_model import all_outputs, engine_on
 
 
 class Clock:
@@ -64,33 +51,9 @@ def make_engine(
     *,
     overlap: bool,
     executor_class: type[FakeExecutor] = FakeExecutor,
-    num_blocks: int = 64,
-    max_num_seqs: int = 4,
+    **options: Any,
 ) -> LLMEngine:
-    plan = MemoryPlan(
-        device="none",
-        dtype="none",
-        weight_bytes=0,
-        kv_dtype="none",
-        num_blocks=num_blocks,
-        block_size=4,
-        bytes_per_block=1,
-        max_model_len=64,
-    )
-    executor = executor_class(next_token, max_in_flight=2 if overlap else 1)
-    config = EngineConfig.from_options(max_num_seqs=max_num_seqs).resolve("cpu")
-    return LLMEngine(config, executor=executor, tokenizer=None, model_config=MODEL, plan=plan, now=Clock())
-
-
-def run_to_end(engine: LLMEngine, errors: dict[str, str] | None = None) -> list[RequestOutput]:
-    outputs = []
-    while engine.has_unfinished_requests():
-        step = engine.step()
-        outputs += step.outputs
-        if errors is not None:
-            errors |= step.errors
-        engine.check_invariants()
-    return outputs
+    return engine_on(executor_class(next_token, max_in_flight=2 if overlap else 1), now=Clock(), **options)
 
 
 both = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
@@ -100,7 +63,7 @@ both = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overla
 def test_a_stream_grows_by_a_token_and_its_outputs_do_not_change_later(overlap: bool) -> None:
     engine = make_engine(overlap=overlap)
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=4))
-    outputs = run_to_end(engine)
+    outputs = all_outputs(engine)
     assert [output.outputs[0].token_ids for output in outputs] == [[3], [3, 4], [3, 4, 5], [3, 4, 5, 6]]
     assert [output.finished for output in outputs] == [False, False, False, True]
     assert all(output.prompt_token_ids == [1, 2, 3] for output in outputs)
@@ -111,7 +74,7 @@ def test_a_stream_grows_by_a_token_and_its_outputs_do_not_change_later(overlap: 
 def test_without_stream_there_is_one_output_for_all_completions(overlap: bool) -> None:
     engine = make_engine(overlap=overlap)
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2, n=3, temperature=1.0), stream=False)
-    (output,) = run_to_end(engine)
+    (output,) = all_outputs(engine)
     assert [completion.token_ids for completion in output.outputs] == [[3, 4]] * 3
 
 
@@ -119,7 +82,7 @@ def test_without_stream_there_is_one_output_for_all_completions(overlap: bool) -
 def test_times_are_those_of_the_request(overlap: bool) -> None:
     engine = make_engine(overlap=overlap)
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=3))
-    outputs = run_to_end(engine)
+    outputs = all_outputs(engine)
     first, last = outputs[0].metrics, outputs[-1].metrics
     assert first is not None and last is not None
     assert first.arrival_time_s < first.first_scheduled_s < first.first_token_s
@@ -133,7 +96,7 @@ def test_preemptions_are_counted(overlap: bool) -> None:
     engine = make_engine(overlap=overlap, num_blocks=6)
     for name in "abc":
         engine.add_request(name, [1, 2, 3], SamplingParams(max_tokens=12), stream=False)
-    outputs = {output.request_id: output for output in run_to_end(engine)}
+    outputs = {output.request_id: output for output in all_outputs(engine)}
     assert {tuple(output.outputs[0].token_ids) for output in outputs.values()} == {tuple(range(3, 15))}
     assert sum(output.metrics.num_preemptions for output in outputs.values() if output.metrics) >= 1
     assert outputs["a"].metrics is not None and outputs["a"].metrics.num_preemptions == 0
@@ -149,7 +112,7 @@ def test_a_new_request_inherits_nothing_from_an_aborted_one_with_its_id() -> Non
     assert engine.abort("a") is not None
     engine.add_request("a", [5, 6], params)
     arrived_s = engine._now()
-    outputs = [output for output in run_to_end(engine) if output.request_id == "a"]
+    outputs = [output for output in all_outputs(engine) if output.request_id == "a"]
     assert outputs[-1].outputs[0].token_ids == [7] * 9
     assert len(outputs) == 9
     metrics = outputs[-1].metrics
@@ -179,7 +142,7 @@ def test_the_failure_of_one_completion_is_told_with_the_requests_outputs(overlap
 def test_a_request_may_end_with_the_step_that_finds_its_prompts_logprobs(overlap: bool) -> None:
     engine = make_engine(overlap=overlap, executor_class=Executor)
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=1, prompt_logprobs=0))
-    (output,) = run_to_end(engine)
+    (output,) = all_outputs(engine)
     assert output.prompt_logprobs is not None
     assert [None if p is None else list(p) for p in output.prompt_logprobs] == [None, [1], [2]]
 
@@ -265,7 +228,7 @@ def test_a_sequence_whose_tokens_make_no_output_fails_alone(monkeypatch: pytest.
 
     monkeypatch.setattr(output_processor._Completion, "take", take_or_raise)
     errors: dict[str, str] = {}
-    ends = {output.request_id: output.outputs[0] for output in run_to_end(engine, errors) if output.finished}
+    ends = {output.request_id: output.outputs[0] for output in all_outputs(engine, errors) if output.finished}
     assert (ends["good"].finish_reason, len(ends["good"].token_ids)) == ("length", 4)
     assert (ends["bad"].finish_reason, len(ends["bad"].token_ids)) == ("error", 2)
     assert errors == {"bad": output_processor.OUTPUT_FAILED}

@@ -17,7 +17,7 @@ from headway.executor.fake import FakeExecutor
 from headway.llm import LLM
 from headway.predict import AnswerLengths, OraclePredictor, PromptView, TrafficLog
 from headway.sampling_params import SamplingParams
-from tests.unit.no_model import nominal_config, nominal_plan
+from tests.unit.no_model import all_outputs, engine_on
 from tests.unit.predict.predictors import BrokenPredictor, Predictor
 
 STOP = 7
@@ -26,14 +26,7 @@ STOP = 7
 def make_engine(predictor: Any = None, log: TrafficLog | None = None, **options: Any) -> LLMEngine:
     """Requests whose name begins with "s" stop at their third token."""
     executor = FakeExecutor(lambda name, count: STOP if name.startswith("s") and count == 4 else 1)
-    return LLMEngine(
-        EngineConfig.from_options(**options).resolve("cpu"),
-        executor=executor,
-        tokenizer=None,
-        model_config=nominal_config(vocab_size=100, max_model_len=64),
-        plan=nominal_plan(num_blocks=64, block_size=4, max_model_len=64),
-        lengths=AnswerLengths(predictor, log),
-    )
+    return engine_on(executor, lengths=AnswerLengths(predictor, log), **options)
 
 
 def params(max_tokens: int | None = 5, **more: Any) -> SamplingParams:
@@ -42,11 +35,7 @@ def params(max_tokens: int | None = 5, **more: Any) -> SamplingParams:
 
 def run_to_end(engine: LLMEngine) -> list[str]:
     """The names of requests in the order in which they ended."""
-    ended = []
-    while engine.has_unfinished_requests():
-        ended += [output.request_id for output in engine.step().outputs if output.finished]
-        engine.check_invariants()
-    return ended
+    return [output.request_id for output in all_outputs(engine) if output.finished]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

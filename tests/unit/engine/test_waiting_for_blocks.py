@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import socket
 import threading
 import time
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from headway.config import EngineConfig
 from headway.core import RequestStatus
 from headway.core.request_options import RequestOptions
 from headway.core.scheduler_output import BlockMoves, SchedulerOutput
@@ -24,9 +22,9 @@ from headway.rpc.channel import ChannelClosedError, EngineChannel, FrameReader, 
 from headway.rpc.engine_loop import EngineLoop
 from headway.rpc.messages import AbortRequests, AddRequest, StepBatch, decode_from_engine
 from headway.sampling_params import SamplingParams
-from tests.unit.no_model import nominal_config, nominal_plan
+from tests.unit.no_model import all_outputs, engine_on
 
-BLOCK, THERE = 4, RequestOptions(blocks_at="there:1")
+THERE = RequestOptions(blocks_at="there:1")
 PARAMS = SamplingParams(max_tokens=2, detokenize=False)
 PROMPT = list(range(5, 18))  # three full blocks, and a token that must be computed
 
@@ -85,29 +83,14 @@ class Executor(FakeExecutor):
         self.moves.append(moves)
 
 
-def make_engine(
-    *, peers: Store | None = None, disk: Store | None = None, now: Callable[[], float] = time.perf_counter
-) -> LLMEngine:
+def make_engine(*, peers: Store | None = None, disk: Store | None = None, **parts: Any) -> LLMEngine:
     executor = Executor(BlockTransfers(Slots(), disk=disk, peers=peers))
-    return LLMEngine(
-        EngineConfig.from_options(max_num_seqs=4, max_num_batched_tokens=64).resolve("cpu"),
-        executor=executor,
-        tokenizer=None,
-        model_config=nominal_config(vocab_size=100, max_model_len=200),
-        plan=dataclasses.replace(nominal_plan(num_blocks=64, block_size=BLOCK, max_model_len=200), num_host_slots=8),
-        now=now,
-    )
+    return engine_on(executor, max_model_len=200, num_host_slots=8, max_num_seqs=4, max_num_batched_tokens=64, **parts)
 
 
 def run_to_end(engine: LLMEngine) -> dict[str, int]:
     """How many tokens each request found."""
-    found = {}
-    while engine.has_unfinished_requests():
-        for output in engine.step().outputs:
-            if output.finished:
-                found[output.request_id] = output.num_cached_tokens
-        engine.check_invariants()
-    return found
+    return {output.request_id: output.num_cached_tokens for output in all_outputs(engine) if output.finished}
 
 
 @pytest.mark.parametrize(("ok", "num_found"), [(True, 12), (False, 0)])
