@@ -66,9 +66,7 @@ class Copy:
     def first_failure(self, arguments: Sequence[str]) -> str | None:
         """The first case that fails, or what has gone wrong besides."""
         try:
-            done = self._run(
-                "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"--timeout={CASE_S}", *options, *tests
-            )
+            done = self._run("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"--timeout={CASE_S}", *arguments)
         except subprocess.TimeoutExpired:
             return f"{arguments[-1]}: no end after {MOST_S:.0f} s"
         if done.returncode in (0, 5):  # 5: there is no such case
