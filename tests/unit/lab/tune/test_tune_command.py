@@ -136,7 +136,8 @@ def long_files(tmp_path: Path) -> list[str]:
     gpu = calibration(
         cost,
         max_model_len=1024,
-        num_blocks=4000,
+        num_blocks=1000,
+        block_size=16,
         cache={},
         scheduler={"max_num_seqs": 32, "max_num_batched_tokens": 1024, "target_itl_ms": 0.0},
     )
