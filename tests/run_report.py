@@ -66,7 +66,8 @@ class RunReport:
             return
         self._told_s = now_s
         took_s, left_s = now_s - self._begun_s, sum(self._left_s.values())
-        line = f"{self._num_done:,} of {self._num_done + len(self._left_s):,} cases, {len(self._failed)} failed, {_minutes(took_s)}"
+        num_cases = self._num_done + len(self._left_s)
+        line = f"{self._num_done:,} of {num_cases:,} cases, {len(self._failed)} failed, {_minutes(took_s)}"
         if 0.0 < left_s < self._all_s:
             line += f", about {_minutes(took_s * left_s / (self._all_s - left_s))} left"
         self._write(line, is_lasting=not self._terminal.isatty)
