@@ -15,20 +15,26 @@ PYTHON = """\
 [ "$1" = -c ] && exit 0
 [ "$1" = --version ] && echo "Python 3.99" && exit 0
 case "$*" in
-  "-m venv "*) mkdir -p "$3/bin" && ln -s "$0" "$3/bin/python" && ln -s "$0" "$3/bin/headway" ;;
+  "-m venv "*)
+    mkdir -p "$3/bin"
+    for name in python headway pytest ruff mypy lint-imports; do ln -s "$0" "$3/bin/$name"; done ;;
   *FAILING*) echo "there is no network" >&2; exit 1 ;;
 esac
 [ "$1" = serve ] && echo "serving $2"
+name=${0##*/}
+[ "$name" = python ] || [ "$name" = headway ] || echo "$name $*"
 exit 0
 """
 
 
-def make(folder: Path, target: str, *, failing: str = "no such part") -> subprocess.CompletedProcess[str]:
+def make(
+    folder: Path, target: str, *, failing: str = "no such part", arguments: str = "--now"
+) -> subprocess.CompletedProcess[str]:
     """All parts succeed at once, but for those whose command has `failing` in it."""
     python = folder / "python"
     python.write_text(PYTHON.replace("FAILING", f'"{failing}"'))
     python.chmod(0o755)
-    command = ["make", "-C", str(ROOT), target, f"VENV={folder / 'venv'}", f"PYTHON={python}", "ARGS=--now"]
+    command = ["make", "-C", str(ROOT), target, f"VENV={folder / 'venv'}", f"PYTHON={python}", f"ARGS={arguments}"]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
@@ -69,3 +75,27 @@ def test_without_a_compiler_one_is_installed_and_without_any_the_start_goes_on(t
     assert re.search(r"Compiling the CPU kernels … failed after \d+ s", done.stdout)
     assert re.search(r"No working C compiler found; installing one into .* … \d+ s", done.stdout)
     assert "going on with the slower torch kernels" in done.stderr and "serving --now" in done.stdout
+
+
+def test_the_doors_run_all_checks_the_quick_ones_or_what_is_named(tmp_path: Path) -> None:
+    def ran(target: str, arguments: str) -> list[str]:
+        done = make(tmp_path, target, arguments=arguments)
+        assert done.returncode == 0, done.stderr
+        tools = ("pytest", "ruff", "mypy", "lint-imports")
+        return sorted(line.strip() for line in done.stdout.splitlines() if line.startswith(tools))
+
+    shared = "pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder"
+    checks = ["lint-imports --no-cache", "mypy", "ruff check .", "ruff format --check ."]
+    assert ran("test", "") == sorted([*checks, shared])
+    assert ran("check", "") == sorted([*checks, f"{shared} --quick"])
+    assert ran("test", "'tests/x.py::y[a b]' -x") == ["pytest tests/x.py::y[a b] -x"]
+
+
+@pytest.mark.parametrize("failing", ["ruff", "mypy", "lint-imports", "pytest"])
+def test_whatever_fails_fails_the_whole(tmp_path: Path, failing: str) -> None:
+    make(tmp_path, "setup")
+    tool = tmp_path / "venv" / "bin" / failing
+    tool.unlink()
+    tool.write_text("#!/bin/sh\nexit 1\n")
+    tool.chmod(0o755)
+    assert make(tmp_path, "test", arguments="").returncode != 0
