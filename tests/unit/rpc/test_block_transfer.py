@@ -298,7 +298,7 @@ def test_signs_of_life_are_enough(folder: Path, monkeypatch: pytest.MonkeyPatch)
         engine.server.note_request("r")
         started_s = time.monotonic()
         slots = Slots([1]).fetch(patient, f"{engine.server.address}#r")
-        while time.monotonic() - started_s < 1.5:
+        while time.monotonic() - started_s < 1.2:
             time.sleep(0.01)
         memory.compute(1)
         assert slots.check() == 1
@@ -461,21 +461,21 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_server_process_that_dies_or_hangs(how: signal.Signals, folder: Path) -> None:
+def test_a_server_process_that_hangs_and_one_that_dies(folder: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SERVER, "shm", str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
-            store = PeerBlocks(fingerprint=FINGERPRINT, silent_s=0.5)
-            slots = Slots(range(200)).fetch(store, address)
-            slots.wait(20)
-            process.send_signal(how)
-            assert 20 <= slots.check() <= 200
-            assert Slots(range(3)).fetch(store, address).check() == 0
-            store.close()
+            with contextlib.closing(PeerBlocks(fingerprint=FINGERPRINT, silent_s=1.0)) as store:
+                for how in (signal.SIGSTOP, signal.SIGKILL):
+                    process.send_signal(signal.SIGCONT)
+                    slots = Slots(range(200)).fetch(store, address)
+                    slots.wait(20)
+                    process.send_signal(how)
+                    assert 20 <= slots.check() <= 200
+                    assert Slots(range(3)).fetch(store, address).check() == 0
         finally:
             process.kill()
 
