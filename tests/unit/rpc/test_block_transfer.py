@@ -26,7 +26,8 @@ from headway.rpc import block_client, block_messages, block_server
 from headway.rpc.block_client import PeerBlocks
 from headway.rpc.block_messages import Carrier, Offer, Piece, TransferError
 from headway.rpc.block_server import MAX_CONNECTIONS, BlockAt, BlockServer, Places
-from headway.rpc.channel import NONCE_BYTES
+from headway.rpc.channel import NONCE_BYTES, pack
+from headway.rpc.messages import Start
 
 BLOCK_BYTES = 1000
 FINGERPRINT = "a model, a format"
@@ -451,20 +452,23 @@ def test_a_transfer_that_is_cut_anywhere_leaves_no_wrong_byte(folder: Path) -> N
             engine.close()
 
 
-SERVER = """
-import sys
-from pathlib import Path
-from tests.unit.rpc.test_block_transfer import Engine, Memory
-engine = Engine(Memory(range(200)), sys.argv[1], Path(sys.argv[2]))
-print(engine.server.address, flush=True)
-sys.stdin.read()
-"""
+def serve_for_ever(options: dict[str, str]) -> None:
+    """In place of an engine in its process."""
+    engine = Engine(Memory(range(200)), "shm", Path(options["folder"]))
+    print(engine.server.address, flush=True)
+    threading.Event().wait()
 
 
 def test_a_server_process_that_hangs_and_one_that_dies(folder: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER, "shm", str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    ours, theirs = socket.socketpair()
+    ours.sendall(pack(Start({"folder": str(folder)})))
+    command = [sys.executable, "-m", "headway.rpc.engine_process", "--fd", str(theirs.fileno())]
+    command += ["--factory", "tests.unit.rpc.test_block_transfer:serve_for_ever"]
+    with (
+        ours,
+        theirs,
+        subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True) as process,
+    ):
         try:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
