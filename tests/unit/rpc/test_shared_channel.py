@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import select
 import signal
 import socket
@@ -56,7 +55,7 @@ from headway.rpc.ray_cluster import EngineActor
 from headway.rpc.shared_channel import SharedChannel, identity
 from headway.rpc.supervision import EngineSpec, Patience
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.served import FACTORY, all_ready, expected, read, started, text_of, until
+from tests.unit.rpc.served import FACTORY, all_ready, expected, kill, read, started, text_of, until
 
 SECRET = b"nobody knows"
 READY = EngineReady("m", 100, 100, 10, 4, 4, 64, "cpu", "float32")
@@ -447,9 +446,8 @@ async def test_two_front_ends_share_two_engines_that_are_killed_and_replaced(mon
             await until(lambda: all(client.stats and client.stats.generation_tokens > 100 for client in clients))
             for number, kind in enumerate((signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL)):
                 await until(lambda: all(replica.is_ready for client in clients for replica in client.replicas))
-                pid, num_restarts = first.replicas[number % 2].pid, first.num_restarts
-                assert pid is not None
-                os.kill(pid, kind)
+                num_restarts = first.num_restarts
+                kill(first.replicas[number % 2], kind)
                 await until(lambda before=num_restarts: first.num_restarts > before)
             assert await asyncio.gather(*reading) == [expected(150 + 50 * number) for number in range(8)] * 2
             assert first.num_resumed + second.num_resumed > 0
@@ -525,7 +523,7 @@ async def test_front_ends_share_engines_that_compute_prompts_and_those_that_answ
         again = [(client, f"s{place}", next(numbers)) for client, place, _ in both]
         asking = [asyncio.create_task(ask(*each)) for each in again]
         await asyncio.sleep(0.05)
-        os.kill(first.replicas[1].pid, signal.SIGKILL)
+        kill(first.replicas[1])
         assert await asyncio.gather(*asking) == [texts[0]] * 12
         await all_ready(first)
         await all_ready(second)
