@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.integration.server_process import ServerProcess, running_server
 
@@ -89,23 +88,25 @@ def prompt(number: int, length: int = 80) -> list[int]:
     return [(number * 37 + place) % 900 + 10 for place in range(length)]
 
 
-@pytest.mark.parametrize(("replicas", "router"), [(1, "prefix-aware"), (2, "round-robin")])
-def test_an_index_built_outside_equals_the_caches(replicas: int, router: str) -> None:
-    with running_server(
-        *FACTORY, *KEYS, "--kv-events", "--replicas", str(replicas), "--router", router, "--num-kv-blocks", "64"
-    ) as server:
+def test_an_index_built_outside_equals_the_caches() -> None:
+    options = ("--kv-events", "--replicas", "2", "--router", "round-robin", "--num-kv-blocks", "64")
+    with running_server(*FACTORY, *KEYS, *options) as server:
         assert httpx.get(f"{server.url}/v1/kv_events").status_code == 401
         follower = Follower(server)
-        follower.wait(lambda: len(follower.held) == replicas)
-        assert follower.hello["num_replicas"] == replicas
+        follower.wait(lambda: len(follower.held) == 2)
+        assert follower.hello["num_replicas"] == 2
         block_size = follower.hello["block_size"]
-        complete(server, prompt(0), cache_salt="mine")
-        known = set(documented_digests(prompt(0), key="alice", salt="mine", block_size=block_size))
-        follower.wait(lambda: any(known <= held for held in follower.held.values()))
-        for number in range(1, 40):
+
+        def complete_and_follow(number: int, **fields: Any) -> None:
+            complete(server, prompt(number), **fields)
+            salt = fields.get("cache_salt", "")
+            known = set(documented_digests(prompt(number), key="alice", salt=salt, block_size=block_size))
+            follower.wait(lambda: any(known <= held for held in follower.held.values()))
+
+        complete_and_follow(0, cache_salt="mine")
+        for number in range(1, 30):
             complete(server, prompt(number))
-        last = set(documented_digests(prompt(39), key="alice", salt="", block_size=block_size))
-        follower.wait(lambda: any(last <= held for held in follower.held.values()))
+        complete_and_follow(30)
         assert server.gauges(HEADERS)["prefix_cache_evicted_blocks_total"] > 0
         agree(server, follower)
         before = follower.at.copy()
@@ -113,10 +114,8 @@ def test_an_index_built_outside_equals_the_caches(replicas: int, router: str) ->
         follower.wait(lambda: any(follower.at[place][0] > before[place][0] for place in before))
         server.wait_until_idle(HEADERS, timeout_s=PATIENCE_S)
         follower.wait(lambda: all(number >= 0 for _, number in follower.at.values()))
-        for number in range(40, 48):
-            complete(server, prompt(number))
-        last = set(documented_digests(prompt(47), key="alice", salt="", block_size=block_size))
-        follower.wait(lambda: any(last <= held for held in follower.held.values()))
+        for number in range(40, 44):
+            complete_and_follow(number)
         assert all(follower.held.values()), "each has served something since"
         agree(server, follower)
         assert server.terminate() == 0
@@ -132,9 +131,3 @@ def agree(server: ServerProcess, follower: Follower) -> None:
     num_cached = server.gauges(HEADERS)["kv_blocks_cached"]
     num_tails = num_cached - sum(map(len, follower.held.values()))
     assert 0 <= num_tails < num_cached, "blocks that are not full are kept too, and not told"
-
-
-def test_no_prefix_cache() -> None:
-    with running_server(*FACTORY, "--kv-events", "--no-enable-prefix-caching") as server:
-        answer = httpx.get(f"{server.url}/v1/kv_events")
-        assert answer.status_code == 404 and answer.json()["error"]["code"] == "prefix_caching_off"

@@ -352,7 +352,7 @@ async def test_shutdown_ends_what_runs_or_lets_it_end() -> None:
         assert process is not None and info is not None and not info.prefix_caching
         short, long = llm.generate(PROMPT, SamplingParams(max_tokens=30)), llm.generate(PROMPT, LONG)
         await asyncio.gather(anext(short), anext(long))
-        ending = asyncio.create_task(llm.shutdown(drain_s=1.0))
+        ending = asyncio.create_task(llm.shutdown(drain_s=1.5))
         *_, last = await collect(short)
         assert last.outputs[0].finish_reason == "length"
         with pytest.raises(EngineUnavailableError):

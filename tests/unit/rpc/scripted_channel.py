@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from headway.rpc.engine_loop import EngineLoop
 from headway.rpc.messages import (
     AddRequest,
     Delta,
+    EngineStats,
     StepBatch,
     ToEngine,
     UnreadableRequest,
@@ -63,13 +65,17 @@ def add_raw(request_id: Any, prompt: Any, params: Any, options: Any = None) -> T
     return decode_to_engine(encode(["AddRequest", request_id, prompt, params, options or {}]))
 
 
-def run(*script: Any, engine: LLMEngine | None = None, **options: Any) -> ScriptedChannel:
+def run(
+    *script: Any,
+    engine: LLMEngine | None = None,
+    now: Callable[[], float] = lambda: 0.0,  # a busy machine takes no time
+    counted: EngineStats | None = None,
+    **options: Any,
+) -> ScriptedChannel:
     """Run a loop to the end of the script; whatever happened, nothing may be left in the engine but what is live."""
     engine = engine or create_engine(options)
     channel = ScriptedChannel(*script)
-    try:
-        EngineLoop(engine, channel, now=lambda: 0.0).run()  # a busy machine takes no time
-    except ChannelClosedError:
-        pass
+    with contextlib.suppress(ChannelClosedError):
+        EngineLoop(engine, channel, now=now, counted=counted).run()
     engine.check_invariants()
     return channel

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
+import signal
 import string
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from headway.rpc.backoff import Backoff
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest, Delta
 from headway.rpc.streams import RequestStream
-from headway.rpc.supervision import Patience
+from headway.rpc.supervision import Patience, Replica
 from headway.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parents[3]
@@ -77,3 +79,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def all_ready(client: EngineClient) -> None:
     await until(lambda: all(replica.is_ready for replica in client.replicas))
+
+
+def kill(replica: Replica, kind: signal.Signals = signal.SIGKILL) -> int:
+    """Returns the id of the process that gets the signal."""
+    assert replica.pid is not None
+    os.kill(pid := replica.pid, kind)
+    return pid

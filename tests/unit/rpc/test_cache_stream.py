@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-import signal
 from typing import Any
 
 import pytest
@@ -20,7 +18,7 @@ from headway.rpc.messages import AddRequest, CacheNews, TellCache
 from headway.rpc.streams import CacheEvent, CacheStream
 from headway.rpc.supervision import Replica
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.served import read, started, until
+from tests.unit.rpc.served import kill, read, started, until
 
 
 class Outside:
@@ -218,9 +216,8 @@ async def test_real_engines_with_evictions_salts_and_a_death() -> None:
             await ask(client, number, 24)
         await agrees(client, outside)
         assert any(known[-1] not in held for held in outside.held.values())
-        pid, epoch = client.replicas[0].pid, client.replicas[0].epoch
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        epoch = client.replicas[0].epoch
+        kill(client.replicas[0])
         await until(lambda: outside.at[0] == (epoch + 1, -1) and not outside.held[0])
         await ask(client, 0, 24)
         await until(lambda: client.replicas[0].is_ready)

@@ -132,24 +132,17 @@ def test_what_is_no_request_is_no_message(payload: Any) -> None:
         decode_to_engine(encode(payload))
 
 
-def test_a_failed_step_ends_its_requests_and_says_nothing_of_why() -> None:
-    channel = run([add("fail-1"), add("a")], [add("b")], *[[]] * 5)
-    for request_id in ("fail-1", "a"):
+def test_failed_steps_end_their_requests_say_nothing_of_why_and_never_cost_the_engine() -> None:
+    names = [f"fail-{number}" for number in range(20)]
+    script = [[add(name), add(f"beside-{name}")] for name in names]
+    channel = run(*script, [], [add("after")], *[[]] * 5)
+    for request_id in (*names, "beside-fail-0"):
         (failure,) = channel.deltas(request_id)
         assert failure.finish_reason == "error" and failure.is_last and failure.error_status == 500
         assert failure.error is not None and "secret" not in failure.error
-    assert channel.deltas("b")[-1].finish_reason == "length"
-
-
-def test_requests_that_make_their_steps_fail_never_cost_the_engine() -> None:
-    script = [[add(f"fail-{number}")] for number in range(20)]
-    channel = run(*script, [], [add("after")], *[[]] * 5)
-    assert all(channel.deltas(f"fail-{number}")[-1].error_status == 500 for number in range(20))
     assert channel.deltas("after")[-1].finish_reason == "length"
-    assert {delta.request_id for batch in channel.batches for delta in batch.deltas} == {
-        *(f"fail-{number}" for number in range(20)),
-        "after",
-    }, "the loop's own request is never told of"
+    told = {delta.request_id for batch in channel.batches for delta in batch.deltas}
+    assert told == {*names, *(f"beside-{name}" for name in names), "after"}, "the loop's own request is never told of"
 
 
 def test_what_fails_with_one_row_is_no_failure_of_the_step() -> None:
@@ -173,18 +166,8 @@ def test_what_fails_with_one_row_is_no_failure_of_the_step() -> None:
     assert failure.error == "the engine failed to process this request: a logit of nan"
 
 
-def test_an_engine_that_fails_on_a_plain_request_too_is_given_up() -> None:
-    engine = create_engine({})
-
-    def fail(output: SchedulerOutput) -> PendingStep:
-        raise RuntimeError("secret words")
-
-    engine.core.executor.submit = fail  # type: ignore[method-assign]
-    with pytest.raises(BrokenEngineError, match="3 steps"):
-        run([add("a")], [add("b")], [add("c")], [], engine=engine)
-
-
-def test_a_broken_engine_is_given_up_under_load_as_well() -> None:
+@pytest.mark.parametrize(("num_beside", "num_steps"), [(0, 3), (10, 17)], ids=["alone", "under load"])
+def test_an_engine_that_fails_on_a_plain_request_too_is_given_up(num_beside: int, num_steps: int) -> None:
     """What keeps coming waits in line, and does not put off the answer."""
     engine = create_engine({"max_num_seqs": 2})
 
@@ -192,8 +175,8 @@ def test_a_broken_engine_is_given_up_under_load_as_well() -> None:
         raise RuntimeError("secret words")
 
     engine.core.executor.submit = fail  # type: ignore[method-assign]
-    load = [[add(f"{turn}-{number}") for number in range(10)] for turn in range(100)]
-    with pytest.raises(BrokenEngineError):
+    load = [[add(f"{turn}-{number}") for number in range(1 + num_beside)] for turn in range(4 + 10 * num_beside)]
+    with pytest.raises(BrokenEngineError, match=f"^{num_steps} steps"):
         run(*load, engine=engine)
 
 
@@ -245,9 +228,7 @@ def test_a_burst_is_prepared_between_steps() -> None:
 
     engine.prepare = take_long  # type: ignore[method-assign]
     burst = [add(f"b{number}", max_tokens=1) for number in range(30)]
-    channel = ScriptedChannel([add("a", max_tokens=30)], burst, *[[]] * 40)
-    with pytest.raises(ChannelClosedError):
-        EngineLoop(engine, channel, now=lambda: now_s).run()
+    channel = run([add("a", max_tokens=30)], burst, *[[]] * 40, engine=engine, now=lambda: now_s)
     per_step = [sum(delta.request_id != "a" for delta in batch.deltas) for batch in channel.batches]
     assert sum(per_step) == 30 and max(per_step) == 3
     assert channel.deltas("a")[-1].finish_reason == "length"
@@ -355,21 +336,18 @@ def test_lost_chunks_of_a_prompt_are_counted(prefix_caching: bool) -> None:
 
 
 def test_counters_go_on_where_an_engine_before_ended() -> None:
-    channel = ScriptedChannel([add("a")], *[[]] * 4)
-    with pytest.raises(ChannelClosedError):
-        EngineLoop(create_engine({}), channel, counted=EngineStats(num_steps=100, generation_tokens=7)).run()
-    assert (channel.batches[-1].stats.num_steps, channel.batches[-1].stats.generation_tokens) == (104, 11)
-
-
-def test_cache_counters_go_on_as_well() -> None:
     before = EngineStats(
-        num_queried_tokens=100, num_hit_tokens=60, num_saved_tokens=50, num_inserted_blocks=9, num_evicted_blocks=2
+        num_steps=100,
+        generation_tokens=7,
+        num_queried_tokens=100,
+        num_hit_tokens=60,
+        num_saved_tokens=50,
+        num_inserted_blocks=9,
+        num_evicted_blocks=2,
     )
-    prompt = list(range(5, 18))  # three full blocks and one token
-    channel = ScriptedChannel([add("a", prompt=prompt)], *[[]] * 4, [add("b", prompt=prompt)], *[[]] * 4)
-    with pytest.raises(ChannelClosedError):
-        EngineLoop(create_engine({}), channel, counted=before).run()
+    channel = run([add("a", prompt=PROMPT)], *[[]] * 4, [add("b", prompt=PROMPT)], *[[]] * 4, counted=before)
     last = channel.batches[-1].stats
+    assert (last.num_steps, last.generation_tokens) == (108, 15)
     assert (last.num_queried_tokens, last.num_hit_tokens, last.num_saved_tokens) == (126, 72, 62)
     assert last.num_inserted_blocks > 9 + 3 and last.num_evicted_blocks == 2
 
@@ -386,42 +364,13 @@ def cached_tokens(channel: ScriptedChannel, request_id: str) -> int:
     return timings.num_cached_tokens
 
 
-def test_the_second_of_two_equal_requests_finds_the_first() -> None:
-    channel = run([add("a", prompt=PROMPT)], *[[]] * 4, [add("b", prompt=PROMPT)], *[[]] * 4)
+@pytest.mark.parametrize("params", [{}, {"n": 3, "temperature": 1.0}], ids=["one", "several completions"])
+def test_the_second_of_two_equal_requests_finds_the_first(params: dict[str, Any]) -> None:
+    channel = run([add("a", prompt=PROMPT, **params)], *[[]] * 8, [add("b", prompt=PROMPT, **params)], *[[]] * 8)
     assert (cached_tokens(channel, "a"), cached_tokens(channel, "b")) == (0, 12)
     last = channel.batches[-1].stats
     assert (last.num_used_blocks, last.num_table_entries) == (0, 0)
     assert last.num_cached_blocks + last.num_free_blocks == 1024 and last.num_cached_blocks >= 4
-
-
-def test_several_completions_count_their_prompt_once() -> None:
-    several = {"prompt": PROMPT, "n": 3, "temperature": 1.0}
-    channel = run([add("a", **several)], *[[]] * 8, [add("b", **several)], *[[]] * 8)
-    assert (cached_tokens(channel, "a"), cached_tokens(channel, "b")) == (0, 12)
-
-
-@pytest.mark.parametrize(("salts", "found"), [(("x", "x"), 12), (("x", "y"), 0), ((None, "x"), 0), (("x", None), 0)])
-def test_only_requests_with_the_same_salt_share(salts: tuple[str | None, str | None], found: int) -> None:
-    one, other = (
-        AddRequest(name, PROMPT, SamplingParams(max_tokens=2), RequestOptions(cache_salt=salt))
-        for name, salt in zip("ab", salts, strict=True)
-    )
-    channel = run([one], *[[]] * 4, [other], *[[]] * 4)
-    assert cached_tokens(channel, "b") == found
-
-
-@pytest.mark.parametrize(("ttl_s", "found"), [(0.0, 0), (1000.0, 12)])
-def test_a_prompt_with_a_time_limit_outlives_others(ttl_s: float, found: int) -> None:
-    """Seven others pass through a cache that has no room for all of them."""
-    script: list[Any] = [
-        [AddRequest("kept", PROMPT, SamplingParams(max_tokens=2), RequestOptions(cache_ttl_s=ttl_s))],
-        *[[]] * 3,
-    ]
-    for number in range(7):
-        script += [[add(f"other-{number}", prompt=[30 + number] * 13, max_tokens=2)], *[[]] * 3]
-    channel = run(*script, [add("again", prompt=PROMPT)], *[[]] * 5, num_kv_blocks=12)
-    assert cached_tokens(channel, "again") == found
-    assert channel.batches[-1].stats.num_evicted_blocks > 0
 
 
 def test_a_watcher_hears_of_blocks_at_once_and_when_all_is_quiet() -> None:
@@ -473,16 +422,13 @@ def test_snapshots_come_only_while_somebody_watches() -> None:
 
 
 def test_a_step_brings_a_map_if_there_was_none_for_a_while() -> None:
-    engine = create_engine({"max_num_seqs": 2})
     now_s = 0.0
 
     def let_time_pass() -> None:
         nonlocal now_s
         now_s = 1.0
 
-    channel = ScriptedChannel([Watch(True)], let_time_pass, [add("a", prompt=[5] * 9), add("b")], [])
-    with pytest.raises(ChannelClosedError):
-        EngineLoop(engine, channel, now=lambda: now_s).run()
+    channel = run([Watch(True)], let_time_pass, [add("a", prompt=[5] * 9), add("b")], [], now=lambda: now_s)
     blocks = next(message for message in channel.sent if isinstance(message, StepSnapshot)).blocks
     assert blocks is not None and blocks.owners == ["a", "b"]
     assert [(run.owner, run.num_blocks) for run in blocks.runs][:2] == [(0, 3), (1, 1)]

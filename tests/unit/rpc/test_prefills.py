@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -28,7 +27,7 @@ from headway.rpc.supervision import (
     options_apart,
 )
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.served import all_ready, read, serving, started, until
+from tests.unit.rpc.served import all_ready, kill, read, serving, started, until
 
 OPTIONS: dict[str, Any] = {"resumes": True, "step_s": 0.002, "num_kv_blocks": 4096}
 
@@ -137,8 +136,7 @@ async def test_a_prefill_replica_that_hangs_is_not_waited_for(
     monkeypatch.setattr(engine_client, "MOST_PREFILL_S", 0.2)
     monkeypatch.setattr(engine_client, "LEAST_PREFILL_S", 0.2)
     prefill, before, num_restarts = client.replicas[1], client.prefill_outcomes, client.num_restarts
-    assert prefill.pid is not None
-    os.kill(prefill.pid, signal.SIGSTOP)
+    kill(prefill, signal.SIGSTOP)
     assert len(await text(client.submit(add("r")))) == 8
     assert changes(client, before) == {"failed": 1} and client.health.ok
     await until(lambda: client.num_restarts == num_restarts + 1 and prefill.is_ready)
@@ -148,8 +146,7 @@ async def test_a_prefill_replica_that_dies(client: EngineClient) -> None:
     prefill, before = client.replicas[1], client.prefill_outcomes
     address = prefill.info.blocks_at if prefill.info is not None else ""
     streams = [client.submit(add(f"d{number}", num_tokens=401)) for number in range(4)]
-    assert prefill.pid is not None
-    os.kill(prefill.pid, signal.SIGKILL)
+    kill(prefill)
     assert {len(each) for each in await asyncio.gather(*map(text, streams))} == {8}
     assert client.health.ok and sum(changes(client, before).values()) == 4
     await until(lambda: prefill.is_ready)
@@ -161,8 +158,7 @@ async def test_a_prefill_replica_that_dies(client: EngineClient) -> None:
 
 async def test_without_a_decode_replica_nothing_is_served(client: EngineClient) -> None:
     decode = client.replicas[0]
-    assert decode.pid is not None
-    os.kill(decode.pid, signal.SIGKILL)
+    kill(decode)
     await until(lambda: not client.health.ok)
     assert client.replicas[1].is_ready
     assert len(await text(client.submit(add("waits until it is back")))) == 8

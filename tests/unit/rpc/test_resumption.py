@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from headway.rpc.engine_client import TOO_MANY_DEATHS, EngineClient
 from headway.rpc.messages import Delta
 from headway.rpc.supervision import Patience
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.served import PROMPT, add, all_ready, expected, read, serving, started, until
+from tests.unit.rpc.served import PROMPT, add, all_ready, expected, kill, read, serving, started, until
 from tests.unit.rpc.small_engine import create_engine
 
 QUICK = Patience(slow_step_s=0.4, step_timeout_s=4.0, hang_timeout_s=1.5)
@@ -137,8 +136,7 @@ async def test_streams_survive(client: EngineClient, kind: signal.Signals) -> No
     readers = [asyncio.create_task(read(stream)) for stream in streams]
     await until(lambda: all(stream.has_begun for stream in streams))
     *others, ended = client.replicas
-    assert ended.pid is not None
-    os.kill(ended.pid, kind)
+    kill(ended, kind)
     if kind == signal.SIGKILL:
         await until(lambda: not ended.is_ready)
         assert client.health.ok == bool(others)
@@ -184,8 +182,7 @@ async def test_a_request_that_kills_engines_is_given_up(one: EngineClient) -> No
 async def test_an_abort_while_there_is_no_engine(one: EngineClient) -> None:
     stream = one.submit(add("gone", max_tokens=4000))
     await anext(stream)
-    assert one.engine_pid is not None
-    os.kill(one.engine_pid, signal.SIGKILL)
+    kill(one.replicas[0])
     await until(lambda: one.engine_pid is None)
     stream.close()
     waiting = one.submit(add("waits", max_tokens=4000))
@@ -202,8 +199,7 @@ async def test_requests_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) ->
     async with started(Patience(resume_s=0.01), resumes=True, step_s=0.002) as client:
         stream = client.submit(add("impatient", max_tokens=4000))
         await anext(stream)
-        assert client.engine_pid is not None
-        os.kill(client.engine_pid, signal.SIGKILL)
+        kill(client.replicas[0])
         last = (await read(stream))[-1]
         assert (last.finish_reason, last.error, last.error_status) == ("error", "the engine stopped; please retry", 503)
 
@@ -213,15 +209,16 @@ async def test_many_deaths(two: EngineClient) -> None:
     rng = random.Random(0)
 
     async def chaos(client: EngineClient) -> None:
+        def may_go_on() -> bool:  # a request that sees none but dying engines is rightly given up
+            live = client._open.values()
+            return all(each.is_ready for each in client.replicas) and not any(own.num_deaths for own in live)
+
         for kind in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL):
             await asyncio.sleep(0.2)
-            # A request that sees none but dying engines is rightly given up: all have got tokens since.
-            await until(lambda: len(client._open) > 4 and not any(own.num_deaths for own in client._open.values()))
-            pid, num_restarts = rng.choice(client.replicas).pid, client.num_restarts
-            assert pid is not None
-            os.kill(pid, kind)
-            await until(lambda num_restarts=num_restarts: client.num_restarts > num_restarts)
-            await all_ready(client)
+            await until(may_go_on)
+            num_restarts = client.num_restarts
+            kill(rng.choice(client.replicas), kind)
+            await until(lambda before=num_restarts: client.num_restarts > before)
 
     async def client_of(client: EngineClient, number: int, killing: asyncio.Task[None]) -> int:
         turn = num_whole = 0

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 import random
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +15,7 @@ from headway.rpc import engine_client
 from headway.rpc.engine_client import EngineClient
 from headway.rpc.messages import AddRequest
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.served import read, started
+from tests.unit.rpc.served import kill, read, started
 
 
 class RecordingRouter(Router):
@@ -69,8 +67,7 @@ async def test_a_server_and_a_simulator_decide_alike(name: str, monkeypatch: pyt
     async with started(resumes=True, num_replicas=3, router=name, step_s=0.001, num_kv_blocks=256) as client:
         asking = [asyncio.create_task(ask(client, number)) for number in range(100)]
         await asyncio.sleep(0.5)
-        assert client.replicas[1].pid is not None
-        os.kill(client.replicas[1].pid, signal.SIGKILL)
+        kill(client.replicas[1])
         await asyncio.gather(*asking)
     (recorded,) = RecordingRouter.made
     again = Router(name, block_size=1)

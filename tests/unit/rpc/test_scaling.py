@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from headway.rpc.engine_client import EngineClient
 from headway.rpc.ray_cluster import cores_each
 from headway.rpc.supervision import RESTING, ScalingRule
 from headway.server.server_config import ServerConfig
-from tests.unit.rpc.served import expected, started, text_of, until
+from tests.unit.rpc.served import expected, kill, started, text_of, until
 
 
 def after(rule: ScalingRule, seconds: float, **load: int) -> int:
@@ -115,8 +113,6 @@ async def test_replicas_come_with_the_load_and_go_with_it(monkeypatch: pytest.Mo
         killed = asyncio.Event()
         again = asyncio.create_task(load(client, "s", killed))
         await until(lambda: num_awake(client) > 1)
-        pid = client.replicas[1].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        kill(client.replicas[1])
         killed.set()
         await again

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import select
 import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +55,7 @@ from headway.rpc.ray_cluster import EngineActor
 from headway.rpc.shared_channel import SharedChannel, identity
 from headway.rpc.supervision import EngineSpec, Patience
 from headway.sampling_params import SamplingParams
-from tests.unit.rpc.served import FACTORY, all_ready, expected, read, small_client, text_of, until
+from tests.unit.rpc.served import FACTORY, all_ready, expected, kill, read, started, text_of, until
 
 SECRET = b"nobody knows"
 READY = EngineReady("m", 100, 100, 10, 4, 4, 64, "cpu", "float32")
@@ -425,54 +424,42 @@ class Actors:
         return [replace(spec, home=ActorHome(actor)) for actor in self.actors[:num_replicas]]
 
 
-@contextlib.asynccontextmanager
-async def front_end(actors: Actors, roles: Roles | None = None) -> Any:
+def front_end(
+    actors: Actors, *, roles: Roles | None = None, hang_s: float = 5.0
+) -> AbstractAsyncContextManager[EngineClient]:
     own = {"resumes": True, "num_replicas": len(actors.actors), "roles": roles, "cluster": actors}
-    client = small_client(Patience(hang_timeout_s=1.5), **own, **OPTIONS_OF_ACTORS)
-    await client.start()
-    try:
-        yield client
-    finally:
-        await client.shutdown()
+    return started(Patience(hang_timeout_s=hang_s), **own, **OPTIONS_OF_ACTORS)
 
 
-def run(test: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 200))
-
-
-def test_two_front_ends_share_two_engines_that_are_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_front_ends_share_two_engines_that_are_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both get every token, once; what the engines hold is given back; the last to leave ends them."""
-
-    async def test() -> None:
-        monkeypatch.setattr(ray_cluster, "LINGER_S", 5.0)  # for an engine that is too slow to end by itself
-        actors = Actors(2)
-        async with front_end(actors) as first:
-            async with front_end(actors) as second:
-                clients = (first, second)
-                reading = [
-                    asyncio.create_task(text_of(client, f"r{number}", 150 + 50 * number))
-                    for client in clients
-                    for number in range(8)
-                ]
-                for number, kind in enumerate((signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL)):
-                    await until(lambda: all(replica.is_ready for client in clients for replica in client.replicas))
-                    pid, num_restarts = first.replicas[number % 2].pid, first.num_restarts
-                    assert pid is not None
-                    os.kill(pid, kind)
-                    await until(lambda before=num_restarts: first.num_restarts > before)
-                assert await asyncio.gather(*reading) == [expected(150 + 50 * number) for number in range(8)] * 2
-                assert first.num_resumed > 0 and second.num_resumed > 0
-            assert not any(actor.has_ended for actor in actors.actors)
-            await all_ready(first)
-            pids = [replica.pid for replica in first.replicas]
-            reading = [asyncio.create_task(text_of(first, f"s{number}", 100)) for number in range(8)]
-            await first.restart(0.1)
-            assert await asyncio.gather(*reading) == [expected(100)] * 8
-            assert not {*pids} & {replica.pid for replica in first.replicas}
-            await until(lambda: first.stats.num_running == 0 and first.stats.num_used_blocks == 0)
-        await until(lambda: all(actor.has_ended for actor in actors.actors))
-
-    run(test())
+    monkeypatch.setattr(ray_cluster, "LINGER_S", 5.0)  # for an engine that is too slow to end by itself
+    actors = Actors(2)
+    async with front_end(actors, hang_s=1.5) as first:
+        async with front_end(actors, hang_s=1.5) as second:
+            clients = (first, second)
+            reading = [
+                asyncio.create_task(text_of(client, f"r{number}", 150 + 50 * number))
+                for client in clients
+                for number in range(8)
+            ]
+            await until(lambda: all(client.stats and client.stats.generation_tokens > 100 for client in clients))
+            for number, kind in enumerate((signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL)):
+                await until(lambda: all(replica.is_ready for client in clients for replica in client.replicas))
+                num_restarts = first.num_restarts
+                kill(first.replicas[number % 2], kind)
+                await until(lambda before=num_restarts: first.num_restarts > before)
+            assert await asyncio.gather(*reading) == [expected(150 + 50 * number) for number in range(8)] * 2
+            assert first.num_resumed + second.num_resumed > 0
+        assert not any(actor.has_ended for actor in actors.actors)
+        await all_ready(first)
+        pids = [replica.pid for replica in first.replicas]
+        reading = [asyncio.create_task(text_of(first, f"s{number}", 100)) for number in range(8)]
+        await first.restart(0.1)
+        assert await asyncio.gather(*reading) == [expected(100)] * 8
+        assert not {*pids} & {replica.pid for replica in first.replicas}
+        await until(lambda: first.stats.num_running == 0 and first.stats.num_used_blocks == 0)
+    await until(lambda: all(actor.has_ended for actor in actors.actors))
 
 
 def test_actors_without_an_engine_end_unless_they_are_asked_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,23 +482,22 @@ def test_actors_without_an_engine_end_unless_they_are_asked_for_another(monkeypa
     wanted.kill(pid)
 
 
-def test_a_front_end_that_loses_its_connection_comes_back_and_goes_on() -> None:
-    async def test() -> None:
-        actors = Actors(1)
-        async with front_end(actors) as stays:
-            async with front_end(actors) as dies:
-                reading = asyncio.create_task(text_of(dies, "lost", 300))
-                await until(lambda: stays.stats is not None and stays.stats.num_running == 1)
-                dies.replicas[0]._connection._transport.abort()
-                await until(lambda: dies.num_resumed == 1)  # it comes back by itself, and goes on
-                assert await reading == expected(300)
-            await until(lambda: stays.stats.num_running == 0 and stays.stats.num_used_blocks == 0)
-            assert await text_of(stays, "own", 20) == expected(20)
-
-    run(test())
+async def test_a_front_end_that_loses_its_connection_comes_back_and_goes_on() -> None:
+    actors = Actors(1)
+    async with front_end(actors) as stays:
+        async with front_end(actors) as dies:
+            reading = asyncio.create_task(text_of(dies, "lost", 300))
+            await until(lambda: stays.stats is not None and stays.stats.num_running == 1)
+            dies.replicas[0]._connection._transport.abort()
+            await until(lambda: dies.num_resumed == 1)  # it comes back by itself, and goes on
+            assert await reading == expected(300)
+        await until(lambda: stays.stats.num_running == 0 and stays.stats.num_used_blocks == 0)
+        assert await text_of(stays, "own", 20) == expected(20)
 
 
-def test_front_ends_share_engines_that_compute_prompts_and_those_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_front_ends_share_engines_that_compute_prompts_and_those_that_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Prefill and decode apart, blocks over TCP: both front ends have theirs, and the death of the engine that computes
     prompts costs no token. One that takes it for an engine that answers is refused."""
     monkeypatch.setattr(engine_client, "computes_elsewhere", lambda choice: True)
@@ -523,32 +509,29 @@ def test_front_ends_share_engines_that_compute_prompts_and_those_that_answer(mon
     async def ask(client: EngineClient, name: str, first: int) -> str:
         return "".join(delta.text for delta in await read(client.submit(long(name, first))))
 
-    async def test() -> None:
-        actors = Actors(2)
-        async with front_end(actors, roles=Roles(1, 1)) as first, front_end(actors, roles=Roles(1, 1)) as second:
-            assert first.replicas[1].info.blocks_at == second.replicas[1].info.blocks_at
-            assert first.replicas[1].info.blocks_at.startswith("tcp://")
-            numbers = iter(range(5, 2000, 3))
-            both = [(client, f"r{place}", next(numbers)) for place in range(6) for client in (first, second)]
-            texts = await asyncio.gather(*(ask(*each) for each in both))
-            assert len(set(texts)) == 1 and len(texts[0]) == 40
-            for client in (first, second):
-                assert client.prefill_outcomes["elsewhere"] == 6, client.prefill_outcomes
-            assert first.replicas[0].stats.num_moved_in_blocks == 12 * 100, "in turns: there is room for five prompts"
-            again = [(client, f"s{place}", next(numbers)) for client, place, _ in both]
-            asking = [asyncio.create_task(ask(*each)) for each in again]
-            await asyncio.sleep(0.05)
-            os.kill(first.replicas[1].pid, signal.SIGKILL)
-            assert await asyncio.gather(*asking) == [texts[0]] * 12
-            await all_ready(first)
-            await all_ready(second)
-            assert await ask(second, "after", next(numbers)) == texts[0]
-            await until(lambda: first.stats.num_running == 0 and first.stats.num_used_blocks == 0)
-            with pytest.raises(EngineStartError, match="other options: .*'role'"):
-                async with front_end(Turned(actors), roles=Roles(1, 1)):
-                    pass
-
-    run(test())
+    actors = Actors(2)
+    async with front_end(actors, roles=Roles(1, 1)) as first, front_end(actors, roles=Roles(1, 1)) as second:
+        assert first.replicas[1].info.blocks_at == second.replicas[1].info.blocks_at
+        assert first.replicas[1].info.blocks_at.startswith("tcp://")
+        numbers = iter(range(5, 2000, 3))
+        both = [(client, f"r{place}", next(numbers)) for place in range(6) for client in (first, second)]
+        texts = await asyncio.gather(*(ask(*each) for each in both))
+        assert len(set(texts)) == 1 and len(texts[0]) == 40
+        for client in (first, second):
+            assert client.prefill_outcomes["elsewhere"] == 6, client.prefill_outcomes
+        assert first.replicas[0].stats.num_moved_in_blocks == 12 * 100, "in turns: there is room for five prompts"
+        again = [(client, f"s{place}", next(numbers)) for client, place, _ in both]
+        asking = [asyncio.create_task(ask(*each)) for each in again]
+        await asyncio.sleep(0.05)
+        kill(first.replicas[1])
+        assert await asyncio.gather(*asking) == [texts[0]] * 12
+        await all_ready(first)
+        await all_ready(second)
+        assert await ask(second, "after", next(numbers)) == texts[0]
+        await until(lambda: first.stats.num_running == 0 and first.stats.num_used_blocks == 0)
+        with pytest.raises(EngineStartError, match="other options: .*'role'"):
+            async with front_end(Turned(actors), roles=Roles(1, 1)):
+                pass
 
 
 class Turned:
