@@ -18,10 +18,13 @@ that are not clean are stored, the oldest first, before they are needed; if that
 
 from __future__ import annotations
 
+import collections
 import itertools
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Annotated
+
+from headway.counters import Counter, Gauge, Statistics
 
 MAX_STORES = 64
 """Blocks that are being stored at the same time."""
@@ -30,21 +33,33 @@ _SMOOTHING = 0.03  # least weight of the latest fetch in the mean time of one: m
 _FADING = 0.99  # a fetch that was not worth it: the next seems so much shorter, so that it is tried again some time
 
 
-@dataclass(slots=True)
-class HostTierStats:
-    """Counts since the start, in blocks."""
+class HostTierStats(Statistics):
+    num_host_blocks: Annotated[int, Gauge("kv_blocks_host", "KV blocks kept in host memory.")] = 0
+    num_disk_blocks: Annotated[int, Gauge("kv_blocks_disk", "KV blocks known to be on disk.")] = 0
+    num_moved_out_blocks: Annotated[int, Counter("kv_blocks_moved_out", "KV blocks copied to host memory.")] = 0
+    num_moved_in_blocks: Annotated[int, Counter("kv_blocks_moved_in", "KV blocks copied back from host memory.")] = 0
+    num_fetched_blocks: Annotated[
+        int, Counter("kv_blocks_fetched", "KV blocks fetched from disk or another replica.")
+    ] = 0
+    num_failed_fetches: Annotated[
+        int,
+        Counter(
+            "kv_blocks_not_fetched",
+            "KV blocks that should have been fetched from disk or another replica but were computed instead.",
+        ),
+    ] = 0
+    fetch_s: Annotated[float, Counter("kv_blocks_fetch_seconds", "Time that fetches of KV blocks took.")] = 0.0
+    """One after the other."""
+    num_stored_blocks: Annotated[int, Counter("kv_blocks_stored", "KV blocks written to disk.")] = 0
+    num_unstored_blocks: Annotated[
+        int, Counter("kv_blocks_not_stored", "KV blocks that could not be written to disk.")
+    ] = 0
+    num_dropped_blocks: Annotated[int, Counter()] = 0
+    """Of these, those that left host memory before it was their turn."""
 
-    num_moved_out: int = 0
-    num_moved_in: int = 0
-    num_forgotten: int = 0
-    num_fetched: int = 0
-    num_failed_fetches: int = 0
-    num_stored: int = 0
-    num_failed_stores: int = 0
-    num_dropped: int = 0
-    """Forgotten before they could be stored."""
-    fetch_s: float = 0.0
-    """Spent on fetches, one after the other."""
+    @property
+    def num_failed_stores(self) -> int:
+        return self.num_unstored_blocks - self.num_dropped_blocks
 
 
 class FarIndex:
@@ -92,9 +107,12 @@ class HostTier:
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # the one used longest ago first
         self._free = list(range(num_slots - 1, -1, -1))
         self._read_by_next_step: set[int] = set()
-        self._unlanded: Counter[int] = Counter()  # slots that steps copy to whose results have not come
+        self._unlanded: collections.Counter[int] = (
+            collections.Counter()
+        )  # slots that steps copy to whose results have not come
         self._fetching: dict[bytes, tuple[int, str]] = {}  # slots that are being filled, and from where
-        self._held: Counter[bytes] = Counter()  # blocks that requests have had fetched and not yet used; by how many
+        self._held: collections.Counter[bytes] = collections.Counter()
+        # ^ blocks that requests have had fetched and not yet used; by how many
         self._storing: dict[bytes, int] = {}  # slots that are being read; they are among `_slots`
         self._unclean: OrderedDict[bytes, None] = OrderedDict()  # of `_slots`: what has to be stored, the oldest first
         self._fetches: list[tuple[bytes, int, str]] = []  # these two as in `BlockMoves`, to be taken
@@ -139,7 +157,7 @@ class HostTier:
         self._unlanded[slot] += 1
         if self.far is not None and digest not in self.far:
             self._unclean[digest] = None
-        self.stats.num_moved_out += 1
+        self.stats.num_moved_out_blocks += 1
         return slot
 
     def read(self, digest: bytes) -> int:
@@ -147,7 +165,7 @@ class HostTier:
         slot = self._slots[digest]
         self.touch([digest])
         self._read_by_next_step.add(slot)
-        self.stats.num_moved_in += 1
+        self.stats.num_moved_in_blocks += 1
         return slot
 
     def touch(self, digests: Iterable[bytes]) -> None:
@@ -198,12 +216,12 @@ class HostTier:
                 break
         if unclean is None:
             return None
-        self.stats.num_dropped += 1
+        self.stats.num_dropped_blocks += 1
+        self.stats.num_unstored_blocks += 1
         return self._forget(unclean)
 
     def _forget(self, digest: bytes) -> int:
         self._unclean.pop(digest, None)
-        self.stats.num_forgotten += 1
         return self._slots.pop(digest)
 
     # ---- further away ---------------------------------------------------------------------------------------------
@@ -287,7 +305,7 @@ class HostTier:
                 self.far.discard(digest)
             return
         self._slots[digest] = slot
-        self.stats.num_fetched += 1
+        self.stats.num_fetched_blocks += 1
         self.stats.fetch_s += seconds
         if not source:  # of other replicas there are many addresses, and they are named because it is worth it
             self._num_timed += 1
@@ -312,11 +330,11 @@ class HostTier:
         """A block has been stored, or cannot be."""
         del self._storing[digest]
         if ok:
-            self.stats.num_stored += 1
+            self.stats.num_stored_blocks += 1
             if self.far is not None:
                 self.far.add(digest)
         else:
-            self.stats.num_failed_stores += 1
+            self.stats.num_unstored_blocks += 1
 
     def take_transfers(self) -> tuple[tuple[tuple[bytes, int, str], ...], tuple[tuple[bytes, int], ...]]:
         """Fetches and stores to be started, as in `BlockMoves`."""

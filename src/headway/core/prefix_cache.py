@@ -21,26 +21,41 @@ should wait rather than compute it too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import Annotated
 
 from headway.core.blocks import CachedBlock, tail_digest
 from headway.core.eviction import EvictionPolicy, EvictionQueue, LeastRecentlyUsed
 from headway.core.routing import CacheChanges
+from headway.counters import Counter, Statistics
 
 MAX_TAILS = 32
 """This many tails are kept below one block: to find one, tokens are compared with all of them."""
 
 
-@dataclass(slots=True)
-class PrefixCacheStats:
-    """Counts since the start."""
-
-    num_queried_tokens: int = 0
-    """Tokens of admitted requests that were looked up."""
-    num_hit_tokens: int = 0
-    """Of these, how many did not have to be computed."""
-    num_inserted_blocks: int = 0
-    num_evicted_blocks: int = 0
+class PrefixCacheStats(Statistics):
+    num_queried_tokens: Annotated[
+        int,
+        Counter(
+            "prefix_cache_queries",
+            "Tokens looked up, of requests that enter the batch.",
+            of_requests=True,
+            by_replica=True,
+        ),
+    ] = 0
+    """Of requests that enter it for the first time or after a preemption. Beams that go on do not count."""
+    num_hit_tokens: Annotated[
+        int,
+        Counter(
+            "prefix_cache_hits",
+            "Tokens found in the prefix cache, of requests that enter the batch.",
+            of_requests=True,
+            by_replica=True,
+        ),
+    ] = 0
+    num_inserted_blocks: Annotated[
+        int, Counter("prefix_cache_inserted_blocks", "KV blocks taken into the prefix cache.")
+    ] = 0
+    num_evicted_blocks: Annotated[int, Counter("prefix_cache_evicted_blocks", "KV blocks given up for room.")] = 0
 
     @property
     def hit_rate(self) -> float:

@@ -18,11 +18,10 @@ What a step samples does not depend on how it came to be computed, so drafts cha
 
 from __future__ import annotations
 
-from collections import Counter
+import collections
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.proposers import FORCED, UNKNOWN, Draft, Proposer, create_proposer
@@ -30,6 +29,7 @@ from headway.core.request import Request
 from headway.core.scheduler_output import ScheduledRequest, SchedulerOutput, make_tuple
 from headway.core.step_time import MOST_TIMES_EXPECTED, DecodePace
 from headway.core.steps import StepPlan
+from headway.counters import Counter, Statistics, field
 from headway.settings import SchedulerSettings
 
 PRIOR_WEIGHT = 2.0
@@ -88,14 +88,18 @@ class TokenGuides(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class SpeculationStats:
-    """What has been drafted so far."""
-
-    num_drafts: int = 0
-    """How often a request has had a draft."""
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
+class SpeculationStats(Statistics):
+    num_drafts: Annotated[int, Counter("spec_decode_num_drafts", "How often a request has verified guesses.")] = 0
+    num_draft_tokens: Annotated[
+        int, Counter("spec_decode_num_draft_tokens", "Guesses of tokens that were verified.")
+    ] = 0
+    num_accepted_tokens: Annotated[
+        int, Counter("spec_decode_num_accepted_tokens", "Guesses of tokens that were right.")
+    ] = 0
+    num_accepted_at: Annotated[
+        list[int],
+        Counter("spec_decode_num_accepted_tokens_per_pos", "Right guesses, by their place.", label="position"),
+    ] = field(default_factory=list)
 
 
 class _Guess(NamedTuple):
@@ -134,9 +138,7 @@ class Speculation:
         max_num_lines: int,
     ) -> None:
         """`max_num_lines`: most requests and drafted tokens together that a step may have."""
-        self.stats = SpeculationStats()
-        self.accepted_at = [0] * max_draft_tokens
-        """How many tokens have been accepted at each place of a draft."""
+        self.stats = SpeculationStats(num_accepted_at=[0] * max_draft_tokens)
         self._kv_cache = kv_cache
         self._pace = pace
         self._max_tokens = max_draft_tokens
@@ -222,7 +224,7 @@ class Speculation:
         """Learn from a draft of so many tokens, of which so many were right."""
         self.stats.num_accepted_tokens += num_accepted
         for place in range(num_accepted):
-            self.accepted_at[place] += 1
+            self.stats.num_accepted_at[place] += 1
         kinds = self._verifying[request]
         self._learn(request, kinds.pop(0), num_drafts, num_accepted)
         if not kinds:
@@ -285,7 +287,7 @@ class Speculation:
             num_rows=num_rows,
             most=min(most, self._cost.most_tokens(num_rows)),
         )
-        lengths, last_kind, chosen = Counter[int](), None, {}
+        lengths, last_kind, chosen = collections.Counter[int](), None, {}
         for level in levels:
             if num_left < level.num_guesses:
                 last_kind = level.kind
@@ -382,7 +384,7 @@ class _DraftCost:
     def __init__(self, pace: DecodePace) -> None:
         self._pace = pace
         self._plain: dict[int, _Mean] = {}  # steps without drafts, by the size of the number of requests
-        self._num_since: Counter[int] = Counter()  # steps with drafts since the last of those
+        self._num_since: collections.Counter[int] = collections.Counter()  # steps with drafts since the last of those
         self._tables: dict[int, dict[int, _Mean]] = {}  # by the sizes of both numbers
 
     def observe(self, num_rows: int, num_tokens: int, duration_s: float) -> None:

@@ -215,7 +215,7 @@ class BeamRequests:
         self._vocab_size = vocab_size
         self._live: dict[str, _LiveSearch] = {}
         self._owner: dict[str, _LiveSearch] = {}  # by the id of a beam
-        self.lookups = BeamLookups()
+        self._lookups = BeamLookups()
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._live
@@ -227,6 +227,11 @@ class BeamRequests:
     def num_between_steps(self) -> int:
         """Beams that go on and are queued for the next step. They are in the queue between any two steps."""
         return sum(search.num_between_steps for search in self._live.values())
+
+    def take_lookups(self) -> BeamLookups:
+        """What beams that go on have looked up since this was last asked."""
+        taken, self._lookups = self._lookups, BeamLookups()
+        return taken
 
     def is_live(self, beam: BeamRequest) -> bool:
         """Whether its search goes on with a beam in the same place."""
@@ -258,8 +263,8 @@ class BeamRequests:
             search = self._owner.get(new.request_id)
             if search is not None:
                 if search.has_begun:
-                    self.lookups.num_queried_tokens += len(new.prompt_token_ids) + len(new.output_token_ids)
-                    self.lookups.num_hit_tokens += new.num_computed_tokens
+                    self._lookups.num_queried_tokens += len(new.prompt_token_ids) + len(new.output_token_ids)
+                    self._lookups.num_hit_tokens += new.num_computed_tokens
                 if search.note_scheduled(new, now_s):
                     begun.append(search.request_id)
         return begun

@@ -66,6 +66,7 @@ from headway.rpc.block_messages import (
     share_cuda,
 )
 from headway.rpc.channel import RefusedError, greet, prepare_tcp
+from headway.rpc.engine_stats import TransferStats
 from headway.rpc.newcomers import Newcomers
 
 if TYPE_CHECKING:
@@ -250,9 +251,7 @@ class BlockServer:
         self._newcomers = Newcomers()
         self._lives: collections.OrderedDict[str, bool] = collections.OrderedDict()  # requests: whether they go on
         self._is_closed = False
-        self.num_sent_blocks = 0
-        self.num_early_blocks = 0
-        """Of these, while the request that computes them went on: their way took no time of its own."""
+        self.stats = TransferStats()
         self._thread = threading.Thread(target=self._accept, name="block server", daemon=True)
         self._thread.start()
 
@@ -305,8 +304,8 @@ class BlockServer:
             self.places.begin_write(places)
             wait = reader.copy_out(found, self.places.pieces, places)
             wanted.num_sent += len(found)
-            self.num_sent_blocks += len(found)
-            self.num_early_blocks += len(found) if self._lives.get(wanted.request_id) else 0
+            self.stats.num_sent_blocks += len(found)
+            self.stats.num_early_blocks += len(found) if self._lives.get(wanted.request_id) else 0
             connection.give(pieces, wait, started_s)
         if wanted.num_sent == len(wanted.digests):
             connection.end(wanted, is_whole=True)

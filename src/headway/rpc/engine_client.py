@@ -31,7 +31,7 @@ import logging
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -45,6 +45,7 @@ from headway.errors import ConfigError, EngineStartError, EngineUnavailableError
 from headway.outputs import Told
 from headway.rpc.backoff import Backoff
 from headway.rpc.channel import News
+from headway.rpc.engine_stats import EngineStats
 from headway.rpc.messages import (
     AbortRequests,
     AddRequest,
@@ -53,7 +54,6 @@ from headway.rpc.messages import (
     CacheNews,
     Delta,
     EngineReady,
-    EngineStats,
     StepBatch,
     StepSnapshot,
     TellCache,
@@ -332,13 +332,15 @@ class EngineClient:
         return next((replica.info for replica in self.replicas if replica.info is not None), None)
 
     @property
-    def stats(self) -> EngineStats | None:
-        """Of all replicas together, as of the last step. Counters go on over restarts."""
+    def stats(self) -> EngineStats:
+        """Of all replicas together, as of the last step. Counters go on over restarts. A prompt that is computed for
+        another replica counts there."""
         if len(self.replicas) == 1:
             return self.replicas[0].stats
-        if all(replica.stats is None for replica in self.replicas):
-            return None
-        return summed([_counted(replica) for replica in self.replicas])
+        return summed(
+            replica.stats.without_requests() if replica.role == "prefill" else replica.stats
+            for replica in self.replicas
+        )
 
     @property
     def prefill_outcomes(self) -> Mapping[str, int]:
@@ -449,16 +451,16 @@ class EngineClient:
             digests=functools.partial(_digests, request, num_whole, block_size),
         )
         replica = self.replicas[place]
-        here, there = decode.stats or EngineStats(), replica.stats or EngineStats()
+        here, there = decode.stats, replica.stats
         choice = PrefillChoice(
             num_uncached=num_uncached,
             # A beginning that is cached there counts as if its queue were shorter.
             num_queued_prefill=max(prefills.router.num_prompt_tokens(place) - num_uncached, 0),
             num_queued_decode=self._router.num_prompt_tokens(decode.place) - num_uncached,
             num_generating=self._router.num_generating(decode.place),
-            prefill_token_s=there.prompt_token_s or here.prompt_token_s,
-            decode_token_s=here.prompt_token_s or there.prompt_token_s,
-            transfer_s=here.transfer_block_s * num_blocks,
+            prefill_token_s=there.step.prompt_token_s or here.step.prompt_token_s,
+            decode_token_s=here.step.prompt_token_s or there.step.prompt_token_s,
+            transfer_s=here.transfers.block_s * num_blocks,
             num_blocks=num_blocks,
         )
         if replica.info is None or not computes_elsewhere(choice):
@@ -610,7 +612,7 @@ class EngineClient:
             own = requests.get(request_id)
             if own is not None and own.replica is replica:
                 own.stream.note_begun()
-                own.phases.note_begun(now_s - step.stats.step_s)
+                own.phases.note_begun(now_s - step.stats.step.duration_s)
         for delta in step.deltas:
             own = requests.get(delta.request_id)
             if own is None or own.replica is not replica:  # it was aborted, or moved, when this was on its way
@@ -637,10 +639,8 @@ class EngineClient:
         if len(self.replicas) == 1:
             return step
         stats = self.stats
-        assert stats is not None
-        return msgspec.structs.replace(
-            stats, step_s=step.step_s, schedule_s=step.schedule_s, kind=step.kind, num_step_tokens=step.num_step_tokens
-        )
+        stats.step = step.step
+        return stats
 
     def note_ready(self, replica: Replica) -> None:
         """A replica takes requests: those that wait go on there."""
@@ -710,13 +710,13 @@ class EngineClient:
         while True:
             await asyncio.sleep(SCALING_TICK_S)
             stats, info = self.stats, self.info
-            if stats is None or info is None:
+            if info is None:
                 continue
             awake = [replica for replica in self.replicas if not replica.rests]
             wanted = rule.wanted(
                 num_replicas=len(awake),
-                num_running=stats.num_running,
-                num_waiting=stats.num_waiting + sum(own.replica is None for own in self._open.values()),
+                num_running=stats.batch.num_running,
+                num_waiting=stats.batch.num_waiting + sum(own.replica is None for own in self._open.values()),
                 max_num_seqs=info.max_num_seqs,
                 seconds=SCALING_TICK_S,
             )
@@ -765,38 +765,9 @@ def _prefill_message(request_id: str, request: AddRequest, num_tokens: int) -> A
     return AddRequest(request_id, request.prompt_token_ids[:num_tokens], _PREFILL_PARAMS, options)
 
 
-def _counted(replica: Replica) -> EngineStats:
-    """A replica's numbers, as they count among those of all. A prompt that is computed for another replica counts
-    there."""
-    if replica.stats is None:  # it has made no step yet
-        return EngineStats(num_free_blocks=0 if replica.info is None else replica.info.num_blocks)
-    if replica.role != "prefill":
-        return replica.stats
-    return msgspec.structs.replace(replica.stats, **dict.fromkeys(_OF_REQUESTS, 0))
-
-
-_OF_REQUESTS = (
-    "prompt_tokens",
-    "generation_tokens",
-    "num_queried_tokens",
-    "num_hit_tokens",
-    "num_saved_tokens",
-)
-_OF_A_STEP = (
-    "step_s",
-    "schedule_s",
-    "kind",
-    "num_step_tokens",
-    "num_accepted_at",
-    "prompt_token_s",
-    "transfer_block_s",
-)
-_COUNTS = tuple(field.name for field in msgspec.structs.fields(EngineStats) if field.name not in _OF_A_STEP)
-
-
-def summed(each: Sequence[EngineStats]) -> EngineStats:
-    """The numbers of several engines together; what is told of a single step is left out."""
-    sums: dict[str, Any] = {name: sum(getattr(stats, name) for stats in each) for name in _COUNTS}
-    longest = max(len(stats.num_accepted_at) for stats in each)
-    padded = [stats.num_accepted_at + [0] * (longest - len(stats.num_accepted_at)) for stats in each]
-    return EngineStats(**sums, num_accepted_at=[sum(column) for column in zip(*padded, strict=True)])
+def summed(each: Iterable[EngineStats]) -> EngineStats:
+    """The numbers of several engines together; nothing of their last steps."""
+    total = EngineStats()
+    for stats in each:
+        total.add(stats)
+    return total

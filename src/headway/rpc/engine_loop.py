@@ -24,12 +24,12 @@ from headway.outputs import LogprobsOfOnePosition, RequestMetrics, RequestOutput
 from headway.rpc.block_client import PeerBlocks
 from headway.rpc.block_server import BlockServer
 from headway.rpc.engine_report import EngineCounters, SnapshotMaker
+from headway.rpc.engine_stats import EngineStats
 from headway.rpc.messages import (
     AbortRequests,
     AddRequest,
     CacheNews,
     Delta,
-    EngineStats,
     FromEngine,
     PositionLogprobs,
     RequestTimings,
@@ -97,7 +97,9 @@ class EngineLoop:
         self._channel = channel
         self._blocks = blocks
         self._now = now
-        self._counters = EngineCounters(engine.core.scheduler, engine.beams, counted=counted)
+        self._counters = EngineCounters(
+            engine.core.scheduler, engine.beams, counted=counted, transfers=None if blocks is None else blocks.stats
+        )
         prefix_cache = engine.core.scheduler.kv_cache.prefix_cache
         self._cache = prefix_cache.follow_changes() if reports_cache and prefix_cache is not None else None
         self._snapshots = SnapshotMaker(engine.core.scheduler, engine.beams, now=now)
@@ -176,9 +178,9 @@ class EngineLoop:
             self._refused = []
 
     def _serve_blocks(self, blocks: BlockServer) -> None:
-        num_before = blocks.num_sent_blocks
+        num_before = blocks.stats.num_sent_blocks
         self._has_blocks_to_serve = blocks.serve()
-        self._stats_are_stale |= blocks.num_sent_blocks > num_before
+        self._stats_are_stale |= blocks.stats.num_sent_blocks > num_before
 
     def _take(self, message: ToEngine | UnreadableRequest) -> None:
         if isinstance(message, AddRequest):
@@ -345,11 +347,9 @@ class EngineLoop:
 
     def _send_step(self, deltas: list[Delta], *, begun: Sequence[str] = ()) -> None:
         self._stats_are_stale = False
-        if self._blocks is not None:
-            self._counters.count_sent(num_blocks=self._blocks.num_sent_blocks, num_early=self._blocks.num_early_blocks)
         stats, transfers = self._counters.stats(), self._engine.core.executor.transfers
         if transfers is not None and isinstance(transfers.peers, PeerBlocks):
-            stats.transfer_block_s = transfers.peers.block_s
+            stats.transfers.block_s = transfers.peers.block_s
         self._channel.send(StepBatch(deltas, stats, list(begun)))
 
     def _add_deltas(self, deltas: list[Delta], output: RequestOutput, errors: Mapping[str, str] = NO_ERRORS) -> None:

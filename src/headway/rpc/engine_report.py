@@ -11,24 +11,21 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
 
 import msgspec
 
-from headway.core import KVCacheManager, NewRequest, PrefixCacheStats, Request, Scheduler, SchedulerOutput
-from headway.core.host_tier import HostTierStats
-from headway.core.speculation import SpeculationStats
+from headway.core import KVCacheManager, NewRequest, Request, Scheduler, SchedulerOutput
 from headway.engine.beam_search import BeamRequest, BeamRequests
 from headway.engine.step_report import StepReport, StepRow
+from headway.rpc.engine_stats import EngineStats, StepKind, TransferStats
 from headway.rpc.messages import (
     CACHED,
     SHARED,
     BlockMap,
     BlockRun,
     BlockSnapshot,
-    EngineStats,
     SnapshotRow,
-    StepKind,
     StepSnapshot,
     WaitingRow,
 )
@@ -47,83 +44,60 @@ class EngineCounters:
     the prefix cache. Here a search is a request that runs until it ends, and whose prompt is looked up once.
     """
 
-    def __init__(self, scheduler: Scheduler, beams: BeamRequests, *, counted: EngineStats | None = None) -> None:
-        """`counted`: numbers of an engine before this one, whose counters go on."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        beams: BeamRequests,
+        *,
+        counted: EngineStats | None = None,
+        transfers: TransferStats | None = None,
+    ) -> None:
+        """`counted`: numbers of an engine before this one, whose counters go on; `transfers`: counted by the server of
+        blocks, if there is one."""
         self._scheduler = scheduler
         self._beams = beams
-        self._before = counted or EngineStats()
-        self._stats = msgspec.structs.replace(self._before, step_s=0.0, schedule_s=0.0, num_step_tokens=0)
         self._recomputed = RecomputedTokens()
+        self._stats = _stats_of_owners(scheduler, transfers)
+        if counted is not None:
+            self._stats.go_on_from(counted)
 
     def take(self, report: StepReport, *, num_new_tokens: int) -> None:
         """A step's result has come."""
-        stats, plan = self._stats, report.snapshot.output
-        stats.num_steps += 1
-        stats.generation_tokens += num_new_tokens
-        stats.step_s = report.duration_s
-        stats.schedule_s = report.schedule_s
-        stats.kind = kind_of(plan)
-        stats.num_step_tokens = plan.num_scheduled_tokens
-        stats.num_preemptions += len(plan.preempted_request_ids)
+        step, batch, plan = self._stats.step, self._stats.batch, report.snapshot.output
+        step.duration_s = report.duration_s
+        step.schedule_s = report.schedule_s
+        step.kind = kind_of(plan)
+        step.num_tokens = plan.num_scheduled_tokens
+        batch.num_steps += 1
+        batch.generation_tokens += num_new_tokens
+        batch.num_preemptions += len(plan.preempted_request_ids)
         if plan.new_requests:
             self._count_prompts(report)
-        self._recomputed.take(plan, self._scheduler.requests, is_decode=stats.kind == "decode")
-        stats.num_recomputed_tokens = self._before.num_recomputed_tokens + self._recomputed.num_tokens
+        batch.num_recomputed_tokens += self._recomputed.take(
+            plan, self._scheduler.requests, is_decode=step.kind == "decode"
+        )
 
     def stats(self) -> EngineStats:
         """The counters, and the present state of queue, batch and blocks. To be sent before the next step is taken."""
-        stats, scheduler = self._stats, self._scheduler
-        kv_cache = scheduler.kv_cache
-        num_seated = self._num_seated_beams()
-        stats.num_running = len(scheduler.running) + num_seated
-        stats.num_waiting = scheduler.num_waiting - num_seated
-        stats.num_free_blocks = kv_cache.pool.num_free_blocks
-        stats.num_cached_blocks = kv_cache.num_idle_blocks
-        stats.num_used_blocks = kv_cache.num_used_blocks
-        stats.num_used_slots = scheduler.num_used_slots
-        stats.num_table_entries = kv_cache.num_table_entries
-        stats.prompt_token_s = scheduler.pace.step_time.per_token_s or 0.0
+        stats, scheduler, num_seated = self._stats, self._scheduler, self._num_seated_beams()
+        batch, blocks, kv_cache = stats.batch, stats.blocks, scheduler.kv_cache
+        batch.num_running = len(scheduler.running) + num_seated
+        batch.num_waiting = scheduler.num_waiting - num_seated
+        blocks.num_free_blocks = kv_cache.pool.num_free_blocks
+        blocks.num_cached_blocks = kv_cache.num_idle_blocks
+        blocks.num_used_blocks = kv_cache.num_used_blocks
+        blocks.num_used_slots = scheduler.num_used_slots
+        blocks.num_table_entries = kv_cache.num_table_entries
+        stats.step.prompt_token_s = scheduler.pace.step_time.per_token_s or 0.0
+        tier, beams = kv_cache.host_tier, self._beams.take_lookups()
         if kv_cache.prefix_cache is not None:
-            self._count_cache(kv_cache.prefix_cache.stats)
-        if kv_cache.host_tier is not None:
-            stats.num_host_blocks = len(kv_cache.host_tier)
-            self._count_moves(kv_cache.host_tier.stats)
-            stats.num_fetching = scheduler.num_fetching
-            stats.num_disk_blocks = 0 if kv_cache.host_tier.far is None else len(kv_cache.host_tier.far)
-        if scheduler.speculation is not None:
-            self._count_drafts(scheduler.speculation.stats, scheduler.speculation.accepted_at)
+            stats.prefix_cache.num_queried_tokens -= beams.num_queried_tokens
+            stats.prefix_cache.num_hit_tokens -= beams.num_hit_tokens
+        if tier is not None:
+            batch.num_fetching = scheduler.num_fetching
+            stats.tiers.num_host_blocks = len(tier)
+            stats.tiers.num_disk_blocks = 0 if tier.far is None else len(tier.far)
         return stats
-
-    def count_sent(self, *, num_blocks: int, num_early: int) -> None:
-        """Blocks that have gone to other engines since the start."""
-        self._stats.num_sent_blocks = self._before.num_sent_blocks + num_blocks
-        self._stats.num_early_blocks = self._before.num_early_blocks + num_early
-
-    def _count_cache(self, found: PrefixCacheStats) -> None:
-        stats, before, beams = self._stats, self._before, self._beams.lookups
-        stats.num_queried_tokens = before.num_queried_tokens + found.num_queried_tokens - beams.num_queried_tokens
-        stats.num_hit_tokens = before.num_hit_tokens + found.num_hit_tokens - beams.num_hit_tokens
-        stats.num_inserted_blocks = before.num_inserted_blocks + found.num_inserted_blocks
-        stats.num_evicted_blocks = before.num_evicted_blocks + found.num_evicted_blocks
-
-    def _count_moves(self, moved: HostTierStats) -> None:
-        stats, before = self._stats, self._before
-        stats.num_moved_out_blocks = before.num_moved_out_blocks + moved.num_moved_out
-        stats.num_moved_in_blocks = before.num_moved_in_blocks + moved.num_moved_in
-        stats.num_fetched_blocks = before.num_fetched_blocks + moved.num_fetched
-        stats.num_failed_fetches = before.num_failed_fetches + moved.num_failed_fetches
-        stats.fetch_s = before.fetch_s + moved.fetch_s
-        stats.num_stored_blocks = before.num_stored_blocks + moved.num_stored
-        num_unstored = moved.num_failed_stores + moved.num_dropped
-        stats.num_unstored_blocks = before.num_unstored_blocks + num_unstored
-
-    def _count_drafts(self, drafted: SpeculationStats, accepted_at: Sequence[int]) -> None:
-        stats, before = self._stats, self._before
-        stats.num_drafts = before.num_drafts + drafted.num_drafts
-        stats.num_draft_tokens = before.num_draft_tokens + drafted.num_draft_tokens
-        stats.num_accepted_tokens = before.num_accepted_tokens + drafted.num_accepted_tokens
-        places = itertools.zip_longest(before.num_accepted_at, accepted_at, fillvalue=0)
-        stats.num_accepted_at = [earlier + now for earlier, now in places]
 
     def _num_seated_beams(self) -> int:
         """Beams that go on are in the queue between two steps, and in the batch while there is room for them."""
@@ -145,8 +119,22 @@ class EngineCounters:
             if new.request_id in going_on:
                 continue
             if new.request_id not in just_left and not self._recomputed.has_left(new.request_id):
-                self._stats.prompt_tokens += len(new.prompt_token_ids)
-                self._stats.num_saved_tokens += new.num_computed_tokens
+                self._stats.batch.prompt_tokens += len(new.prompt_token_ids)
+                self._stats.batch.num_saved_tokens += new.num_computed_tokens
+
+
+def _stats_of_owners(scheduler: Scheduler, transfers: TransferStats | None) -> EngineStats:
+    """The records that the scheduler's parts count in themselves, so that nothing need be copied."""
+    stats, kv_cache = EngineStats(), scheduler.kv_cache
+    if kv_cache.prefix_cache is not None:
+        stats.prefix_cache = kv_cache.prefix_cache.stats
+    if kv_cache.host_tier is not None:
+        stats.tiers = kv_cache.host_tier.stats
+    if scheduler.speculation is not None:
+        stats.drafts = scheduler.speculation.stats
+    if transfers is not None:
+        stats.transfers = transfers
+    return stats
 
 
 def kind_of(plan: SchedulerOutput) -> StepKind:
@@ -167,7 +155,6 @@ class RecomputedTokens:
     """
 
     def __init__(self) -> None:
-        self.num_tokens = 0
         self._amid_prompt: dict[str, int] = {}  # how many tokens are computed
         self._left: dict[str, int] = {}  # of requests that were preempted: how many had been
         self._catching_up: dict[str, int] = {}  # the same, of those that are back
@@ -176,9 +163,9 @@ class RecomputedTokens:
         """Whether a request that enters the batch has been in it before."""
         return request_id in self._left
 
-    def take(self, plan: SchedulerOutput, live: Container[str], *, is_decode: bool) -> None:
-        """Take in the plan of a step, in the order of the steps. `live`: ids of the requests that have not ended;
-        `is_decode`: the step has no chunks of prompts."""
+    def take(self, plan: SchedulerOutput, live: Container[str], *, is_decode: bool) -> int:
+        """How many tokens a step computes again; to be asked in the order of the steps. `live`: ids of the requests
+        that have not ended; `is_decode`: the step has no chunks of prompts."""
         for request_id in plan.preempted_request_ids:
             before = self._amid_prompt.pop(request_id, 0)
             self._left[request_id] = max(before, self._catching_up.pop(request_id, 0))
@@ -187,13 +174,13 @@ class RecomputedTokens:
                 self._note_return(new)
             if plan.preempted_request_ids:
                 self._left = {request_id: num for request_id, num in self._left.items() if request_id in live}
-        if self._catching_up:
-            self._count(plan)
+        num_tokens = self._count(plan) if self._catching_up else 0
         if not is_decode:
             self._note_chunks(plan)
         for request_id in plan.finished_request_ids:
             self._amid_prompt.pop(request_id, None)
             self._catching_up.pop(request_id, None)
+        return num_tokens
 
     def _note_return(self, new: NewRequest) -> None:
         """A request that has generated something had all of its tokens computed but the last."""
@@ -203,14 +190,16 @@ class RecomputedTokens:
             num_known = len(new.prompt_token_ids) + len(new.output_token_ids)
             self._catching_up[new.request_id] = max(before, num_known - 1 if has_output else 0)
 
-    def _count(self, plan: SchedulerOutput) -> None:
+    def _count(self, plan: SchedulerOutput) -> int:
+        num_tokens = 0
         for share in plan.scheduled:
             before = self._catching_up.get(share.request_id)
             if before is not None:
                 end = share.num_computed_tokens + share.num_tokens
-                self.num_tokens += max(0, min(end, before) - share.num_computed_tokens)
+                num_tokens += max(0, min(end, before) - share.num_computed_tokens)
                 if end >= before:
                     del self._catching_up[share.request_id]
+        return num_tokens
 
     def _note_chunks(self, plan: SchedulerOutput) -> None:
         for share in plan.scheduled:

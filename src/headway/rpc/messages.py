@@ -15,10 +15,9 @@ import msgspec
 from headway.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from headway.errors import InvalidRequestError
 from headway.outputs import SilentProgress, Told
+from headway.rpc.engine_stats import EngineStats, StepKind
 from headway.sampling_params import SamplingParams
 
-StepKind = Literal["decode", "prefill", "mixed"]
-"""decode: one token for each request · prefill: chunks of prompts only · mixed: both."""
 Role = Literal["prefill", "decode"]
 
 
@@ -192,77 +191,6 @@ class Delta(_Part):
     """Of a completion that was compared with others by it."""
     embedding: bytes | None = None
     """On the last delta, if asked for: the vector of the prompt, as float32."""
-
-
-class EngineStats(_Part):
-    """The state of the engine after a step, its counters since it started, and the step itself."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_free_blocks: int = 0
-    """Blocks that hold nothing of use."""
-    num_used_blocks: int = 0
-    num_used_slots: int = 0
-    """KV slots that hold a token; the rest of the used blocks is waste."""
-    num_steps: int = 0
-    num_preemptions: int = 0
-    num_recomputed_tokens: int = 0
-    """Tokens that preempted requests had in the cache, lost, and have computed again."""
-    prompt_tokens: int = 0
-    """Prompt tokens of all requests that have entered the batch."""
-    generation_tokens: int = 0
-    step_s: float = 0.0
-    """How long the last step took."""
-    schedule_s: float = 0.0
-    """How much of that was planning."""
-    kind: StepKind = "decode"
-    num_step_tokens: int = 0
-    """Tokens that the last step computed."""
-    num_cached_blocks: int = 0
-    """Blocks that no request holds, kept by the prefix cache. With the free and the used ones they are all."""
-    num_table_entries: int = 0
-    """Blocks that requests hold, each counted once for every request that holds it."""
-    num_queried_tokens: int = 0
-    """Tokens that requests had when they entered the batch, for the first time or after a preemption. Beams that go on
-    do not count, here and in what follows."""
-    num_hit_tokens: int = 0
-    """Of these, found in the prefix cache."""
-    num_saved_tokens: int = 0
-    """Of these, found by requests admitted for the first time: prompt tokens not computed."""
-    num_inserted_blocks: int = 0
-    num_evicted_blocks: int = 0
-    num_host_blocks: int = 0
-    """Blocks that are kept in host memory."""
-    num_moved_out_blocks: int = 0
-    num_moved_in_blocks: int = 0
-    """Blocks that went to host memory, and came back."""
-    num_fetching: int = 0
-    """Of the waiting requests, those that wait for blocks."""
-    num_disk_blocks: int = 0
-    """Blocks that are known to be on disk."""
-    num_fetched_blocks: int = 0
-    """Blocks that came from disk, or from other replicas."""
-    num_failed_fetches: int = 0
-    fetch_s: float = 0.0
-    """What fetches took, in all."""
-    num_stored_blocks: int = 0
-    num_unstored_blocks: int = 0
-    """Blocks that went to disk, and those that should have."""
-    num_drafts: int = 0
-    """How often a request has verified a draft."""
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    """Of these, what was right."""
-    num_accepted_at: list[int] = []
-    """How much of that at each place of a draft."""
-    prompt_token_s: float = 0.0
-    """What a prompt token adds to a step, as learnt from those that have run; 0: not known."""
-    num_sent_blocks: int = 0
-    """Blocks that went to other engines."""
-    num_early_blocks: int = 0
-    """Of these, while the rest of their prompt was being computed."""
-    transfer_block_s: float = 0.0
-    """What a block from another engine takes to come; 0: not known."""
 
 
 class StepBatch(_Message):

@@ -29,10 +29,10 @@ from headway.core.routing import Roles
 from headway.errors import ConfigError, EngineStartError
 from headway.rpc.backoff import Backoff
 from headway.rpc.channel import EXIT_GRACE_S, EngineConnection, Home, LocalHome, News
+from headway.rpc.engine_stats import EngineStats
 from headway.rpc.messages import (
     BlockExchange,
     EngineReady,
-    EngineStats,
     Heartbeat,
     Role,
     Shutdown,
@@ -331,7 +331,7 @@ class Replica:
         """None: it does everything."""
         self.info: EngineReady | None = None
         """What the engine said of itself when it got ready; stays while it is being restarted."""
-        self.stats: EngineStats | None = None
+        self.stats = EngineStats()
         """As of the last step. Counters go on over restarts."""
         self.num_restarts = 0
         self.epoch = 0
@@ -488,19 +488,9 @@ class Replica:
 
     def _forget_state(self) -> None:
         """What ran and held blocks went with its process; what was counted stays."""
-        if self.stats is not None and self.info is not None:
-            self.stats = msgspec.structs.replace(
-                self.stats,
-                num_running=0,
-                num_waiting=0,
-                num_used_blocks=0,
-                num_used_slots=0,
-                num_cached_blocks=0,
-                num_table_entries=0,
-                num_host_blocks=0,
-                num_fetching=0,
-                num_free_blocks=self.info.num_blocks,
-            )
+        self.stats.forget_state()
+        if self.info is not None:
+            self.stats.blocks.num_free_blocks = self.info.num_blocks
 
     async def _keep_running(self) -> None:
         """Start the engine again whenever it ends, unless it was asked to."""

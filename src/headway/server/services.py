@@ -10,7 +10,8 @@ from typing import Protocol
 
 from headway.predict.prediction_thread import PredictionThread
 from headway.rpc.engine_client import Health
-from headway.rpc.messages import AddRequest, EngineReady, EngineStats
+from headway.rpc.engine_stats import EngineStats
+from headway.rpc.messages import AddRequest, EngineReady
 from headway.rpc.streams import CacheStream, RequestStream, SnapshotStream
 from headway.server.admission.queue_limits import BYTES_PER_TOKEN, QueueLimits, Reservation
 from headway.server.admission.service_classes import ONE_CLASS, Scheduling, ServiceClass, ServiceClasses
@@ -123,7 +124,7 @@ class Services:
         """A place in the queue, or 429. Whether the first token would be late is asked only if the operator wants it,
         and if requests wait in the engine: while none do, it takes newcomers in with its next step."""
         stats = self.engine.stats
-        may_be_late = self.config.refuse_late and stats is not None and stats.num_waiting > 0
+        may_be_late = self.config.refuse_late and stats.batch.num_waiting > 0
         return self.limits.reserve(
             body_bytes=self._countable(body_bytes, num_prompts),
             service_class=scheduling.service_class,

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
-from headway.rpc.messages import EngineStats
+from headway.rpc.engine_stats import EngineStats
 
 _T = TypeVar("_T")
 
@@ -150,10 +150,11 @@ class Trend:
 
     def add(self, now_s: float, stats: EngineStats) -> None:
         """Take in one look."""
+        cache = stats.prefix_cache
         counts = _Counts(
-            stats.num_preemptions, stats.num_evicted_blocks, stats.num_hit_tokens, stats.num_queried_tokens
+            stats.batch.num_preemptions, cache.num_evicted_blocks, cache.num_hit_tokens, cache.num_queried_tokens
         )
-        _append_within(self._queue, now_s, stats.num_waiting, GROWTH_WINDOW_S)
+        _append_within(self._queue, now_s, stats.batch.num_waiting, GROWTH_WINDOW_S)
         _append_within(self._counts, now_s, counts, 2 * COUNT_WINDOW_S)
 
     @property

@@ -33,7 +33,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from headway.rpc.engine_client import Health
-from headway.rpc.messages import BlockSnapshot, EngineReady, EngineStats, Snapshot
+from headway.rpc.engine_stats import EngineStats
+from headway.rpc.messages import BlockSnapshot, EngineReady, Snapshot
 from headway.server.api.api_errors import ApiError, overloaded
 from headway.server.live.batch_advice import Advice, Trend, Vitals, advise
 from headway.server.live.batch_frames import Frame, FrameBuilder, ReplicaLoad, TokenTimes
@@ -146,7 +147,7 @@ class WatchedEngine(Protocol):
     @property
     def info(self) -> EngineReady | None: ...
     @property
-    def stats(self) -> EngineStats | None: ...
+    def stats(self) -> EngineStats: ...
     @property
     def health(self) -> EngineHealth: ...
     def watch(self) -> Snapshots: ...
@@ -158,7 +159,7 @@ class WatchedReplica(Protocol):
     @property
     def info(self) -> EngineReady | None: ...
     @property
-    def stats(self) -> EngineStats | None: ...
+    def stats(self) -> EngineStats: ...
     @property
     def problem(self) -> str | None: ...
     @property
@@ -171,7 +172,7 @@ class WatchedReplicas(Protocol):
     @property
     def info(self) -> EngineReady | None: ...
     @property
-    def stats(self) -> EngineStats | None: ...
+    def stats(self) -> EngineStats: ...
     @property
     def health(self) -> EngineHealth: ...
     @property
@@ -239,7 +240,7 @@ class _OneReplica:
         return self._engine.replicas[self._place].info
 
     @property
-    def stats(self) -> EngineStats | None:
+    def stats(self) -> EngineStats:
         return self._engine.replicas[self._place].stats
 
     @property
@@ -252,16 +253,16 @@ class _OneReplica:
 
 
 def _load(replica: WatchedReplica) -> ReplicaLoad:
-    stats, problem = replica.stats or EngineStats(), replica.problem
+    stats, problem = replica.stats, replica.problem
     return ReplicaLoad(
         ok=problem is None,
         reason=problem or "",
-        num_running=stats.num_running,
-        num_waiting=stats.num_waiting,
-        generation_tokens=stats.generation_tokens,
+        num_running=stats.batch.num_running,
+        num_waiting=stats.batch.num_waiting,
+        generation_tokens=stats.batch.generation_tokens,
         num_blocks=0 if replica.info is None else replica.info.num_blocks,
-        num_used_blocks=stats.num_used_blocks,
-        num_cached_blocks=stats.num_cached_blocks,
+        num_used_blocks=stats.blocks.num_used_blocks,
+        num_cached_blocks=stats.blocks.num_cached_blocks,
         role=replica.role,
     )
 
@@ -351,7 +352,7 @@ class LiveHub:
     def _tell_present(self, queue: asyncio.Queue[Event | None]) -> None:
         """Maps are sent when they change, so a later viewer is sent the last one."""
         frame = Frame(at_s=self._at_s(self._now()), blocks=self._builder.last_blocks)
-        frame.numbers = self._numbers(self._engine.stats or EngineStats())
+        frame.numbers = self._numbers(self._engine.stats)
         frame.replica, frame.replicas = self._place, self._loads()
         queue.put_nowait(_event("frame", frame))
 
@@ -405,8 +406,8 @@ class LiveHub:
             self._tell(_hello(info))
 
     def _frame(self, now_s: float) -> Frame:
-        stats = self._engine.stats or EngineStats()
-        is_idle = stats.num_running == 0 and stats.num_waiting == 0
+        stats = self._engine.stats
+        is_idle = stats.batch.num_running == 0 and stats.batch.num_waiting == 0
         if is_idle or not self._engine.health.ok:
             self._builder.became_idle()
             self._token_times.became_idle()
@@ -424,7 +425,7 @@ class LiveHub:
 
     def _numbers(self, stats: EngineStats) -> dict[str, Any]:
         if self._is_counting_hits:
-            self._hits.observe(stats.num_hit_tokens, stats.num_queried_tokens)
+            self._hits.observe(stats.prefix_cache.num_hit_tokens, stats.prefix_cache.num_queried_tokens)
         gaps = self._gaps.of_last(SHOWN_LATENCY_S)
         first_tokens = self._first_tokens.of_last(SHOWN_LATENCY_S)
         health = self._engine.health
@@ -432,27 +433,8 @@ class LiveHub:
             "ok": health.ok,
             "reason": health.reason,
             "draining": self._is_draining(),
-            "num_running": stats.num_running,
-            "num_waiting": stats.num_waiting,
-            "num_used_blocks": stats.num_used_blocks,
-            "num_used_slots": stats.num_used_slots,
-            "num_cached_blocks": stats.num_cached_blocks,
-            "num_free_blocks": stats.num_free_blocks,
-            "num_host_blocks": stats.num_host_blocks,
-            "num_moved_out_blocks": stats.num_moved_out_blocks,
-            "num_moved_in_blocks": stats.num_moved_in_blocks,
-            "num_table_entries": stats.num_table_entries,
-            "num_queried_tokens": stats.num_queried_tokens,
-            "num_hit_tokens": stats.num_hit_tokens,
-            "num_saved_tokens": stats.num_saved_tokens,
-            "num_inserted_blocks": stats.num_inserted_blocks,
-            "num_evicted_blocks": stats.num_evicted_blocks,
             "hit_rate": self._hits.share(),
-            "num_steps": stats.num_steps,
-            "num_preemptions": stats.num_preemptions,
-            "num_recomputed_tokens": stats.num_recomputed_tokens,
-            "prompt_tokens": stats.prompt_tokens,
-            "generation_tokens": stats.generation_tokens,
+            **stats.as_dict(),
             "ttft_p50_ms": _ms(percentile(first_tokens, 0.5)),
             "itl_p50_ms": _ms(percentile(gaps, 0.5)),
             "itl_p99_ms": _ms(percentile(gaps, 0.99)),
@@ -465,11 +447,11 @@ class LiveHub:
         vitals = Vitals(
             is_healthy=health.ok,
             reason=health.reason,
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
+            num_running=stats.batch.num_running,
+            num_waiting=stats.batch.num_waiting,
             max_num_seqs=info.max_num_seqs if info else 1,
             queue_growth=self._trend.queue_growth,
-            kv_used=stats.num_used_blocks / info.num_blocks if info else 0.0,
+            kv_used=stats.blocks.num_used_blocks / info.num_blocks if info else 0.0,
             num_preemptions=self._trend.num_preemptions,
             evicted=self._trend.num_evicted_blocks / info.num_blocks if info else 0.0,
             hit_rate=self._trend.hit_rate,

@@ -11,7 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from headway.rpc.messages import EngineReady, EngineStats
+from headway.counters import Counter, Gauge, Number
+from headway.rpc.engine_stats import EngineStats
+from headway.rpc.messages import EngineReady
 from headway.server.admission.queue_limits import QueueLimits
 from headway.server.metrics.server_metrics import Histogram, ServerMetrics
 
@@ -23,7 +25,7 @@ class ReplicaNumbers(Protocol):
     """The part of a replica that is read for each scrape."""
 
     place: int
-    stats: EngineStats | None
+    stats: EngineStats
     num_restarts: int
 
     @property
@@ -38,7 +40,7 @@ class EngineNumbers(Protocol):
     @property
     def info(self) -> EngineReady | None: ...
     @property
-    def stats(self) -> EngineStats | None: ...
+    def stats(self) -> EngineStats: ...
     @property
     def num_restarts(self) -> int: ...
     @property
@@ -66,89 +68,60 @@ class _Snapshot(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client."""
-        stats = self._engine.stats or EngineStats()
-        yield from self._engine_metrics(stats)
-        yield from self._counters(stats)
+        yield from self._engine_metrics(self._engine.stats)
+        yield from self._replica_metrics()
         yield from self._latencies()
         yield from self._server_metrics()
 
     def _engine_metrics(self, stats: EngineStats) -> Iterator[Metric]:
-        info = self._engine.info
-        num_blocks, block_size = (info.num_blocks, info.block_size) if info else (0, 0)
-        num_known = stats.num_used_blocks + stats.num_cached_blocks + stats.num_free_blocks  # of all replicas
-        used_slots = stats.num_used_blocks * block_size
-        yield self._gauge("num_requests_running", "Sequences in the batch.", stats.num_running)
-        yield self._gauge("num_requests_waiting", "Sequences in the engine's queue.", stats.num_waiting)
-        yield self._gauge(
-            "kv_cache_usage_perc",
-            "Share of KV blocks in use, 1 is all.",
-            _share(stats.num_used_blocks, num_known or num_blocks),
-        )
-        yield self._gauge("kv_blocks_live", "KV blocks held by requests.", stats.num_used_blocks)
-        yield self._gauge(
-            "kv_blocks_cached", "KV blocks that no request holds, kept by the prefix cache.", stats.num_cached_blocks
-        )
-        yield self._gauge(
-            "kv_blocks_free",
-            "KV blocks without contents.",
-            stats.num_free_blocks if self._engine.stats is not None else num_blocks,
-        )
-        yield self._gauge("kv_blocks_host", "KV blocks kept in host memory.", stats.num_host_blocks)
-        yield self._gauge("kv_blocks_disk", "KV blocks known to be on disk.", stats.num_disk_blocks)
-        yield self._gauge("requests_fetching", "Waiting sequences whose blocks are fetched.", stats.num_fetching)
-        waste = 1.0 - _share(stats.num_used_slots, used_slots) if used_slots else 0.0
-        yield self._gauge("kv_waste_perc", "Share of slots in used KV blocks that hold no token.", waste)
-        sharing = stats.num_table_entries / stats.num_used_blocks if stats.num_used_blocks else 1.0
-        yield self._gauge("kv_sharing_factor", "How many requests hold a live KV block, on average.", sharing)
-        yield self._counter("num_preemptions", "Times a request lost its blocks to another.", stats.num_preemptions)
-        yield self._counter(
-            "recomputed_tokens", "Tokens computed again after a preemption.", stats.num_recomputed_tokens
-        )
-        yield self._counter("prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens)
-        yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
-        yield self._counter("engine_steps", "Steps of the engine.", stats.num_steps)
-        yield self._counter(
-            "engine_restarts", "Times an engine process had to be started again.", self._engine.num_restarts
-        )
-        yield self._counter(
-            "requests_resumed", "Times a request went on in another engine process.", self._engine.num_resumed
-        )
-        yield from self._replica_metrics()
+        for declared, value in stats.metrics():
+            yield self._declared(declared, value)
+        blocks, info = stats.blocks, self._engine.info
+        num_used, block_size = blocks.num_used_blocks, info.block_size if info else 0
+        num_blocks = num_used + blocks.num_cached_blocks + blocks.num_free_blocks  # of all replicas
+        waste = 1.0 - _share(blocks.num_used_slots, num_used * block_size) if num_used and block_size else 0.0
+        sharing = blocks.num_table_entries / num_used if num_used else 1.0
+        hit_rate = self._metrics.recent_hits.share()
+        for name, help_text, value in (
+            ("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", _share(num_used, num_blocks)),
+            ("kv_waste_perc", "Share of slots in used KV blocks that hold no token.", waste),
+            ("kv_sharing_factor", "How many requests hold a live KV block, on average.", sharing),
+            (
+                "prefix_cache_hit_rate",
+                "Share of the tokens looked up in the last minute that were found.",
+                math.nan if hit_rate is None else hit_rate,
+            ),
+        ):
+            yield self._gauge(name, help_text, value)
+        for name, help_text, count in (
+            ("engine_restarts", "Times an engine process had to be started again.", self._engine.num_restarts),
+            ("requests_resumed", "Times a request went on in another engine process.", self._engine.num_resumed),
+        ):
+            yield self._counter(name, help_text, count)
 
     def _replica_metrics(self) -> Iterator[Metric]:
-        numbers = [(replica, replica.stats or EngineStats()) for replica in self._engine.replicas]
-        gauges: dict[tuple[str, str], list[float]] = {
-            ("replica_up", "Whether the replica serves."): [replica.problem is None for replica, _ in numbers],
-            ("replica_requests_running", "Sequences in the replica's batch."): [
-                stats.num_running for _, stats in numbers
-            ],
-            ("replica_requests_waiting", "Sequences in the replica's queue."): [
-                stats.num_waiting for _, stats in numbers
-            ],
-            ("replica_kv_blocks_live", "KV blocks of the replica that requests hold."): [
-                stats.num_used_blocks for _, stats in numbers
-            ],
-        }
-        counters: dict[tuple[str, str], list[float]] = {
-            ("replica_generation_tokens", "Tokens that the replica generated."): [
-                stats.generation_tokens for _, stats in numbers
-            ],
-            ("replica_prefix_cache_queries", "Tokens that the replica looked up in its prefix cache."): [
-                stats.num_queried_tokens for _, stats in numbers
-            ],
-            ("replica_prefix_cache_hits", "Tokens that the replica found in its prefix cache."): [
-                stats.num_hit_tokens for _, stats in numbers
-            ],
-            ("replica_restarts", "Times the replica's process was started again."): [
-                replica.num_restarts for replica, _ in numbers
-            ],
-        }
-        for kind, families in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
-            for (name, help_text), values in families.items():
-                family = kind(PREFIX + name, help_text, labels=("model_name", "replica"))
-                for (replica, _), value in zip(numbers, values, strict=True):
-                    family.add_metric((self._metrics.model, str(replica.place)), value)
-                yield family
+        """What is shown for each replica: whether it is there, and its numbers that are declared so."""
+        replicas = self._engine.replicas
+        columns: list[tuple[Counter | Gauge, list[float]]] = [
+            (Gauge("up", "Whether it serves."), [replica.problem is None for replica in replicas]),
+            (
+                Counter("restarts", "Times its process was started again."),
+                [replica.num_restarts for replica in replicas],
+            ),
+        ]
+        for numbers in zip(*(replica.stats.metrics() for replica in replicas), strict=True):
+            declared = numbers[0][0]
+            if declared.by_replica:
+                columns.append((declared, [value for _, value in numbers if not isinstance(value, list)]))
+        for declared, values in columns:
+            family = (CounterMetricFamily if isinstance(declared, Counter) else GaugeMetricFamily)(
+                f"{PREFIX}replica_{declared.metric.removeprefix('num_')}",
+                f"{declared.help} Of one replica.",
+                labels=("model_name", "replica"),
+            )
+            for replica, value in zip(replicas, values, strict=True):
+                family.add_metric((self._metrics.model, str(replica.place)), value)
+            yield family
         if outcomes := self._engine.prefill_outcomes:
             yield from self._roles(outcomes)
 
@@ -169,54 +142,6 @@ class _Snapshot(Collector):
         for replica in self._engine.replicas:
             roles.add_metric((self._metrics.model, str(replica.place), str(replica.role)), 1)
         yield roles
-
-    def _counters(self, stats: EngineStats) -> Iterator[Metric]:
-        for name, help_text, value in (
-            ("prefix_cache_queries", "Tokens looked up, of requests that enter the batch.", stats.num_queried_tokens),
-            (
-                "prefix_cache_hits",
-                "Tokens found in the prefix cache, of requests that enter the batch.",
-                stats.num_hit_tokens,
-            ),
-            ("prefix_cache_saved_tokens", "Prompt tokens that did not have to be computed.", stats.num_saved_tokens),
-            ("prefix_cache_inserted_blocks", "KV blocks taken into the prefix cache.", stats.num_inserted_blocks),
-            ("prefix_cache_evicted_blocks", "KV blocks given up for room.", stats.num_evicted_blocks),
-            ("kv_blocks_moved_out", "KV blocks copied to host memory.", stats.num_moved_out_blocks),
-            ("kv_blocks_moved_in", "KV blocks copied back from host memory.", stats.num_moved_in_blocks),
-            ("kv_blocks_fetched", "KV blocks fetched from disk or another replica.", stats.num_fetched_blocks),
-            (
-                "kv_blocks_not_fetched",
-                "KV blocks that should have been fetched from disk or another replica but were computed instead.",
-                stats.num_failed_fetches,
-            ),
-            ("kv_blocks_fetch_seconds", "Time that fetches of KV blocks took.", stats.fetch_s),
-            ("kv_blocks_sent", "KV blocks sent to decode replicas.", stats.num_sent_blocks),
-            (
-                "kv_blocks_sent_early",
-                "KV blocks sent to decode replicas before their prompt was computed in full.",
-                stats.num_early_blocks,
-            ),
-            ("kv_blocks_stored", "KV blocks written to disk.", stats.num_stored_blocks),
-            ("kv_blocks_not_stored", "KV blocks that could not be written to disk.", stats.num_unstored_blocks),
-            ("spec_decode_num_drafts", "How often a request has verified guesses.", stats.num_drafts),
-            ("spec_decode_num_draft_tokens", "Guesses of tokens that were verified.", stats.num_draft_tokens),
-            ("spec_decode_num_accepted_tokens", "Guesses of tokens that were right.", stats.num_accepted_tokens),
-        ):
-            yield self._counter(name, help_text, value)
-        accepted_at = CounterMetricFamily(
-            PREFIX + "spec_decode_num_accepted_tokens_per_pos",
-            "Right guesses, by their place.",
-            labels=("model_name", "position"),
-        )
-        for position, count in enumerate(stats.num_accepted_at):
-            accepted_at.add_metric((self._metrics.model, str(position)), count)
-        yield accepted_at
-        hit_rate = self._metrics.recent_hits.share()
-        yield self._gauge(
-            "prefix_cache_hit_rate",
-            "Share of the tokens looked up in the last minute that were found.",
-            math.nan if hit_rate is None else hit_rate,
-        )
 
     def _latencies(self) -> Iterator[Metric]:
         metrics = self._metrics
@@ -308,6 +233,17 @@ class _Snapshot(Collector):
             for reason, count in line.num_refused.items():
                 refused.add_metric((*values, reason), count)
         yield from (waiting, admitted, refused, shed)
+
+    def _declared(self, declared: Counter | Gauge, value: Number) -> Metric:
+        """A number under its name; a list of them, told apart by its label."""
+        if not isinstance(value, list):
+            make = self._counter if isinstance(declared, Counter) else self._gauge
+            return make(declared.metric, declared.help, value)
+        assert isinstance(declared, Counter)
+        family = CounterMetricFamily(PREFIX + declared.metric, declared.help, labels=("model_name", declared.label))
+        for place, count in enumerate(value):
+            family.add_metric((self._metrics.model, str(place)), count)
+        return family
 
     def _gauge(self, name: str, help_text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, help_text, labels=("model_name",))

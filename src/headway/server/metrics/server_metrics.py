@@ -12,7 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from headway.rpc.messages import EngineStats, RequestTimings
+from headway.rpc.engine_stats import EngineStats
+from headway.rpc.messages import RequestTimings
 from headway.server.loop_guard import LoopStalls
 
 LATENCY_BUCKETS_S = (
@@ -214,11 +215,11 @@ class ServerMetrics:
 
     def observe_step(self, stats: EngineStats) -> None:
         """A step's numbers; those of a step that is known already are passed over."""
-        self.recent_hits.observe(stats.num_hit_tokens, stats.num_queried_tokens)
-        if stats.num_steps != self._num_steps:
-            self._num_steps = stats.num_steps
-            self.step_time[stats.kind].observe(stats.step_s)
-            self.schedule_time.observe(stats.schedule_s)
+        self.recent_hits.observe(stats.prefix_cache.num_hit_tokens, stats.prefix_cache.num_queried_tokens)
+        if stats.batch.num_steps != self._num_steps:
+            self._num_steps = stats.batch.num_steps
+            self.step_time[stats.step.kind].observe(stats.step.duration_s)
+            self.schedule_time.observe(stats.step.schedule_s)
 
     def observe_first_token(self, after_s: float) -> None:
         """The first token of a sequence has come, `after_s` seconds after its request."""

@@ -1,0 +1,122 @@
+"""Numbers that somebody counts: each is declared once, as a field of its owner's record, with its kind.
+
+    Counter   only grows: it goes on when its engine is started again
+    Gauge     how things stand now: it is gone with its engine
+    neither   of the last step alone, or learnt from steps: it is not added up, and no metric
+
+What is done with all numbers follows from the declarations: sums over engines, restarts, the metrics of `/metrics` and
+the feed of the live page. To add a number, add a field to the record of its owner, and count.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+import msgspec
+from msgspec import field as field
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What is said of a number beside its name and type."""
+
+    metric: str = ""
+    """Its name in `/metrics`; without one it is no metric."""
+    help: str = ""
+    by_replica: bool = False
+    """Whether `/metrics` shows it for each replica too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counter(Declared):
+    of_requests: bool = False
+    """Whether it counts what clients asked for: a prompt that one engine computes for another must not count twice."""
+    label: str = ""
+    """Of a list of counters: what tells them apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge(Declared):
+    pass
+
+
+Number = float | list[int]
+
+
+class Statistics(msgspec.Struct, array_like=True, gc=False):
+    """A record of numbers, some of which may be records of numbers again."""
+
+    def add(self, other: Self) -> None:
+        """Add another engine's counters and gauges."""
+        self._add(other, Counter | Gauge)
+
+    def go_on_from(self, before: Self) -> None:
+        """Add the counters of an engine whose place this one takes."""
+        self._add(before, Counter)
+
+    def forget_state(self) -> None:
+        """The engine is gone: its counters stay, nothing else does."""
+        fresh = type(self)()
+        for name, declared in _fields(type(self)):
+            if declared is Statistics:
+                getattr(self, name).forget_state()
+            elif not isinstance(declared, Counter):
+                setattr(self, name, getattr(fresh, name))
+
+    def without_requests(self) -> Self:
+        """A copy that counts nothing of what clients asked for."""
+        copy = type(self)()
+        copy.add(self)
+        for owner, name, declared in copy._numbers():
+            if isinstance(declared, Counter) and declared.of_requests:
+                setattr(owner, name, 0)
+        return copy
+
+    def metrics(self) -> Iterator[tuple[Counter | Gauge, Number]]:
+        """What `/metrics` shows."""
+        for owner, name, declared in self._numbers():
+            if declared.metric:
+                yield declared, getattr(owner, name)
+
+    def as_dict(self) -> dict[str, Number]:
+        """All counters and gauges by name, without their owners."""
+        return {name: getattr(owner, name) for owner, name, _ in self._numbers()}
+
+    def _numbers(self) -> Iterator[tuple[Statistics, str, Counter | Gauge]]:
+        for name, declared in _fields(type(self)):
+            if declared is Statistics:
+                yield from getattr(self, name)._numbers()
+            elif isinstance(declared, Counter | Gauge):
+                yield self, name, declared
+
+    def _add(self, other: Self, kinds: Any) -> None:
+        for name, declared in _fields(type(self)):
+            if declared is Statistics:
+                getattr(self, name)._add(getattr(other, name), kinds)
+            elif isinstance(declared, kinds):
+                setattr(self, name, _sum(getattr(self, name), getattr(other, name)))
+
+
+@functools.cache
+def _fields(record: type[Statistics]) -> list[tuple[str, Counter | Gauge | type[Statistics] | None]]:
+    """Names with what they are: a declared number, a record of numbers, or neither."""
+    fields: list[tuple[str, Counter | Gauge | type[Statistics] | None]] = []
+    for name, kind in typing.get_type_hints(record, include_extras=True).items():
+        if isinstance(kind, type) and issubclass(kind, Statistics):
+            fields.append((name, Statistics))
+        elif typing.get_origin(kind) is Annotated:
+            fields.append((name, kind.__metadata__[0]))
+        else:
+            fields.append((name, None))
+    return fields
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if isinstance(one, list):
+        return [a + b for a, b in itertools.zip_longest(one, other, fillvalue=0)]
+    return one + other
