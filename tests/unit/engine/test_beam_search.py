@@ -84,6 +84,17 @@ def test_with_room_for_all_it_finds_the_best_of_all(length_penalty: float, min_t
         assert [found.score(beam) for beam in found.best(5)] == pytest.approx([score for score, _ in expected[:5]])
 
 
+def test_two_beams_find_what_greedy_misses() -> None:
+    table = {(): [0.6, 0.4], (0,): [0.5, 0.5], (1,): [0.9, 0.1]}
+
+    def model(tokens: tuple[int, ...]) -> list[float]:
+        return [math.log(p) for p in table[tokens]]
+
+    found = search(model, make_rules(max_tokens=2)).hypotheses
+    assert [beam.token_ids for beam in found] == [(1, 0), (0, 0)]
+    assert found[0].cum_logprob == pytest.approx(math.log(0.36))
+
+
 def test_equals_go_by_beam_then_by_token() -> None:
     uniform: Model = lambda tokens: [math.log(0.25)] * 4  # noqa: E731
     searched = search(uniform, make_rules(width=3, max_tokens=2))
