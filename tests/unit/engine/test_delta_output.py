@@ -12,18 +12,6 @@ from tests.unit.no_model import all_outputs
 from tests.unit.rpc.small_engine import create_engine
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
-def test_a_delta_has_only_what_is_new(overlap: bool) -> None:
-    engine = make_engine(overlap=overlap)
-    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=3), stream="delta")
-    outputs = all_outputs(engine)
-    assert [output.outputs[0].token_ids for output in outputs] == [[3], [4], [5]]
-    assert [output.outputs[0].finish_reason for output in outputs] == [None, None, "length"]
-    assert [output.finished for output in outputs] == [False, False, True]
-    metrics = outputs[-1].metrics
-    assert metrics is not None and metrics.finished_s is not None and outputs[0].metrics is not metrics
-
-
 @pytest.mark.parametrize(
     "params",
     [
@@ -44,7 +32,9 @@ def test_deltas_add_up_to_the_whole(params: SamplingParams) -> None:
     texts: dict[int, str] = defaultdict(str)
     token_ids: dict[int, list[int]] = defaultdict(list)
     ends = {}
-    for output in all_outputs(delta_engine):
+    outputs = all_outputs(delta_engine)
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    for output in outputs:
         for new in output.outputs:
             assert new.index not in ends, "a completion that has ended has no news"
             texts[new.index] += new.text
@@ -72,9 +62,3 @@ def test_an_aborted_delta_stream_returns_what_was_new() -> None:
     last = engine.abort("a")
     assert told == "" and last is not None
     assert (last.outputs[0].text, last.outputs[0].token_ids, last.outputs[0].finish_reason) == ("bc", [], "abort")
-
-
-def test_full_streams_still_grow() -> None:
-    engine = make_engine(overlap=False)
-    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2), stream="full")
-    assert [output.outputs[0].token_ids for output in all_outputs(engine)] == [[3], [3, 4]]

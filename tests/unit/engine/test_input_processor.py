@@ -12,7 +12,6 @@ import torch
 
 from headway import LLM, RequestFailedError, SamplingParams
 from headway.engine.input_processor import core_id
-from headway.engine.llm_engine import LLMEngine
 from headway.errors import InvalidRequestError
 from headway.tokenizer import Tokenizer
 from tests.stress.llm_stress import llm_of
@@ -24,11 +23,9 @@ PARAMS = SamplingParams(max_tokens=2)
 
 
 @pytest.fixture
-def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
+def llm() -> LLM:
     """Without a model: the n-th token of an answer is the n-th letter."""
-    engine = create_engine({})
-    monkeypatch.setattr(LLMEngine, "from_config", classmethod(lambda cls, config, *, progress: engine))
-    return LLM()
+    return llm_of(create_engine({}))
 
 
 # ---- prompts ------------------------------------------------------------------------------------------------------

@@ -71,14 +71,6 @@ def test_a_stream_grows_by_a_token_and_its_outputs_do_not_change_later(overlap: 
 
 
 @both
-def test_without_stream_there_is_one_output_for_all_completions(overlap: bool) -> None:
-    engine = make_engine(overlap=overlap)
-    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2, n=3, temperature=1.0), stream=False)
-    (output,) = all_outputs(engine)
-    assert [completion.token_ids for completion in output.outputs] == [[3, 4]] * 3
-
-
-@both
 def test_times_are_those_of_the_request(overlap: bool) -> None:
     engine = make_engine(overlap=overlap)
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=3))
@@ -89,17 +81,6 @@ def test_times_are_those_of_the_request(overlap: bool) -> None:
     assert first.finished_s is None
     assert last.first_token_s == first.first_token_s < last.finished_s
     assert last.num_preemptions == 0
-
-
-@both
-def test_preemptions_are_counted(overlap: bool) -> None:
-    engine = make_engine(overlap=overlap, num_blocks=6)
-    for name in "abc":
-        engine.add_request(name, [1, 2, 3], SamplingParams(max_tokens=12), stream=False)
-    outputs = {output.request_id: output for output in all_outputs(engine)}
-    assert {tuple(output.outputs[0].token_ids) for output in outputs.values()} == {tuple(range(3, 15))}
-    assert sum(output.metrics.num_preemptions for output in outputs.values() if output.metrics) >= 1
-    assert outputs["a"].metrics is not None and outputs["a"].metrics.num_preemptions == 0
 
 
 def test_a_new_request_inherits_nothing_from_an_aborted_one_with_its_id() -> None:
@@ -145,16 +126,6 @@ def test_a_request_may_end_with_the_step_that_finds_its_prompts_logprobs(overlap
     (output,) = all_outputs(engine)
     assert output.prompt_logprobs is not None
     assert [None if p is None else list(p) for p in output.prompt_logprobs] == [None, [1], [2]]
-
-
-def test_the_report_is_of_the_step_whose_outputs_were_returned() -> None:
-    engine = make_engine(overlap=True)
-    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2))
-    step = engine.step()
-    assert [(row.request_id, row.num_tokens) for row in step.report.rows] == [("a", 3)]
-    step = engine.step()
-    assert [(row.request_id, row.num_tokens) for row in step.report.rows] == [("a", 1)]
-    assert step.report.finished == ("a",)
 
 
 def test_the_report_has_the_time_of_planning() -> None:

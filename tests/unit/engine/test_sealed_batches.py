@@ -77,37 +77,6 @@ def test_every_end_is_that_of_continuous_batching(seed: int, batching: str, over
 
 @overlaps
 @sealed
-@pytest.mark.parametrize(
-    ("params", "reason"),
-    [
-        (SamplingParams(temperature=0, max_tokens=40), None),  # the model's end token
-        (SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop_token_ids=[5]), 5),
-        (SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=["#"]), "#"),
-    ],
-    ids=["end token", "stop token", "stop string"],
-)
-def test_what_ends_an_answer_is_named_and_not_shown(
-    params: SamplingParams, reason: int | str | None, batching: str, overlap: bool
-) -> None:
-    ((free,),) = answers(
-        engine_of("continuous"), [([7], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))]
-    )
-    ends = {0, 2} if reason is None else {5}
-    place = next(place for place, token_id in enumerate(free.token_ids) if token_id in ends)
-    for max_tokens in (40, place + 1):  # also with the last token that is allowed
-        own = SamplingParams(**{**params_of(params), "max_tokens": max_tokens})
-        ((answer,),) = answers(engine_of(batching, overlap=overlap), [([7], own)])
-        assert (answer.finish_reason, answer.stop_reason) == ("stop", reason)
-        assert answer.token_ids == free.token_ids[: place + 1]
-        assert answer.text == TOKENIZER.decode(free.token_ids[:place])
-
-
-def params_of(params: SamplingParams) -> dict[str, Any]:
-    return {name: getattr(params, name) for name in ("temperature", "ignore_eos", "stop_token_ids", "stop")}
-
-
-@overlaps
-@sealed
 @pytest.mark.parametrize("stream", ["full", "delta"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_stream_tells_the_same_and_ends_once(seed: int, stream: Streaming, batching: str, overlap: bool) -> None:

@@ -100,19 +100,10 @@ def test_bad_early_stopping(value: Any) -> None:
 
 
 def test_beam_search_params_are_sampling_params() -> None:
-    params = BeamSearchParams(
-        beam_width=3, max_tokens=7, ignore_eos=True, length_penalty=0.5, early_stopping="never", stop_token_ids=[4]
-    )
-    assert params.sampling_params() == SamplingParams(
-        n=3,
-        temperature=0.0,
-        max_tokens=7,
-        ignore_eos=True,
-        use_beam_search=True,
-        length_penalty=0.5,
-        early_stopping="never",
-        stop_token_ids=[4],
-    )
+    own: dict[str, Any] = {"max_tokens": 7, "ignore_eos": True, "length_penalty": 0.5, "early_stopping": "never"}
+    params = BeamSearchParams(beam_width=3, stop_token_ids=[4], **own)
+    expected = SamplingParams(n=3, temperature=0.0, use_beam_search=True, stop_token_ids=[4], **own)
+    assert params.sampling_params() == expected
 
 
 @pytest.mark.parametrize(

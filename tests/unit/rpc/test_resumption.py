@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -202,42 +201,3 @@ async def test_requests_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) ->
         kill(client.replicas[0])
         last = (await read(stream))[-1]
         assert (last.finish_reason, last.error, last.error_status) == ("error", "the engine stopped; please retry", 503)
-
-
-async def test_many_deaths(two: EngineClient) -> None:
-    """One of two is killed or stopped at random, again and again; clients come and go."""
-    rng = random.Random(0)
-
-    async def chaos(client: EngineClient) -> None:
-        def may_go_on() -> bool:  # a request that sees none but dying engines is rightly given up
-            live = client._open.values()
-            return all(each.is_ready for each in client.replicas) and not any(own.num_deaths for own in live)
-
-        for kind in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL):
-            await asyncio.sleep(0.2)
-            await until(may_go_on)
-            num_restarts = client.num_restarts
-            kill(rng.choice(client.replicas), kind)
-            await until(lambda before=num_restarts: client.num_restarts > before)
-
-    async def client_of(client: EngineClient, number: int, killing: asyncio.Task[None]) -> int:
-        turn = num_whole = 0
-        while not killing.done():
-            turn += 1
-            num_tokens = 50 + 37 * ((number + turn) % 5)
-            stream = client.submit(add(f"many-{number}-{turn}", max_tokens=num_tokens))
-            if (number + turn) % 7 == 3:
-                await anext(stream)
-                stream.close()
-                continue
-            check_whole(await read(stream), num_tokens)
-            num_whole += 1
-        return num_whole
-
-    await all_ready(two)
-    killing = asyncio.create_task(chaos(two))
-    counts = await asyncio.gather(*(client_of(two, number, killing) for number in range(12)))
-    await killing
-    assert sum(counts) > len(counts) and two.num_open_streams == 0
-    await until(lambda: all(replica.problem is None for replica in two.replicas))
-    check_whole(await read(two.submit(add("end", max_tokens=3))), 3)
