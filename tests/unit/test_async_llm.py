@@ -100,11 +100,9 @@ async def test_a_slow_reader_misses_nothing(llm: AsyncLLM) -> None:
     ("prompt", "params", "options", "param"),
     [
         ([], None, {}, "prompt"),
-        ("", None, {}, "prompt"),
         ([10**6], None, {}, "prompt"),
         ([5] * 5000, None, {}, "prompt"),
         ({"nonsense": 1}, None, {}, "prompt"),
-        (3.5, None, {}, "prompt"),
         (PROMPT, {"max_tokens": 4}, {}, "sampling_params"),
         (PROMPT, SamplingParams(stop_token_ids=[10**6]), {}, "stop_token_ids"),
         (PROMPT, None, {"priority": 0.5}, "priority"),

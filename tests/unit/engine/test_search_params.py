@@ -16,28 +16,14 @@ def refusal(**fields: Any) -> InvalidRequestError:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"temperature": 0.7},
-        {"top_p": 0.9},
-        {"top_k": 5},
-        {"min_p": 0.1},
-        {"repetition_penalty": 1.1},
-        {"presence_penalty": 0.5},
-        {"frequency_penalty": 0.5},
-        {"stop": ["x"]},
-        {"bad_words": ["x"]},
-        {"logprobs": 1},
-        {"logprobs": 0},
-        {"prompt_logprobs": 0},
-        {"logit_bias": {1: 1.0}},
-    ],
-    ids=str,
-)
-def test_what_changes_probabilities_is_refused_with_beams_and_named(fields: dict[str, Any]) -> None:
-    (name,) = fields
-    error = refusal(use_beam_search=True, n=2, **fields)
+CHANGING: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
+CHANGING |= {"presence_penalty": 0.5, "frequency_penalty": 0.5, "stop": ["x"], "bad_words": ["x"]}
+CHANGING |= {"logprobs": 0, "prompt_logprobs": 0, "logit_bias": {1: 1.0}}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_what_changes_probabilities_is_refused_with_beams_and_named(name: str) -> None:
+    error = refusal(use_beam_search=True, n=2, **{name: CHANGING[name]})
     assert error.param == name
     assert "use_beam_search" in str(error)
 

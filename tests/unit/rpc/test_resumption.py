@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headway.errors import InvalidRequestError
-from headway.outputs import RequestOutput, Told
+from headway.outputs import RequestOutput, Streaming, Told
 from headway.rpc import engine_client
 from headway.rpc.engine_client import TOO_MANY_DEATHS, EngineClient
 from headway.rpc.messages import Delta
@@ -26,13 +26,15 @@ QUICK = Patience(slow_step_s=0.4, step_timeout_s=4.0, hang_timeout_s=1.5)
 # ---- one engine after another, in this process ----------------------------------------------------------------------
 
 
-def steps_of(params: SamplingParams, told: Sequence[Told] | None = None, **options: Any) -> list[RequestOutput]:
-    """The deltas of a request, from its beginning or from what was told."""
+def steps_of(
+    params: SamplingParams, told: Sequence[Told] | None = None, stream: Streaming = "delta", **options: Any
+) -> list[RequestOutput]:
+    """The outputs of a request, from its beginning or from what was told."""
     engine = create_engine(dict(options))
     prepared = engine.prepare("one", PROMPT, params)
     outputs = []
     if told is None:
-        engine.submit(prepared, stream="delta")
+        engine.submit(prepared, stream=stream)
     elif (ended := engine.resume(prepared, told)) is not None:
         outputs.append(ended)
     while engine.has_unfinished_requests():
@@ -57,6 +59,7 @@ PARAMS = {
     "length": SamplingParams(max_tokens=12),
     "stop string": SamplingParams(max_tokens=30, stop=["klm", "zz"]),
     "stop string in the answer": SamplingParams(max_tokens=30, stop=["klm"], include_stop_str_in_output=True),
+    "text held back at the end": SamplingParams(max_tokens=6, stop=["h never comes"]),
     "stop token": SamplingParams(max_tokens=30, stop_token_ids=[74]),
     "min_tokens": SamplingParams(max_tokens=12, min_tokens=9, stop=["fg", "mn"]),
     "several": SamplingParams(max_tokens=9, n=3),
@@ -70,6 +73,8 @@ def test_cut_anywhere_it_goes_on_as_if_nothing_had_happened(name: str, mode: str
     params = PARAMS[name]
     whole = steps_of(params, batching=mode)
     complete = gathered(whole, params.n)
+    assert [output.finished for output in whole] == [False] * (len(whole) - 1) + [True]
+    assert complete == gathered(steps_of(params, stream=False, batching=mode), params.n), "and it is the same at once"
     for cut in range(len(whole)):
         before = gathered(whole[:cut], params.n)
         told = [Told(tokens, reason is not None) for _, tokens, reason, _ in before]
